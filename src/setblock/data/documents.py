@@ -1,0 +1,52 @@
+"""Documents: token sequences with the positions that are to be learned.
+
+Knows how text becomes a document. Knows nothing of rows, blocks or noise.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from transformers import PreTrainedTokenizerBase
+
+from setblock.data.word_problems import WordProblem
+
+
+@dataclass(frozen=True)
+class Document:
+    """One sequence that a model is to learn.
+
+    `token_ids` and `carries_loss` have the same length; `carries_loss[i]` says whether token i is a target. A prompt's
+    tokens are not, a completion's are, its end-of-text included.
+    """
+
+    token_ids: list[int]
+    carries_loss: list[bool]
+
+    def __post_init__(self) -> None:
+        assert len(self.token_ids) == len(self.carries_loss)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+def encode_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Iterable[tuple[str, str]]) -> Iterator[Document]:
+    """Documents of (prompt, completion) texts: loss on the completion and the end-of-text token that closes it.
+
+    The two texts are tokenised apart, as they are when the model is used: a prompt ends where the answer begins.
+    """
+    pairs = iter(pairs)
+    while chunk := list(islice(pairs, 1024)):
+        prompts, completions = zip(*chunk, strict=True)
+        for prompt, completion in zip(
+            tokenizer(list(prompts), add_special_tokens=True).input_ids,
+            tokenizer(list(completions), add_special_tokens=False).input_ids,
+            strict=True,
+        ):
+            closed = [*completion, tokenizer.eos_token_id]
+            yield Document([*prompt, *closed], [False] * len(prompt) + [True] * len(closed))
+
+
+def encode_problems(tokenizer: PreTrainedTokenizerBase, problems: Iterable[WordProblem]) -> Iterator[Document]:
+    """Documents of word problems."""
+    return encode_pairs(tokenizer, ((p.prompt, p.completion) for p in problems))

@@ -1,0 +1,121 @@
+"""Packing: documents laid side by side into rows of one length.
+
+Knows rows. Knows nothing of masks: it records which document each token belongs to, and its position there.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from setblock.data.documents import Document
+
+IGNORE = -100
+"""Label of a token that carries no loss (the convention of PyTorch's cross entropy)."""
+
+PADDING = -1
+"""Document id of a row's padding."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Packed documents. Four int32 arrays of one length.
+
+    `labels[i]` is the token at i itself, or `IGNORE`: labels are not shifted, the loss shifts them.
+    """
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+    position_ids: np.ndarray
+    document_ids: np.ndarray
+
+
+def pack(documents: Iterable[Document], *, row_length: int, pad_token_id: int) -> list[Row]:
+    """Pack documents into rows of `row_length` tokens, each into the first of the open rows that has room.
+
+    The order of the rows is the order in which they were opened, so the same documents give the same rows.
+
+    Raises:
+        ValueError: a document is longer than a row.
+    """
+    open_rows: list[list[Document]] = []
+    room: list[int] = []
+    first = 0  # rows before it are full
+    for index, document in enumerate(documents):
+        if len(document) > row_length:
+            raise ValueError(f"document {index} has {len(document)} tokens, more than row_length {row_length}")
+        fits = (r for r in range(first, len(room)) if room[r] >= len(document))
+        row = next(fits, len(room))
+        if row == len(room):
+            open_rows.append([])
+            room.append(row_length)
+        open_rows[row].append(document)
+        room[row] -= len(document)
+        while len(room) - first > _OPEN_ROWS:
+            first += 1
+    return [_row(row, row_length, pad_token_id) for row in open_rows]
+
+
+_OPEN_ROWS = 32  # how far back a document may still be placed: a bound on time, and on how far order is disturbed
+
+
+def unpacked(documents: Iterable[Document]) -> list[Row]:
+    """One row for each document, each as long as its document: the collator pads a batch to its longest row."""
+    return [_row([document], len(document), pad_token_id=0) for document in documents]
+
+
+def _row(documents: Sequence[Document], row_length: int, pad_token_id: int) -> Row:
+    input_ids = np.full(row_length, pad_token_id, dtype=np.int32)
+    labels = np.full(row_length, IGNORE, dtype=np.int32)
+    position_ids = np.zeros(row_length, dtype=np.int32)
+    document_ids = np.full(row_length, PADDING, dtype=np.int32)
+    start = 0
+    for index, document in enumerate(documents):
+        here = slice(start, start + len(document))
+        input_ids[here] = document.token_ids
+        labels[here] = np.where(document.carries_loss, document.token_ids, IGNORE)
+        position_ids[here] = np.arange(len(document))
+        document_ids[here] = index
+        start += len(document)
+    return Row(input_ids, labels, position_ids, document_ids)
+
+
+class RowDataset(Dataset[dict[str, Tensor]]):
+    """Rows as a map-style dataset. Items hold `input_ids`, `labels`, `position_ids`, `document_ids`, all [L], and
+    `row_ids`, a scalar that names the row, from which its noise is drawn."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        row = self.rows[index]
+        return {
+            "input_ids": torch.from_numpy(row.input_ids).long(),
+            "labels": torch.from_numpy(row.labels).long(),
+            "position_ids": torch.from_numpy(row.position_ids).long(),
+            "document_ids": torch.from_numpy(row.document_ids).long(),
+            "row_ids": torch.tensor(index),
+        }
+
+
+@dataclass(frozen=True)
+class RowCollator:
+    """Stacks rows into a batch [B, L], padding shorter ones on the right with `pad_token_id`."""
+
+    pad_token_id: int
+
+    def __call__(self, items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Batch of `RowDataset` items."""
+        fill = {"input_ids": self.pad_token_id, "labels": IGNORE, "position_ids": 0, "document_ids": PADDING}
+        batch = {
+            name: pad_sequence([item[name] for item in items], batch_first=True, padding_value=value)
+            for name, value in fill.items()
+        }
+        return {**batch, "row_ids": torch.stack([item["row_ids"] for item in items])}

@@ -1,0 +1,60 @@
+"""A byte-level BPE tokenizer trained on a corpus, for models that start from nothing.
+
+Knows the conventions of present-day tokenizers (one token per digit, a word with its leading space, reserved special
+tokens) and packs them as a stock Transformers tokenizer. Any text round-trips: unknown words fall back to bytes.
+"""
+
+from collections.abc import Iterable
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+END_OF_TEXT = "<|endoftext|>"
+RESERVED = tuple(f"<|reserved_special_token_{i}|>" for i in range(4))
+
+# Words with their leading space, single digits, punctuation runs, white space: the split Qwen's tokenizers use.
+_SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+QUESTION_ANSWER_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}{{ 'Question: ' + message['content'] + '\n' }}"
+    "{% elif message['role'] == 'assistant' %}{{ 'Answer: ' + message['content'] + '<|endoftext|>' }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Answer:' }}{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
+    """Train a tokenizer of at most `vocab_size` ids (at least 261: 256 bytes and the special tokens).
+
+    The special tokens come first: end-of-text is id 0, the reserved ones 1 to 4. A later fine-tuning takes a reserved
+    one as its mask token, so that no embedding has to be appended.
+
+    Raises:
+        ValueError: `vocab_size` has no room for the bytes and the special tokens.
+    """
+    smallest = 256 + 1 + len(RESERVED)
+    if vocab_size < smallest:
+        raise ValueError(f"vocab_size must be at least {smallest}, not {vocab_size}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT, *RESERVED],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        chat_template=QUESTION_ANSWER_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,138 @@
+"""Every attention mask of Set Block Decoding, as small `mask_mod` functions and their combinations.
+
+Knows positions, documents and blocks. Knows nothing of models, caches or text.
+
+A `mask_mod` takes four integer tensors that broadcast together, (batch, head, query index, key index), and returns True
+where the query may attend the key: FlexAttention's convention. `to_dense` evaluates one to a boolean tensor,
+`to_block_mask` compiles it to a FlexAttention `BlockMask`; both come from the same function, so they can't disagree.
+
+Both masks rest on one idea: a query sees the clean tokens *before its limit*. A causal token's limit is its own position
++ 1; a noisy or future-block token's limit is fixed for its whole block, which is what makes a block bidirectional.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, or_masks
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+CLEAN = -1
+"""Block id of a token that is in no noisy block."""
+
+
+def before_limit(limits: Tensor, key_positions: Tensor) -> MaskMod:
+    """Keys at positions smaller than the query's limit. `limits` [B, Q] and `key_positions` [B, K] are integers."""
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return key_positions[b, kv_idx] < limits[b, q_idx]
+
+    return mask_mod
+
+
+def slots_before_limit(limits: Tensor) -> MaskMod:
+    """`before_limit` where a key's index is its position, as in the key-value cache. `limits` [B, Q]."""
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return kv_idx < limits[b, q_idx]
+
+    return mask_mod
+
+
+def same_document(document_ids: Tensor) -> MaskMod:
+    """Keys of the query's own document. `document_ids` [B, T]."""
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return document_ids[b, q_idx] == document_ids[b, kv_idx]
+
+    return mask_mod
+
+
+def clean_keys(block_ids: Tensor) -> MaskMod:
+    """Keys that are in no noisy block. `block_ids` [B, T], `CLEAN` for clean tokens."""
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return block_ids[b, kv_idx] == CLEAN
+
+    return mask_mod
+
+
+def same_block(block_ids: Tensor) -> MaskMod:
+    """Noisy keys of the query's own noisy block. `block_ids` [B, T], `CLEAN` for clean tokens."""
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (block_ids[b, q_idx] == block_ids[b, kv_idx]) & (block_ids[b, q_idx] != CLEAN)
+
+    return mask_mod
+
+
+def sliding_window(query_positions: Tensor, key_positions: Tensor, *, window: int) -> MaskMod:
+    """Keys fewer than `window` positions to the left of the query (or anywhere to its right)."""
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return query_positions[b, q_idx] - key_positions[b, kv_idx] < window
+
+    return mask_mod
+
+
+def slot_window(query_positions: Tensor, *, window: int) -> MaskMod:
+    """`sliding_window` where a key's index is its position, as in the key-value cache."""
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return query_positions[b, q_idx] - kv_idx < window
+
+    return mask_mod
+
+
+def train_mask(
+    *, position_ids: Tensor, document_ids: Tensor, block_ids: Tensor, limits: Tensor, window: int | None = None
+) -> MaskMod:
+    """The training mask over a clean sequence followed by any number of noisy blocks (paper, section 3, figure 2).
+
+    Clean queries attend clean keys causally; noisy queries attend the clean keys of strictly earlier blocks and, in both
+    directions, their own block. Nothing crosses a document.
+
+    Args:
+        position_ids: [B, T] position of each token in its document.
+        document_ids: [B, T] the document each token belongs to.
+        block_ids: [B, T] `CLEAN`, or an id that is unique in its row to one noisy block.
+        limits: [B, T] position + 1 for clean tokens, the position of the block's first token for noisy ones.
+        window: the sliding window of the attention layer, in tokens; None for full attention.
+    """
+    earlier = and_masks(clean_keys(block_ids), before_limit(limits, position_ids))
+    mask_mods = [same_document(document_ids), or_masks(earlier, same_block(block_ids))]
+    if window is not None:
+        mask_mods.append(sliding_window(position_ids, position_ids, window=window))
+    return and_masks(*mask_mods)
+
+
+def decode_mask(*, position_ids: Tensor, limits: Tensor, window: int | None = None) -> MaskMod:
+    """The decoding mask over a cache whose slot s holds the token at position s (paper, section 3, figure 3).
+
+    One function serves prefill, the block pass and the fused commit + first pass: what a query sees depends on its limit
+    alone, which is its position + 1 where it runs causally and the end of its block where it is part of the future block.
+
+    Args:
+        position_ids: [B, Q] positions of the queries.
+        limits: [B, Q] the first position each query must not see.
+        window: the sliding window of the attention layer, in tokens; None for full attention.
+    """
+    visible = slots_before_limit(limits)
+    return visible if window is None else and_masks(visible, slot_window(position_ids, window=window))
+
+
+def to_dense(mask_mod: MaskMod, *, batch: int, queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
+    """Evaluate a `mask_mod` to a boolean tensor [batch, 1, queries, keys], True where attention is allowed."""
+    b = torch.arange(batch, device=device)[:, None, None, None]
+    h = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
+    q_idx = torch.arange(queries, device=device)[None, None, :, None]
+    kv_idx = torch.arange(keys, device=device)[None, None, None, :]
+    return mask_mod(b, h, q_idx, kv_idx).expand(batch, 1, queries, keys)
+
+
+def to_block_mask(
+    mask_mod: MaskMod, *, batch: int, queries: int, keys: int, device: torch.device | str = "cpu"
+) -> BlockMask:
+    """Compile a `mask_mod` to a FlexAttention `BlockMask` of the same shape as `to_dense` gives."""
+    return create_block_mask(mask_mod, B=batch, H=None, Q_LEN=queries, KV_LEN=keys, device=device)

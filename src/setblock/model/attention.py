@@ -1,0 +1,69 @@
+"""What each attention layer of a Hugging Face causal LM is given as its mask.
+
+Knows layer types, sliding windows and attention implementations. Knows nothing of blocks: the caller brings a function
+that makes the `mask_mod` for a window.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import PretrainedConfig
+
+from setblock.masks import MaskMod, to_block_mask, to_dense
+
+AttentionMask = Tensor | BlockMask | dict[str, Tensor | BlockMask]
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def layer_windows(config: PretrainedConfig) -> dict[str, int | None]:
+    """The sliding window of each attention layer type of a model, None for full attention.
+
+    Raises:
+        ValueError: the model has a layer type that block decoding can't drive.
+    """
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    layer_types = getattr(config, "layer_types", None)
+    if not layer_types:
+        return {SLIDING: window} if window else {FULL: None}
+    unknown = sorted(set(layer_types) - {FULL, SLIDING})
+    if unknown:
+        raise ValueError(f"layer type {unknown[0]!r} is not supported, only {FULL!r} and {SLIDING!r}")
+    return {kind: window if kind == SLIDING else None for kind in sorted(set(layer_types))}
+
+
+def attention_mask(
+    config: PretrainedConfig,
+    mask_mod_for: Callable[[int | None], MaskMod],
+    *,
+    batch: int,
+    queries: int,
+    keys: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> AttentionMask:
+    """The `attention_mask` argument that makes every layer follow `mask_mod_for(its window)`.
+
+    Transformers hands a 4D tensor or a `BlockMask` through untouched, and takes a dict of them, by layer type, where a
+    model mixes layer types.
+    """
+    implementation = config._attn_implementation
+
+    def realise(window: int | None) -> Tensor | BlockMask:
+        mask_mod = mask_mod_for(window)
+        if implementation == "flex_attention":
+            return to_block_mask(mask_mod, batch=batch, queries=queries, keys=keys, device=device)
+        allowed = to_dense(mask_mod, batch=batch, queries=queries, keys=keys, device=device)  # [B, 1, Q, K]
+        if implementation == "sdpa":
+            return allowed
+        # Eager attention adds its mask to the scores.
+        return torch.zeros((), dtype=dtype, device=device).where(allowed, torch.finfo(dtype).min)
+
+    windows = layer_windows(config)
+    if len(windows) == 1:
+        return realise(next(iter(windows.values())))
+    return {kind: realise(window) for kind, window in windows.items()}

@@ -1,0 +1,71 @@
+"""The SBD facts: what a checkpoint must say of itself so that it can be decoded in blocks.
+
+They are stored under one key of the checkpoint's own `config.json`, which stock Transformers keeps and ignores.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from setblock.errors import SetBlockError
+
+CONFIG_KEY = "setblock"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class SBDFacts:
+    """What SBD fine-tuning fixed.
+
+    Attributes:
+        mask_token_id: id of the mask token m.
+        block_sizes: the block sizes that were trained, sorted; empty before any training.
+        logit_shift: whether the output at a masked position predicts that position (False, the paper) or the next (True).
+        first_token_from_causal: whether a block's first token is read from the causal logit of the last committed token.
+            Always so with `logit_shift`, where no block output predicts it.
+        version: version of this format.
+    """
+
+    mask_token_id: int
+    block_sizes: tuple[int, ...] = ()
+    logit_shift: bool = False
+    first_token_from_causal: bool = False
+    version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        if self.logit_shift and not self.first_token_from_causal:
+            raise SetBlockError("logit_shift needs first_token_from_causal: no block output predicts the first token")
+
+    def write_to(self, config: PretrainedConfig) -> None:
+        """Record the facts in a model's config."""
+        setattr(config, CONFIG_KEY, {**asdict(self), "block_sizes": list(self.block_sizes)})
+
+
+def read_facts(config: PretrainedConfig) -> SBDFacts | None:
+    """The facts recorded in a config, or None if there are none.
+
+    Raises:
+        SetBlockError: there are some, but not valid ones.
+    """
+    recorded = getattr(config, CONFIG_KEY, None)
+    if recorded is None:
+        return None
+    if not isinstance(recorded, dict):
+        raise SetBlockError(f"config.json: {CONFIG_KEY!r} must be an object, not {type(recorded).__name__}")
+    fields: dict[str, Any] = dict(recorded)
+    version = fields.get("version")
+    if version != FORMAT_VERSION:
+        raise SetBlockError(f"config.json: {CONFIG_KEY}.version is {version!r}, this release reads {FORMAT_VERSION}")
+    unknown = sorted(fields.keys() - SBDFacts.__dataclass_fields__.keys())
+    if unknown:
+        raise SetBlockError(f"config.json: unknown key {CONFIG_KEY}.{unknown[0]}")
+    mask_token_id = fields.get("mask_token_id")
+    vocabulary = config.get_text_config().vocab_size
+    if isinstance(mask_token_id, bool) or not isinstance(mask_token_id, int) or not 0 <= mask_token_id < vocabulary:
+        raise SetBlockError(f"config.json: {CONFIG_KEY}.mask_token_id must be in 0..{vocabulary - 1}, not {mask_token_id!r}")
+    sizes = fields.get("block_sizes", [])
+    if not isinstance(sizes, list) or not all(isinstance(k, int) and k >= 1 for k in sizes):
+        raise SetBlockError(f"config.json: {CONFIG_KEY}.block_sizes must be a list of integers of at least 1, not {sizes!r}")
+    fields["block_sizes"] = tuple(sorted(sizes))
+    return SBDFacts(**fields)

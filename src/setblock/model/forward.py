@@ -1,0 +1,63 @@
+"""One forward pass of a Hugging Face causal LM, with logits only where they are wanted.
+
+Knows how to call a model. Knows nothing of what the tokens mean.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from setblock.model.attention import AttentionMask
+
+
+@contextmanager
+def head_reads_only(model: PreTrainedModel, index: Tensor) -> Iterator[None]:
+    """While active, the LM head sees only the hidden states at `index` [M] of the flattened [B * T] sequence.
+
+    A hook on the head, and not a matrix product of our own, because whatever the model does after its head (soft-capping,
+    scaling) must still happen. The logits come out as [1, M, V].
+    """
+
+    def gather(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden = args[0]  # [B, T, D]
+        return (hidden.reshape(-1, hidden.shape[-1])[index][None], *args[1:])  # [1, M, D]
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(gather)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def logits_at(
+    model: PreTrainedModel,
+    index: Tensor,
+    *,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    attention_mask: AttentionMask,
+    cache: Cache | None = None,
+    wrapped: nn.Module | None = None,
+) -> Tensor:
+    """Run the model once and return the logits [M, V] at `index` [M] of the flattened [B * T] inputs.
+
+    Args:
+        model: the model itself.
+        input_ids, position_ids: [B, T].
+        attention_mask: from `setblock.model.attention.attention_mask`.
+        cache: where the keys and values go, and come from; None for a pass without a cache.
+        wrapped: what to call in the model's stead, where a trainer has wrapped it.
+    """
+    with head_reads_only(model, index):
+        output = (model if wrapped is None else wrapped)(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
+    logits: Tensor = output.logits[0]
+    return logits

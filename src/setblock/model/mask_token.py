@@ -1,0 +1,59 @@
+"""The mask token: a reserved id of the tokenizer where it has one, a new one where it has not.
+
+Knows tokenizers and embedding matrices. Knows nothing of masks in attention.
+"""
+
+import re
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MASK_TOKEN = "<|mask|>"
+
+# Ids that tokenizers keep free for their users: Llama 3, Phi, Gemma, BERT-like, Qwen 1, Mistral, Falcon.
+_RESERVED = re.compile(
+    r"<\|reserved_special_token_\d+\|>|<\|reserved_\d+\|>|<unused_?\d+>|\[unused_?\d+\]|<\|extra_\d+\|>"
+    r"|\[control_\d+\]|<\|dummy_\d+\|>|<SPECIAL_\d+>|>>UNUSED_\d+<<"
+)
+
+
+def add_mask_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Give the model a mask token and return its id.
+
+    Takes the tokenizer's own mask token, else the first reserved token that nothing uses, else appends `<|mask|>`. The
+    rows of a reserved or appended token start from the mean of all rows: in the middle of what the model knows, rather
+    than at the noise that ids never trained are left with.
+    """
+    if tokenizer.mask_token_id is not None:
+        return int(tokenizer.mask_token_id)
+    mask_token_id = reserved_id(tokenizer)
+    if mask_token_id is None:
+        tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
+        mask_token_id = int(tokenizer.mask_token_id)
+        # Many models have more rows than their tokenizer has tokens; then there is nothing to resize.
+        if mask_token_id >= model.get_input_embeddings().weight.shape[0]:
+            model.resize_token_embeddings(mask_token_id + 1, mean_resizing=False)
+    _start_from_mean(model, mask_token_id)
+    return mask_token_id
+
+
+def reserved_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The smallest reserved special id of a tokenizer that has no role of its own, or None."""
+    in_use = set(tokenizer.all_special_ids) - set(tokenizer.added_tokens_decoder)
+    roles = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    found = [
+        token_id
+        for token_id, token in tokenizer.added_tokens_decoder.items()
+        if _RESERVED.fullmatch(token.content) and token_id not in in_use | roles
+    ]
+    return min(found, default=None)
+
+
+@torch.no_grad()
+def _start_from_mean(model: PreTrainedModel, token_id: int) -> None:
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        weight = layer.weight
+        others = torch.arange(len(weight), device=weight.device) != token_id
+        weight[token_id] = weight[others].float().mean(dim=0).to(weight.dtype)
+        if getattr(layer, "bias", None) is not None:
+            layer.bias[token_id] = layer.bias[others].float().mean().to(weight.dtype)

@@ -1,0 +1,97 @@
+"""`SBDModel`: a Hugging Face causal LM, its tokenizer and its SBD facts; how one is saved."""
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from setblock.model.facts import SBDFacts
+from setblock.model.mask_token import add_mask_token
+
+
+class SBDModel:
+    """What the rest of the library drives.
+
+    Attributes:
+        model: the causal LM, unchanged.
+        tokenizer: its tokenizer.
+        facts: its SBD facts, or None where it was never prepared for SBD: it can then decode one token a pass, and be trained.
+        end_of_text_ids: ids that end an answer.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, facts: SBDFacts | None = None
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.facts = facts
+        self.end_of_text_ids = _end_of_text_ids(model, tokenizer)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.device
+
+    @property
+    def context_length(self) -> int | None:
+        """The most positions the model can hold, or None where its config sets no limit."""
+        config = self.model.config.get_text_config()
+        length = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+        return int(length) if length else None
+
+    def prepare_for_training(
+        self, *, block_sizes: Sequence[int], logit_shift: bool, first_token_from_causal: bool = False
+    ) -> SBDFacts:
+        """Give the model a mask token if it has none yet, and record what it is about to be trained for."""
+        facts = self.facts or SBDFacts(mask_token_id=add_mask_token(self.model, self.tokenizer))
+        self.facts = replace(
+            facts,
+            block_sizes=tuple(sorted(set(block_sizes))),
+            logit_shift=logit_shift,
+            first_token_from_causal=first_token_from_causal or logit_shift,
+        )
+        self.facts.write_to(self.model.config)
+        return self.facts
+
+    def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
+        """Save a checkpoint that stock Transformers loads too: safetensors, config (with the facts), tokenizer.
+
+        Every file is written under another name first, and `config.json` takes its place last: an interrupted save leaves
+        no checkpoint that looks whole and is not.
+
+        Args:
+            folder: where to; made if need be.
+            dtype: store the weights rounded to this type. The config still names the type they are to run in.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as temporary:
+            state = self.model.state_dict()
+            if dtype is not None:
+                state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in state.items()}
+            self.model.save_pretrained(temporary, state_dict=state)
+            self.tokenizer.save_pretrained(temporary)
+            if dtype is not None:
+                _rewrite_dtype(Path(temporary) / "config.json", self.model.dtype)
+            written = sorted(Path(temporary).iterdir(), key=lambda path: path.name == "config.json")
+            for path in written:
+                os.replace(path, folder / path.name)
+
+
+def _rewrite_dtype(path: Path, dtype: torch.dtype) -> None:
+    config = json.loads(path.read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _end_of_text_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    generation = getattr(model, "generation_config", None)
+    for ids in (getattr(generation, "eos_token_id", None), model.config.eos_token_id, tokenizer.eos_token_id):
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (ids,)
+    return ()

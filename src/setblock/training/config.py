@@ -1,0 +1,67 @@
+"""`SBDConfig`: what Set Block Decoding adds to Transformers' `TrainingArguments`."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from transformers import TrainingArguments
+
+from setblock.training.noising import MaskRatePer, NoiseOn, Noising
+
+
+@dataclass
+class SBDConfig(TrainingArguments):
+    """Training arguments. Only what differs from `transformers.TrainingArguments` is described here.
+
+    Attributes:
+        objective: `sbd`: next-token and masked-token prediction (eq. 14). `ntp`: next-token prediction alone, without the
+            doubled input: what a model is before it is fine-tuned, and what it is compared with afterwards.
+        block_sizes: the block sizes k that each optimiser step draws one from (Algorithm 1).
+        ntp_weight: weight of the next-token term. 0 drops it, which ruins NTP mode (paper, section 4, ablation).
+        matp_weight: weight of the masked-token term.
+        logit_shift: False: the output at a masked position predicts that position (the paper). True: it predicts the next
+            one, as next-token weights already do, and converts in far fewer tokens.
+        mask_rate_per, noise_on, noisy_copies, complete_last_block: see `setblock.training.noising.Noising`.
+    """
+
+    objective: Literal["sbd", "ntp"] = "sbd"
+    block_sizes: list[int] = field(default_factory=lambda: list(range(2, 17)))
+    ntp_weight: float = 1.0
+    matp_weight: float = 1.0
+    logit_shift: bool = False
+    mask_rate_per: MaskRatePer = "document"
+    noise_on: NoiseOn = "document"
+    noisy_copies: int = 1
+    complete_last_block: bool = False
+
+    # Rows carry columns that the model's forward does not take: the noise is drawn from them.
+    remove_unused_columns: bool | None = False
+
+    def __post_init__(self) -> None:
+        if not self.block_sizes or min(self.block_sizes) < 1:
+            raise ValueError(f"block_sizes must be integers of at least 1, not {self.block_sizes}")
+        if self.noisy_copies < 1:
+            raise ValueError(f"noisy_copies must be at least 1, not {self.noisy_copies}")
+        for name in ("ntp_weight", "matp_weight"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
+        super().__post_init__()
+
+    @property
+    def noising(self) -> Noising:
+        """The options of the noisy half."""
+        return Noising(
+            mask_rate_per=self.mask_rate_per,
+            noise_on=self.noise_on,
+            noisy_copies=self.noisy_copies,
+            complete_last_block=self.complete_last_block,
+        )
+
+
+_CHOICES = {
+    "objective": ("sbd", "ntp"),
+    "mask_rate_per": ("document", "block"),
+    "noise_on": ("document", "targets"),
+}

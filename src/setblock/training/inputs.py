@@ -1,0 +1,143 @@
+"""The doubled input: clean rows followed by their noisy blocks, with everything the mask and the loss need.
+
+Knows layout: where each token stands, what it may see, which output predicts which token. Knows nothing of models.
+
+Shapes: B rows, L clean tokens a row, N noisy tokens a row (padded to the longest), T = L + N.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from setblock.data.packing import IGNORE, PADDING
+from setblock.masks import CLEAN
+from setblock.training.noising import Noising, noise_row
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Outputs that carry a loss: `index` [M] into the flattened [B * T] outputs, `token_ids` [M] what they predict."""
+
+    index: Tensor
+    token_ids: Tensor
+
+
+@dataclass(frozen=True)
+class TrainingInputs:
+    """One forward pass of training. All [B, T] int64 but the targets; see `masks.train_mask` for the meaning."""
+
+    input_ids: Tensor
+    position_ids: Tensor
+    document_ids: Tensor
+    block_ids: Tensor
+    limits: Tensor
+    ntp: Targets
+    matp: Targets
+
+    def to(self, device: torch.device) -> "TrainingInputs":
+        """The same on another device."""
+        moved = {
+            name: value.to(device) if isinstance(value, Tensor) else Targets(value.index.to(device), value.token_ids.to(device))
+            for name, value in vars(self).items()
+        }
+        return TrainingInputs(**moved)
+
+
+def ntp_inputs(rows: dict[str, Tensor]) -> TrainingInputs:
+    """Plain next-token training: the clean rows alone, N = 0.
+
+    Args:
+        rows: `input_ids`, `labels`, `position_ids`, `document_ids`, each [B, L], on the CPU.
+    """
+    position_ids, document_ids = rows["position_ids"], rows["document_ids"]
+    none = torch.zeros(0, dtype=torch.long)
+    return TrainingInputs(
+        input_ids=rows["input_ids"],
+        position_ids=position_ids,
+        document_ids=document_ids,
+        block_ids=torch.full_like(position_ids, CLEAN),
+        limits=position_ids + 1,
+        ntp=_ntp_targets(rows["labels"], document_ids, row_stride=position_ids.shape[1]),
+        matp=Targets(none, none),
+    )
+
+
+def doubled_inputs(
+    rows: dict[str, Tensor],
+    *,
+    block_size: int,
+    noising: Noising,
+    logit_shift: bool,
+    mask_token_id: int,
+    end_of_text_id: int,
+    context_length: int,
+    seed: tuple[int, ...],
+) -> TrainingInputs:
+    """The doubled input [x ‖ x̂] of eq. 14, for any number of noisy copies.
+
+    Args:
+        rows: `input_ids`, `labels`, `position_ids`, `document_ids`, each [B, L], and `row_ids` [B], on the CPU.
+        block_size: k, the same for the whole batch.
+        logit_shift: False: the noisy output at i predicts the token at i (the paper). True: it predicts the one at i + 1,
+            and a block's first token is left to the clean stream, whose NTP term already carries it.
+        seed: with the row's id, all that the noise depends on: the same row is noised the same way however rows are
+            spread over processes and accumulation steps.
+    """
+    arrays = {name: tensor.numpy() for name, tensor in rows.items()}
+    halves = [
+        noise_row(
+            **{name: arrays[name][b] for name in ("input_ids", "labels", "position_ids", "document_ids")},
+            block_size=block_size,
+            noising=noising,
+            mask_token_id=mask_token_id,
+            end_of_text_id=end_of_text_id,
+            context_length=context_length,
+            rng=np.random.default_rng((*seed, int(arrays["row_ids"][b]))),
+        )
+        for b in range(len(arrays["row_ids"]))
+    ]
+    batch, clean = rows["input_ids"].shape
+    noisy = max(len(half.input_ids) for half in halves)
+
+    # Padding: its own document, and one block of its own, so that no query is left without a key.
+    input_ids = np.full((batch, noisy), end_of_text_id)
+    position_ids = np.zeros((batch, noisy), dtype=np.int64)
+    document_ids = np.full((batch, noisy), PADDING)
+    block_ids = np.full((batch, noisy), noisy)
+    limits = np.zeros((batch, noisy), dtype=np.int64)
+    predicted_at: list[np.ndarray] = []
+    predicted: list[np.ndarray] = []
+    for b, half in enumerate(halves):
+        here = (b, slice(len(half.input_ids)))
+        input_ids[here] = half.input_ids
+        position_ids[here] = half.position_ids
+        document_ids[here] = half.document_ids
+        block_ids[here] = half.block_ids
+        limits[here] = half.block_starts
+        learned = half.is_masked & (half.labels != IGNORE)
+        if logit_shift:
+            learned &= half.position_ids != half.block_starts
+        predicted_at.append(b * (clean + noisy) + clean + np.flatnonzero(learned) - int(logit_shift))
+        predicted.append(half.labels[learned])
+
+    def joined(clean_half: Tensor, noisy_half: np.ndarray) -> Tensor:
+        return torch.cat([clean_half, torch.from_numpy(noisy_half).long()], dim=1)  # [B, T]
+
+    return TrainingInputs(
+        input_ids=joined(rows["input_ids"], input_ids),
+        position_ids=joined(rows["position_ids"], position_ids),
+        document_ids=joined(rows["document_ids"], document_ids),
+        block_ids=joined(torch.full_like(rows["input_ids"], CLEAN), block_ids),
+        limits=joined(rows["position_ids"] + 1, limits),
+        ntp=_ntp_targets(rows["labels"], rows["document_ids"], row_stride=clean + noisy),
+        matp=Targets(torch.from_numpy(np.concatenate(predicted_at)), torch.from_numpy(np.concatenate(predicted)).long()),
+    )
+
+
+def _ntp_targets(labels: Tensor, document_ids: Tensor, *, row_stride: int) -> Targets:
+    """The clean outputs whose next token carries a loss and is of the same document."""
+    learned = (labels[:, 1:] != IGNORE) & (document_ids[:, 1:] == document_ids[:, :-1])  # [B, L-1]
+    row, column = learned.nonzero(as_tuple=True)
+    return Targets(index=row * row_stride + column, token_ids=labels[row, column + 1])

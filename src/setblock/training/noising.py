@@ -1,0 +1,129 @@
+"""Noising: which blocks of a row are noised, and which of their tokens become the mask token (eq. 13).
+
+Knows rows of tokens, block sizes and random draws. Knows nothing of models or attention.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from setblock.data.packing import IGNORE, PADDING
+
+MaskRatePer = Literal["document", "block"]
+NoiseOn = Literal["document", "targets"]
+
+
+@dataclass(frozen=True)
+class Noising:
+    """How the noisy half is made. The defaults are the paper's.
+
+    Attributes:
+        mask_rate_per: what shares one draw of the mask rate η ~ U(0, 1): a `document`, or each `block`.
+        noise_on: what the blocks tile: the whole `document`, or only its `targets`, each run of tokens that carry a loss.
+            `targets` costs less where prompts are long, and its blocks begin where those of decoding do.
+        noisy_copies: independent noisy versions of each document beside one clean one.
+        complete_last_block: fill the last block of a run up to `block_size` with end-of-text. Decoding always opens whole
+            blocks, so a model that has only seen last blocks that stop at the end of the text has never had to say where
+            that is.
+    """
+
+    mask_rate_per: MaskRatePer = "document"
+    noise_on: NoiseOn = "document"
+    noisy_copies: int = 1
+    complete_last_block: bool = False
+
+
+@dataclass(frozen=True)
+class NoisyHalf:
+    """The noisy tokens of one row; arrays of one length N.
+
+    Attributes:
+        input_ids: int, x̂: the token, or the mask token where `is_masked`.
+        labels: int, the token that belongs there, or `IGNORE` where it carries no loss.
+        is_masked: bool.
+        position_ids: int, position in the document.
+        document_ids: int, the document.
+        block_ids: int, 0, 1, 2, ..., one for each block of each copy.
+        block_starts: int, position of the first token of the block.
+    """
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+    is_masked: np.ndarray
+    position_ids: np.ndarray
+    document_ids: np.ndarray
+    block_ids: np.ndarray
+    block_starts: np.ndarray
+
+
+def noised_runs(labels: np.ndarray, document_ids: np.ndarray, *, noise_on: NoiseOn) -> list[tuple[int, int]]:
+    """The [start, end) runs of a row that blocks tile, each inside one document."""
+    wanted = document_ids != PADDING
+    if noise_on == "targets":
+        wanted &= labels != IGNORE
+    changes = np.flatnonzero(np.diff(wanted, prepend=False, append=False) | _differs(document_ids))
+    return [(int(a), int(b)) for a, b in zip(changes[:-1], changes[1:], strict=True) if wanted[a]]
+
+
+def _differs(ids: np.ndarray) -> np.ndarray:
+    """[L + 1] bool, True at each boundary between two unequal neighbours."""
+    return np.concatenate([[False], ids[1:] != ids[:-1], [False]])
+
+
+def noise_row(
+    *,
+    input_ids: np.ndarray,
+    labels: np.ndarray,
+    position_ids: np.ndarray,
+    document_ids: np.ndarray,
+    block_size: int,
+    noising: Noising,
+    mask_token_id: int,
+    end_of_text_id: int,
+    context_length: int,
+    rng: np.random.Generator,
+) -> NoisyHalf:
+    """Draw the noisy half of one packed row (eq. 13).
+
+    Args:
+        input_ids, labels, position_ids, document_ids: int arrays [L], as in `setblock.data.packing.Row`.
+        block_size: k.
+        context_length: positions stay below it, also those of completed blocks.
+        rng: the only source of randomness.
+    """
+    parts: list[NoisyHalf] = []
+    blocks = 0
+    for _ in range(noising.noisy_copies):
+        rates: dict[int, float] = {}  # document -> η; a document's runs share it
+        for start, end in noised_runs(labels, document_ids, noise_on=noising.noise_on):
+            length, first = end - start, int(position_ids[start])
+            padded = -(-length // block_size) * block_size if noising.complete_last_block else length
+            padded = max(length, min(padded, context_length - first))
+            extra = padded - length
+            block_of = np.arange(padded) // block_size
+            if noising.mask_rate_per == "block":
+                rate = rng.random(block_of[-1] + 1)[block_of]
+            else:
+                rate = np.full(padded, rates.setdefault(int(document_ids[start]), rng.random()))
+            is_masked = rng.random(padded) < rate
+            tokens = np.concatenate([input_ids[start:end], np.full(extra, end_of_text_id)])
+            parts.append(
+                NoisyHalf(
+                    input_ids=np.where(is_masked, mask_token_id, tokens),
+                    labels=np.concatenate([labels[start:end], np.full(extra, end_of_text_id)]),
+                    is_masked=is_masked,
+                    position_ids=first + np.arange(padded),
+                    document_ids=np.full(padded, document_ids[start]),
+                    block_ids=blocks + block_of,
+                    block_starts=first + block_of * block_size,
+                )
+            )
+            blocks += int(block_of[-1]) + 1
+    return _concatenate(parts)
+
+
+def _concatenate(parts: list[NoisyHalf]) -> NoisyHalf:
+    empty = [np.zeros(0, dtype=np.int64)]
+    columns = {name: [getattr(part, name) for part in parts] or empty for name in NoisyHalf.__dataclass_fields__}
+    return NoisyHalf(**{name: np.concatenate(column) for name, column in columns.items()})

@@ -1,0 +1,88 @@
+"""Recipe in, checkpoint out: model + data + trainer."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+from setblock.data.documents import encode_problems
+from setblock.data.packing import RowCollator, RowDataset, pack, unpacked
+from setblock.data.tokenizer import train_tokenizer
+from setblock.data.word_problems import WordProblem, word_problems
+from setblock.model.loading import SBDModel, load
+from setblock.training.config import SBDConfig
+from setblock.training.recipe import DataSection, ModelSection, Recipe
+from setblock.training.trainer import SBDTrainer
+
+_TOKENIZER_TEXTS = 20_000
+
+
+def train(recipe: Recipe, args: SBDConfig) -> Path:
+    """Train as a recipe says and save the result in its `output_dir`.
+
+    Goes on from the newest checkpoint there, if there is one. The final model appears only when it is whole.
+    """
+    # 1. Model and tokenizer
+    set_seed(args.seed)
+    sbd = starting_model(recipe.model, recipe.data)
+    if args.objective == "sbd":
+        sbd.prepare_for_training(block_sizes=args.block_sizes, logit_shift=args.logit_shift)
+
+    # 2. Data
+    train_rows = rows_of(recipe.data, sbd.tokenizer)
+    held_out = recipe.data.evaluation_documents
+    evaluation = recipe.data.model_copy(update={"split": "validation", "documents": held_out})
+    evaluation_rows = rows_of(evaluation, sbd.tokenizer) if held_out else None
+
+    # 3. Train
+    trainer = SBDTrainer(
+        sbd.model,
+        args,
+        mask_token_id=sbd.facts.mask_token_id if sbd.facts else None,
+        end_of_text_id=sbd.end_of_text_ids[0],
+        train_dataset=train_rows,
+        eval_dataset=evaluation_rows,
+        data_collator=RowCollator(pad_token_id=sbd.end_of_text_ids[0]),
+        processing_class=sbd.tokenizer,
+    )
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None)
+
+    # 4. Save
+    output = Path(args.output_dir)
+    if trainer.is_world_process_zero():
+        sbd.save(output)
+    return output
+
+
+def starting_model(section: ModelSection, data: DataSection) -> SBDModel:
+    """The model a recipe starts from: loaded, or made from its config with random weights and a tokenizer of its own."""
+    if section.path is not None:
+        return load(section.path, dtype=torch.float32)
+    assert section.config is not None and section.vocab_size is not None
+    texts = (p.prompt + p.completion for p in itertools.islice(problems_of(data), _TOKENIZER_TEXTS))
+    tokenizer = train_tokenizer(texts, vocab_size=section.vocab_size)
+    torch.manual_seed(section.seed)
+    config = AutoConfig.for_model(
+        **section.config,
+        vocab_size=len(tokenizer),
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return SBDModel(AutoModelForCausalLM.from_config(config, dtype=torch.float32), tokenizer)
+
+
+def problems_of(data: DataSection) -> Iterator[WordProblem]:
+    """The word problems of a recipe's data section."""
+    return itertools.islice(word_problems(data.split, seed=data.seed), data.documents)
+
+
+def rows_of(data: DataSection, tokenizer: PreTrainedTokenizerBase) -> RowDataset:
+    """The rows of a recipe's data section."""
+    documents = encode_problems(tokenizer, problems_of(data))
+    if data.row_length is None:
+        return RowDataset(unpacked(documents))
+    return RowDataset(pack(documents, row_length=data.row_length, pad_token_id=tokenizer.eos_token_id))

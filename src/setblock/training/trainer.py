@@ -1,0 +1,135 @@
+"""`SBDTrainer`: Transformers' `Trainer` with the doubled input and the loss of eq. 14."""
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, Trainer
+
+from setblock.masks import train_mask
+from setblock.model.attention import attention_mask
+from setblock.model.forward import logits_at
+from setblock.training.config import SBDConfig
+from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
+from setblock.training.loss import SBDLoss, sbd_loss
+
+_EVALUATION = 1 << 31  # stands for the step in an evaluation's seed: the same noise every time, and no step's
+
+
+class SBDTrainer(Trainer):
+    """Trains on packed rows (`setblock.data.packing.PackedDataset`).
+
+    The loss is the sum of eq. 14 over the batch divided by its number of next-token targets, over all processes and
+    accumulation steps. Logs `ntp_loss` and `matp_loss`, each a mean in nats per target, beside `loss`.
+    """
+
+    args: SBDConfig
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self, model: PreTrainedModel, args: SBDConfig, *, mask_token_id: int | None, end_of_text_id: int, **kwargs: Any
+    ) -> None:
+        super().__init__(model, args, **kwargs)
+        if args.objective == "sbd" and mask_token_id is None:
+            raise ValueError("objective 'sbd' needs a mask token, and the model has none")
+        self.model_accepts_loss_kwargs = True  # makes Trainer count the targets of the whole accumulated batch for us
+        self.mask_token_id = mask_token_id
+        self.end_of_text_id = end_of_text_id
+        self._sums: defaultdict[str, float] = defaultdict(float)
+
+    def training_inputs(self, rows: dict[str, Tensor], *, step: int, block_size: int) -> TrainingInputs:
+        """The inputs of one forward pass, on the CPU; `step` seeds the noise."""
+        if self.args.objective == "ntp":
+            return ntp_inputs(rows)
+        assert self.mask_token_id is not None
+        return doubled_inputs(
+            rows,
+            block_size=block_size,
+            noising=self.args.noising,
+            logit_shift=self.args.logit_shift,
+            mask_token_id=self.mask_token_id,
+            end_of_text_id=self.end_of_text_id,
+            context_length=getattr(self.model.config.get_text_config(), "max_position_embeddings", 1 << 30),
+            seed=(self.args.seed, step),
+        )
+
+    def block_size_of(self, step: int) -> int:
+        """The block size drawn for an optimiser step (Algorithm 1)."""
+        return int(np.random.default_rng((self.args.seed, step)).choice(self.args.block_sizes))
+
+    def losses(self, model: nn.Module, inputs: TrainingInputs) -> SBDLoss:
+        """One forward pass and both terms of eq. 14."""
+        plain = self.accelerator.unwrap_model(model)
+        config, (batch, length) = plain.config.get_text_config(), inputs.input_ids.shape
+        mask = attention_mask(
+            config,
+            lambda window: train_mask(
+                position_ids=inputs.position_ids,
+                document_ids=inputs.document_ids,
+                block_ids=inputs.block_ids,
+                limits=inputs.limits,
+                window=window,
+            ),
+            batch=batch,
+            queries=length,
+            keys=length,
+            device=inputs.input_ids.device,
+            dtype=plain.dtype,
+        )
+        logits = logits_at(
+            plain,
+            torch.cat([inputs.ntp.index, inputs.matp.index]),
+            input_ids=inputs.input_ids,
+            position_ids=inputs.position_ids,
+            attention_mask=mask,
+            wrapped=model,
+        )
+        return sbd_loss(logits, ntp_targets=inputs.ntp.token_ids, matp_targets=inputs.matp.token_ids)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Eq. 14 over one micro-batch, scaled so that accumulated micro-batches add up to the batch's loss."""
+        training = model.training
+        step = self.state.global_step if training else _EVALUATION
+        rows = {name: tensor.cpu() for name, tensor in inputs.items()}
+        block_size = self.block_size_of(step) if training else max(self.args.block_sizes)
+        device = next(iter(inputs.values())).device
+        loss = self.losses(model, self.training_inputs(rows, step=step, block_size=block_size).to(device))
+
+        prefix = "" if training else "eval_"
+        for name, value in vars(loss).items():
+            self._sums[prefix + name] += float(value.detach() if isinstance(value, Tensor) else value)
+        total = self.args.ntp_weight * loss.ntp_sum
+        total = total + self.args.matp_weight / self.args.noisy_copies * loss.matp_sum
+        count = num_items_in_batch if num_items_in_batch is not None else loss.ntp_count
+        total = total / count
+        if training and self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            total = total * self.accelerator.num_processes  # DDP averages gradients, the count is of all processes
+        return (total, {}) if return_outputs else total
+
+    def _take_means(self, prefix: str) -> dict[str, float]:
+        means = {}
+        for term in ("ntp", "matp"):
+            total, count = self._sums.pop(f"{prefix}{term}_sum", 0.0), self._sums.pop(f"{prefix}{term}_count", 0.0)
+            if count:
+                means[f"{prefix}{term}_loss"] = total / count
+        return means
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the mean of each loss term since the last log."""
+        prefix = "eval_" if "eval_loss" in logs else ""
+        super().log({**logs, **self._take_means(prefix)}, start_time)
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Tensor], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Tensor, None, None]:
+        """Losses only: the logits of an evaluation are never kept."""
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
