@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Pretra
 
 from setblock.errors import SetBlockError
 from setblock.model.attention import layer_windows
+from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.facts import read_facts
 from setblock.model.sbd_model import SBDModel
 
@@ -18,7 +19,7 @@ class NotTrainedForBlocks(UserWarning):
 
 
 def load(
-    path: str | Path,
+    path: str | Path = BUNDLED_MODEL,
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
@@ -30,7 +31,7 @@ def load(
     A model that was never SBD-trained loads with a warning; it decodes one token a pass, and can be trained.
 
     Args:
-        path: a folder, or a hub id.
+        path: a folder, or a hub id; the bundled reference model by default.
         dtype: type of the weights; the checkpoint's own by default.
         device: where to put it; by default a GPU if there is one.
         attn_implementation: `sdpa`, `flex_attention` or `eager`; by default the fastest that the model allows.

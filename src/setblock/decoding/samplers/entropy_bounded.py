@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from setblock.decoding.samplers.protocol import Selection
@@ -33,8 +34,7 @@ class EntropyBounded:
         # A banned token's log-probability is -inf; its term p log p is 0.
         entropy = torch.special.entr(log_probs.exp()).sum(dim=-1)  # [B, k]
         ordered, order = entropy.masked_fill(~candidates, math.inf).sort(dim=-1, stable=True)  # [B, k]
-        before = ordered.cumsum(dim=-1) - ordered  # sum over the more certain ones; inf - inf = nan past the candidates
+        before = F.pad(ordered.cumsum(dim=-1), (1, -1))  # sum over the more certain ones, 0 for the first
         within = (before <= self.gamma) & ordered.isfinite()
-        within[:, 0] |= ordered[:, 0].isfinite()
         reveal = torch.zeros_like(candidates).scatter(-1, order, within)
         return Selection(reveal=reveal & candidates, entropy=entropy)
