@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from transformers import PreTrainedModel, Trainer
 
 from setblock.masks import train_mask
@@ -14,6 +15,7 @@ from setblock.model.forward import logits_at
 from setblock.training.config import SBDConfig
 from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.loss import SBDLoss, sbd_loss
+from setblock.training.optimizer import MuonAdamW
 
 _EVALUATION = 1 << 31  # stands for the step in an evaluation's seed: the same noise every time, and no step's
 
@@ -38,6 +40,19 @@ class SBDTrainer(Trainer):
         self.mask_token_id = mask_token_id
         self.end_of_text_id = end_of_text_id
         self._sums: defaultdict[str, float] = defaultdict(float)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        """The optimizer that the configuration names."""
+        if self.args.matrix_optimizer == "adamw":
+            return super().create_optimizer(model)
+        self.optimizer = MuonAdamW(
+            model or self.model,
+            lr=self.args.learning_rate,
+            weight_decay=self.args.weight_decay,
+            betas=(self.args.adam_beta1, self.args.adam_beta2),
+            eps=self.args.adam_epsilon,
+        )
+        return self.optimizer
 
     def training_inputs(self, rows: dict[str, Tensor], *, step: int, block_size: int) -> TrainingInputs:
         """The inputs of one forward pass, on the CPU; `step` seeds the noise."""
