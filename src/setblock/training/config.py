@@ -20,6 +20,8 @@ class SBDConfig(TrainingArguments):
         matp_weight: weight of the masked-token term.
         logit_shift: False: the output at a masked position predicts that position (the paper). True: it predicts the next
             one, as next-token weights already do, and converts in far fewer tokens.
+        first_token_from_causal: with unshifted logits, decode a block's first token from the causal logit that the commit
+            pass gives anyway. Always so with `logit_shift`. Recorded in the checkpoint; changes nothing in training.
         matrix_optimizer: `adamw`: Transformers' `optim` for all parameters. `muon`: Muon for the matrices inside the model,
             AdamW for the rest, at the same learning rate.
         mask_rate_per, noise_on, noisy_copies, complete_last_block: see `setblock.training.noising.Noising`.
@@ -30,6 +32,7 @@ class SBDConfig(TrainingArguments):
     ntp_weight: float = 1.0
     matp_weight: float = 1.0
     logit_shift: bool = False
+    first_token_from_causal: bool = False
     matrix_optimizer: Literal["adamw", "muon"] = "adamw"
     mask_rate_per: MaskRatePer = "document"
     noise_on: NoiseOn = "document"

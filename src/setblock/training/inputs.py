@@ -39,7 +39,9 @@ class TrainingInputs:
     def to(self, device: torch.device) -> "TrainingInputs":
         """The same on another device."""
         moved = {
-            name: value.to(device) if isinstance(value, Tensor) else Targets(value.index.to(device), value.token_ids.to(device))
+            name: value.to(device)
+            if isinstance(value, Tensor)
+            else Targets(value.index.to(device), value.token_ids.to(device))
             for name, value in vars(self).items()
         }
         return TrainingInputs(**moved)
@@ -132,7 +134,9 @@ def doubled_inputs(
         block_ids=joined(torch.full_like(rows["input_ids"], CLEAN), block_ids),
         limits=joined(rows["position_ids"] + 1, limits),
         ntp=_ntp_targets(rows["labels"], rows["document_ids"], row_stride=clean + noisy),
-        matp=Targets(torch.from_numpy(np.concatenate(predicted_at)), torch.from_numpy(np.concatenate(predicted)).long()),
+        matp=Targets(
+            torch.from_numpy(np.concatenate(predicted_at)), torch.from_numpy(np.concatenate(predicted)).long()
+        ),
     )
 
 

@@ -24,7 +24,9 @@ class ModelSection(_Section):
     """What to start from: a checkpoint, or a config and a tokenizer trained on the recipe's data."""
 
     path: str | None = Field(None, description="a checkpoint's folder or hub id to start from")
-    config: dict[str, Any] | None = Field(None, description="a Transformers config, with model_type, to start from nothing")
+    config: dict[str, Any] | None = Field(
+        None, description="a Transformers config, with model_type, to start from nothing"
+    )
     vocab_size: int | None = Field(None, description="with config: ids of the tokenizer that is trained on the data")
     seed: int = Field(0, description="with config: seed of the random weights")
 
@@ -44,7 +46,9 @@ class DataSection(_Section):
     split: Split = "train"
     documents: int = Field(ge=1, description="how many documents")
     seed: int = 0
-    row_length: int | None = Field(None, ge=2, description="pack documents into rows this long; null: a row each, unpacked")
+    row_length: int | None = Field(
+        None, ge=2, description="pack documents into rows this long; null: a row each, unpacked"
+    )
     evaluation_documents: int = Field(0, ge=0, description="documents of the validation split to evaluate on")
 
 

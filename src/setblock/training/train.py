@@ -29,7 +29,11 @@ def train(recipe: Recipe, args: SBDConfig) -> Path:
     set_seed(args.seed)
     sbd = starting_model(recipe.model, recipe.data)
     if args.objective == "sbd":
-        sbd.prepare_for_training(block_sizes=args.block_sizes, logit_shift=args.logit_shift)
+        sbd.prepare_for_training(
+            block_sizes=args.block_sizes,
+            logit_shift=args.logit_shift,
+            first_token_from_causal=args.first_token_from_causal,
+        )
 
     # 2. Data
     train_rows = rows_of(recipe.data, sbd.tokenizer)
@@ -48,7 +52,9 @@ def train(recipe: Recipe, args: SBDConfig) -> Path:
         data_collator=RowCollator(pad_token_id=sbd.end_of_text_ids[0]),
         processing_class=sbd.tokenizer,
     )
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None)
+    trainer.train(
+        resume_from_checkpoint=get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+    )
 
     # 4. Save
     output = Path(args.output_dir)

@@ -143,7 +143,11 @@ class SBDTrainer(Trainer):
         super().log({**logs, **self._take_means(prefix)}, start_time)
 
     def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Tensor], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
     ) -> tuple[Tensor, None, None]:
         """Losses only: the logits of an evaluation are never kept."""
         with torch.no_grad(), self.compute_loss_context_manager():
