@@ -70,6 +70,6 @@ def decode(model: SBDModel, state: BatchState, cache: SlotCache, *, sampler: Sam
             token_ids=chosen,
             revealed=selection.reveal,
             entropy=selection.entropy,
-            finished=state.finished,
+            finished=state.finished.clone(),
         )
         is_prefill = False
