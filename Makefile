@@ -1,0 +1,63 @@
+# Every target sets up what it needs: a virtual environment in .venv with the versions of constraints.txt.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BENCH_FLAGS ?= --out benchmarks/results/block_pass.json
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_REQUIRE_VIRTUALENV := 1
+
+.PHONY: help setup demo test format lint types check train bench clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | \
+		while IFS='|' read -r target what; do printf '%-12s %s\n' "$$target" "$$what"; done
+	@echo "The environment is made with '$(PYTHON)'; another: make PYTHON=/path/to/python3.12 demo"
+
+setup: $(READY) ## make the virtual environment and install into it (the other targets do it by themselves)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "setblock needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@echo "== 1/3 virtual environment in $(VENV)"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@echo "== 2/3 build backend"
+	@$(BIN)/python -m pip install -c constraints.txt hatchling editables
+	@echo "== 3/3 setblock and its dependencies; PyTorch is the large one"
+	@$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+	@echo "== ready"
+
+demo: $(READY) ## decode a held-out problem both ways, then fifty more
+	@echo "== one held-out problem: one token a pass, then in blocks"
+	@$(BIN)/setblock compare
+	@echo "== fifty held-out problems"
+	@$(BIN)/setblock evaluate --task word-problems --method sbd --limit 50
+
+test: $(READY) ## run the tests
+	@$(BIN)/pytest
+
+format: $(READY) ## check the formatting (to change it: ruff format)
+	@$(BIN)/ruff format --check
+
+lint: $(READY) ## lint
+	@$(BIN)/ruff check
+
+types: $(READY) ## check the types, strictly
+	@$(BIN)/mypy
+
+check: format lint types test ## everything that must pass before a commit
+
+train: $(READY) ## train the reference model and its next-token twin again (hours; goes on where it stopped)
+	$(BIN)/setblock train recipes/word-problems-ntp.yaml
+	$(BIN)/setblock train recipes/word-problems-sbd.yaml
+	$(BIN)/setblock train recipes/word-problems-twin.yaml
+
+bench: $(READY) ## time block passes and decoding on this machine (minutes; wants it otherwise idle)
+	$(BIN)/python benchmarks/block_pass.py $(BENCH_FLAGS)
+
+clean: ## remove the environment, caches and built packages (trained models in runs/ stay)
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
