@@ -1,6 +1,10 @@
-"""The one exception that means "the user can mend this"."""
+"""What a user is told: the one exception that means "you can mend this", and the base of the library's warnings."""
 
 
 class SetBlockError(ValueError):
     """A user's mistake. Its message is one line that names the value and what would be valid; the command line prints it
     without a traceback."""
+
+
+class SetBlockWarning(UserWarning):
+    """Something allowed that a user should know of. One line, too."""

@@ -1,6 +1,7 @@
 """Three layers: steps (`open_batch` + `decode`), a stream of text with its figures (`stream`), a string (`generate`)."""
 
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,12 +15,16 @@ from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.state import BatchState, open_state
 from setblock.decoding.text import Prompt, TextStream, decode_tokens, encode_prompt
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.model.cache import SlotCache
 from setblock.model.sbd_model import SBDModel
 
 DEFAULT_MAX_NEW_TOKENS = 256
 DEFAULT_BLOCK_SIZE = 16
+
+
+class BlockSizeNotTrained(SetBlockWarning):
+    """A block is larger than any that the model was trained with."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +158,20 @@ def _block_size(model: SBDModel, settings: DecodingSettings) -> int:
     if settings.method == "ntp":
         return 1
     if model.facts is None:
-        raise SetBlockError("this model has no mask token: decode it with method 'ntp', or fine-tune it with `setblock train`")
-    return settings.block_size or min(DEFAULT_BLOCK_SIZE, max(model.facts.block_sizes, default=DEFAULT_BLOCK_SIZE))
+        raise SetBlockError(
+            "this model has no mask token: decode it with method 'ntp', or fine-tune it with `setblock train`"
+        )
+    trained = max(model.facts.block_sizes, default=None)
+    if settings.block_size is None:
+        return min(DEFAULT_BLOCK_SIZE, trained or DEFAULT_BLOCK_SIZE)
+    if trained is not None and settings.block_size > trained:
+        warnings.warn(
+            f"block_size {settings.block_size} is larger than any this model was trained with (at most {trained}): "
+            "expect worse text",
+            BlockSizeNotTrained,
+            stacklevel=2,
+        )
+    return settings.block_size
 
 
 def stream(

@@ -1,20 +1,24 @@
 """`load`: a folder or hub id -> a model that can be decoded in blocks, or a reason why it can't be."""
 
+import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.model.attention import layer_windows
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.facts import read_facts
 from setblock.model.sbd_model import SBDModel
 
 
-class NotTrainedForBlocks(UserWarning):
+class NotTrainedForBlocks(SetBlockWarning):
     """The model was never SBD-trained."""
 
 
@@ -40,30 +44,39 @@ def load(
     Raises:
         SetBlockError: there is no such model, a file of it is broken, or its architecture can't be decoded in blocks.
     """
+    # 1. What it is
     source = str(path)
-    if Path(source).exists() and not Path(source).is_dir():
-        raise SetBlockError(f"model {source} is a file, not a checkpoint folder")
-    try:
+    _check_source(source)
+    with _reading(source, "its config"):
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    try:
         refuse_unsupported(config)
         facts = read_facts(config)
+    except SetBlockError as error:
+        raise SetBlockError(f"model {source}: {error}") from error
+
+    # 2. Its files
+    with _reading(source, "its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-        model = AutoModelForCausalLM.from_pretrained(
+    with _reading(source, "its weights"):
+        model, report = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=dtype or "auto",
             attn_implementation=attn_implementation or _attention_for(config),
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported below, by name
+            output_loading_info=True,
         )
-    except SafetensorError as error:
-        raise SetBlockError(f"model {source}: its safetensors file is corrupt or truncated ({_line(error)})") from error
-    except SetBlockError as error:
-        raise SetBlockError(f"model {source}: {error}") from error
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise SetBlockError(f"can't load model {source}: {_line(error)}") from error
+    _check_weights(source, report)
+
+    # 3. Where it runs
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = model.to(device).eval()
+    try:
+        model = model.to(device).eval()
+    except (RuntimeError, AssertionError) as error:  # PyTorch asserts that it was built for the device
+        raise SetBlockError(f"can't use device {str(device)!r}: {_line(error)}") from error
     if facts is None or not facts.block_sizes:
         warnings.warn(
             f"{source} was never SBD-trained: decode it with method 'ntp', or fine-tune it with `setblock train`",
@@ -71,6 +84,53 @@ def load(
             stacklevel=2,
         )
     return SBDModel(model, tokenizer, facts=facts)
+
+
+def _check_source(source: str) -> None:
+    """Say what is wrong with a path that Transformers would take for a hub id."""
+    folder = Path(source)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise SetBlockError(f"model {source} is no checkpoint: the folder holds no config.json")
+        if not any(folder.glob("*.safetensors")):
+            raise SetBlockError(
+                f"model {source} holds no safetensors file (weights pickled in .bin files are not read)"
+            )
+    elif folder.exists():
+        raise SetBlockError(f"model {source} is a file, not a checkpoint folder")
+    elif not _HUB_ID.fullmatch(source):
+        raise SetBlockError(f"model {source}: no such folder")
+
+
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+@contextmanager
+def _reading(source: str, part: str) -> Iterator[None]:
+    """Turn whatever Transformers raises over a broken or missing file into a `SetBlockError`.
+
+    On such files it raises anything, from KeyError to ZeroDivisionError, hence the width of the net; nothing but calls
+    to Transformers belongs inside.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        raise SetBlockError(f"model {source}: its safetensors file is corrupt or truncated ({_line(error)})") from error
+    except Exception as error:
+        where = "" if Path(source).is_dir() else "there is no such folder, and from the hub: "
+        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        raise SetBlockError(f"can't load model {source}: {where}{part}: {kind}{_line(error)}") from error
+
+
+def _check_weights(source: str, report: dict[str, Any]) -> None:
+    """Refuse a checkpoint that leaves some weights as random as they were made."""
+    for name, stored, wanted in sorted(report["mismatched_keys"]):
+        raise SetBlockError(
+            f"model {source}: {name} has shape {list(stored)} in its weights, and {list(wanted)} by its config"
+        )
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise SetBlockError(f"model {source}: {len(missing)} of its weights are missing, {missing[0]} the first")
 
 
 def refuse_unsupported(config: PretrainedConfig) -> None:
@@ -105,5 +165,6 @@ def _attention_for(config: PretrainedConfig) -> str | None:
 
 
 def _line(error: BaseException) -> str:
-    """The first line of an error's message."""
-    return str(error).strip().split("\n")[0]
+    """The first line of an error's message, and the next one where that only announces it."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
