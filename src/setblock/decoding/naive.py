@@ -98,4 +98,4 @@ def _logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
 def _windows(config: object) -> dict[str, int | None]:
     from setblock.model.attention import layer_windows  # which layers slide is a fact of the model, not of the decoder
 
-    return layer_windows(config)  # type: ignore[arg-type]
+    return layer_windows(config)

@@ -63,9 +63,13 @@ def read_facts(config: PretrainedConfig) -> SBDFacts | None:
     mask_token_id = fields.get("mask_token_id")
     vocabulary = config.get_text_config().vocab_size
     if isinstance(mask_token_id, bool) or not isinstance(mask_token_id, int) or not 0 <= mask_token_id < vocabulary:
-        raise SetBlockError(f"config.json: {CONFIG_KEY}.mask_token_id must be in 0..{vocabulary - 1}, not {mask_token_id!r}")
+        raise SetBlockError(
+            f"config.json: {CONFIG_KEY}.mask_token_id must be in 0..{vocabulary - 1}, not {mask_token_id!r}"
+        )
     sizes = fields.get("block_sizes", [])
     if not isinstance(sizes, list) or not all(isinstance(k, int) and k >= 1 for k in sizes):
-        raise SetBlockError(f"config.json: {CONFIG_KEY}.block_sizes must be a list of integers of at least 1, not {sizes!r}")
+        raise SetBlockError(
+            f"config.json: {CONFIG_KEY}.block_sizes must be a list of integers of at least 1, not {sizes!r}"
+        )
     fields["block_sizes"] = tuple(sorted(sizes))
     return SBDFacts(**fields)

@@ -35,7 +35,8 @@ class SBDModel:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     @property
     def context_length(self) -> int | None:

@@ -6,6 +6,7 @@ Shapes: B rows, L clean tokens a row, N noisy tokens a row (padded to the longes
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ class TrainingInputs:
 
     def to(self, device: torch.device) -> "TrainingInputs":
         """The same on another device."""
-        moved = {
+        moved: dict[str, Any] = {
             name: value.to(device)
             if isinstance(value, Tensor)
             else Targets(value.index.to(device), value.token_ids.to(device))

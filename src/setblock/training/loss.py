@@ -27,7 +27,7 @@ def sbd_loss(logits: Tensor, *, ntp_targets: Tensor, matp_targets: Tensor) -> SB
         ntp_targets: [M1] token ids.
         matp_targets: [M2] token ids, M1 + M2 = M.
     """
-    ntp_logits, matp_logits = logits.float().split([len(ntp_targets), len(matp_targets)])
+    ntp_logits, matp_logits = logits[: len(ntp_targets)].float(), logits[len(ntp_targets) :].float()
     return SBDLoss(
         ntp_sum=F.cross_entropy(ntp_logits, ntp_targets, reduction="sum"),
         matp_sum=F.cross_entropy(matp_logits, matp_targets, reduction="sum"),

@@ -4,6 +4,7 @@ Knows rows of tokens, block sizes and random draws. Knows nothing of models or a
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -63,7 +64,7 @@ def noised_runs(labels: np.ndarray, document_ids: np.ndarray, *, noise_on: Noise
     if noise_on == "targets":
         wanted &= labels != IGNORE
     changes = np.flatnonzero(np.diff(wanted, prepend=False, append=False) | _differs(document_ids))
-    return [(int(a), int(b)) for a, b in zip(changes[:-1], changes[1:], strict=True) if wanted[a]]
+    return [(int(a), int(b)) for a, b in pairwise(changes) if wanted[a]]
 
 
 def _differs(ids: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ _EVALUATION = 1 << 31  # stands for the step in an evaluation's seed: the same n
 
 
 class SBDTrainer(Trainer):
-    """Trains on packed rows (`setblock.data.packing.PackedDataset`).
+    """Trains on packed rows (`setblock.data.packing.RowDataset`).
 
     The loss is the sum of eq. 14 over the batch divided by its number of next-token targets, over all processes and
     accumulation steps. Logs `ntp_loss` and `matp_loss`, each a mean in nats per target, beside `loss`.
@@ -44,7 +44,8 @@ class SBDTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """The optimizer that the configuration names."""
         if self.args.matrix_optimizer == "adamw":
-            return super().create_optimizer(model)
+            optimizer: Optimizer = super().create_optimizer(model)
+            return optimizer
         self.optimizer = MuonAdamW(
             model or self.model,
             lr=self.args.learning_rate,

@@ -1,0 +1,33 @@
+"""The tokenizer that is trained on a corpus."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+
+from setblock.data.tokenizer import train_tokenizer
+
+TOKENIZER = train_tokenizer(["Tom has 12 apples and 7 pears.", "Ana has 40 pears."] * 5, vocab_size=270)
+
+
+@given(st.text())
+def test_any_text_round_trips(text: str) -> None:
+    ids = TOKENIZER(text, split_special_tokens=True).input_ids
+    assert TOKENIZER.decode(ids) == text
+
+
+def test_every_digit_is_a_token_of_its_own(trained_tokenizer: PreTrainedTokenizerBase) -> None:
+    ids = trained_tokenizer("4711 + 15").input_ids
+    assert "".join(trained_tokenizer.convert_ids_to_tokens(ids)) == "4711Ġ+Ġ15"
+    assert all(sum(c.isdigit() for c in token) <= 1 for token in trained_tokenizer.get_vocab())
+
+
+def test_special_tokens_come_first(trained_tokenizer: PreTrainedTokenizerBase) -> None:
+    assert trained_tokenizer.eos_token_id == 0
+    assert sorted(trained_tokenizer.added_tokens_decoder) == [0, 1, 2, 3, 4]
+    assert len(trained_tokenizer) <= 300
+
+
+def test_too_small_a_vocabulary_is_an_error() -> None:
+    with pytest.raises(ValueError, match="vocab_size must be at least 261, not 100"):
+        train_tokenizer(["text"], vocab_size=100)

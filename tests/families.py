@@ -1,0 +1,73 @@
+"""Tiny random models, one for each family the library is verified on, and the three ways a checkpoint may be decoded."""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from setblock.model.sbd_model import SBDModel
+
+CONTEXT = 128
+WINDOW = 12  # smaller than the texts the tests use, so that sliding windows slide
+
+_SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+}
+_HEAD = {"head_dim": 8}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": _SHAPE,
+    "qwen2": _SHAPE,
+    "qwen3": _SHAPE | _HEAD,
+    "mistral": _SHAPE | {"sliding_window": WINDOW},
+    "gemma2": _SHAPE
+    | _HEAD
+    | {
+        "sliding_window": WINDOW,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 9.0,
+        "query_pre_attn_scalar": 8,
+    },
+    "gemma3_text": _SHAPE
+    | _HEAD
+    | {
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": CONTEXT},
+    "phi3": _SHAPE | {"sliding_window": None},
+    "olmo2": _SHAPE,
+    "mixtral": _SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "qwen3_moe": _SHAPE | _HEAD | {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2},
+}
+
+MODES: dict[str, dict[str, bool]] = {
+    "unshifted": {"logit_shift": False, "first_token_from_causal": False},
+    "unshifted, first token causal": {"logit_shift": False, "first_token_from_causal": True},
+    "shifted": {"logit_shift": True, "first_token_from_causal": True},
+}
+
+
+def tiny_model(
+    family: str, *, vocab_size: int, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: Any
+) -> PreTrainedModel:
+    """A random model of a family, with weights large enough that its distributions are far from flat."""
+    special = {"eos_token_id": 0, "bos_token_id": None, "pad_token_id": None, "initializer_range": 0.6}
+    config = AutoConfig.for_model(family, **({"vocab_size": vocab_size} | special | FAMILIES[family] | overrides))
+    # Soft-capping of scores is what SDPA has not.
+    attention = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).eval()
+
+
+def tiny_sbd(family: str, tokenizer: PreTrainedTokenizerBase, *, mode: str = "unshifted", **overrides: Any) -> SBDModel:
+    """A random model of a family, prepared for set block decoding."""
+    sbd = SBDModel(tiny_model(family, vocab_size=len(tokenizer), **overrides), tokenizer)
+    sbd.prepare_for_training(block_sizes=range(2, 17), **MODES[mode])
+    return sbd
