@@ -1,0 +1,52 @@
+"""Times of several actions from one run: interleaved, so that a machine's drift falls on all of them alike."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+Action = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What repeats of one measurement gave. Times are in seconds."""
+
+    median: float
+    lower_quartile: float
+    upper_quartile: float
+    repeats: int
+
+
+def spread(values: list[float]) -> Spread:
+    """Median and quartiles of at least one value."""
+    lower, _, upper = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return Spread(statistics.median(values), lower, upper, len(values))
+
+
+def seconds(action: Action) -> float:
+    """Wall-clock of one call, the device's work included."""
+    synchronise()
+    started = time.perf_counter()
+    action()
+    synchronise()
+    return time.perf_counter() - started
+
+
+def interleaved(actions: dict[str, Action], *, repeats: int, warmup: int = 2) -> dict[str, Spread]:
+    """Time every action once, then every action again, `repeats` times over, after `warmup` rounds that don't count."""
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    for round_ in range(warmup + repeats):
+        for name, action in actions.items():
+            taken = seconds(action)
+            if round_ >= warmup:
+                times[name].append(taken)
+    return {name: spread(values) for name, values in times.items()}
+
+
+def synchronise() -> None:
+    """Wait for a GPU's queued work, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
