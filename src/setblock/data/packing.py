@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from setblock.data.documents import Document
+from setblock.errors import SetBlockError
 
 IGNORE = -100
 """Label of a token that carries no loss (the convention of PyTorch's cross entropy)."""
@@ -40,14 +41,14 @@ def pack(documents: Iterable[Document], *, row_length: int, pad_token_id: int) -
     The order of the rows is the order in which they were opened, so the same documents give the same rows.
 
     Raises:
-        ValueError: a document is longer than a row.
+        SetBlockError: a document is longer than a row.
     """
     open_rows: list[list[Document]] = []
     room: list[int] = []
     first = 0  # rows before it are full
     for index, document in enumerate(documents):
         if len(document) > row_length:
-            raise ValueError(f"document {index} has {len(document)} tokens, more than row_length {row_length}")
+            raise SetBlockError(f"document {index} has {len(document)} tokens, more than row_length {row_length}")
         fits = (r for r in range(first, len(room)) if room[r] >= len(document))
         row = next(fits, len(room))
         if row == len(room):

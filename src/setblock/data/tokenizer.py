@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from setblock.errors import SetBlockError
+
 END_OF_TEXT = "<|endoftext|>"
 RESERVED = tuple(f"<|reserved_special_token_{i}|>" for i in range(4))
 
@@ -31,11 +33,11 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
     one as its mask token, so that no embedding has to be appended.
 
     Raises:
-        ValueError: `vocab_size` has no room for the bytes and the special tokens.
+        SetBlockError: `vocab_size` has no room for the bytes and the special tokens.
     """
     smallest = 256 + 1 + len(RESERVED)
     if vocab_size < smallest:
-        raise ValueError(f"vocab_size must be at least {smallest}, not {vocab_size}")
+        raise SetBlockError(f"vocab_size must be at least {smallest}, not {vocab_size}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

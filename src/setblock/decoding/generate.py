@@ -32,7 +32,7 @@ class Generation:
     """A finished answer.
 
     Attributes:
-        text: the answer, special tokens left out.
+        text: the answer without its end-of-text, special tokens left out.
         token_ids: its tokens, the end-of-text included if there is one.
         finish_reason: `stop` at an end-of-text, `length` at the limit.
         passes: forward passes by kind.
@@ -106,9 +106,10 @@ class OpenBatch:
     def generation(self, row: int) -> Generation:
         """The finished answer of a row."""
         token_ids = self.state.answer(row, self.end_of_text()).tolist()
+        written = self.state.revealed_prefix(row, self.end_of_text()).tolist()
         start = int(self.state.prompt_length[row])
         return Generation(
-            text=decode_tokens(self.model.tokenizer, token_ids),
+            text=decode_tokens(self.model.tokenizer, written),
             token_ids=token_ids,
             finish_reason="stop" if bool(self.state.stopped[row]) else "length",
             passes=self.record.counts(row),
@@ -127,7 +128,8 @@ def open_batch(model: SBDModel, prompts: Sequence[Sequence[int]], settings: Sequ
     """
     started = time.perf_counter()
     limits = [_limit(model, len(prompt), each) for prompt, each in zip(prompts, settings, strict=True)]
-    sizes = [_block_size(model, each) for each in settings]
+    sizes = [block_size_for(model, each) for each in settings]
+    _warn_if_not_trained(model, max(sizes, default=1))
     state = open_state(
         [list(prompt) for prompt in prompts], list(settings), block_sizes=sizes, limits=limits, device=model.device
     )
@@ -154,24 +156,31 @@ def _limit(model: SBDModel, prompt_length: int, settings: DecodingSettings) -> i
     return prompt_length + wanted
 
 
-def _block_size(model: SBDModel, settings: DecodingSettings) -> int:
+def block_size_for(model: SBDModel, settings: DecodingSettings) -> int:
+    """The block size that a request gets: what it asks for, else the model's own. 1 in method `ntp`.
+
+    Raises:
+        SetBlockError: the model has no mask token, and the request asks for blocks.
+    """
     if settings.method == "ntp":
         return 1
     if model.facts is None:
         raise SetBlockError(
             "this model has no mask token: decode it with method 'ntp', or fine-tune it with `setblock train`"
         )
-    trained = max(model.facts.block_sizes, default=None)
-    if settings.block_size is None:
-        return min(DEFAULT_BLOCK_SIZE, trained or DEFAULT_BLOCK_SIZE)
-    if trained is not None and settings.block_size > trained:
+    trained = model.facts.block_sizes
+    return settings.block_size or min(DEFAULT_BLOCK_SIZE, max(trained, default=DEFAULT_BLOCK_SIZE))
+
+
+def _warn_if_not_trained(model: SBDModel, block_size: int) -> None:
+    trained = model.facts.block_sizes if model.facts else ()
+    if trained and block_size > trained[-1]:
         warnings.warn(
-            f"block_size {settings.block_size} is larger than any this model was trained with (at most {trained}): "
+            f"block_size {block_size} is larger than any this model was trained with (at most {trained[-1]}): "
             "expect worse text",
             BlockSizeNotTrained,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return settings.block_size
 
 
 def stream(
@@ -197,12 +206,10 @@ def stream(
     batch = open_batch(model, [encode_prompt(model.tokenizer, prompt, raw=raw)], [settings])
     text, end_of_text = TextStream(model.tokenizer), batch.end_of_text()
     for step in batch.steps(sampler):
-        if bool(step.finished[0]):
-            generation = batch.generation(0)
-            yield StreamChunk(text.push(generation.token_ids, final=True), step, generation)
-        else:
-            prefix = batch.state.revealed_prefix(0, end_of_text).tolist()
-            yield StreamChunk(text.push(prefix, final=False), step)
+        finished = bool(step.finished[0])
+        prefix = batch.state.revealed_prefix(0, end_of_text).tolist()
+        generation = batch.generation(0) if finished else None
+        yield StreamChunk(text.push(prefix, final=finished), step, generation)
 
 
 def generate(

@@ -140,7 +140,7 @@ def refuse_unsupported(config: PretrainedConfig) -> None:
         raise SetBlockError(f"{name} is an encoder-decoder; set block decoding needs a decoder-only causal LM")
     text = config.get_text_config()
     try:
-        model_class = AutoModelForCausalLM._model_mapping[type(config)]  # type: ignore[attr-defined]
+        model_class = AutoModelForCausalLM._model_mapping[type(config)]
     except KeyError:
         model_class = None
     if getattr(model_class, "_is_stateful", False):

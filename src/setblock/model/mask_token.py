@@ -29,7 +29,7 @@ def add_mask_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     mask_token_id = reserved_id(tokenizer)
     if mask_token_id is None:
         tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
-        mask_token_id = int(tokenizer.mask_token_id)
+        mask_token_id = int(tokenizer.convert_tokens_to_ids(MASK_TOKEN))
         # Many models have more rows than their tokenizer has tokens; then there is nothing to resize.
         if mask_token_id >= model.get_input_embeddings().weight.shape[0]:
             model.resize_token_embeddings(mask_token_id + 1, mean_resizing=False)

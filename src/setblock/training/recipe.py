@@ -5,11 +5,13 @@ Knows the shape of the file. Knows nothing of models or training loops.
 
 import dataclasses
 import difflib
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from setblock.data.word_problems import Split
 from setblock.errors import SetBlockError
@@ -60,38 +62,89 @@ class Recipe(_Section):
     training: dict[str, Any]
 
 
-def load_recipe(path: str | Path, *, overrides: dict[str, Any] | None = None) -> tuple[Recipe, SBDConfig]:
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 as PyYAML reads it, but for `1e-4`, which it takes for a string and YAML 1.2 for the number it is."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def load_recipe(path: str | Path, *, overrides: Mapping[str, Any] | None = None) -> tuple[Recipe, SBDConfig]:
     """Read and check a recipe.
 
     Args:
         path: a YAML file.
-        overrides: fields of its `training` section to replace.
+        overrides: values to replace, by dotted key: `{"training.learning_rate": 1e-4}`.
 
     Raises:
         SetBlockError: the file can't be read, or a key or value in it is not valid.
     """
     path = Path(path)
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
         raise SetBlockError(f"can't read recipe {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SetBlockError(f"recipe {path} is not YAML: {' '.join(str(error).split())}") from error
+        raise SetBlockError(f"recipe {path} is not YAML: {_one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise SetBlockError(f"recipe {path} must be a mapping with the keys {', '.join(Recipe.model_fields)}")
+    for key, value in (overrides or {}).items():
+        _override(content, key, value)
     try:
         recipe = Recipe.model_validate(content)
     except ValidationError as error:
         raise SetBlockError(f"recipe {path}: {_first_problem(error)}") from error
-    training = {**recipe.training, **(overrides or {})}
+    return recipe, _training_arguments(path, recipe.training)
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """The dotted key and the value of `section.key=value`; the value is read as YAML.
+
+    Raises:
+        SetBlockError: the text is not of that form.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.split(".")):
+        raise SetBlockError(f"an override must be of the form section.key=value, not {text!r}")
+    try:
+        return key, yaml.load(value, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise SetBlockError(f"the value of override {key!r} is not YAML: {_one_line(error)}") from error
+
+
+def _override(content: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        content = content.setdefault(section, {})
+        if not isinstance(content, dict):
+            raise SetBlockError(f"can't override {key!r}: {section!r} is not a section")
+    content[last] = value
+
+
+def _training_arguments(path: Path, training: dict[str, Any]) -> SBDConfig:
     known = {field.name for field in dataclasses.fields(SBDConfig) if field.init}
-    for key in training:
+    types = get_type_hints(SBDConfig)
+    checked = {}
+    for key, value in training.items():
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
             hint = f", did you mean {close[0]!r}?" if close else ""
             raise SetBlockError(f"recipe {path}: unknown key 'training.{key}'{hint}")
+        try:
+            checked[key] = TypeAdapter(types[key]).validate_python(value)
+        except ValidationError as error:
+            message = error.errors()[0]["msg"]
+            raise SetBlockError(f"recipe {path}: training.{key}: {message}, not {value!r}") from error
     try:
-        return recipe, SBDConfig(**training)
-    except (ValueError, TypeError) as error:
-        raise SetBlockError(f"recipe {path}: training: {' '.join(str(error).split())}") from error
+        return SBDConfig(**checked)
+    except (ValueError, TypeError, ImportError) as error:
+        raise SetBlockError(f"recipe {path}: training: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -1,18 +1,21 @@
 """Recipe in, checkpoint out: model + data + trainer."""
 
 import itertools
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase, set_seed
-from transformers.trainer_utils import get_last_checkpoint
 
 from setblock.data.documents import encode_problems
 from setblock.data.packing import RowCollator, RowDataset, pack, unpacked
 from setblock.data.tokenizer import train_tokenizer
 from setblock.data.word_problems import WordProblem, word_problems
-from setblock.model.loading import SBDModel, load
+from setblock.errors import SetBlockError
+from setblock.model.loading import NotTrainedForBlocks, load, refuse_unsupported
+from setblock.model.sbd_model import SBDModel
+from setblock.training.checkpoints import is_finished, newest_checkpoint
 from setblock.training.config import SBDConfig
 from setblock.training.recipe import DataSection, ModelSection, Recipe
 from setblock.training.trainer import SBDTrainer
@@ -23,9 +26,18 @@ _TOKENIZER_TEXTS = 20_000
 def train(recipe: Recipe, args: SBDConfig) -> Path:
     """Train as a recipe says and save the result in its `output_dir`.
 
-    Goes on from the newest checkpoint there, if there is one. The final model appears only when it is whole.
+    Goes on from the newest whole checkpoint there, if there is one, and leaves a finished run as it is. The final model
+    appears only when it is whole.
+
+    Raises:
+        SetBlockError: the recipe's model can't be loaded or made, or its data does not fit the recipe's own limits.
     """
     # 1. Model and tokenizer
+    output = Path(args.output_dir)
+    if recipe.model.path is not None and output.resolve() == Path(recipe.model.path).resolve():
+        raise SetBlockError(f"training.output_dir must not be model.path itself ({output})")
+    if is_finished(output):
+        return output
     set_seed(args.seed)
     sbd = starting_model(recipe.model, recipe.data)
     if args.objective == "sbd":
@@ -52,12 +64,10 @@ def train(recipe: Recipe, args: SBDConfig) -> Path:
         data_collator=RowCollator(pad_token_id=sbd.end_of_text_ids[0]),
         processing_class=sbd.tokenizer,
     )
-    trainer.train(
-        resume_from_checkpoint=get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
-    )
+    checkpoint = newest_checkpoint(output)
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
 
     # 4. Save
-    output = Path(args.output_dir)
     if trainer.is_world_process_zero():
         sbd.save(output)
     return output
@@ -66,19 +76,26 @@ def train(recipe: Recipe, args: SBDConfig) -> Path:
 def starting_model(section: ModelSection, data: DataSection) -> SBDModel:
     """The model a recipe starts from: loaded, or made from its config with random weights and a tokenizer of its own."""
     if section.path is not None:
-        return load(section.path, dtype=torch.float32)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotTrainedForBlocks)  # that is about to change
+            return load(section.path, dtype=torch.float32)
     assert section.config is not None and section.vocab_size is not None
     texts = (p.prompt + p.completion for p in itertools.islice(problems_of(data), _TOKENIZER_TEXTS))
     tokenizer = train_tokenizer(texts, vocab_size=section.vocab_size)
     torch.manual_seed(section.seed)
-    config = AutoConfig.for_model(
-        **section.config,
-        vocab_size=len(tokenizer),
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return SBDModel(AutoModelForCausalLM.from_config(config, dtype=torch.float32), tokenizer)
+    of_tokenizer = {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    try:
+        config = AutoConfig.for_model(**{**section.config, **of_tokenizer})
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except Exception as error:  # Transformers raises anything over a config that it can't make a model of
+        raise SetBlockError(f"model.config: can't make a model of it: {' '.join(str(error).split())}") from error
+    refuse_unsupported(config)
+    return SBDModel(model, tokenizer)
 
 
 def problems_of(data: DataSection) -> Iterator[WordProblem]:

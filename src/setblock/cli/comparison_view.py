@@ -1,0 +1,111 @@
+"""How `setblock compare` looks."""
+
+from itertools import groupby
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from setblock.data.word_problems import answer_in
+from setblock.decoding.generate import Generation
+from setblock.decoding.text import TextStream
+from setblock.evaluation.comparison import Comparison
+
+# The terminal's own colours, so that they read on its background whatever that is; neighbours are easily told apart.
+PALETTE = ("cyan", "magenta", "green", "yellow", "blue", "red")
+
+
+def print_comparison(
+    console: Console, tokenizer: PreTrainedTokenizerBase, comparison: Comparison, *, prompt: str, expected: int | None
+) -> None:
+    """Print both answers, how they came about, and the figures side by side.
+
+    Args:
+        expected: the right final number, where the prompt is a problem whose answer is known.
+    """
+    coloured = console.color_system is not None and not console.no_color
+    console.print(Text(prompt.strip(), style="dim"), soft_wrap=True)
+    for title, side in (("ntp: one token a pass", comparison.ntp), ("sbd: blocks", comparison.sbd)):
+        console.print()
+        console.print(Text(title, style="bold"))
+        pieces = token_texts(tokenizer, side)
+        text = Text.assemble(*((piece, _style(by)) for piece, by in zip(pieces, side.revealed_by, strict=True)))
+        console.print(text, soft_wrap=True)
+        if side is comparison.sbd:
+            console.print()
+            if coloured:
+                console.print(_legend(side), soft_wrap=True)
+            else:
+                for line in reveal_lines(pieces, side.revealed_by):
+                    console.print(Text(line), soft_wrap=True)
+    console.print(_table(comparison, expected=expected))
+    for line in _verdict(comparison, expected=expected):
+        console.print(Text(line), soft_wrap=True)
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase, generation: Generation) -> list[str]:
+    """What each token adds to the text. A character of several tokens belongs to its last one."""
+    stream, ids = TextStream(tokenizer), generation.token_ids
+    return [stream.push(ids[: i + 1], final=i + 1 == len(ids)) for i in range(len(ids))]
+
+
+def reveal_lines(pieces: list[str], revealed_by: list[int]) -> list[str]:
+    """A line for each pass: what it revealed, in the order of the text, with `…` where it left something out."""
+    lines = []
+    for number in sorted(set(revealed_by)):
+        runs = groupby(zip(pieces, revealed_by, strict=True), key=lambda pair: pair[1] == number)
+        texts = ["".join(piece for piece, _ in run) for chosen, run in runs if chosen]
+        shown = " … ".join(f"[{text}]".replace("\n", "↵") for text in texts)
+        lines.append(f"{_pass_name(number):>8}  {shown}")
+    return lines
+
+
+def _pass_name(number: int) -> str:
+    return "prefill" if number == 0 else f"pass {number}"
+
+
+def _style(number: int) -> str:
+    return PALETTE[number % len(PALETTE)]
+
+
+def _legend(generation: Generation) -> Text:
+    names = [(f" {_pass_name(number)} ", _style(number)) for number in sorted(set(generation.revealed_by))]
+    return Text.assemble(("colour: the pass that revealed a token: ", "dim"), *names)
+
+
+def _table(comparison: Comparison, *, expected: int | None) -> Table:
+    table = Table(box=box.SIMPLE)
+    table.add_column("method")
+    for name in ("tokens", "prefill", "block", "commit", "forwards", "tokens/forward", "seconds"):
+        table.add_column(name, justify="right")
+    if expected is not None:
+        table.add_column("answer", justify="right")
+    for side in (comparison.ntp, comparison.sbd):
+        passes = side.passes
+        cells = [side.method, *map(str, (side.num_tokens, passes.prefill, passes.block, passes.commit, passes.total))]
+        cells += [f"{side.tokens_per_forward:.2f}", f"{side.seconds:.2f}"]
+        if expected is not None:
+            found = answer_in(side.text)
+            cells.append("none" if found is None else f"{found} {'right' if found == expected else 'wrong'}")
+        table.add_row(*cells)
+    return table
+
+
+def _verdict(comparison: Comparison, *, expected: int | None) -> list[str]:
+    ntp, sbd = comparison.ntp, comparison.sbd
+    lines = [] if expected is None else [f"right answer         {expected}"]
+    if comparison.identical:
+        lines.append("texts                identical")
+    else:
+        pairs = zip(ntp.token_ids, sbd.token_ids, strict=False)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(ntp.num_tokens, sbd.num_tokens))
+        lines.append(f"texts                differ from token {same + 1} on")
+    if comparison.nfe_speedup is not None:
+        counts = f"{ntp.passes.decoding} / {sbd.passes.decoding} forwards, prefill left out"
+        lines.append(f"NFE speed-up         {comparison.nfe_speedup:.2f}x ({counts})")
+    lines.append(
+        f"wall-clock speed-up  {comparison.wall_clock_speedup:.2f}x ({ntp.seconds:.2f} s / {sbd.seconds:.2f} s)"
+    )
+    return lines

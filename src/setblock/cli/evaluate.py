@@ -1,0 +1,128 @@
+"""`setblock evaluate`: accuracy and passes over a task."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from setblock.cli import options
+from setblock.cli.messages import stderr_console
+from setblock.cli.model import load_model
+
+if TYPE_CHECKING:
+    from setblock.evaluation.harness import Evaluation
+
+DEFAULT_LIMIT, DEFAULT_BATCH_SIZE = 100, 32  # the harness's own; a test holds them together
+
+
+def evaluate(
+    task: Annotated[Literal["word-problems"], typer.Option("--task", help="What to answer.")] = "word-problems",
+    model: options.ModelOption = None,
+    method: options.MethodOption = "sbd",
+    gamma: options.GammaOption = options.DEFAULT_GAMMA,
+    block_size: options.BlockSizeOption = None,
+    max_new_tokens: options.MaxNewTokensOption = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="How many examples, at least 1.")] = DEFAULT_LIMIT,
+    split: options.SplitOption = "test",
+    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Other examples of the same split.")] = 0,
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            "--batch-size", metavar="B", help="Examples decoded at once, at least 1. Changes no answer and no count."
+        ),
+    ] = DEFAULT_BATCH_SIZE,
+    dtype: options.DtypeOption = "auto",
+    device: options.DeviceOption = None,
+    trust_remote_code: options.TrustRemoteCodeOption = False,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Answer a task's examples greedily: accuracy, and what it cost in forward passes beside plain decoding.
+
+    The same examples are answered by ntp too. num_forwards counts every pass of every example, prefill included. The NFE
+    speed-up is the sum of ntp's passes over the sum of the method's, without the prefill on either side and with the
+    commits. The interval is Wilson's, at 95%.
+    """
+    from setblock import DecodingSettings, EntropyBounded
+    from setblock.evaluation.harness import evaluate as run
+    from setblock.evaluation.tasks import WordProblems
+
+    settings = DecodingSettings(method=method, block_size=block_size, max_new_tokens=max_new_tokens)
+    sampler, tasks = EntropyBounded(gamma), {"word-problems": WordProblems(split=split, seed=seed)}
+    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, blocks=method == "sbd")
+    with _progress(limit) as on_progress:
+        evaluation = run(
+            loaded,
+            tasks[task],
+            settings=settings,
+            sampler=sampler,
+            limit=limit,
+            batch_size=batch_size,
+            on_progress=on_progress,
+        )
+    if as_json:
+        asked = {"split": split, "seed": seed, "gamma": gamma if method == "sbd" else None}
+        typer.echo(json.dumps({**evaluation_json(evaluation), **asked}))
+        return
+    bound = f", gamma {gamma:g}, block size {evaluation.block_size}" if method == "sbd" else ""
+    typer.echo(f"{limit} {task}, {split} split, method {method}{bound}\n\n{_report(evaluation)}")
+
+
+@contextmanager
+def _progress(limit: int) -> Iterator[Callable[[str, int], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = stderr_console()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bars: dict[str, Any] = {}
+
+        def on_progress(method: str, done: int) -> None:
+            if method not in bars:
+                bars[method] = progress.add_task(method, total=limit)
+            progress.update(bars[method], completed=done)
+
+        yield on_progress
+
+
+def evaluation_json(evaluation: "Evaluation") -> dict[str, Any]:
+    """The JSON object of an evaluation."""
+    totals, ntp = evaluation.totals, evaluation.ntp
+    return {
+        "task": evaluation.task,
+        "method": evaluation.method,
+        "block_size": evaluation.block_size,
+        "accuracy": evaluation.accuracy,
+        "accuracy_interval": list(evaluation.accuracy_interval),
+        "num_examples": evaluation.num_examples,
+        "num_forwards": totals.forwards,
+        "prefill_forwards": totals.prefill,
+        "num_tokens": totals.tokens,
+        "mean_forwards": evaluation.mean_forwards,
+        "tokens_per_forward": evaluation.tokens_per_forward,
+        "nfe_speedup": evaluation.nfe_speedup,
+        "seconds": totals.seconds,
+        "ntp_accuracy": evaluation.ntp_accuracy,
+        "ntp_forwards": ntp.forwards,
+        "ntp_tokens": ntp.tokens,
+        "ntp_seconds": ntp.seconds,
+        "identical_to_ntp": evaluation.identical_to_ntp,
+    }
+
+
+def _report(evaluation: "Evaluation") -> str:
+    low, high = evaluation.accuracy_interval
+    rows = [("accuracy", f"{evaluation.accuracy:.1%} (95% interval {low:.1%} to {high:.1%})")]
+    if evaluation.method != "ntp":
+        rows += [
+            ("accuracy of ntp", f"{evaluation.ntp_accuracy:.1%}"),
+            ("identical to ntp", f"{evaluation.identical_to_ntp:.1%} of the answers"),
+        ]
+    rows += [
+        ("forwards", f"{evaluation.mean_forwards:.1f} a problem, prefill included"),
+        ("tokens per forward", f"{evaluation.tokens_per_forward:.2f}, prefill included"),
+    ]
+    if evaluation.nfe_speedup is not None:
+        rows.append(("NFE speed-up", f"{evaluation.nfe_speedup:.2f}x over ntp, prefill left out on both sides"))
+    rows.append(("seconds", f"{evaluation.totals.seconds:.1f} (ntp: {evaluation.ntp.seconds:.1f})"))
+    return "\n".join(f"{name:<20}{value}" for name, value in rows)

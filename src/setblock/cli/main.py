@@ -1,0 +1,68 @@
+"""The `setblock` command: its commands, and what becomes of errors, warnings and Ctrl-C in all of them."""
+
+import warnings
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from setblock.cli.compare import compare
+from setblock.cli.evaluate import evaluate
+from setblock.cli.generate import generate
+from setblock.cli.messages import print_error, print_message, print_warning
+from setblock.cli.train import train
+from setblock.errors import SetBlockError, SetBlockWarning
+
+INTERRUPTED = 130  # the shell's convention: 128 + SIGINT
+
+
+class _Commands(TyperGroup):
+    """Turns a user's mistake into one line and exit code 1; anything else that goes wrong keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of other libraries, which a user can't mend
+            warnings.simplefilter("default", SetBlockWarning)  # each once
+            warnings.showwarning = print_warning
+            try:
+                return super().invoke(ctx)
+            except SetBlockError as error:
+                print_error(error)
+                raise typer.Exit(1) from error
+            except KeyboardInterrupt as error:
+                print_message("interrupted")
+                raise typer.Exit(INTERRUPTED) from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"setblock {version('setblock')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _setblock(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Set Block Decoding: several tokens per forward pass from any Hugging Face causal LM."""
+
+
+for command in (generate, compare, evaluate, train):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="setblock")

@@ -1,0 +1,47 @@
+"""What goes to the terminal besides results: one-line messages, and silence from the libraries underneath."""
+
+import sys
+from typing import Any
+
+from rich.console import Console
+
+
+def print_message(text: str) -> None:
+    """One line on stderr."""
+    print(f"setblock: {' '.join(text.split())}", file=sys.stderr)
+
+
+def print_error(error: BaseException) -> None:
+    """A user's mistake."""
+    print_message(f"error: {error}")
+
+
+def print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A `warnings.showwarning` that leaves out where in the code a warning comes from."""
+    print_message(f"warning: {message}")
+
+
+def print_figures(text: str) -> None:
+    """A dim line on stderr."""
+    stderr_console().print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def stdout_console() -> Console:
+    """Made when it is needed, so that it sees what stdout is then."""
+    return Console(highlight=False)
+
+
+def stderr_console() -> Console:
+    """See `stdout_console`."""
+    return Console(stderr=True, highlight=False)
+
+
+def silence_libraries() -> None:
+    """Keep Transformers and the hub client from talking while they load: what matters of it becomes an error of ours."""
+    import logging
+
+    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+    set_verbosity_error()
+    disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

@@ -1,0 +1,66 @@
+"""`setblock train`: a recipe in, a checkpoint out."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from setblock.cli.messages import print_message, silence_libraries
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file; see recipes/.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SECTION.KEY=VALUE",
+            help="Replace a value of the recipe, such as training.learning_rate=1e-4; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="DIR",
+            help="Where to write; the recipe's training.output_dir by default.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Train a model as a recipe says.
+
+    Run again after an interruption, the same command goes on from the newest whole checkpoint in the output folder. A
+    finished run is left as it is.
+    """
+    from setblock.training.checkpoints import is_finished, newest_checkpoint, step_of
+    from setblock.training.recipe import load_recipe, parse_override
+    from setblock.training.train import train as run
+
+    silence_libraries()
+    replaced = dict(parse_override(text) for text in overrides or [])
+    if output is not None:
+        replaced["training.output_dir"] = str(output)
+    checked, arguments = load_recipe(recipe, overrides=replaced)
+    if "disable_tqdm" not in checked.training:  # else off, since the libraries are silenced
+        arguments.disable_tqdm = not sys.stderr.isatty()
+    folder = Path(arguments.output_dir)
+    if is_finished(folder):
+        typer.echo(f"{folder} is already trained; delete it or give another --output to train again")
+        return
+    checkpoint = newest_checkpoint(folder)
+    if checkpoint is not None:
+        print_message(f"going on from step {step_of(checkpoint)}")
+    started = time.perf_counter()
+    try:
+        saved = run(checked, arguments)
+    except KeyboardInterrupt as interruption:
+        checkpoint = newest_checkpoint(folder)
+        step = 0 if checkpoint is None else step_of(checkpoint)
+        print_message(f"interrupted; run the same command again to go on from step {step}")
+        raise typer.Exit(130) from interruption
+    minutes, seconds = divmod(round(time.perf_counter() - started), 60)
+    typer.echo(f"saved to {saved} after {minutes} min {seconds} s")

@@ -1,0 +1,170 @@
+"""`evaluate`: a model's answers to a task, right or wrong, and the passes they took.
+
+Knows tasks and counts. Knows nothing of any task in particular, nor of how a block is decoded.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from setblock.decoding.generate import Generation, block_size_for, generate_batch
+from setblock.decoding.samplers import Sampler
+from setblock.decoding.settings import DecodingSettings
+from setblock.errors import SetBlockError
+from setblock.evaluation.comparison import nfe_speedup
+from setblock.evaluation.interval import wilson_interval
+from setblock.evaluation.tasks import Example, Task
+from setblock.model.sbd_model import SBDModel
+
+DEFAULT_LIMIT = 100
+DEFAULT_BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Figures of one method over all examples.
+
+    Attributes:
+        correct: answers that were right.
+        tokens: tokens generated, end-of-text included.
+        prefill: prefill passes.
+        decoding: all other passes, commits included.
+        seconds: wall-clock of the whole run.
+
+    Passes are those of each request on its own: a batch's pass counts once for every row that takes part in it.
+    """
+
+    correct: int
+    tokens: int
+    prefill: int
+    decoding: int
+    seconds: float
+
+    @property
+    def forwards(self) -> int:
+        """All passes."""
+        return self.prefill + self.decoding
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` found.
+
+    Attributes:
+        task: the task's name.
+        method: the method that was evaluated.
+        block_size: its block size; 1 for `ntp`.
+        num_examples: how many examples.
+        totals: the figures of the method.
+        ntp: the figures of plain next-token decoding of the same examples by the same model.
+        identical_to_ntp: share of answers that are NTP's, token for token.
+    """
+
+    task: str
+    method: str
+    block_size: int
+    num_examples: int
+    totals: Totals
+    ntp: Totals
+    identical_to_ntp: float
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right answers."""
+        return self.totals.correct / self.num_examples
+
+    @property
+    def accuracy_interval(self) -> tuple[float, float]:
+        """Its 95% Wilson interval."""
+        return wilson_interval(self.totals.correct, self.num_examples)
+
+    @property
+    def ntp_accuracy(self) -> float:
+        """Share of right answers of NTP."""
+        return self.ntp.correct / self.num_examples
+
+    @property
+    def mean_forwards(self) -> float:
+        """Passes per example, the prefill counted."""
+        return self.totals.forwards / self.num_examples
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Tokens per pass, the prefill counted."""
+        return self.totals.tokens / self.totals.forwards
+
+    @property
+    def nfe_speedup(self) -> float | None:
+        """Ratio of the sums of passes, NTP's over the method's; see `setblock.evaluation.comparison.nfe_speedup`."""
+        return nfe_speedup(ntp_passes=self.ntp.decoding, passes=self.totals.decoding)
+
+
+def evaluate(
+    model: SBDModel,
+    task: Task,
+    *,
+    settings: DecodingSettings | None = None,
+    sampler: Sampler | None = None,
+    limit: int = DEFAULT_LIMIT,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    on_progress: Callable[[str, int], None] | None = None,
+) -> Evaluation:
+    """Evaluate a model on the first `limit` examples of a task, by NTP and, if it is another, by the method of `settings`.
+
+    Args:
+        settings: how to decode. NTP uses the same, but for the method.
+        sampler: what a pass reveals; `EntropyBounded()` by default.
+        limit: how many examples, at least 1.
+        batch_size: how many are decoded at once, at least 1. Changes the time, never an answer or a count.
+        on_progress: called after each batch with the method and the number of examples that it has answered so far.
+
+    Raises:
+        SetBlockError: an argument is out of its range, or the model can't do what is asked.
+    """
+    for name, value in (("limit", limit), ("batch_size", batch_size)):
+        if value < 1:
+            raise SetBlockError(f"{name} must be at least 1, not {value}")
+    settings = settings or DecodingSettings()
+    examples = list(islice(task.examples(), limit))
+    runs = {}
+    for method in dict.fromkeys(
+        (settings.method, "ntp")
+    ):  # the one asked for first: whatever it refuses is told at once
+        started, answers = time.perf_counter(), []
+        for first in range(0, len(examples), batch_size):
+            batch = examples[first : first + batch_size]
+            answers += _answer(model, batch, replace(settings, method=method), sampler)
+            if on_progress is not None:
+                on_progress(method, len(answers))
+        runs[method] = answers, _totals(examples, answers, seconds=time.perf_counter() - started)
+
+    (answers, totals), (ntp_answers, ntp_totals) = runs[settings.method], runs["ntp"]
+    same = sum(mine.token_ids == theirs.token_ids for mine, theirs in zip(answers, ntp_answers, strict=True))
+    return Evaluation(
+        task=task.name,
+        method=settings.method,
+        block_size=block_size_for(model, settings),
+        num_examples=len(examples),
+        totals=totals,
+        ntp=ntp_totals,
+        identical_to_ntp=same / len(examples),
+    )
+
+
+def _answer(
+    model: SBDModel, examples: Sequence[Example], settings: DecodingSettings, sampler: Sampler | None
+) -> list[Generation]:
+    raw = model.tokenizer.chat_template is None
+    prompts = [example.prompt if raw else example.question for example in examples]
+    return generate_batch(model, prompts, settings=settings, sampler=sampler, raw=raw)
+
+
+def _totals(examples: Sequence[Example], answers: Sequence[Generation], *, seconds: float) -> Totals:
+    return Totals(
+        correct=sum(example.check(answer.text) for example, answer in zip(examples, answers, strict=True)),
+        tokens=sum(answer.num_tokens for answer in answers),
+        prefill=sum(answer.passes.prefill for answer in answers),
+        decoding=sum(answer.passes.decoding for answer in answers),
+        seconds=seconds,
+    )
