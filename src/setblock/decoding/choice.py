@@ -30,7 +30,8 @@ def choose_tokens(logits: Tensor, *, temperature: Tensor, seeds: Tensor, positio
     scaled = logits / temperature.clamp(min=1e-6)[:, None, None]
     token_ids = torch.arange(logits.shape[-1], device=logits.device)
     uniform = keyed_uniform(seeds[:, None, None], positions[:, :, None], token_ids)
-    sampled = (scaled - (-uniform.log()).log()).argmax(dim=-1)
+    exponential = -torch.log1p(-uniform)  # the smallest of exponential / probability is a draw
+    sampled = (scaled - exponential.log()).argmax(dim=-1)
     return torch.where(temperature[:, None] > 0, sampled, greedy)
 
 
@@ -39,8 +40,9 @@ def keyed_uniform(*keys: Tensor) -> Tensor:
     state = torch.zeros((), dtype=torch.int64, device=keys[0].device)
     for key in keys:
         state = _mix(state + key + _GOLDEN)
-    # 24 bits, at the middles of their cells: neither 0 nor 1 can come out.
-    return (((state >> 40) & 0xFFFFFF).float() + 0.5) * 2.0**-24
+    # 63 bits: numbers near 0 decide which of many tokens is drawn, so they must not be coarse. Rounding may give 1.
+    uniform = (_shift_right(state, 1).float() + 0.5) * 2.0**-63
+    return uniform.clamp(max=1 - 2.0**-24)
 
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed integer; int64 arithmetic wraps around

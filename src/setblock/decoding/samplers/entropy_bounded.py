@@ -33,6 +33,8 @@ class EntropyBounded:
         log_probs = logits.log_softmax(dim=-1)  # [B, k, V]
         # A banned token's log-probability is -inf; its term p log p is 0.
         entropy = torch.special.entr(log_probs.exp()).sum(dim=-1)  # [B, k]
+        # Logits that are not numbers say nothing; they must still not keep a block from ever being whole.
+        entropy = entropy.nan_to_num(nan=math.log(logits.shape[-1]))
         ordered, order = entropy.masked_fill(~candidates, math.inf).sort(dim=-1, stable=True)  # [B, k]
         before = F.pad(ordered.cumsum(dim=-1), (1, -1))  # sum over the more certain ones, 0 for the first
         within = (before <= self.gamma) & ordered.isfinite()

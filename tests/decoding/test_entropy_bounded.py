@@ -1,0 +1,123 @@
+"""The EB sampler, against eq. 8 written as a loop."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from setblock.decoding.samplers import EntropyBounded
+from setblock.errors import SetBlockError
+
+GAMMAS = st.one_of(st.sampled_from([0.0, 0.1, 0.35, math.inf]), st.floats(0, 8))
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    """Logits [B, k, V] of mixed sharpness, and candidates [B, k]."""
+    batch, k, vocabulary = draw(st.integers(1, 3)), draw(st.integers(1, 8)), draw(st.integers(2, 12))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    sharpness = torch.rand(batch, k, 1, generator=generator) * 6
+    logits = torch.randn(batch, k, vocabulary, generator=generator) * sharpness
+    return logits, torch.rand(batch, k, generator=generator) < draw(st.sampled_from([0.3, 0.7, 1.0]))
+
+
+def entropy_of(logits: list[float]) -> float:
+    """In nats."""
+    largest = max(logits)
+    weights = [math.exp(z - largest) for z in logits]
+    return -sum(w / sum(weights) * math.log(w / sum(weights)) for w in weights if w)
+
+
+def eq_8(entropies: list[float], candidates: list[bool], gamma: float) -> tuple[set[int], float]:
+    """The positions to reveal, and how far the nearest partial sum is from gamma."""
+    order = sorted((i for i, c in enumerate(candidates) if c), key=lambda i: entropies[i])
+    s, margin = 0, math.inf
+    for size in range(1, len(order) + 1):
+        bound = sum(entropies[i] for i in order[: size - 1])
+        if bound:
+            margin = min(margin, abs(bound - gamma))
+        if bound <= gamma:
+            s = size
+    return set(order[:s]), margin
+
+
+@given(blocks(), GAMMAS)
+def test_reveals_what_eq_8_says(block: tuple[Tensor, Tensor], gamma: float) -> None:
+    logits, candidates = block
+    selection = EntropyBounded(gamma).select(logits, candidates)
+    for row in range(len(logits)):
+        entropies = [entropy_of(z) for z in logits[row].tolist()]
+        assert selection.entropy[row].tolist() == pytest.approx(entropies, abs=1e-4)
+        expected, margin = eq_8(entropies, candidates[row].tolist(), gamma)
+        assume(margin > 1e-3)
+        assert set(selection.reveal[row].nonzero()[:, 0].tolist()) == expected
+
+
+@given(blocks(), GAMMAS)
+def test_reveals_candidates_only_and_at_least_one(block: tuple[Tensor, Tensor], gamma: float) -> None:
+    logits, candidates = block
+    reveal = EntropyBounded(gamma).select(logits, candidates).reveal
+    assert not (reveal & ~candidates).any()
+    assert torch.equal(reveal.any(dim=1), candidates.any(dim=1))
+
+
+@given(blocks())
+def test_the_ends_of_gamma(block: tuple[Tensor, Tensor]) -> None:
+    logits, candidates = block
+    assert torch.equal(EntropyBounded(math.inf).select(logits, candidates).reveal, candidates)
+    certain = EntropyBounded(0.0).select(logits, candidates)
+    assume((certain.entropy > 1e-3).all())
+    assert torch.equal(certain.reveal.sum(dim=1), candidates.any(dim=1).long())
+
+
+@given(blocks(), GAMMAS, GAMMAS)
+def test_a_larger_gamma_reveals_a_superset(block: tuple[Tensor, Tensor], a: float, b: float) -> None:
+    logits, candidates = block
+    fewer, more = (EntropyBounded(gamma).select(logits, candidates).reveal for gamma in sorted((a, b)))
+    assert not (fewer & ~more).any()
+
+
+@given(blocks(), GAMMAS)
+def test_banned_tokens_change_nothing(block: tuple[Tensor, Tensor], gamma: float) -> None:
+    logits, candidates = block
+    banned = torch.full((*logits.shape[:2], 3), -math.inf)
+    plain = EntropyBounded(gamma).select(logits, candidates)
+    with_banned = EntropyBounded(gamma).select(torch.cat([logits, banned], dim=-1), candidates)
+    torch.testing.assert_close(with_banned.entropy, plain.entropy, atol=1e-5, rtol=1e-5)
+    assume((plain.entropy.sort(dim=1).values.cumsum(dim=1) - gamma).abs().min() > 1e-3 or gamma in (0, math.inf))
+    assert torch.equal(with_banned.reveal, plain.reveal)
+
+
+def test_ties_go_to_the_left() -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0]).expand(2, 5, 3)
+    candidates = torch.tensor([[True] * 5, [False, True, False, True, True]])
+    each = float(EntropyBounded().select(logits, candidates).entropy[0, 0])
+    for gamma, counts in ((0.0, 1), (1.5 * each, 2), (2.5 * each, 3)):
+        reveal = EntropyBounded(gamma).select(logits, candidates).reveal
+        for row in range(2):
+            assert reveal[row].nonzero()[:, 0].tolist() == candidates[row].nonzero()[:, 0].tolist()[:counts]
+
+
+def test_certain_tokens_are_free() -> None:
+    """A distribution with all its mass on one token has entropy 0, and takes none of the bound."""
+    logits = torch.tensor([[[0.0, -200.0], [0.0, 0.0], [-200.0, 0.0]]])
+    candidates = torch.ones(1, 3, dtype=torch.bool)
+    assert EntropyBounded(0.0).select(logits, candidates).reveal.tolist() == [[True, True, True]]
+    logits = torch.tensor([[[0.0, -200.0], [0.0, 0.0], [0.0, 0.1]]])
+    assert EntropyBounded(0.0).select(logits, candidates).reveal.tolist() == [[True, False, True]]
+
+
+def test_logits_that_are_not_numbers_still_reveal_one() -> None:
+    """A broken model must not make decoding run for ever."""
+    logits = torch.full((2, 3, 4), math.nan)
+    candidates = torch.tensor([[True, True, True], [False, True, False]])
+    assert EntropyBounded(0.1).select(logits, candidates).reveal.any(dim=1).all()
+
+
+@pytest.mark.parametrize("gamma", [-0.1, math.nan, -math.inf])
+def test_gamma_must_not_be_negative(gamma: float) -> None:
+    with pytest.raises(SetBlockError, match=f"gamma must be at least 0, not {gamma}"):
+        EntropyBounded(gamma)

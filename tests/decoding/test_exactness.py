@@ -1,0 +1,144 @@
+"""What is promised for every family: cached = uncached, batch = single, NTP mode = the base model's own `generate`."""
+
+import pytest
+import torch
+from transformers import DynamicCache, PreTrainedTokenizerBase
+
+from families import CONTEXT, FAMILIES, MODES, tiny_model, tiny_sbd
+from setblock.decoding.generate import OpenBatch, open_batch
+from setblock.decoding.naive import naive_decode
+from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.settings import DecodingSettings
+from setblock.model.sbd_model import SBDModel
+
+SAMPLER = EntropyBounded(4.0)  # several tokens a pass, but not whole blocks, on these models
+
+
+def decoded(sbd: SBDModel, prompts: list[list[int]], settings: list[DecodingSettings]) -> OpenBatch:
+    batch = open_batch(sbd, prompts, settings)
+    for _ in batch.steps(SAMPLER):
+        pass
+    return batch
+
+
+def assert_equals_naive(
+    sbd: SBDModel, prompt: list[int], settings: DecodingSettings, batch: OpenBatch, row: int
+) -> None:
+    assert settings.block_size is not None
+    assert settings.max_new_tokens is not None
+    token_ids, passes = naive_decode(
+        sbd,
+        prompt,
+        block_size=settings.block_size,
+        max_new_tokens=settings.max_new_tokens,
+        sampler=SAMPLER,
+        temperature=settings.temperature,
+        seed=settings.seed,
+    )
+    generation = batch.generation(row)
+    assert generation.token_ids == token_ids
+    assert generation.passes.decoding == passes
+    assert generation.passes.prefill == 1
+
+
+def assert_committed_is_exact(sbd: SBDModel, batch: OpenBatch) -> None:
+    """The cache holds what a plain causal pass over the same tokens would have left."""
+    for row in range(batch.state.batch):
+        committed = int(batch.state.committed[row])
+        plain = DynamicCache()
+        with torch.inference_mode():
+            sbd.model(input_ids=batch.state.tokens[row, :committed][None], past_key_values=plain, use_cache=True)
+        for ours, theirs in zip(batch.cache.layers, plain.layers, strict=True):
+            for name in ("keys", "values"):
+                held = getattr(ours, name)[row, :, :committed]
+                torch.testing.assert_close(held, getattr(theirs, name)[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cached_equals_naive_and_commits_exactly(
+    family: str, mode: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """Ragged prompts, block sizes and limits in one batch; no limit is a multiple of its block size."""
+    sbd = tiny_sbd(family, trained_tokenizer, mode=mode)
+    settings = [DecodingSettings(block_size=k, max_new_tokens=n) for k, n in ((8, 20), (5, 17), (16, 30))]
+    batch = decoded(sbd, prompts, settings)
+    for row, prompt in enumerate(prompts):
+        assert_equals_naive(sbd, prompt, settings[row], batch, row)
+        revealed_by = batch.generation(row).revealed_by
+        assert len(set(revealed_by)) < len(revealed_by)  # some passes revealed several
+    assert_committed_is_exact(sbd, batch)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2"])
+def test_cached_equals_naive_at_a_temperature(
+    family: str, mode: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    sbd = tiny_sbd(family, trained_tokenizer, mode=mode)
+    settings = [
+        DecodingSettings(block_size=6, max_new_tokens=15, temperature=t, seed=s) for t, s in ((1, 3), (0.5, -7))
+    ]
+    batch = decoded(sbd, prompts[:2], settings)
+    for row in range(2):
+        assert_equals_naive(sbd, prompts[row], settings[row], batch, row)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ntp_mode_is_the_models_own_generate(
+    family: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """With SBD facts and without them, in one ragged batch."""
+    never_prepared = SBDModel(tiny_model(family, vocab_size=len(trained_tokenizer)), trained_tokenizer)
+    for sbd in (never_prepared, tiny_sbd(family, trained_tokenizer, mode="shifted")):
+        batch = decoded(sbd, prompts, [DecodingSettings(method="ntp", max_new_tokens=20)] * 3)
+        for row, prompt in enumerate(prompts):
+            ids = torch.tensor([prompt])
+            theirs = sbd.model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20, pad_token_id=0
+            )
+            generation = batch.generation(row)
+            assert generation.token_ids == theirs[0, len(prompt) :].tolist()
+            assert generation.tokens_per_forward == 1
+        assert_committed_is_exact(sbd, batch)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_row_of_a_batch_is_what_it_is_alone(
+    family: str, mode: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """Rows that differ in prompt, method, block size, limit, temperature and seed; the same prompt twice."""
+    sbd = tiny_sbd(family, trained_tokenizer, mode=mode)
+    rows = [
+        (prompts[2], DecodingSettings(block_size=16, max_new_tokens=19)),
+        (prompts[0], DecodingSettings(method="ntp", max_new_tokens=11)),
+        (prompts[1], DecodingSettings(block_size=3, max_new_tokens=25, temperature=0.8, seed=5)),
+        (prompts[1], DecodingSettings(block_size=7, max_new_tokens=1)),
+        (prompts[2], DecodingSettings(method="ntp", max_new_tokens=23, temperature=1.0, seed=6)),
+    ]
+    together = decoded(sbd, [prompt for prompt, _ in rows], [settings for _, settings in rows])
+    for row, (prompt, settings) in enumerate(rows):
+        ours, alone = together.generation(row), decoded(sbd, [prompt], [settings]).generation(0)
+        assert ours.token_ids == alone.token_ids
+        assert ours.passes == alone.passes
+        assert ours.revealed_by == alone.revealed_by
+        assert ours.finish_reason == alone.finish_reason
+        assert ours.entropy == pytest.approx(alone.entropy, abs=1e-3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral"])
+def test_a_block_that_ends_at_the_last_position_of_the_context(
+    family: str, mode: str, trained_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    sbd = tiny_sbd(family, trained_tokenizer, mode=mode)
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(5, 300, (n,), generator=generator).tolist() for n in (CONTEXT - 5, CONTEXT - 1, 20)]
+    settings = [DecodingSettings(block_size=4, max_new_tokens=n) for n in (5, 1, 9)]
+    batch = decoded(sbd, prompts, settings)
+    for row, prompt in enumerate(prompts):
+        assert_equals_naive(sbd, prompt, settings[row], batch, row)
+    # Without a limit of its own, a request gets what the context has room for.
+    open_ended = decoded(sbd, prompts[:1], [DecodingSettings(block_size=4)]).generation(0)
+    assert open_ended.token_ids == batch.generation(0).token_ids
