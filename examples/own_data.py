@@ -1,0 +1,63 @@
+"""Fine-tune a model for block decoding on texts of one's own: here sums, ten steps on the bundled model.
+
+    python examples/own_data.py [MODEL]
+
+`MODEL` is a folder or hub id of any supported causal LM. Ten steps teach nothing; this shows what goes where.
+"""
+
+import sys
+import warnings
+
+import torch
+
+import setblock
+from setblock.data.documents import encode_pairs
+from setblock.data.packing import RowCollator, RowDataset, unpacked
+from setblock.model.bundled import BUNDLED_MODEL
+from setblock.training.config import SBDConfig
+from setblock.training.trainer import SBDTrainer
+
+# The loss is on the second text of each pair, and on the end-of-text that closes it.
+PAIRS = [
+    (f"Question: What is {a} plus {b}?\nAnswer:", f" {a} + {b} = {a + b}\n#### {a + b}")
+    for a in range(10, 20)
+    for b in range(10, 20)
+]
+
+
+def main() -> None:
+    """Load, train, save."""
+    # 1. A model, with a mask token. One that was never trained for blocks says so; that is what we are here for.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        sbd = setblock.load(sys.argv[1] if len(sys.argv) > 1 else BUNDLED_MODEL, dtype=torch.float32)
+    args = SBDConfig(
+        output_dir="runs/own-data",
+        logit_shift=True,
+        block_sizes=[8, 16],
+        max_steps=10,
+        learning_rate=1e-5,
+        per_device_train_batch_size=8,
+        logging_steps=5,
+        report_to="none",
+    )
+    facts = sbd.prepare_for_training(block_sizes=args.block_sizes, logit_shift=args.logit_shift)
+
+    # 2. Train on a row for each pair
+    trainer = SBDTrainer(
+        sbd.model,
+        args,
+        mask_token_id=facts.mask_token_id,
+        end_of_text_id=sbd.end_of_text_ids[0],
+        train_dataset=RowDataset(unpacked(encode_pairs(sbd.tokenizer, PAIRS))),
+        data_collator=RowCollator(pad_token_id=sbd.end_of_text_ids[0]),
+    )
+    trainer.train()
+
+    # 3. Save: a folder that `setblock.load`, the command line and plain Transformers all read
+    sbd.save(args.output_dir)
+    print(f"saved {args.output_dir}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The pages of docs/ say what the code does, where that can be checked."""
+
+import re
+import runpy
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from transformers import TrainingArguments
+
+from setblock.training.config import SBDConfig
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def test_method_shows_the_masks_of_the_code():
+    page = (ROOT / "docs" / "method.md").read_text()
+    for name, figure in runpy.run_path(str(ROOT / "docs" / "figures.py"))["FIGURES"].items():
+        assert f"```text\n{figure}\n```" in page, name
+
+
+def test_recipes_describes_every_field_that_sbd_adds():
+    ours = {field.name for field in fields(SBDConfig)} - {field.name for field in fields(TrainingArguments)}
+    described = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "recipes.md").read_text(), flags=re.MULTILINE))
+    assert ours <= described
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not link.startswith(("http://", "https://")):
+            assert (page.parent / link).exists(), link
