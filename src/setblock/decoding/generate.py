@@ -237,6 +237,8 @@ def generate_batch(
     Args:
         settings: for all prompts, or one for each. Other arguments and errors as in `stream`.
     """
+    if not prompts:
+        return []
     if settings is None or isinstance(settings, DecodingSettings):
         settings = [settings or DecodingSettings()] * len(prompts)
     encoded = [encode_prompt(model.tokenizer, prompt, raw=raw) for prompt in prompts]

@@ -4,6 +4,7 @@ Knows tokenizers. A prompt's text is always plain text: where it holds a special
 never becomes the token.
 """
 
+import re
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
@@ -41,16 +42,14 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, *, raw: bo
 def _encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int]:
     if not any(_names_special_token(tokenizer, message["content"]) for message in messages):
         return list(_encode(tokenizer, _render(tokenizer, messages), plain=False))
-    # Render the template around placeholders, so that what the template writes and what the user wrote stay apart.
-    marks = [f"\ue000{index}\ue001" for index in range(len(messages))]
-    rendered = _render(tokenizer, [{**m, "content": mark} for m, mark in zip(messages, marks, strict=True)])
+    # Render the template around placeholders, so that what it writes and what the user wrote stay apart, wherever it puts
+    # a message, and however often.
+    rendered = _render(tokenizer, [{**m, "content": f"\ue000{index}\ue001"} for index, m in enumerate(messages)])
     ids: list[int] = []
-    for mark, message in zip(marks, messages, strict=True):
-        before, found, rendered = rendered.partition(mark)
-        ids += _encode(tokenizer, before, plain=False)
-        if found:
-            ids += _encode(tokenizer, message["content"], plain=True)
-    return ids + _encode(tokenizer, rendered, plain=False)
+    for part, piece in enumerate(re.split("\ue000(\\d+)\ue001", rendered)):
+        is_content = part % 2 == 1
+        ids += _encode(tokenizer, messages[int(piece)]["content"] if is_content else piece, plain=is_content)
+    return ids
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:

@@ -1,0 +1,195 @@
+"""The three layers over the decoding loop: steps, a stream of text, a string; and the figures they report."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from families import CONTEXT, MODES, tiny_model, tiny_sbd
+from setblock.data.word_problems import WordProblem
+from setblock.decoding.generate import generate, generate_batch, open_batch, stream
+from setblock.decoding.record import PassCounts
+from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.settings import DecodingSettings
+from setblock.errors import SetBlockError
+from setblock.model.sbd_model import SBDModel
+
+WHOLE_BLOCK, ONE_AT_A_TIME = EntropyBounded(math.inf), EntropyBounded(0.0)
+
+
+@pytest.fixture(params=MODES)
+def sbd(request: pytest.FixtureRequest, trained_tokenizer: PreTrainedTokenizerBase) -> SBDModel:
+    return tiny_sbd("llama", trained_tokenizer, mode=request.param)
+
+
+def test_passes_are_counted(sbd: SBDModel, prompts: list[list[int]]) -> None:
+    """20 tokens in blocks of 8, 8 and 4."""
+    assert sbd.facts is not None
+    first_is_known = sbd.facts.first_token_from_causal
+    cases = {
+        WHOLE_BLOCK: PassCounts(prefill=1, block=1, commit=2),
+        # The commit pass, or the prefill, gives the first token away where it is causal
+        ONE_AT_A_TIME: PassCounts(prefill=1, block=18 - first_is_known, commit=2),
+    }
+    for sampler, expected in cases.items():
+        batch = open_batch(sbd, prompts[:1], [DecodingSettings(block_size=8, max_new_tokens=20)])
+        steps = list(batch.steps(sampler))
+        counts = batch.generation(0).passes
+        assert counts == expected
+        assert counts.total == len(steps)
+        assert counts.decoding == len(steps) - 1
+        assert [bool(step.committed[0]) for step in steps].count(True) == 2
+        assert [step.is_prefill for step in steps] == [True] + [False] * (len(steps) - 1)
+
+
+def test_forward_passes_are_as_wide_as_they_should_be(sbd: SBDModel, prompts: list[list[int]]) -> None:
+    """Prompt; then k, 2k, 2k tokens; logits for the k outputs of the block only."""
+    fed, read = [], []
+    sbd.model.register_forward_pre_hook(lambda m, a, kw: fed.append(tuple(kw["input_ids"].shape)), with_kwargs=True)
+    # The last hook sees what the one that gathers positions has left.
+    sbd.model.lm_head.register_forward_hook(lambda m, args, output: read.append(output.shape[1]))
+    batch = open_batch(sbd, prompts[:1], [DecodingSettings(block_size=8, max_new_tokens=20)])
+    for _ in batch.steps(WHOLE_BLOCK):
+        pass
+    assert fed == [(1, len(prompts[0])), (1, 8), (1, 16), (1, 12)]
+    assert read == [8] * 4
+
+
+def test_steps_say_what_each_pass_revealed(sbd: SBDModel, prompts: list[list[int]]) -> None:
+    batch = open_batch(sbd, prompts, [DecodingSettings(block_size=8, max_new_tokens=n) for n in (5, 20, 12)])
+    steps = list(batch.steps(EntropyBounded(4.0)))
+    for row, prompt in enumerate(prompts):
+        generation = batch.generation(row)
+        tokens: dict[int, int] = {}
+        took_part = 0
+        for step in steps:
+            took_part += bool(step.took_part[row])
+            for column in step.revealed[row].nonzero()[:, 0].tolist():
+                place = int(step.positions[row, column]) - len(prompt)
+                assert place not in tokens  # a token is revealed once
+                tokens[place] = int(step.token_ids[row, column])
+                assert generation.revealed_by[place] == took_part - 1
+                assert generation.entropy[place] == pytest.approx(float(step.entropy[row, column]))
+                assert 0 <= generation.entropy[place] <= math.log(300)
+        assert [tokens[place] for place in range(len(tokens))] == generation.token_ids
+        assert took_part == generation.num_forwards
+        finished = [bool(step.finished[row]) for step in steps]
+        assert finished == sorted(finished)
+        assert finished.index(True) == took_part - 1
+    assert all(bool(a.took_part[row]) >= bool(b.took_part[row]) for a, b in pairwise(steps) for row in range(3))
+
+
+def test_stream_adds_up_to_generate(sbd: SBDModel, problems: list[WordProblem]) -> None:
+    settings, sampler = DecodingSettings(block_size=6, max_new_tokens=25), EntropyBounded(4.0)
+    chunks = list(stream(sbd, problems[0].question, settings=settings, sampler=sampler))
+    whole = generate(sbd, problems[0].question, settings=settings, sampler=sampler)
+    last = chunks[-1].generation
+    assert last is not None
+    assert all(chunk.generation is None for chunk in chunks[:-1])
+    assert (last.text, last.token_ids, last.passes) == (whole.text, whole.token_ids, whole.passes)
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert len(chunks) == whole.num_forwards
+    assert sum(bool(chunk.text) for chunk in chunks) > 3
+    assert whole.tokens_per_forward == whole.num_tokens / len(chunks)
+
+
+def test_a_larger_gamma_takes_no_more_passes(sbd: SBDModel, problems: list[WordProblem]) -> None:
+    """Of a whole block at once: the ends of the range hold for any model."""
+    settings = DecodingSettings(block_size=8, max_new_tokens=16)
+    passes = [
+        generate(sbd, problems[1].question, settings=settings, sampler=sampler).num_forwards
+        for sampler in (WHOLE_BLOCK, EntropyBounded(4.0), ONE_AT_A_TIME)
+    ]
+    assert passes[0] <= passes[1] <= passes[2]
+
+
+def test_batch_of_texts(sbd: SBDModel, problems: list[WordProblem]) -> None:
+    settings = [DecodingSettings(block_size=4, max_new_tokens=9), DecodingSettings(method="ntp", max_new_tokens=5)]
+    questions = [problem.question for problem in problems[:2]]
+    together = generate_batch(sbd, questions, settings=settings)
+    for question, each, generation in zip(questions, settings, together, strict=True):
+        assert generation.token_ids == generate(sbd, question, settings=each).token_ids
+        assert generation.method == each.method
+        assert generation.seconds > 0
+    assert generate_batch(sbd, []) == []
+
+
+def test_the_mask_token_is_never_an_answer(
+    trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """Even where the model likes nothing better."""
+    sbd = tiny_sbd("gpt2", trained_tokenizer, tie_word_embeddings=False)
+    assert sbd.facts is not None
+    head = torch.nn.Linear(32, len(trained_tokenizer))
+    head.bias.data[sbd.facts.mask_token_id] = 1e4
+    sbd.model.set_output_embeddings(head)
+    for settings in (
+        DecodingSettings(block_size=4, max_new_tokens=10),
+        DecodingSettings(block_size=4, max_new_tokens=10, temperature=2.0),
+        DecodingSettings(method="ntp", max_new_tokens=10),
+    ):
+        batch = open_batch(sbd, prompts[:1], [settings])
+        for _ in batch.steps(EntropyBounded(4.0)):
+            pass
+        assert sbd.facts.mask_token_id not in batch.generation(0).token_ids
+
+
+def test_a_mask_token_in_a_prompt_or_an_answer_is_not_a_masked_position(sbd: SBDModel) -> None:
+    """What is revealed is a flag of its own: a prompt may hold the mask token's id."""
+    assert sbd.facts is not None
+    prompt = [10, sbd.facts.mask_token_id, 20]
+    batch = open_batch(sbd, [prompt], [DecodingSettings(block_size=4, max_new_tokens=8)])
+    for _ in batch.steps(WHOLE_BLOCK):
+        pass
+    assert batch.state.tokens[0, :3].tolist() == prompt
+    assert batch.generation(0).num_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "message"),
+    [
+        ([], DecodingSettings(), "prompt must not be empty"),
+        ([5] * CONTEXT, DecodingSettings(), f"prompt has {CONTEXT} tokens; this model's context holds {CONTEXT}"),
+        (
+            [5] * 100,
+            DecodingSettings(max_new_tokens=29),
+            "max_new_tokens must be at most 28 after a prompt of 100 tokens",
+        ),
+    ],
+)
+def test_requests_that_do_not_fit(sbd: SBDModel, prompt: list[int], settings: DecodingSettings, message: str) -> None:
+    with pytest.raises(SetBlockError, match=message):
+        open_batch(sbd, [prompt], [settings])
+
+
+def test_blocks_need_a_mask_token(trained_tokenizer: PreTrainedTokenizerBase) -> None:
+    sbd = SBDModel(tiny_model("llama", vocab_size=len(trained_tokenizer)), trained_tokenizer)
+    with pytest.raises(SetBlockError, match="no mask token: decode it with method 'ntp'"):
+        open_batch(sbd, [[5, 6]], [DecodingSettings()])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"method": "ar"}, "method must be one of sbd, ntp, not 'ar'"),
+        ({"block_size": 0}, "block_size must be at least 1, not 0"),
+        ({"max_new_tokens": -1}, "max_new_tokens must be at least 1, not -1"),
+        ({"temperature": -0.5}, "temperature must be a finite number of at least 0, not -0.5"),
+        ({"temperature": math.nan}, "temperature must be"),
+        ({"temperature": math.inf}, "temperature must be"),
+        ({"seed": 2**63}, "seed must fit in 64 bits"),
+    ],
+)
+def test_settings_that_are_not_valid(fields: dict, message: str) -> None:
+    with pytest.raises(SetBlockError, match=message):
+        DecodingSettings(**fields)
+
+
+def test_block_size_defaults_to_what_was_trained(trained_tokenizer: PreTrainedTokenizerBase) -> None:
+    sbd = SBDModel(tiny_model("llama", vocab_size=len(trained_tokenizer)), trained_tokenizer)
+    for trained, expected in (((2, 5), 5), (range(2, 40), 16)):
+        sbd.prepare_for_training(block_sizes=trained, logit_shift=False)
+        batch = open_batch(sbd, [[5, 6]], [DecodingSettings()])
+        assert int(batch.state.block_size[0]) == expected
