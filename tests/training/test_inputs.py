@@ -1,0 +1,125 @@
+"""The doubled input: its layout, and that noise belongs to a row and not to its batch."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from setblock.data.documents import Document
+from setblock.data.packing import IGNORE, PADDING, RowCollator, RowDataset, pack, unpacked
+from setblock.masks import CLEAN
+from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
+from setblock.training.noising import Noising
+
+MASK, END = 1, 0
+
+
+@pytest.fixture
+def rows(documents: list[Document]) -> dict[str, Tensor]:
+    """A batch of packed rows."""
+    dataset = RowDataset(pack(documents, row_length=56, pad_token_id=END))
+    assert len(dataset) > 1
+    return RowCollator(pad_token_id=END)([dataset[i] for i in range(len(dataset))])
+
+
+def doubled(rows: dict[str, Tensor], **options: object) -> TrainingInputs:
+    defaults = {
+        "block_size": 4,
+        "noising": Noising(),
+        "logit_shift": False,
+        "mask_token_id": MASK,
+        "end_of_text_id": END,
+        "context_length": 128,
+        "seed": (0, 7),
+    }
+    return doubled_inputs(rows, **(defaults | options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("logit_shift", [False, True])
+@pytest.mark.parametrize("noising", [Noising(), Noising(noise_on="targets", noisy_copies=2, complete_last_block=True)])
+def test_targets_are_the_masked_tokens_that_carry_a_loss(
+    rows: dict[str, Tensor], noising: Noising, logit_shift: bool
+) -> None:
+    inputs = doubled(rows, noising=noising, logit_shift=logit_shift)
+    batch, length = inputs.input_ids.shape
+    clean = rows["input_ids"].shape[1]
+    assert torch.equal(inputs.input_ids[:, :clean], rows["input_ids"])
+
+    # By hand: every masked place whose token is to be learned, in order
+    expected = []
+    for b in range(batch):
+        text = {
+            (int(rows["document_ids"][b, i]), int(rows["position_ids"][b, i])): int(rows["labels"][b, i])
+            for i in range(clean)
+        }
+        for i in range(clean, length):
+            document, position = int(inputs.document_ids[b, i]), int(inputs.position_ids[b, i])
+            label = text.get((document, position), END)  # past the text: the end-of-text that fills the block
+            first = position == int(inputs.limits[b, i])
+            if (
+                document != PADDING
+                and inputs.input_ids[b, i] == MASK
+                and label != IGNORE
+                and not (logit_shift and first)
+            ):
+                expected.append((b * length + i - logit_shift, label))
+    assert list(zip(inputs.matp.index.tolist(), inputs.matp.token_ids.tolist(), strict=True)) == expected
+
+    expected = []
+    for b in range(batch):
+        for i in range(clean - 1):
+            same = rows["document_ids"][b, i] == rows["document_ids"][b, i + 1]
+            if same and rows["labels"][b, i + 1] != IGNORE:
+                expected.append((b * length + i, int(rows["labels"][b, i + 1])))
+    assert list(zip(inputs.ntp.index.tolist(), inputs.ntp.token_ids.tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("noisy_copies", [1, 3])
+def test_block_ids_are_unique_in_a_row(rows: dict[str, Tensor], noisy_copies: int) -> None:
+    """One id, one document, one start, at most k tokens: also across copies and beside padding."""
+    inputs = doubled(rows, noising=Noising(noisy_copies=noisy_copies))
+    clean = rows["input_ids"].shape[1]
+    for b in range(len(inputs.input_ids)):
+        assert (inputs.block_ids[b, :clean] == CLEAN).all()
+        for block in inputs.block_ids[b, clean:].unique():
+            members = inputs.block_ids[b] == block
+            assert len(inputs.document_ids[b, members].unique()) == 1
+            assert len(inputs.limits[b, members].unique()) == 1
+            if inputs.document_ids[b, members][0] != PADDING:
+                assert 1 <= members.sum() <= 4
+                positions = inputs.position_ids[b, members]
+                assert torch.equal(positions, positions[0] + torch.arange(len(positions)))
+
+
+def test_a_row_has_the_same_noise_in_any_batch(documents: list[Document]) -> None:
+    dataset = RowDataset(unpacked(documents))
+    collate = RowCollator(pad_token_id=END)
+    together = doubled(collate([dataset[i] for i in (4, 1, 0, 5)]))
+    for b, i in enumerate((4, 1, 0, 5)):
+        alone = doubled(collate([dataset[i]]))
+        ours, theirs = ((x.document_ids != PADDING) & (x.block_ids != CLEAN) for x in (together, alone))
+        for name in ("input_ids", "position_ids", "limits", "block_ids"):
+            assert torch.equal(getattr(together, name)[b][ours[b]], getattr(alone, name)[0][theirs[0]])
+
+
+def test_noise_depends_on_the_step_and_the_row(rows: dict[str, Tensor]) -> None:
+    first = doubled(rows).input_ids
+    assert torch.equal(first, doubled(rows).input_ids)
+    assert not torch.equal(first, doubled(rows, seed=(0, 8)).input_ids)
+    assert not torch.equal(first, doubled(rows, seed=(1, 7)).input_ids)
+    assert not torch.equal(first, doubled({**rows, "row_ids": rows["row_ids"] + 1}).input_ids)
+
+
+def test_completed_blocks_stay_inside_the_context(documents: list[Document]) -> None:
+    rows = RowCollator(pad_token_id=END)([RowDataset(unpacked(documents))[1]])  # 33 tokens
+    for context, last in ((128, 47), (40, 39), (33, 32)):
+        inputs = doubled(rows, block_size=16, noising=Noising(complete_last_block=True), context_length=context)
+        assert int(inputs.position_ids.max()) == last
+
+
+def test_ntp_inputs_are_the_rows_alone(rows: dict[str, Tensor]) -> None:
+    inputs, reference = ntp_inputs(rows), doubled(rows)
+    clean = rows["input_ids"].shape[1]
+    for name in ("input_ids", "position_ids", "document_ids", "block_ids", "limits"):
+        assert torch.equal(getattr(inputs, name), getattr(reference, name)[:, :clean])
+    assert torch.equal(inputs.ntp.token_ids, reference.ntp.token_ids)
+    assert len(inputs.matp.index) == len(inputs.matp.token_ids) == 0

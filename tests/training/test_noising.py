@@ -1,0 +1,155 @@
+"""Noising: eq. 13 and the blocks that tile a document."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from setblock.data.documents import Document
+from setblock.data.packing import IGNORE, PADDING, Row, pack
+from setblock.training.noising import Noising, NoisyHalf, noise_row, noised_runs
+
+MASK, END, CONTEXT = 1, 0, 64
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Row:
+    """A packed row of documents, each a prompt, targets, and sometimes more of both."""
+    documents = []
+    for _ in range(draw(st.integers(1, 3))):
+        carries_loss: list[bool] = []
+        for _ in range(draw(st.integers(1, 2))):
+            carries_loss += [False] * draw(st.integers(0, 4)) + [True] * draw(st.integers(1, 7))
+        documents.append(Document([draw(st.integers(2, 99)) for _ in carries_loss], carries_loss))
+    return pack(documents, row_length=sum(map(len, documents)) + draw(st.integers(0, 3)), pad_token_id=END)[0]
+
+
+NOISINGS = st.builds(
+    Noising,
+    mask_rate_per=st.sampled_from(["document", "block"]),
+    noise_on=st.sampled_from(["document", "targets"]),
+    noisy_copies=st.integers(1, 3),
+    complete_last_block=st.booleans(),
+)
+
+
+def noised(row: Row, noising: Noising, *, block_size: int, seed: int = 0, context_length: int = CONTEXT) -> NoisyHalf:
+    return noise_row(
+        **vars(row),
+        block_size=block_size,
+        noising=noising,
+        mask_token_id=MASK,
+        end_of_text_id=END,
+        context_length=context_length,
+        rng=np.random.default_rng(seed),
+    )
+
+
+def runs_by_hand(row: Row, noise_on: str) -> list[list[int]]:
+    """The runs of places that blocks tile, as a loop."""
+    runs: list[list[int]] = []
+    for i, document in enumerate(row.document_ids):
+        wanted = document != PADDING and (noise_on == "document" or row.labels[i] != IGNORE)
+        if not wanted:
+            continue
+        goes_on = runs and runs[-1][-1] == i - 1 and row.document_ids[i - 1] == document
+        if goes_on:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return runs
+
+
+@given(rows(), st.sampled_from(["document", "targets"]))
+def test_runs(row: Row, noise_on: str) -> None:
+    found = noised_runs(row.labels, row.document_ids, noise_on=noise_on)  # type: ignore[arg-type]
+    assert [list(range(a, b)) for a, b in found] == runs_by_hand(row, noise_on)
+
+
+@given(rows(), NOISINGS, st.integers(1, 8), st.integers(0, 99), st.integers(20, 40))
+def test_blocks_tile_each_run_from_its_first_token(
+    row: Row, noising: Noising, block_size: int, seed: int, context_length: int
+) -> None:
+    """Places, labels, block ids and starts; only tokens that are masked differ from the text."""
+    half = noised(row, noising, block_size=block_size, seed=seed, context_length=context_length)
+    places = zip(*(getattr(half, name).tolist() for name in NoisyHalf.__dataclass_fields__), strict=True)
+    block = -1
+    for _ in range(noising.noisy_copies):
+        for run in runs_by_hand(row, noising.noise_on):
+            first, document = int(row.position_ids[run[0]]), int(row.document_ids[run[0]])
+            length = len(run)
+            if noising.complete_last_block:
+                while length % block_size and first + length < context_length:
+                    length += 1
+            for offset in range(length):
+                token = int(row.input_ids[run[offset]]) if offset < len(run) else END
+                label = int(row.labels[run[offset]]) if offset < len(run) else END
+                block += offset % block_size == 0
+                start = first + offset - offset % block_size
+                token_id, noisy_label, is_masked, position, in_document, block_id, block_start = next(places)
+                assert token_id == (MASK if is_masked else token)
+                assert (noisy_label, position, in_document) == (label, first + offset, document)
+                assert (block_id, block_start) == (block, start)
+    assert next(places, None) is None
+
+
+def test_the_defaults_are_the_papers() -> None:
+    assert Noising() == Noising(
+        mask_rate_per="document", noise_on="document", noisy_copies=1, complete_last_block=False
+    )
+
+
+def counts_of(noising: Noising, *, length: int, block_size: int, draws: int, per: str) -> np.ndarray:
+    """Histogram of how many tokens of a document (or of each block) are masked."""
+    row = pack([Document([5] * length, [True] * length)], row_length=length, pad_token_id=END)[0]
+    sizes = length if per == "document" else block_size
+    masked = [noised(row, noising, block_size=block_size, seed=seed).is_masked for seed in range(draws)]
+    return np.bincount(np.concatenate(masked).reshape(-1, sizes).sum(axis=1), minlength=sizes + 1)
+
+
+@pytest.mark.parametrize("per", ["document", "block"])
+def test_number_of_masked_tokens_is_uniform(per: str) -> None:
+    """With the rate drawn from U(0, 1), the number of masked tokens among n is uniform on 0..n."""
+    noising = Noising(mask_rate_per=per)  # type: ignore[arg-type]
+    counts = counts_of(noising, length=8, block_size=4, draws=2000, per=per)
+    expected = counts.sum() / len(counts)
+    degrees = len(counts) - 1
+    assert ((counts - expected) ** 2 / expected).sum() < degrees + 4 * np.sqrt(2 * degrees)
+
+
+def test_what_shares_a_mask_rate() -> None:
+    """Two blocks of one document go together under `document`, and are independent under `block`."""
+    row = pack([Document([5] * 32, [True] * 32)], row_length=32, pad_token_id=END)[0]
+    correlation = {}
+    for per in ("document", "block"):
+        halves = [noised(row, Noising(mask_rate_per=per), block_size=16, seed=s).is_masked for s in range(600)]  # type: ignore[arg-type]
+        rates = np.stack(halves).reshape(-1, 2, 16).mean(axis=2)
+        correlation[per] = np.corrcoef(rates.T)[0, 1]
+    assert correlation["document"] > 0.8
+    assert abs(correlation["block"]) < 0.15
+
+
+def test_runs_of_a_document_share_its_rate_and_copies_do_not() -> None:
+    carries_loss = ([False] + [True] * 24) * 2
+    row = pack([Document([5] * len(carries_loss), carries_loss)], row_length=50, pad_token_id=END)[0]
+    noising = Noising(noise_on="targets", noisy_copies=2)
+    rates = np.stack(
+        [noised(row, noising, block_size=8, seed=s).is_masked.reshape(2, 2, 24).mean(axis=2) for s in range(400)]
+    )  # [draw, copy, run]
+    assert np.corrcoef(rates[:, 0, 0], rates[:, 0, 1])[0, 1] > 0.8
+    assert abs(np.corrcoef(rates[:, 0, 0], rates[:, 1, 0])[0, 1]) < 0.2
+
+
+@given(rows(), NOISINGS, st.integers(1, 8))
+def test_the_same_seed_gives_the_same_noise(row: Row, noising: Noising, block_size: int) -> None:
+    first, second = (noised(row, noising, block_size=block_size, seed=3) for _ in range(2))
+    for name in NoisyHalf.__dataclass_fields__:
+        assert np.array_equal(getattr(first, name), getattr(second, name))
+
+
+def test_a_row_without_anything_to_noise() -> None:
+    row = pack([Document([5, 6], [False, False])], row_length=3, pad_token_id=END)[0]
+    half = noised(row, replace(Noising(), noise_on="targets"), block_size=4)
+    assert all(len(getattr(half, name)) == 0 for name in NoisyHalf.__dataclass_fields__)
