@@ -39,6 +39,7 @@ def main() -> None:
         learning_rate=1e-5,
         per_device_train_batch_size=8,
         logging_steps=5,
+        dataloader_pin_memory=torch.cuda.is_available(),
         report_to="none",
     )
     facts = sbd.prepare_for_training(block_sizes=args.block_sizes, logit_shift=args.logit_shift)

@@ -63,6 +63,11 @@ def test_no_reason_is_lost_for_want_of_a_block():
     assert comments == sum(block.not_run is not None for block in README)
 
 
+def test_every_example_is_shown():
+    for example in (ROOT / "examples").iterdir():
+        assert any(f"examples/{example.name}" in block.content for block in README if block.runs_here), example.name
+
+
 def test_ci_builds_every_target_shown():
     shown = {target for block in README if not block.not_run for target in block.targets}
     built = set(re.findall(r"^make (\w+)", (ROOT / ".ci" / "run").read_text(), flags=re.MULTILINE))
