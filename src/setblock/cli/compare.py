@@ -1,6 +1,5 @@
 """`setblock compare`: one prompt by both methods, side by side."""
 
-import json
 from itertools import islice
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 
 from setblock.cli import options
 from setblock.cli.generate import generation_json
-from setblock.cli.messages import stdout_console
+from setblock.cli.messages import print_json, stdout_console
 from setblock.cli.model import load_model
 from setblock.cli.prompt import read_prompt
 
@@ -80,4 +79,4 @@ def compare(
         "wall_clock_speedup": comparison.wall_clock_speedup,
         "gamma": gamma,
     }
-    typer.echo(json.dumps(result))
+    print_json(result)

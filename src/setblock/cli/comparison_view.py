@@ -40,15 +40,19 @@ def print_comparison(
             else:
                 for line in reveal_lines(pieces, side.revealed_by):
                     console.print(Text(line), soft_wrap=True)
-    console.print(_table(comparison, expected=expected))
+    console.print(_table(comparison))
     for line in _verdict(comparison, expected=expected):
         console.print(Text(line), soft_wrap=True)
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, generation: Generation) -> list[str]:
-    """What each token adds to the text. A character of several tokens belongs to its last one."""
+    """What each token adds to the text, safe to print. A character of several tokens belongs to its last one."""
     stream, ids = TextStream(tokenizer), generation.token_ids
-    return [stream.push(ids[: i + 1], final=i + 1 == len(ids)) for i in range(len(ids))]
+    return [stream.push(ids[: i + 1], final=i + 1 == len(ids)).translate(_CONTROLS) for i in range(len(ids))]
+
+
+# A model may write anything, and an escape sequence among it would colour or move what follows.
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 def reveal_lines(pieces: list[str], revealed_by: list[int]) -> list[str]:
@@ -75,27 +79,24 @@ def _legend(generation: Generation) -> Text:
     return Text.assemble(("colour: the pass that revealed a token: ", "dim"), *names)
 
 
-def _table(comparison: Comparison, *, expected: int | None) -> Table:
+def _table(comparison: Comparison) -> Table:
     table = Table(box=box.SIMPLE)
     table.add_column("method")
-    for name in ("tokens", "prefill", "block", "commit", "forwards", "tokens/forward", "seconds"):
-        table.add_column(name, justify="right")
-    if expected is not None:
-        table.add_column("answer", justify="right")
+    for name in ("tokens", "prefill", "block", "commit", "forwards", "per forward", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
     for side in (comparison.ntp, comparison.sbd):
         passes = side.passes
-        cells = [side.method, *map(str, (side.num_tokens, passes.prefill, passes.block, passes.commit, passes.total))]
-        cells += [f"{side.tokens_per_forward:.2f}", f"{side.seconds:.2f}"]
-        if expected is not None:
-            found = answer_in(side.text)
-            cells.append("none" if found is None else f"{found} {'right' if found == expected else 'wrong'}")
-        table.add_row(*cells)
+        counts = map(str, (side.num_tokens, passes.prefill, passes.block, passes.commit, passes.total))
+        table.add_row(side.method, *counts, f"{side.tokens_per_forward:.2f}", f"{side.seconds:.2f}")
     return table
 
 
 def _verdict(comparison: Comparison, *, expected: int | None) -> list[str]:
     ntp, sbd = comparison.ntp, comparison.sbd
-    lines = [] if expected is None else [f"right answer         {expected}"]
+    lines = []
+    if expected is not None:
+        answers = "; ".join(_answer(side, expected) for side in (ntp, sbd))
+        lines.append(f"right answer         {expected} ({answers})")
     if comparison.identical:
         lines.append("texts                identical")
     else:
@@ -109,3 +110,10 @@ def _verdict(comparison: Comparison, *, expected: int | None) -> list[str]:
         f"wall-clock speed-up  {comparison.wall_clock_speedup:.2f}x ({ntp.seconds:.2f} s / {sbd.seconds:.2f} s)"
     )
     return lines
+
+
+def _answer(side: Generation, expected: int) -> str:
+    found = answer_in(side.text)
+    if found is None:
+        return f"{side.method}: no answer"
+    return f"{side.method}: {found}, {'right' if found == expected else 'wrong'}"

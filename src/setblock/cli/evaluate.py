@@ -1,6 +1,5 @@
 """`setblock evaluate`: accuracy and passes over a task."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,7 +8,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from setblock.cli import options
-from setblock.cli.messages import stderr_console
+from setblock.cli.messages import print_json, stderr_console
 from setblock.cli.model import load_model
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def evaluate(
         )
     if as_json:
         asked = {"split": split, "seed": seed, "gamma": gamma if method == "sbd" else None}
-        typer.echo(json.dumps({**evaluation_json(evaluation), **asked}))
+        print_json({**evaluation_json(evaluation), **asked})
         return
     bound = f", gamma {gamma:g}, block size {evaluation.block_size}" if method == "sbd" else ""
     typer.echo(f"{limit} {task}, {split} split, method {method}{bound}\n\n{_report(evaluation)}")

@@ -1,12 +1,11 @@
 """`setblock generate`: one answer, streamed."""
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from setblock.cli import options
-from setblock.cli.messages import print_figures
+from setblock.cli.messages import print_figures, print_json
 from setblock.cli.model import load_model
 from setblock.cli.prompt import read_prompt
 
@@ -52,7 +51,7 @@ def generate(
 
 def _finish(generation: "Generation", *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(generation_json(generation)))
+        print_json(generation_json(generation))
         return
     typer.echo()
     passes = generation.passes

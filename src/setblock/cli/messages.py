@@ -1,9 +1,17 @@
 """What goes to the terminal besides results: one-line messages, and silence from the libraries underneath."""
 
+import json
+import math
 import sys
 from typing import Any
 
 from rich.console import Console
+
+
+def print_json(result: dict[str, Any]) -> None:
+    """One JSON object on stdout. JSON has no infinity: an infinite gamma is the string `inf`, as it is typed."""
+    plain = {key: "inf" if value == math.inf else value for key, value in result.items()}
+    print(json.dumps(plain, allow_nan=False))
 
 
 def print_message(text: str) -> None:

@@ -11,4 +11,7 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     centre = share + z * z / (2 * trials)
     spread = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     scale = 1 + z * z / trials
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    # Exactly 0 and 1 at the ends, where rounding would miss them by a hair.
+    low = 0.0 if successes == 0 else (centre - spread) / scale
+    high = 1.0 if successes == trials else (centre + spread) / scale
+    return low, high

@@ -96,7 +96,10 @@ def load_recipe(path: str | Path, *, overrides: Mapping[str, Any] | None = None)
         recipe = Recipe.model_validate(content)
     except ValidationError as error:
         raise SetBlockError(f"recipe {path}: {_first_problem(error)}") from error
-    return recipe, _training_arguments(path, recipe.training)
+    arguments = _training_arguments(path, recipe.training)
+    if recipe.model.path is not None and Path(recipe.model.path).resolve() == Path(arguments.output_dir).resolve():
+        raise SetBlockError(f"recipe {path}: training.output_dir must not be model.path itself, {recipe.model.path!r}")
+    return recipe, arguments
 
 
 def parse_override(text: str) -> tuple[str, Any]:

@@ -34,10 +34,12 @@ def train(recipe: Recipe, args: SBDConfig) -> Path:
     """
     # 1. Model and tokenizer
     output = Path(args.output_dir)
-    if recipe.model.path is not None and output.resolve() == Path(recipe.model.path).resolve():
-        raise SetBlockError(f"training.output_dir must not be model.path itself ({output})")
     if is_finished(output):
         return output
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetBlockError(f"can't write to training.output_dir {output}: {error.strerror}") from error
     set_seed(args.seed)
     sbd = starting_model(recipe.model, recipe.data)
     if args.objective == "sbd":

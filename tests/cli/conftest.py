@@ -1,0 +1,74 @@
+"""A tiny SBD checkpoint on disk, and a way to run a command on it."""
+
+import copy
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+from typer.testing import CliRunner
+
+from families import tiny_model, tiny_sbd
+from setblock.cli.main import app
+from setblock.model.sbd_model import SBDModel
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def message(self) -> str:
+        """The one line that there must be on stderr."""
+        (line,) = self.stderr.splitlines()
+        return line
+
+
+CONTEXT = 512
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run() -> Run:
+    def run(*args: object, stdin: str | bytes | None = None) -> Outcome:
+        result = CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Outcome(result.exit_code, result.stdout, result.stderr)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _talkative_again() -> Iterator[None]:
+    verbosity = transformers_logging.get_verbosity()
+    yield
+    transformers_logging.set_verbosity(verbosity)
+    transformers_logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def sbd_folder(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: PreTrainedTokenizerBase) -> Path:
+    """A checkpoint trained (by its own account) for blocks of up to 16. Read only: `copied` makes one to break."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "sbd"
+    # The context has room for a word problem spelled in the tiny tokenizer's short tokens.
+    tiny_sbd("llama", copy.deepcopy(trained_tokenizer), mode="shifted", max_position_embeddings=CONTEXT).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ntp_folder(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: PreTrainedTokenizerBase) -> Path:
+    """A checkpoint that was never SBD-trained."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "ntp"
+    SBDModel(tiny_model("llama", vocab_size=len(trained_tokenizer)), trained_tokenizer).save(folder)
+    return folder
+
+
+@pytest.fixture
+def copied(sbd_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sbd_folder, tmp_path / "copied"))

@@ -1,0 +1,96 @@
+"""The command as a process of its own, and what holds the options to the library."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.main import get_command
+
+from setblock.cli import evaluate as evaluate_command
+from setblock.cli import options
+from setblock.cli.main import app
+from setblock.decoding.samplers import EntropyBounded
+from setblock.evaluation import harness
+
+
+def _process(*arguments):
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
+        timeout=120,
+        check=False,
+    )
+
+
+def test_help_and_version_import_no_pytorch():
+    code = """
+import sys
+from setblock.cli.main import app
+for line in ("--help", "--version", "generate --help", "compare --help", "evaluate --help", "train --help"):
+    try:
+        app(line.split(), prog_name="setblock")
+    except SystemExit as stop:
+        assert not stop.code, line
+assert not {"torch", "transformers", "numpy"} & sys.modules.keys()
+"""
+    process = _process("-c", code)
+    assert (process.returncode, process.stderr) == (0, "")
+
+
+def test_python_m_setblock_streams(sbd_folder):
+    process = _process("-m", "setblock", "generate", "Tom", "--model", sbd_folder, "--max-new-tokens", 8)
+    assert process.returncode == 0
+    assert process.stdout.endswith("\n")
+    (figures,) = process.stderr.splitlines()
+    assert "tokens per forward" in figures
+
+
+@pytest.mark.parametrize("command", ["generate", "compare", "evaluate", "train"])
+def test_every_option_is_explained(command):
+    parameters = get_command(app).commands[command].params
+    assert len(parameters) > 2
+    assert all(parameter.help for parameter in parameters)
+
+
+def test_evaluate_says_what_it_counts(run):
+    told = " ".join(run("evaluate", "--help").stdout.split())
+    assert "prefill included" in told
+    assert "without the prefill on either side" in told
+
+
+def test_defaults_are_the_library_s():
+    assert EntropyBounded().gamma == options.DEFAULT_GAMMA
+    assert harness.DEFAULT_LIMIT == evaluate_command_default("limit") == 100
+    assert evaluate_command_default("batch_size") == harness.DEFAULT_BATCH_SIZE
+
+
+def evaluate_command_default(name):
+    return inspect.signature(evaluate_command.evaluate).parameters[name].default
+
+
+def test_ctrl_c_is_one_line(run, sbd_folder, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("setblock.cli.generate.load_model", interrupted)
+    outcome = run("generate", "Tom", "--model", sbd_folder)
+    assert (outcome.code, outcome.message) == (130, "setblock: interrupted")
+
+
+def test_a_bug_keeps_its_traceback(run, sbd_folder, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("setblock.cli.generate.load_model", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        run("generate", "Tom", "--model", sbd_folder)
+
+
+def test_json_of_a_prompt_that_ends_at_once(run, sbd_folder):
+    outcome = run("compare", "Tom", "--model", sbd_folder, "--max-new-tokens", 1, "--json")
+    assert json.loads(outcome.stdout)["nfe_speedup"] is None

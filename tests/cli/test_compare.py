@@ -1,0 +1,61 @@
+import json
+import re
+
+import pytest
+
+from setblock.cli.comparison_view import reveal_lines
+
+SHORT = ("--max-new-tokens", 20)
+
+
+def test_json_has_both_sides(run, sbd_folder):
+    outcome = run("compare", "Tom has 5 pens.", "--model", sbd_folder, "--json", *SHORT)
+    result = json.loads(outcome.stdout)
+    assert outcome.stderr == ""
+    assert {"prompt", "ntp", "sbd", "identical", "nfe_speedup", "wall_clock_speedup"} <= result.keys()
+    for method in ("ntp", "sbd"):
+        assert result[method]["method"] == method
+        assert len(result[method]["token_ids"]) == len(result[method]["revealed_by"]) == result[method]["num_tokens"]
+    passes = {m: result[m]["num_forwards"] - result[m]["num_prefill_forwards"] for m in ("ntp", "sbd")}
+    assert result["nfe_speedup"] == passes["ntp"] / passes["sbd"]
+    assert result["identical"] == (result["ntp"]["token_ids"] == result["sbd"]["token_ids"])
+
+
+def test_without_a_prompt_the_seed_chooses_a_problem(run, sbd_folder):
+    results = [
+        json.loads(run("compare", "--model", sbd_folder, "--seed", seed, "--json", *SHORT).stdout) for seed in (1, 1, 2)
+    ]
+    assert results[0]["prompt"] == results[1]["prompt"] != results[2]["prompt"]
+    assert {"expected"} <= results[0].keys()
+    assert results[0]["sbd"]["correct"] is False
+
+
+def test_an_endless_gamma_is_still_json(run, sbd_folder):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    outcome = run("compare", "Tom", "--model", sbd_folder, "--gamma", "inf", "--json", *SHORT)
+    assert json.loads(outcome.stdout, parse_constant=refuse)["gamma"] == "inf"
+
+
+def test_without_colour_each_pass_has_a_line(run, sbd_folder):
+    outcome = run("compare", "Tom", "--model", sbd_folder, "--gamma", "inf", *SHORT)
+    assert "\x1b" not in outcome.stdout  # though this random model writes that byte
+    assert re.search(r"^ prefill  \[", outcome.stdout, re.MULTILINE)
+    assert re.search(r"^  pass 1  \[", outcome.stdout, re.MULTILINE)
+    assert "NFE speed-up" in outcome.stdout
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
+def test_colour_takes_the_place_of_the_list(run, sbd_folder, monkeypatch, no_color, coloured):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    outcome = run("compare", "Tom", "--model", sbd_folder, *SHORT)
+    assert ("\x1b[36m" in outcome.stdout) is coloured
+    assert ("pass 1  [" in outcome.stdout) is not coloured
+
+
+def test_reveal_lines_keep_the_order_of_the_text_and_mark_gaps():
+    lines = reveal_lines(["Tom", " has", " 5", "\n", "pens"], [0, 1, 2, 1, 1])
+    assert [line.strip() for line in lines] == ["prefill  [Tom]", "pass 1  [ has] … [↵pens]", "pass 2  [ 5]"]

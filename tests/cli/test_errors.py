@@ -1,0 +1,148 @@
+"""Whatever a user gets wrong is told in one line, with exit code 1 and nothing on stdout."""
+
+import json
+
+import pytest
+import torch
+from transformers import MambaConfig, MambaForCausalLM, T5Config
+
+
+def _refused(outcome, *parts):
+    assert outcome.code == 1
+    assert outcome.stdout == ""
+    assert outcome.message.startswith("setblock: error: ")
+    for part in parts:
+        assert part in outcome.message
+
+
+def _edit_config(folder, edit):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    edit(config)
+    path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gamma", "-1"], "gamma must be at least 0, not -1.0"),
+        (["--gamma", "nan"], "gamma must be at least 0, not nan"),
+        (["--block-size", "0"], "block_size must be at least 1, not 0"),
+        (["--temperature", "-1"], "temperature must be"),
+        (["--max-new-tokens", "0"], "max_new_tokens must be at least 1, not 0"),
+        (["--max-new-tokens", "5000"], "the context holds 512"),
+        (["--seed", "9" * 20], "seed must fit in 64 bits"),
+        (["--device", "toaster"], "can't use device 'toaster'"),
+    ],
+)
+def test_settings_out_of_range(run, sbd_folder, arguments, said):
+    _refused(run("generate", "Tom", "--model", sbd_folder, *arguments), said)
+
+
+@pytest.mark.parametrize("command", ["generate", "compare"])
+@pytest.mark.parametrize(
+    ("prompt", "said"), [("", "empty"), (" \n", "empty"), ("9" * 600, "context holds 512"), ("a\udcff", "UTF-8")]
+)
+def test_prompts(run, sbd_folder, command, prompt, said):
+    _refused(run(command, prompt, "--model", sbd_folder), said)
+
+
+def test_stdin_that_is_not_text(run, sbd_folder):
+    _refused(run("generate", "-", "--model", sbd_folder, stdin=b"\xff\xfe"), "UTF-8")
+
+
+@pytest.mark.parametrize("option", ["--limit", "--batch-size"])
+def test_evaluation_of_nothing(run, sbd_folder, option):
+    _refused(run("evaluate", "--model", sbd_folder, option, 0), "must be at least 1, not 0")
+
+
+@pytest.mark.parametrize("command", [["generate", "Tom"], ["compare"], ["evaluate"]])
+def test_blocks_of_a_model_without_a_mask_token(run, ntp_folder, command):
+    _refused(run(*command, "--model", ntp_folder), "has no mask token", "--method ntp", "setblock train")
+
+
+def test_unknown_folder(run, tmp_path):
+    _refused(run("generate", "Tom", "--model", tmp_path / "nowhere"), "nowhere: no such folder")
+
+
+def test_unknown_hub_id_without_a_network(run, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    _refused(
+        run("generate", "Tom", "--model", "nobody/nothing"), "nobody/nothing: there is no such folder, and from the"
+    )
+
+
+def test_a_file_and_an_empty_folder(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    _refused(run("generate", "Tom", "--model", tmp_path / "file"), "is a file, not a checkpoint folder")
+    _refused(run("generate", "Tom", "--model", tmp_path / "empty"), "holds no config.json")
+
+
+def test_weights_cut_short(run, copied):
+    weights = copied / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    _refused(run("generate", "Tom", "--model", copied), "corrupt or truncated")
+
+
+def test_weights_overwritten(run, copied):
+    weights = copied / "model.safetensors"
+    weights.write_bytes(b"\xff" * 64 + weights.read_bytes()[64:])
+    _refused(run("generate", "Tom", "--model", copied), "corrupt or truncated")
+
+
+def test_pickled_weights(run, copied):
+    (copied / "model.safetensors").unlink()
+    torch.save({}, copied / "pytorch_model.bin")
+    _refused(run("generate", "Tom", "--model", copied), "no safetensors file")
+
+
+def test_weights_that_are_not_all_there(run, copied):
+    _edit_config(copied, lambda config: config.update(num_hidden_layers=4))
+    _refused(run("generate", "Tom", "--model", copied), "weights are missing", "model.layers.3.")
+
+
+def test_weights_of_another_shape(run, copied):
+    _edit_config(copied, lambda config: config.update(intermediate_size=64))
+    _refused(run("generate", "Tom", "--model", copied), "has shape [32, 48] in its weights, and [32, 64] by its config")
+
+
+@pytest.mark.parametrize(
+    "content", ['{"a": ', "{}", "[1]", '{"model_type": "abacus"}', '{"model_type": "llama", "head_dim": "x"}']
+)
+def test_config_that_is_none(run, copied, content):
+    (copied / "config.json").write_text(content)
+    _refused(run("generate", "Tom", "--model", copied), "can't load model", "its config: ")
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"a": 1}'])
+def test_tokenizer_that_is_none(run, copied, content):
+    for path in copied.glob("tokenizer*"):
+        path.unlink()
+    if content is not None:
+        (copied / "tokenizer.json").write_text(content)
+    _refused(run("generate", "Tom", "--model", copied), "its tokenizer: ")
+
+
+@pytest.mark.parametrize("mask_token_id", [None, -1, 10**6, True, "7"])
+def test_facts_without_a_mask_token(run, copied, mask_token_id):
+    _edit_config(copied, lambda config: config["setblock"].update(mask_token_id=mask_token_id))
+    _refused(run("generate", "Tom", "--model", copied), "setblock.mask_token_id must be in 0..")
+
+
+def test_encoder_decoder(run, copied):
+    T5Config(d_model=16, num_layers=1, num_heads=2).save_pretrained(copied)
+    _refused(run("generate", "Tom", "--model", copied), "t5 is an encoder-decoder")
+
+
+def test_state_space_model(run, copied):
+    MambaForCausalLM(MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=300, state_size=4)).save_pretrained(
+        copied
+    )
+    _refused(run("generate", "Tom", "--model", copied), "mamba keeps a recurrent state")
+
+
+def test_usage_errors_exit_with_2(run):
+    assert run("generate").code == 2
+    assert run("generate", "Tom", "--method", "magic").code == 2
+    assert run("conjure").code == 2

@@ -1,0 +1,53 @@
+import json
+
+import pytest
+
+QUICK = ("--limit", 5, "--batch-size", 2, "--max-new-tokens", 16, "--json")
+
+
+@pytest.mark.parametrize("method", ["sbd", "ntp"])
+def test_json_keys_and_their_arithmetic(run, sbd_folder, method):
+    outcome = run("evaluate", "--task", "word-problems", "--model", sbd_folder, "--method", method, *QUICK)
+    result = json.loads(outcome.stdout)
+    assert outcome.stderr == ""
+    assert {
+        "accuracy",
+        "accuracy_interval",
+        "num_examples",
+        "num_forwards",
+        "num_tokens",
+        "nfe_speedup",
+        "ntp_accuracy",
+        "ntp_forwards",
+        "mean_forwards",
+        "tokens_per_forward",
+        "prefill_forwards",
+        "gamma",
+        "block_size",
+        "method",
+        "split",
+        "identical_to_ntp",
+        "seconds",
+    } <= result.keys()
+    assert result["num_examples"] == result["prefill_forwards"] == 5
+    assert result["mean_forwards"] == result["num_forwards"] / 5
+    assert result["nfe_speedup"] == (result["ntp_forwards"] - 5) / (result["num_forwards"] - 5)
+    assert result["block_size"] == (16 if method == "sbd" else 1)
+    if method == "ntp":
+        assert result["nfe_speedup"] == result["identical_to_ntp"] == 1
+
+
+def test_splits_and_seeds_are_other_problems(run, sbd_folder):
+    def tokens(*arguments):
+        return json.loads(run("evaluate", "--model", sbd_folder, *arguments, *QUICK, "--gamma", 9).stdout)[
+            "num_forwards"
+        ]
+
+    assert len({tokens(), tokens("--split", "validation"), tokens("--seed", 1)}) > 1
+
+
+def test_the_report_says_what_is_counted(run, sbd_folder):
+    outcome = run("evaluate", "--model", sbd_folder, *QUICK[:-1])
+    assert outcome.stdout.startswith("5 word-problems, test split, method sbd, gamma 0.1, block size 16\n")
+    assert "95% interval" in outcome.stdout
+    assert "prefill left out on both sides" in outcome.stdout

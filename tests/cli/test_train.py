@@ -1,0 +1,167 @@
+import json
+import shutil
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from setblock.training.trainer import SBDTrainer
+
+STEPS = 6  # 12 documents, 2 batches of 2 a step: 3 steps an epoch
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A recipe of two epochs in float32; its output folder is `tmp_path / "model"`."""
+    content = {
+        "model": {
+            "config": {
+                "model_type": "llama",
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "intermediate_size": 16,
+                "num_attention_heads": 2,
+                "max_position_embeddings": 512,
+            },
+            "vocab_size": 300,
+        },
+        "data": {"documents": 12, "evaluation_documents": 2},
+        "training": {
+            "output_dir": str(tmp_path / "model"),
+            "logit_shift": True,
+            "num_train_epochs": 2,
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+            "learning_rate": 1e-2,
+            "use_cpu": True,
+            "save_steps": 2,
+            "save_total_limit": 2,
+            "report_to": "none",
+        },
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def _interrupt_at(step, monkeypatch):
+    training_step = SBDTrainer.training_step
+
+    def interrupted(self, *args, **kwargs):
+        if self.state.global_step == step:
+            raise KeyboardInterrupt
+        return training_step(self, *args, **kwargs)
+
+    monkeypatch.setattr(SBDTrainer, "training_step", interrupted)
+
+
+def test_an_interrupted_run_ends_in_the_weights_of_one_that_was_not(run, recipe, tmp_path, monkeypatch):
+    whole, broken = tmp_path / "whole", tmp_path / "model"
+    outcome = run("train", recipe, "--output", whole)
+    assert outcome.code == 0
+    assert f"saved to {whole} after 0 min " in outcome.stdout
+
+    # 1. Ctrl-C after the fifth step: the last checkpoint is that of the fourth
+    with monkeypatch.context() as patch:
+        _interrupt_at(5, patch)
+        outcome = run("train", recipe)
+    assert outcome.code == 130
+    assert outcome.message == "setblock: interrupted; run the same command again to go on from step 4"
+    assert not (broken / "config.json").exists()
+    assert not list(broken.glob(".saving-*"))
+
+    # 2. And the process was killed in the middle of writing others
+    shutil.copytree(
+        broken / "checkpoint-4", broken / "checkpoint-5", ignore=shutil.ignore_patterns("trainer_state.json")
+    )
+    shutil.copytree(broken / "checkpoint-4", broken / "checkpoint-6")
+    (broken / "checkpoint-6" / "trainer_state.json").write_text('{"global_step": ')
+
+    # 3. The same command goes on
+    outcome = run("train", recipe)
+    assert outcome.code == 0
+    assert outcome.message == "setblock: going on from step 4"
+    expected, found = load_file(whole / "model.safetensors"), load_file(broken / "model.safetensors")
+    assert expected.keys() == found.keys()
+    for name, weights in expected.items():
+        assert torch.equal(weights, found[name]), name
+    assert json.loads((broken / "config.json").read_text())["setblock"]["logit_shift"] is True
+
+    # 4. And once more says that there is nothing left to do
+    before = (broken / "model.safetensors").stat().st_mtime_ns
+    outcome = run("train", recipe)
+    assert outcome.code == 0
+    assert f"{broken} is already trained" in outcome.stdout
+    assert (broken / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_run_killed_while_it_saved_the_model_saves_it_again(run, recipe, tmp_path):
+    assert run("train", recipe).code == 0
+    expected = load_file(tmp_path / "model" / "model.safetensors")
+    (tmp_path / "model" / "config.json").unlink()
+    (tmp_path / "model" / "model.safetensors").unlink()
+    assert run("train", recipe).message == f"setblock: going on from step {STEPS}"
+    found = load_file(tmp_path / "model" / "model.safetensors")
+    assert all(torch.equal(weights, found[name]) for name, weights in expected.items())
+
+
+def test_overrides_reach_every_section(run, recipe, tmp_path):
+    overrides = (
+        "training.max_steps=1",
+        "training.learning_rate=1e-4",
+        "model.config.hidden_size=8",
+        "data.documents=4",
+    )
+    outcome = run("train", recipe, *(part for each in overrides for part in ("--set", each)))
+    assert outcome.code == 0
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["hidden_size"] == 8
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("training.lerning_rate=1", "unknown key 'training.lerning_rate', did you mean 'learning_rate'?"),
+        ("training.learning_rate=fast", "training.learning_rate: "),
+        ("training.block_sizes=[0]", "block_sizes must be integers of at least 1"),
+        ("optimiser.name=sgd", "unknown key 'optimiser'"),
+        ("data.rows=3", "unknown key 'data.rows'"),
+        ("data.documents=0", "data.documents: "),
+        ("data.source.name=x", "'source' is not a section"),
+        ("data.row_length=8", "more than row_length 8"),
+        ("model.path=somewhere", "give either path or config"),
+        ("model.config.model_type=abacus", "model.config: can't make a model of it"),
+        ("model.config.num_attention_heads=0", "model.config: can't make a model of it"),
+        ("model.vocab_size=10", "vocab_size must be at least 261, not 10"),
+        ("training.learning_rate", "of the form section.key=value"),
+        ("training.learning_rate=[", "is not YAML"),
+    ],
+)
+def test_bad_values_are_one_line(run, recipe, tmp_path, override, said):
+    if override.startswith("data.source"):
+        recipe.write_text(recipe.read_text().replace("data:", "data:\n  source: word-problems"))
+    outcome = run("train", recipe, "--set", override)
+    assert outcome.code == 1
+    assert outcome.message.startswith("setblock: error: ")
+    assert said in outcome.message
+    assert not list((tmp_path / "model").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "can't read recipe"), (b"a: [1", "is not YAML"), (b"\xff", "is not YAML"), (b"- 1", "must be a mapping")],
+)
+def test_files_that_are_no_recipe(run, tmp_path, content, said):
+    if content is not None:
+        (tmp_path / "recipe.yaml").write_bytes(content)
+    outcome = run("train", tmp_path / "recipe.yaml")
+    assert outcome.code == 1
+    assert said in outcome.message
+
+
+def test_output_that_is_a_file_or_the_model_itself(run, recipe, tmp_path, sbd_folder):
+    (tmp_path / "file").write_text("")
+    assert "can't write to training.output_dir" in run("train", recipe, "--output", tmp_path / "file").message
+    start = ("--set", "model.config=null", "--set", "model.vocab_size=null", "--set", f"model.path={sbd_folder}")
+    outcome = run("train", recipe, *start, "--output", sbd_folder)
+    assert "must not be model.path" in outcome.message

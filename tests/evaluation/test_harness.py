@@ -1,0 +1,125 @@
+import copy
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+import pytest
+
+from families import tiny_sbd
+from setblock.data.word_problems import answer_in, word_problems
+from setblock.decoding.generate import generate
+from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.text import encode_prompt
+from setblock.errors import SetBlockError
+from setblock.evaluation.comparison import compare, nfe_speedup
+from setblock.evaluation.harness import evaluate
+from setblock.evaluation.tasks import WordProblems
+
+SETTINGS = DecodingSettings(max_new_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def model(trained_tokenizer):
+    return tiny_sbd("llama", copy.deepcopy(trained_tokenizer), mode="shifted", max_position_embeddings=512)
+
+
+@dataclass(frozen=True)
+class Greeting:
+    question: str
+    right: bool
+
+    @property
+    def prompt(self):
+        return self.question
+
+    def check(self, answer):
+        assert isinstance(answer, str)
+        return self.right
+
+
+@dataclass(frozen=True)
+class Greetings:
+    name = "greetings"
+
+    def examples(self):
+        texts = cycle(("Hi", "How do you do?", "Good morning, Tom.", "Hello there", "Bye", "See you"))
+        return (Greeting(text, right=i % 3 == 0) for i, text in enumerate(texts))
+
+
+def test_figures_are_sums_over_the_examples(model):
+    sampler = EntropyBounded(1.0)
+    found = evaluate(model, Greetings(), settings=SETTINGS, sampler=sampler, limit=6, batch_size=4)
+    alone = [
+        compare(model, example.question, settings=SETTINGS, sampler=sampler)
+        for example in islice(Greetings().examples(), 6)
+    ]
+    assert (found.task, found.method, found.block_size, found.num_examples) == ("greetings", "sbd", 16, 6)
+    assert found.accuracy == found.ntp_accuracy == 2 / 6
+    for totals, answers in ((found.totals, [c.sbd for c in alone]), (found.ntp, [c.ntp for c in alone])):
+        assert totals.tokens == sum(answer.num_tokens for answer in answers)
+        assert totals.forwards == sum(answer.num_forwards for answer in answers)
+        assert totals.prefill == 6
+    assert found.nfe_speedup == sum(c.ntp.passes.decoding for c in alone) / sum(c.sbd.passes.decoding for c in alone)
+    assert found.identical_to_ntp == sum(c.identical for c in alone) / 6
+    assert found.tokens_per_forward == found.totals.tokens / found.totals.forwards
+    low, high = found.accuracy_interval
+    assert low < found.accuracy < high
+
+
+def test_batch_size_changes_no_count(model):
+    def counts(batch_size):
+        found = evaluate(model, Greetings(), settings=SETTINGS, limit=5, batch_size=batch_size)
+        return found.totals.tokens, found.totals.forwards, found.ntp.tokens, found.identical_to_ntp
+
+    assert counts(1) == counts(3) == counts(8)
+
+
+def test_ntp_runs_once_and_is_its_own_measure(model):
+    calls = []
+    settings = DecodingSettings(method="ntp", max_new_tokens=8)
+    found = evaluate(
+        model, Greetings(), settings=settings, limit=4, batch_size=2, on_progress=lambda *c: calls.append(c)
+    )
+    assert calls == [("ntp", 2), ("ntp", 4)]
+    assert found.totals is found.ntp
+    assert found.block_size == found.nfe_speedup == found.identical_to_ntp == 1
+
+
+def test_progress_tells_both_methods(model):
+    calls = []
+    evaluate(model, Greetings(), settings=SETTINGS, limit=3, batch_size=2, on_progress=lambda *c: calls.append(c))
+    assert calls == [("sbd", 2), ("sbd", 3), ("ntp", 2), ("ntp", 3)]
+
+
+@pytest.mark.parametrize("argument", ["limit", "batch_size"])
+def test_ranges(model, argument):
+    with pytest.raises(SetBlockError, match=f"{argument} must be at least 1, not 0"):
+        evaluate(model, Greetings(), **{argument: 0})
+
+
+def test_comparison_is_two_plain_generations(model):
+    sampler = EntropyBounded(0.5)
+    found = compare(model, "Tom has 5 pens.", settings=SETTINGS, sampler=sampler)
+    for side in (found.ntp, found.sbd):
+        settings = DecodingSettings(method=side.method, max_new_tokens=24)
+        assert side.token_ids == generate(model, "Tom has 5 pens.", settings=settings, sampler=sampler).token_ids
+    assert found.wall_clock_speedup > 0
+
+
+def test_speedup_of_nothing_is_none():
+    assert nfe_speedup(ntp_passes=0, passes=0) is None
+    assert nfe_speedup(ntp_passes=12, passes=4) == 3
+
+
+def test_word_problems_of_a_split(model):
+    task = WordProblems(split="validation", seed=3)
+    examples = list(islice(task.examples(), 8))
+    problems = list(islice(word_problems("validation", seed=3), 8))
+    assert [example.question for example in examples] == [problem.question for problem in problems]
+    for example, problem in zip(examples, problems, strict=True):
+        assert example.check(problem.completion)
+        assert not example.check(f" So it is.\n#### {problem.answer + 1}")
+        assert not example.check("I don't know")
+        assert answer_in(problem.completion) == problem.answer
+        # What a chat model of the bundled tokenizer sees is the very prompt that the documents are made of.
+        assert encode_prompt(model.tokenizer, example.question) == model.tokenizer(example.prompt).input_ids
