@@ -43,6 +43,8 @@ def test_without_colour_each_pass_has_a_line(run, sbd_folder):
     assert "\x1b" not in outcome.stdout  # though this random model writes that byte
     assert re.search(r"^ prefill  \[", outcome.stdout, re.MULTILINE)
     assert re.search(r"^  pass 1  \[", outcome.stdout, re.MULTILINE)
+    header = next(line.split() for line in outcome.stdout.splitlines() if "prefill  " in line and "method" in line)
+    assert header == ["method", "tokens", "prefill", "block", "commit", "forwards", "per", "forward", "seconds"]
     assert "NFE speed-up" in outcome.stdout
 
 

@@ -38,6 +38,8 @@ def print_comparison(
             if coloured:
                 console.print(_legend(side), soft_wrap=True)
             else:
+                if side.finish_reason == "stop":
+                    pieces[-1] += "end of text"
                 for line in reveal_lines(pieces, side.revealed_by):
                     console.print(Text(line), soft_wrap=True)
     console.print(_table(comparison))
@@ -80,8 +82,8 @@ def _legend(generation: Generation) -> Text:
 
 
 def _table(comparison: Comparison) -> Table:
-    table = Table(box=box.SIMPLE)
-    table.add_column("method")
+    table = Table(box=box.SIMPLE, pad_edge=False)  # as wide as it may be in 80 columns
+    table.add_column("method", no_wrap=True)
     for name in ("tokens", "prefill", "block", "commit", "forwards", "per forward", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     for side in (comparison.ntp, comparison.sbd):

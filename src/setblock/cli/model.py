@@ -37,7 +37,7 @@ def load_model(
         )
     if blocks and model.facts is None:  # one line, not the warning and then the error
         raise SetBlockError(
-            f"model {path} has no mask token: use --method ntp, or fine-tune it with `setblock train` first"
+            f"model {path} has no mask token: decode it with method ntp, or fine-tune it with `setblock train`"
         )
     for warning in caught:
         if blocks or not issubclass(warning.category, NotTrainedForBlocks):
