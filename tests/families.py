@@ -59,7 +59,9 @@ def tiny_model(
 ) -> PreTrainedModel:
     """A random model of a family, with weights large enough that its distributions are far from flat."""
     special = {"eos_token_id": 0, "bos_token_id": None, "pad_token_id": None, "initializer_range": 0.6}
-    config = AutoConfig.for_model(family, **({"vocab_size": vocab_size} | special | FAMILIES[family] | overrides))
+    config = AutoConfig.for_model(
+        family, **({"vocab_size": vocab_size} | special | FAMILIES.get(family, {}) | overrides)
+    )
     # Soft-capping of scores is what SDPA has not.
     attention = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
     torch.manual_seed(seed)

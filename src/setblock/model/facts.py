@@ -62,14 +62,17 @@ def read_facts(config: PretrainedConfig) -> SBDFacts | None:
         raise SetBlockError(f"config.json: unknown key {CONFIG_KEY}.{unknown[0]}")
     mask_token_id = fields.get("mask_token_id")
     vocabulary = config.get_text_config().vocab_size
-    if isinstance(mask_token_id, bool) or not isinstance(mask_token_id, int) or not 0 <= mask_token_id < vocabulary:
+    if type(mask_token_id) is not int or not 0 <= mask_token_id < vocabulary:
         raise SetBlockError(
             f"config.json: {CONFIG_KEY}.mask_token_id must be in 0..{vocabulary - 1}, not {mask_token_id!r}"
         )
     sizes = fields.get("block_sizes", [])
-    if not isinstance(sizes, list) or not all(isinstance(k, int) and k >= 1 for k in sizes):
+    if not isinstance(sizes, list) or not all(type(k) is int and k >= 1 for k in sizes):
         raise SetBlockError(
             f"config.json: {CONFIG_KEY}.block_sizes must be a list of integers of at least 1, not {sizes!r}"
         )
+    for name in ("logit_shift", "first_token_from_causal"):
+        if not isinstance(fields.get(name, False), bool):
+            raise SetBlockError(f"config.json: {CONFIG_KEY}.{name} must be true or false, not {fields[name]!r}")
     fields["block_sizes"] = tuple(sorted(sizes))
     return SBDFacts(**fields)

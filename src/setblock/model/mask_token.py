@@ -4,6 +4,7 @@ Knows tokenizers and embedding matrices. Knows nothing of masks in attention.
 """
 
 import re
+from collections.abc import Set
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -24,29 +25,45 @@ def add_mask_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     rows of a reserved or appended token start from the mean of all rows: in the middle of what the model knows, rather
     than at the noise that ids never trained are left with.
     """
-    if tokenizer.mask_token_id is not None:
-        return int(tokenizer.mask_token_id)
-    mask_token_id = reserved_id(tokenizer)
+    own: int | None = tokenizer.mask_token_id
+    mask_token_id = reserved_id(tokenizer, in_use=_special_ids(model)) if own is None else own
     if mask_token_id is None:
         tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
         mask_token_id = int(tokenizer.convert_tokens_to_ids(MASK_TOKEN))
-        # Many models have more rows than their tokenizer has tokens; then there is nothing to resize.
-        if mask_token_id >= model.get_input_embeddings().weight.shape[0]:
-            model.resize_token_embeddings(mask_token_id + 1, mean_resizing=False)
-    _start_from_mean(model, mask_token_id)
+    # Many models have more rows than their tokenizer has tokens; then there is nothing to resize.
+    is_new_row = mask_token_id >= len(model.get_input_embeddings().weight)
+    if is_new_row:
+        model.resize_token_embeddings(mask_token_id + 1, mean_resizing=False)
+    if own is None or is_new_row:
+        _start_from_mean(model, mask_token_id)
     return mask_token_id
 
 
-def reserved_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The smallest reserved special id of a tokenizer that has no role of its own, or None."""
-    in_use = set(tokenizer.all_special_ids) - set(tokenizer.added_tokens_decoder)
-    roles = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+def reserved_id(tokenizer: PreTrainedTokenizerBase, *, in_use: Set[int] = frozenset()) -> int | None:
+    """The smallest reserved special id of a tokenizer that has no role, or None.
+
+    Args:
+        tokenizer: its named special tokens and those its chat template writes have a role.
+        in_use: ids that have one for the model.
+    """
+    roles = {getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad", "unk", "sep", "cls")} | in_use
+    template = str(tokenizer.chat_template or "")
     found = [
         token_id
         for token_id, token in tokenizer.added_tokens_decoder.items()
-        if _RESERVED.fullmatch(token.content) and token_id not in in_use | roles
+        if _RESERVED.fullmatch(token.content) and token_id not in roles and token.content not in template
     ]
     return min(found, default=None)
+
+
+def _special_ids(model: PreTrainedModel) -> set[int]:
+    """Ids that the model's own configs name."""
+    found: set[int] = set()
+    for config in (model.config.get_text_config(), getattr(model, "generation_config", None)):
+        for role in ("bos", "eos", "pad"):
+            ids = getattr(config, f"{role}_token_id", None)
+            found.update([] if ids is None else ids if isinstance(ids, list) else [ids])
+    return found
 
 
 @torch.no_grad()

@@ -80,6 +80,10 @@ class SBDModel:
             if dtype is not None:
                 _rewrite_dtype(Path(temporary) / "config.json", self.model.dtype)
             written = sorted(Path(temporary).iterdir(), key=lambda path: path.name == "config.json")
+            # An older checkpoint in the folder stops being one before any of its files changes.
+            (folder / "config.json").unlink(missing_ok=True)
+            for stale in {*folder.glob("*.safetensors*")} - {folder / path.name for path in written}:
+                stale.unlink()
             for path in written:
                 os.replace(path, folder / path.name)
 
