@@ -1,0 +1,73 @@
+"""The package's shape: who may import whom, how long a file may be, what is public."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import setblock
+
+ROOT = Path(setblock.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"), key=lambda path: (path != ROOT / "__init__.py", path))
+
+# What each part may import, besides itself. The arrow of the data flow points one way.
+CORE = {"errors", "masks", "data"}
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "masks": set(),
+    "roofline": {"errors"},
+    "data": {"errors"},
+    "model": CORE,
+    "decoding": CORE | {"model"},
+    "training": CORE | {"model"},
+    "evaluation": CORE | {"model", "decoding", "training"},
+    "cli": CORE | {"model", "decoding", "training", "evaluation", "roofline"},
+    "__main__": {"cli"},
+}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> set[str]:
+    """The parts of the package that a file imports from, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    names = {name.split(".")[1] for name in found if name.startswith("setblock.")}
+    # A name from the package's front is an import from where it is defined.
+    return {getattr(setblock, name).__module__.split(".")[1] if name in setblock.__all__ else name for name in names}
+
+
+@pytest.mark.parametrize("path", FILES[1:], ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_follow_the_data_flow(path: Path) -> None:
+    part = part_of(path)
+    assert part in ALLOWED, f"say what {part} may import"
+    for name in imports_of(path):
+        assert name == part or name in ALLOWED[part], f"{part} must not import {name}"
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in FILES}
+    assert {path: n for path, n in lengths.items() if n > 400} == {}
+
+
+def test_public_names() -> None:
+    assert setblock.__all__ == sorted(setblock.__all__)
+    assert len(setblock.__all__) <= 10
+    for name in setblock.__all__:
+        assert getattr(setblock, name).__module__.startswith("setblock.")
+    assert set(setblock.__all__) <= set(dir(setblock))
+    with pytest.raises(AttributeError, match="module 'setblock' has no attribute 'train'"):
+        setblock.train  # noqa: B018
+
+
+def test_modules_say_what_they_know() -> None:
+    for path in FILES:
+        if path.name != "__init__.py":
+            assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
