@@ -15,6 +15,7 @@ from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.model.attention import layer_windows
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.facts import read_facts
+from setblock.model.probe import probe
 from setblock.model.sbd_model import SBDModel
 
 
@@ -77,13 +78,15 @@ def load(
         model = model.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # PyTorch asserts that it was built for the device
         raise SetBlockError(f"can't use device {str(device)!r}: {_line(error)}") from error
+    sbd = SBDModel(model, tokenizer, facts=facts)
+    probe(sbd)
     if facts is None or not facts.block_sizes:
         warnings.warn(
             f"{source} was never SBD-trained: decode it with method 'ntp', or fine-tune it with `setblock train`",
             NotTrainedForBlocks,
             stacklevel=2,
         )
-    return SBDModel(model, tokenizer, facts=facts)
+    return sbd
 
 
 def _check_source(source: str) -> None:

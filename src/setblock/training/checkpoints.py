@@ -1,13 +1,54 @@
-"""What an earlier run left in an output folder.
+"""What an earlier run left in an output folder: its recipe, its checkpoints, its final model.
 
 Knows the folders that Transformers' `Trainer` and `SBDModel.save` write. Knows nothing of models.
 """
 
 import json
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from setblock.errors import SetBlockError
+from setblock.training.recipe import Recipe
+
+_RECIPE_FILE = "recipe.json"
+
+# Values of the training section that may change between two parts of one run: they don't change what is learned.
+_FREE = re.compile(r"output_dir|logging_.*|save_.*|eval_.*|report_to|disable_tqdm|dataloader_.*|use_cpu")
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+def claim(folder: Path, recipe: Recipe) -> None:
+    """Record in `folder` which recipe is trained there.
+
+    Raises:
+        SetBlockError: it already holds the run of another recipe, which this one would silently go on with.
+    """
+    wanted = json.loads(recipe.model_dump_json())
+    wanted["training"] = {key: value for key, value in wanted["training"].items() if not _FREE.fullmatch(key)}
+    path = folder / _RECIPE_FILE
+    if path.is_file():
+        recorded = json.loads(path.read_text())
+        for key, there, here in _differences(recorded, wanted):
+            raise SetBlockError(
+                f"{folder} holds a run with {key} {there!r}, not {here!r}: delete it, or give another training.output_dir"
+            )
+        return
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(wanted, indent=2) + "\n")
+    os.replace(temporary, path)
+
+
+def _differences(recorded: Any, wanted: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The dotted keys at which two recipes differ, with both values."""
+    if isinstance(recorded, dict) and isinstance(wanted, dict):
+        for name in sorted(recorded.keys() | wanted.keys()):
+            yield from _differences(recorded.get(name), wanted.get(name), f"{key}.{name}".lstrip("."))
+    elif recorded != wanted:
+        yield key, recorded, wanted
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -15,7 +15,7 @@ from setblock.data.word_problems import WordProblem, word_problems
 from setblock.errors import SetBlockError
 from setblock.model.loading import NotTrainedForBlocks, load, refuse_unsupported
 from setblock.model.sbd_model import SBDModel
-from setblock.training.checkpoints import is_finished, newest_checkpoint
+from setblock.training.checkpoints import claim, is_finished, newest_checkpoint
 from setblock.training.config import SBDConfig
 from setblock.training.recipe import DataSection, ModelSection, Recipe
 from setblock.training.trainer import SBDTrainer
@@ -30,7 +30,8 @@ def train(recipe: Recipe, args: SBDConfig) -> Path:
     appears only when it is whole.
 
     Raises:
-        SetBlockError: the recipe's model can't be loaded or made, or its data does not fit the recipe's own limits.
+        SetBlockError: the recipe's model can't be loaded or made, its data does not fit the recipe's own limits, or the
+            output folder holds the run of another recipe.
     """
     # 1. Model and tokenizer
     output = Path(args.output_dir)
@@ -66,6 +67,7 @@ def train(recipe: Recipe, args: SBDConfig) -> Path:
         data_collator=RowCollator(pad_token_id=sbd.end_of_text_ids[0]),
         processing_class=sbd.tokenizer,
     )
+    claim(output, recipe)
     checkpoint = newest_checkpoint(output)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
 
