@@ -23,6 +23,7 @@ ORDERS = {
     "right to left": [7, 6, 5, 4, 3, 2, 1, 0],
     "left to right": [0, 1, 2, 3, 4, 5, 6, 7],
     "middle first": [4, 0, 1, 2, 3, 5, 6, 7],
+    "middle first, then its right": [4, 7, 6, 5, 3, 2, 1, 0],
     "ends first": [7, 0, 6, 1, 5, 2, 4, 3],
 }
 
@@ -88,7 +89,7 @@ def test_text_is_filled_before_it_and_nothing_leaks_after_it(
 
 def test_early_end_saves_passes(trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]) -> None:
     """Revealed first in the middle of a block, an end-of-text leaves only what stands before it to fill."""
-    sbd, sampler = tiny_sbd("llama", trained_tokenizer), InOrder(ORDERS["middle first"])
+    sbd, sampler = tiny_sbd("llama", trained_tokenizer), InOrder(ORDERS["middle first, then its right"])
     sbd.end_of_text_ids = ()
     batch, steps = decode(sbd, prompts[0], sampler, max_new_tokens=K)
     assert len(steps) == 1 + K
@@ -96,7 +97,7 @@ def test_early_end_saves_passes(trained_tokenizer: PreTrainedTokenizerBase, prom
     batch, steps = decode(sbd, prompts[0], sampler, max_new_tokens=K)
     assert len(batch.generation(0).token_ids) == 5
     assert len(steps) == 1 + 5
-    assert batch.generation(0).revealed_by == [2, 3, 4, 5, 1]
+    assert batch.generation(0).revealed_by == [5, 4, 3, 2, 1]
 
 
 def test_a_second_end_of_text_further_left_wins(
