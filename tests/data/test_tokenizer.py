@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.tokenizer import train_tokenizer
+from setblock.data.tokenizer import RESERVED, train_tokenizer
 
 TOKENIZER = train_tokenizer(["Tom has 12 apples and 7 pears.", "Ana has 40 pears."] * 5, vocab_size=270)
 
@@ -16,10 +16,11 @@ def test_any_text_round_trips(text: str) -> None:
     assert TOKENIZER.decode(ids) == text
 
 
-def test_every_digit_is_a_token_of_its_own(trained_tokenizer: PreTrainedTokenizerBase) -> None:
-    ids = trained_tokenizer("4711 + 15").input_ids
-    assert "".join(trained_tokenizer.convert_ids_to_tokens(ids)) == "4711Ġ+Ġ15"
-    assert all(sum(c.isdigit() for c in token) <= 1 for token in trained_tokenizer.get_vocab())
+def test_numbers_are_tokens_of_up_to_three_digits() -> None:
+    tokenizer = train_tokenizer(["47115 = 471 + 15"] * 50, vocab_size=290)
+    assert tokenizer.convert_ids_to_tokens(tokenizer("47115 + 15").input_ids) == ["471", "15", "Ġ+", "Ġ", "15"]
+    numbered = {token for token in tokenizer.get_vocab() if any(c.isdigit() for c in token)} - set(RESERVED)
+    assert all(token.isdigit() and len(token) <= 3 for token in numbered)
 
 
 def test_special_tokens_come_first(trained_tokenizer: PreTrainedTokenizerBase) -> None:

@@ -84,7 +84,9 @@ class SBDModel:
             (folder / "config.json").unlink(missing_ok=True)
             for stale in {*folder.glob("*.safetensors*")} - {folder / path.name for path in written}:
                 stale.unlink()
+            readable = (Path(temporary) / "config.json").stat().st_mode
             for path in written:
+                path.chmod(readable)  # safetensors leaves its files to their owner alone
                 os.replace(path, folder / path.name)
 
 
