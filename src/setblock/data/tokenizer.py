@@ -1,7 +1,7 @@
 """A byte-level BPE tokenizer trained on a corpus, for models that start from nothing.
 
-Knows the conventions of present-day tokenizers (a word with its leading space, numbers of up to three digits,
-reserved special tokens) and packs them as a stock Transformers tokenizer. Any text round-trips: unknown words fall back to bytes.
+Knows the conventions of present-day tokenizers (a word with its leading space, numbers of up to three digits, reserved
+special tokens) and packs them as a stock Transformers tokenizer. Any text round-trips: unknown words fall back to bytes.
 """
 
 from collections.abc import Iterable
