@@ -66,7 +66,8 @@ def test_cached_equals_naive_and_commits_exactly(
     for row, prompt in enumerate(prompts):
         assert_equals_naive(sbd, prompt, settings[row], batch, row)
         revealed_by = batch.generation(row).revealed_by
-        assert len(set(revealed_by)) < len(revealed_by)  # some passes revealed several
+        if len(revealed_by) == settings[row].max_new_tokens:  # random weights may end at once
+            assert len(set(revealed_by)) < len(revealed_by)  # some passes revealed several
     assert_committed_is_exact(sbd, batch)
 
 
