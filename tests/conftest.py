@@ -7,7 +7,7 @@ import torch
 from hypothesis import settings
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.documents import Document, encode_problems
+from setblock.data.documents import Document, encode_pairs
 from setblock.data.tokenizer import train_tokenizer
 from setblock.data.word_problems import WordProblem, word_problems
 
@@ -16,32 +16,45 @@ settings.load_profile("setblock")
 torch.set_num_threads(1)
 
 
+# Fixed texts, so that what random models make of them does not change with the generator of word problems.
+TEXTS = (
+    "Question: Tom has 12 apples and buys 3 bags of 4 apples each. How many apples does he have now?\nAnswer:",
+    "Question: Ana reads 15 pages a day for 6 days, and then 7 pages more. How many pages has she read?\nAnswer:",
+    "Question: A school has 5 rooms with 8 rows of 4 seats. How many people can sit in the school?\nAnswer:",
+    "Question: Ivan saves 20 dollars a week. A bike costs 340 dollars. How many weeks does he have to save?\nAnswer:",
+    " The bags hold 3 * 4 = 12 apples.\nThen Tom has 12 + 12 = 24 apples.\n#### 24",
+    " In 6 days Ana reads 6 * 15 = 90 pages.\nThen she has read 90 + 7 = 97 pages.\n#### 97",
+    " Each room has 8 * 4 = 32 seats.\nThe school has 5 * 32 = 160 seats.\n#### 160",
+    " Ivan needs 340 / 20 = 17 weeks.\n#### 17",
+)
+
+
 @pytest.fixture(scope="session")
 def problems() -> list[WordProblem]:
     return list(itertools.islice(word_problems("train"), 60))
 
 
 @pytest.fixture(scope="session")
-def trained_tokenizer(problems: list[WordProblem]) -> PreTrainedTokenizerBase:
+def trained_tokenizer() -> PreTrainedTokenizerBase:
     """Shared: tests that change their tokenizer take `tokenizer`."""
-    return train_tokenizer((p.prompt + p.completion for p in problems), vocab_size=300)
+    return train_tokenizer(TEXTS, vocab_size=300)
 
 
 @pytest.fixture
-def tokenizer(problems: list[WordProblem]) -> PreTrainedTokenizerBase:
-    return train_tokenizer((p.prompt + p.completion for p in problems), vocab_size=300)
+def tokenizer() -> PreTrainedTokenizerBase:
+    return train_tokenizer(TEXTS, vocab_size=300)
 
 
 @pytest.fixture(scope="session")
-def prompts(trained_tokenizer: PreTrainedTokenizerBase, problems: list[WordProblem]) -> list[list[int]]:
+def prompts(trained_tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     """Token ids of three prompts of different lengths."""
-    return [trained_tokenizer(p.prompt).input_ids[:n] for p, n in zip(problems, (9, 23, 40), strict=False)]
+    return [trained_tokenizer(text).input_ids[:n] for text, n in zip(TEXTS, (9, 23, 40), strict=False)]
 
 
 @pytest.fixture(scope="session")
-def documents(trained_tokenizer: PreTrainedTokenizerBase, problems: list[WordProblem]) -> list[Document]:
+def documents(trained_tokenizer: PreTrainedTokenizerBase) -> list[Document]:
     """Six short documents."""
-    whole = encode_problems(trained_tokenizer, problems[:6])
+    whole = list(encode_pairs(trained_tokenizer, zip(TEXTS[:4], TEXTS[4:], strict=True))) * 2
     return [
-        Document(d.token_ids[-n:], d.carries_loss[-n:]) for d, n in zip(whole, (19, 33, 8, 26, 14, 21), strict=True)
+        Document(d.token_ids[-n:], d.carries_loss[-n:]) for d, n in zip(whole, (19, 33, 8, 26, 14, 21), strict=False)
     ]

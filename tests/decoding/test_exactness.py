@@ -61,6 +61,7 @@ def test_cached_equals_naive_and_commits_exactly(
 ) -> None:
     """Ragged prompts, block sizes and limits in one batch; no limit is a multiple of its block size."""
     sbd = tiny_sbd(family, trained_tokenizer, mode=mode)
+    sbd.end_of_text_ids = ()  # see test_end_of_text.py
     settings = [DecodingSettings(block_size=k, max_new_tokens=n) for k, n in ((8, 20), (5, 17), (16, 30))]
     batch = decoded(sbd, prompts, settings)
     for row, prompt in enumerate(prompts):

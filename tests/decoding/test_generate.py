@@ -8,7 +8,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from families import CONTEXT, MODES, tiny_model, tiny_sbd
-from setblock.data.word_problems import WordProblem
 from setblock.decoding.generate import generate, generate_batch, open_batch, stream
 from setblock.decoding.record import PassCounts
 from setblock.decoding.samplers import EntropyBounded
@@ -21,7 +20,14 @@ WHOLE_BLOCK, ONE_AT_A_TIME = EntropyBounded(math.inf), EntropyBounded(0.0)
 
 @pytest.fixture(params=MODES)
 def sbd(request: pytest.FixtureRequest, trained_tokenizer: PreTrainedTokenizerBase) -> SBDModel:
-    return tiny_sbd("llama", trained_tokenizer, mode=request.param)
+    sbd = tiny_sbd("llama", trained_tokenizer, mode=request.param)
+    sbd.end_of_text_ids = ()  # these tests are of whole blocks
+    return sbd
+
+
+@pytest.fixture
+def questions() -> list[str]:
+    return ["How many apples does Tom have?", "Ana has 15 pears. How many more does she need?"]
 
 
 def test_passes_are_counted(sbd: SBDModel, prompts: list[list[int]]) -> None:
@@ -81,13 +87,11 @@ def test_steps_say_what_each_pass_revealed(sbd: SBDModel, prompts: list[list[int
     assert all(bool(a.took_part[row]) >= bool(b.took_part[row]) for a, b in pairwise(steps) for row in range(3))
 
 
-def test_stream_adds_up_to_generate(
-    sbd: SBDModel, problems: list[WordProblem], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stream_adds_up_to_generate(sbd: SBDModel, questions: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sbd, "end_of_text_ids", ())  # whatever random weights would end with
     settings, sampler = DecodingSettings(block_size=6, max_new_tokens=25), EntropyBounded(4.0)
-    chunks = list(stream(sbd, problems[0].question, settings=settings, sampler=sampler))
-    whole = generate(sbd, problems[0].question, settings=settings, sampler=sampler)
+    chunks = list(stream(sbd, questions[0], settings=settings, sampler=sampler))
+    whole = generate(sbd, questions[0], settings=settings, sampler=sampler)
     last = chunks[-1].generation
     assert last is not None
     assert all(chunk.generation is None for chunk in chunks[:-1])
@@ -98,19 +102,18 @@ def test_stream_adds_up_to_generate(
     assert whole.tokens_per_forward == whole.num_tokens / len(chunks)
 
 
-def test_a_larger_gamma_takes_no_more_passes(sbd: SBDModel, problems: list[WordProblem]) -> None:
+def test_a_larger_gamma_takes_no_more_passes(sbd: SBDModel, questions: list[str]) -> None:
     """Of a whole block at once: the ends of the range hold for any model."""
     settings = DecodingSettings(block_size=8, max_new_tokens=16)
     passes = [
-        generate(sbd, problems[1].question, settings=settings, sampler=sampler).num_forwards
+        generate(sbd, questions[1], settings=settings, sampler=sampler).num_forwards
         for sampler in (WHOLE_BLOCK, EntropyBounded(4.0), ONE_AT_A_TIME)
     ]
     assert passes[0] <= passes[1] <= passes[2]
 
 
-def test_batch_of_texts(sbd: SBDModel, problems: list[WordProblem]) -> None:
+def test_batch_of_texts(sbd: SBDModel, questions: list[str]) -> None:
     settings = [DecodingSettings(block_size=4, max_new_tokens=9), DecodingSettings(method="ntp", max_new_tokens=5)]
-    questions = [problem.question for problem in problems[:2]]
     together = generate_batch(sbd, questions, settings=settings)
     for question, each, generation in zip(questions, settings, together, strict=True):
         assert generation.token_ids == generate(sbd, question, settings=each).token_ids
