@@ -8,9 +8,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from families import CONTEXT, FAMILIES, tiny_model
 from setblock.data.documents import Document
 from setblock.data.packing import PADDING, RowCollator, RowDataset, pack, unpacked
-from setblock.masks import CLEAN, train_mask
-from setblock.model.attention import attention_mask
-from setblock.model.forward import logits_at
+from setblock.masks import CLEAN
+from setblock.training.forward import training_logits
 from setblock.training.inputs import TrainingInputs, doubled_inputs
 from setblock.training.noising import Noising
 
@@ -41,28 +40,7 @@ def doubled(documents: list[Document], *, packed: bool, mask_token_id: int = MAS
 def all_logits(model: PreTrainedModel, inputs: TrainingInputs) -> Tensor:
     """[B, T, V]"""
     batch, length = inputs.input_ids.shape
-    mask = attention_mask(
-        model.config.get_text_config(),
-        lambda window: train_mask(
-            position_ids=inputs.position_ids,
-            document_ids=inputs.document_ids,
-            block_ids=inputs.block_ids,
-            limits=inputs.limits,
-            window=window,
-        ),
-        batch=batch,
-        queries=length,
-        keys=length,
-        device=inputs.input_ids.device,
-        dtype=model.dtype,
-    )
-    logits = logits_at(
-        model,
-        torch.arange(batch * length),
-        input_ids=inputs.input_ids,
-        position_ids=inputs.position_ids,
-        attention_mask=mask,
-    )
+    logits = training_logits(model, inputs, torch.arange(batch * length))
     return logits.view(batch, length, -1)
 
 

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 from families import tiny_model
 from setblock.data.documents import Document
 from setblock.data.packing import IGNORE, PADDING, RowCollator, RowDataset, pack
-from setblock.masks import CLEAN, train_mask
-from setblock.model.attention import attention_mask, layer_windows
-from setblock.model.forward import logits_at
+from setblock.masks import CLEAN
+from setblock.model.attention import layer_windows
+from setblock.training.forward import training_logits
 from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.loss import SBDLoss, sbd_loss
 from setblock.training.noising import Noising
@@ -50,29 +50,7 @@ def doubled(rows: dict[str, Tensor], *, logit_shift: bool, noising: Noising) -> 
 
 
 def in_one_pass(model: PreTrainedModel, inputs: TrainingInputs) -> SBDLoss:
-    batch, length = inputs.input_ids.shape
-    mask = attention_mask(
-        model.config,
-        lambda window: train_mask(
-            position_ids=inputs.position_ids,
-            document_ids=inputs.document_ids,
-            block_ids=inputs.block_ids,
-            limits=inputs.limits,
-            window=window,
-        ),
-        batch=batch,
-        queries=length,
-        keys=length,
-        device=inputs.input_ids.device,
-        dtype=model.dtype,
-    )
-    logits = logits_at(
-        model,
-        torch.cat([inputs.ntp.index, inputs.matp.index]),
-        input_ids=inputs.input_ids,
-        position_ids=inputs.position_ids,
-        attention_mask=mask,
-    )
+    logits = training_logits(model, inputs, torch.cat([inputs.ntp.index, inputs.matp.index]))
     return sbd_loss(logits, ntp_targets=inputs.ntp.token_ids, matp_targets=inputs.matp.token_ids)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from setblock.decoding.choice import choose_tokens
 from setblock.decoding.samplers import Sampler
+from setblock.model.attention import layer_windows
 from setblock.model.sbd_model import SBDModel
 
 
@@ -77,7 +78,7 @@ def _logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
     config = model.model.config.get_text_config()
     length = len(tokens)
     masks = {}
-    for kind, window in _windows(config).items():
+    for kind, window in layer_windows(config).items():
         allowed = torch.zeros((length, length), dtype=torch.bool)
         for query in range(length):
             last = length if query >= block_start else query + 1
@@ -93,9 +94,3 @@ def _logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
     )
     logits: Tensor = output.logits[0].float().cpu()
     return logits
-
-
-def _windows(config: object) -> dict[str, int | None]:
-    from setblock.model.attention import layer_windows  # which layers slide is a fact of the model, not of the decoder
-
-    return layer_windows(config)

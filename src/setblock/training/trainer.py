@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, Trainer
 
-from setblock.masks import train_mask
-from setblock.model.attention import attention_mask
-from setblock.model.forward import logits_at
 from setblock.training.config import SBDConfig
+from setblock.training.forward import training_logits
 from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.loss import SBDLoss, sbd_loss
 from setblock.training.optimizer import MuonAdamW
@@ -78,30 +76,8 @@ class SBDTrainer(Trainer):
     def losses(self, model: nn.Module, inputs: TrainingInputs) -> SBDLoss:
         """One forward pass and both terms of eq. 14."""
         plain = self.accelerator.unwrap_model(model)
-        config, (batch, length) = plain.config.get_text_config(), inputs.input_ids.shape
-        mask = attention_mask(
-            config,
-            lambda window: train_mask(
-                position_ids=inputs.position_ids,
-                document_ids=inputs.document_ids,
-                block_ids=inputs.block_ids,
-                limits=inputs.limits,
-                window=window,
-            ),
-            batch=batch,
-            queries=length,
-            keys=length,
-            device=inputs.input_ids.device,
-            dtype=plain.dtype,
-        )
-        logits = logits_at(
-            plain,
-            torch.cat([inputs.ntp.index, inputs.matp.index]),
-            input_ids=inputs.input_ids,
-            position_ids=inputs.position_ids,
-            attention_mask=mask,
-            wrapped=model,
-        )
+        index = torch.cat([inputs.ntp.index, inputs.matp.index])
+        logits = training_logits(plain, inputs, index, wrapped=model)
         return sbd_loss(logits, ntp_targets=inputs.ntp.token_ids, matp_targets=inputs.matp.token_ids)
 
     def compute_loss(
