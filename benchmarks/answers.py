@@ -4,7 +4,6 @@ import time
 from dataclasses import dataclass
 
 from setblock.decoding.generate import open_batch
-from setblock.decoding.samplers import Sampler
 from setblock.decoding.settings import DecodingSettings
 from setblock.model.sbd_model import SBDModel
 from timing import synchronise
@@ -28,13 +27,13 @@ class Decoded:
         )
 
 
-def decode_timed(sbd: SBDModel, prompt: list[int], *, settings: DecodingSettings, sampler: Sampler) -> Decoded:
+def decode_timed(sbd: SBDModel, prompt: list[int], *, settings: DecodingSettings) -> Decoded:
     """Decode one prompt as the library does, with everything that belongs to it but the text."""
     synchronise()
     started = time.perf_counter()
     batch = open_batch(sbd, [prompt], [settings])
     prefilled = started
-    for step in batch.steps(sampler):
+    for step in batch.steps():
         if step.is_prefill:
             synchronise()
             prefilled = time.perf_counter()
@@ -43,6 +42,6 @@ def decode_timed(sbd: SBDModel, prompt: list[int], *, settings: DecodingSettings
     return Decoded(
         seconds=ended - prefilled,
         passes=batch.record.counts(0).decoding,
-        tokens=len(batch.state.answer(0, batch.end_of_text())),
+        tokens=len(batch.state.answer(0)),
         prefill_seconds=prefilled - started,
     )

@@ -16,7 +16,7 @@ import argparse
 import gc
 import itertools
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,15 +114,14 @@ def decode_problems(sbd: SBDModel, options: argparse.Namespace) -> dict[str, Any
     """Held-out problems one by one, each by both methods in turn, the whole set several times over."""
     problems = list(itertools.islice(word_problems("test", seed=options.seed), options.problems))
     prompts = [encode_prompt(sbd.tokenizer, problem.question) for problem in problems]
-    in_blocks = DecodingSettings(block_size=options.block_size)
-    sampler = setblock.EntropyBounded(gamma=options.gamma)
-    decode_timed(sbd, prompts[0], settings=NTP, sampler=sampler)  # warm-up
+    in_blocks = DecodingSettings(block_size=options.block_size, sampler=setblock.EntropyBounded(gamma=options.gamma))
+    decode_timed(sbd, prompts[0], settings=NTP)  # warm-up
     rounds = []
     for _ in range(options.rounds):
         ntp = blocks = Decoded()
         for prompt in prompts:
-            ntp += decode_timed(sbd, prompt, settings=NTP, sampler=sampler)
-            blocks += decode_timed(sbd, prompt, settings=in_blocks, sampler=sampler)
+            ntp += decode_timed(sbd, prompt, settings=NTP)
+            blocks += decode_timed(sbd, prompt, settings=in_blocks)
         rounds.append((ntp, blocks))
     return compared(rounds) | {"problems": len(prompts), "gamma": options.gamma}
 
@@ -137,9 +136,9 @@ def decode_forced(sbd: SBDModel, options: argparse.Namespace) -> list[dict[str, 
     forced = [nfe for nfe in NFE_SPEEDUPS if nfe <= k]
     rounds: dict[int, list[tuple[Decoded, Decoded]]] = {nfe: [] for nfe in forced}
     for _ in range(options.rounds):
-        ntp = decode_timed(sbd, prompt.tolist(), settings=plain, sampler=FixedCount(1))
+        ntp = decode_timed(sbd, prompt.tolist(), settings=plain)
         for nfe in forced:
-            blocks = decode_timed(sbd, prompt.tolist(), settings=in_blocks, sampler=FixedCount(nfe))
+            blocks = decode_timed(sbd, prompt.tolist(), settings=replace(in_blocks, sampler=FixedCount(nfe)))
             rounds[nfe].append((ntp, blocks))
     return [compared(rounds[nfe]) | {"forced": nfe} for nfe in forced]
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import setblock
 from setblock.data.tokenizer import train_tokenizer
 from setblock.decoding.passes import run_pass
-from setblock.decoding.samplers import Selection
+from setblock.decoding.samplers import BlockView, Selection
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.state import open_state
 from setblock.masks import decode_mask
@@ -65,11 +64,10 @@ class FixedCount:
 
     count: int
 
-    def select(self, logits: Tensor, candidates: Tensor) -> Selection:
+    def select(self, block: BlockView) -> Selection:
         """See `setblock.decoding.samplers.Sampler`."""
-        selection = setblock.EntropyBounded().select(logits, candidates)
-        reveal = candidates & (candidates.cumsum(dim=1) <= self.count)
-        return Selection(reveal=reveal, entropy=selection.entropy)
+        setblock.EntropyBounded().select(block)
+        return Selection(block.candidates & (block.candidates.cumsum(dim=1) <= self.count))
 
 
 def passes(sbd: SBDModel, kind: PassKind, *, block_size: int, kv_length: int) -> dict[str, Callable[[], object]]:
@@ -86,7 +84,15 @@ def passes(sbd: SBDModel, kind: PassKind, *, block_size: int, kv_length: int) ->
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(5, sbd.model.config.vocab_size - 1, (kv_length + pending,), generator=generator).tolist()
     end = kv_length + pending + block_size
-    state = open_state([prompt], [settings], block_sizes=[block_size], limits=[end], device=sbd.device)
+    state = open_state(
+        [prompt],
+        [settings],
+        block_sizes=[block_size],
+        draft_passes=[1],
+        limits=[end],
+        ends=[[]],
+        device=sbd.device,
+    )
     cache = SlotCache(layers=sbd.model.config.num_hidden_layers, batch=1, capacity=end)
     with torch.inference_mode():
         run_pass(sbd, state, cache, prefill=True)

@@ -2,40 +2,34 @@
 
     python examples/own_sampler.py
 
-A sampler is any object with this `select`. It sees the logits of a block and which positions are still masked, and says
+A sampler is any object with this `select`. It sees the distributions of a block and which positions are still masked, and says
 which to reveal; the decoding loop does the rest. Every row of a batch that has a candidate must reveal at least one.
 """
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 import setblock
-from setblock.decoding.samplers import Selection
+from setblock.decoding.samplers import BlockView, Selection, at_least_one
 
 
 @dataclass(frozen=True)
-class ConfidenceThreshold:
-    """Reveal where the most probable token has at least probability `threshold`."""
+class Certain:
+    """Reveal where the most probable token is at least `odds` times as probable as all the others together."""
 
-    threshold: float = 0.95
+    odds: float = 20.0
 
-    def select(self, logits: Tensor, candidates: Tensor) -> Selection:
-        """Choose among the `candidates` [B, k] by their `logits` [B, k, V]."""
-        probabilities = logits.softmax(dim=-1)
-        confidence = probabilities.amax(dim=-1).masked_fill(~candidates, -1.0)  # [B, k]
-        best = torch.zeros_like(candidates).scatter(1, confidence.argmax(dim=1, keepdim=True), True)
-        reveal = candidates & ((confidence >= self.threshold) | best)
-        return Selection(reveal=reveal, entropy=torch.special.entr(probabilities).sum(dim=-1))
+    def select(self, block: BlockView) -> Selection:
+        """Choose among the `block.candidates` [B, k] by their distributions."""
+        certain = block.confidence >= self.odds * (1 - block.confidence)
+        return Selection(at_least_one(certain, block, score=block.confidence))
 
 
 def main() -> None:
     """Decode one problem with it, and with the default sampler."""
     model = setblock.load()
     question = "Maya has 12 apples. Maya finds 7 more. Maya gives away 4 of them. How many apples does Maya have now?"
-    for sampler in (ConfidenceThreshold(), setblock.EntropyBounded()):
-        answer = setblock.generate(model, question, sampler=sampler)
+    for sampler in (Certain(), setblock.EntropyBounded()):
+        answer = setblock.generate(model, question, settings=setblock.DecodingSettings(sampler=sampler))
         print(f"{sampler}: {answer.num_tokens} tokens in {answer.num_forwards} passes\n{answer.text}\n")
 
 

@@ -6,5 +6,9 @@ class SetBlockError(ValueError):
     without a traceback."""
 
 
+class ParameterError(SetBlockError):
+    """A parameter out of its range. The command line exits with 2, as for any wrong usage."""
+
+
 class SetBlockWarning(UserWarning):
     """Something allowed that a user should know of. One line, too."""

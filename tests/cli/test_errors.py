@@ -31,7 +31,7 @@ def _edit_config(folder, edit):
         (["--temperature", "-1"], "temperature must be"),
         (["--max-new-tokens", "0"], "max_new_tokens must be at least 1, not 0"),
         (["--max-new-tokens", "5000"], "the context holds 512"),
-        (["--seed", "9" * 20], "seed must fit in 64 bits"),
+        (["--seed", "9" * 20], "seed must be a number of 64 bits"),
         (["--device", "toaster"], "can't use device 'toaster'"),
     ],
 )

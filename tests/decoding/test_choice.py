@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from setblock.decoding.choice import choose_tokens, keyed_uniform
+from setblock.decoding.choice import Draws, choose_tokens, keyed_uniform
 
 GOLDEN, MASK = 0x9E3779B97F4A7C15, 2**64 - 1
 
@@ -70,11 +70,14 @@ def test_no_noise_outweighs_a_banned_token() -> None:
     assert chosen(logits, seed=seed, temperature=1.0).tolist() == [[0]]
 
 
+def drawn_by(*, temperature: Tensor, seeds: Tensor) -> Draws:
+    return Draws(temperature, None, None, None, seeds, is_greedy=False)
+
+
 def chosen(logits: Tensor, *, seed: int, temperature: float, first_position: int = 0) -> Tensor:
     return choose_tokens(
         logits,
-        temperature=torch.tensor([temperature]),
-        seeds=torch.tensor([seed]),
+        drawn_by(temperature=torch.tensor([temperature]), seeds=torch.tensor([seed])),
         positions=torch.arange(first_position, first_position + logits.shape[1])[None],
     )
 
@@ -100,8 +103,7 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
     logits, draws = torch.tensor([1.0, 0.0, -1.0, 2.0, -math.inf, 0.5, -3.0]), 20_000
     tokens = choose_tokens(
         logits.expand(draws, 2, -1),
-        temperature=torch.full((draws,), temperature),
-        seeds=torch.arange(draws),
+        drawn_by(temperature=torch.full((draws,), temperature), seeds=torch.arange(draws)),
         positions=torch.tensor([[3, 4]]).expand(draws, 2),
     )
     expected = (logits / temperature).softmax(dim=0).double() * draws
@@ -141,13 +143,12 @@ def test_a_draw_depends_on_seed_position_and_logits_alone() -> None:
     logits = torch.randn(4, 6, 50, generator=generator)
     temperature, seeds = torch.tensor([1.0, 0.0, 0.7, 1.0]), torch.tensor([1, 2, 3, 1])
     positions = torch.tensor([0, 7, 2, 40])[:, None] + torch.arange(6)
-    together = choose_tokens(logits, temperature=temperature, seeds=seeds, positions=positions)
+    together = choose_tokens(logits, drawn_by(temperature=temperature, seeds=seeds), positions=positions)
     for row in range(4):
         for column in range(6):
             alone = choose_tokens(
                 logits[row : row + 1, column : column + 1],
-                temperature=temperature[row : row + 1],
-                seeds=seeds[row : row + 1],
+                drawn_by(temperature=temperature[row : row + 1], seeds=seeds[row : row + 1]),
                 positions=positions[row : row + 1, column : column + 1],
             )
             assert int(alone) == int(together[row, column])

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from families import MODES, tiny_sbd
 from setblock.decoding.generate import OpenBatch, open_batch, stream
 from setblock.decoding.naive import naive_decode
-from setblock.decoding.samplers import Selection
+from setblock.decoding.samplers import BlockView, Selection
 from setblock.decoding.settings import DecodingSettings
 from setblock.model.sbd_model import SBDModel
 
@@ -34,18 +33,19 @@ class InOrder:
 
     order: list[int]
 
-    def select(self, logits: Tensor, candidates: Tensor) -> Selection:
+    def select(self, block: BlockView) -> Selection:
+        candidates = block.candidates
         reveal = torch.zeros_like(candidates)
         for row in range(len(candidates)):
             wanted = [c for c in self.order if c < candidates.shape[1] and candidates[row, c]]
             if wanted:
                 reveal[row, wanted[0]] = True
-        return Selection(reveal=reveal, entropy=torch.zeros(candidates.shape))
+        return Selection(reveal)
 
 
 def decode(sbd: SBDModel, prompt: list[int], sampler: InOrder, **settings: int) -> tuple[OpenBatch, list]:
-    batch = open_batch(sbd, [prompt], [DecodingSettings(block_size=K, **settings)])
-    return batch, list(batch.steps(sampler))
+    batch = open_batch(sbd, [prompt], [DecodingSettings(block_size=K, sampler=sampler, **settings)])
+    return batch, list(batch.steps())
 
 
 @pytest.mark.parametrize("at", [0, 1, 4, 6, 7])
@@ -67,7 +67,7 @@ def test_text_is_filled_before_it_and_nothing_leaks_after_it(
     sbd.end_of_text_ids = (end,)
     batch, steps = decode(sbd, prompt, sampler, max_new_tokens=2 * K)
     generation = batch.generation(0)
-    token_ids, passes = naive_decode(sbd, prompt, block_size=K, max_new_tokens=2 * K, sampler=sampler)
+    token_ids, passes = naive_decode(sbd, prompt, DecodingSettings(block_size=K, max_new_tokens=2 * K), sampler=sampler)
     assert generation.token_ids == token_ids
     assert generation.passes.decoding == passes
     assert generation.finish_reason == "stop"
@@ -91,11 +91,14 @@ def test_early_end_saves_passes(trained_tokenizer: PreTrainedTokenizerBase, prom
     """Revealed first in the middle of a block, an end-of-text leaves only what stands before it to fill."""
     sbd, sampler = tiny_sbd("llama", trained_tokenizer), InOrder(ORDERS["middle first, then its right"])
     sbd.end_of_text_ids = ()
-    batch, steps = decode(sbd, prompts[0], sampler, max_new_tokens=K)
-    assert len(steps) == 1 + K
-    sbd.end_of_text_ids = (batch.generation(0).token_ids[4],)
-    batch, steps = decode(sbd, prompts[0], sampler, max_new_tokens=K)
-    assert len(batch.generation(0).token_ids) == 5
+    for prompt in (prompts[0][n:] for n in range(len(prompts[0]))):  # until one has no second end-of-text further left
+        sbd.end_of_text_ids = ()
+        batch, steps = decode(sbd, prompt, sampler, max_new_tokens=K)
+        assert len(steps) == 1 + K
+        sbd.end_of_text_ids = (batch.generation(0).token_ids[4],)
+        batch, steps = decode(sbd, prompt, sampler, max_new_tokens=K)
+        if len(batch.generation(0).token_ids) == 5:
+            break
     assert len(steps) == 1 + 5
     assert batch.generation(0).revealed_by == [5, 4, 3, 2, 1]
 
@@ -117,12 +120,15 @@ def test_stream_never_shows_what_an_end_of_text_cuts_off(
     trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
     sbd, sampler = tiny_sbd("llama", trained_tokenizer), InOrder(ORDERS["left to right"])
-    prompt, settings = trained_tokenizer.decode(prompts[1]), DecodingSettings(block_size=K, max_new_tokens=2 * K)
+    prompt, settings = (
+        trained_tokenizer.decode(prompts[1]),
+        DecodingSettings(block_size=K, max_new_tokens=2 * K, sampler=sampler),
+    )
     sbd.end_of_text_ids = ()
-    *_, last = stream(sbd, prompt, settings=settings, sampler=sampler, raw=True)
+    *_, last = stream(sbd, prompt, settings=settings, raw=True)
     assert last.generation is not None
     sbd.end_of_text_ids = (last.generation.token_ids[K + 2],)
-    chunks = list(stream(sbd, prompt, settings=settings, sampler=sampler, raw=True))
+    chunks = list(stream(sbd, prompt, settings=settings, raw=True))
     generation = chunks[-1].generation
     assert generation is not None
     assert generation.finish_reason == "stop"

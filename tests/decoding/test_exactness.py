@@ -1,5 +1,7 @@
 """What is promised for every family: cached = uncached, batch = single, NTP mode = the base model's own `generate`."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import DynamicCache, PreTrainedTokenizerBase
@@ -15,8 +17,8 @@ SAMPLER = EntropyBounded(4.0)  # several tokens a pass, but not whole blocks, on
 
 
 def decoded(sbd: SBDModel, prompts: list[list[int]], settings: list[DecodingSettings]) -> OpenBatch:
-    batch = open_batch(sbd, prompts, settings)
-    for _ in batch.steps(SAMPLER):
+    batch = open_batch(sbd, prompts, [replace(each, sampler=SAMPLER) for each in settings])
+    for _ in batch.steps():
         pass
     return batch
 
@@ -24,17 +26,7 @@ def decoded(sbd: SBDModel, prompts: list[list[int]], settings: list[DecodingSett
 def assert_equals_naive(
     sbd: SBDModel, prompt: list[int], settings: DecodingSettings, batch: OpenBatch, row: int
 ) -> None:
-    assert settings.block_size is not None
-    assert settings.max_new_tokens is not None
-    token_ids, passes = naive_decode(
-        sbd,
-        prompt,
-        block_size=settings.block_size,
-        max_new_tokens=settings.max_new_tokens,
-        sampler=SAMPLER,
-        temperature=settings.temperature,
-        seed=settings.seed,
-    )
+    token_ids, passes = naive_decode(sbd, prompt, settings, sampler=SAMPLER)
     generation = batch.generation(row)
     assert generation.token_ids == token_ids
     assert generation.passes.decoding == passes

@@ -1,6 +1,7 @@
 """The three layers over the decoding loop: steps, a stream of text, a string; and the figures they report."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -40,8 +41,9 @@ def test_passes_are_counted(sbd: SBDModel, prompts: list[list[int]]) -> None:
         ONE_AT_A_TIME: PassCounts(prefill=1, block=18 - first_is_known, commit=2),
     }
     for sampler, expected in cases.items():
-        batch = open_batch(sbd, prompts[:1], [DecodingSettings(block_size=8, max_new_tokens=20)])
-        steps = list(batch.steps(sampler))
+        settings = DecodingSettings(block_size=8, max_new_tokens=20, sampler=sampler)
+        batch = open_batch(sbd, prompts[:1], [settings])
+        steps = list(batch.steps())
         counts = batch.generation(0).passes
         assert counts == expected
         assert counts.total == len(steps)
@@ -56,16 +58,17 @@ def test_forward_passes_are_as_wide_as_they_should_be(sbd: SBDModel, prompts: li
     sbd.model.register_forward_pre_hook(lambda m, a, kw: fed.append(tuple(kw["input_ids"].shape)), with_kwargs=True)
     # The last hook sees what the one that gathers positions has left.
     sbd.model.lm_head.register_forward_hook(lambda m, args, output: read.append(output.shape[1]))
-    batch = open_batch(sbd, prompts[:1], [DecodingSettings(block_size=8, max_new_tokens=20)])
-    for _ in batch.steps(WHOLE_BLOCK):
+    batch = open_batch(sbd, prompts[:1], [DecodingSettings(block_size=8, max_new_tokens=20, sampler=WHOLE_BLOCK)])
+    for _ in batch.steps():
         pass
     assert fed == [(1, len(prompts[0])), (1, 8), (1, 16), (1, 12)]
     assert read == [8] * 4
 
 
 def test_steps_say_what_each_pass_revealed(sbd: SBDModel, prompts: list[list[int]]) -> None:
-    batch = open_batch(sbd, prompts, [DecodingSettings(block_size=8, max_new_tokens=n) for n in (5, 20, 12)])
-    steps = list(batch.steps(EntropyBounded(4.0)))
+    settings = DecodingSettings(block_size=8, sampler=EntropyBounded(4.0))
+    batch = open_batch(sbd, prompts, [replace(settings, max_new_tokens=n) for n in (5, 20, 12)])
+    steps = list(batch.steps())
     for row, prompt in enumerate(prompts):
         generation = batch.generation(row)
         tokens: dict[int, int] = {}
@@ -89,9 +92,9 @@ def test_steps_say_what_each_pass_revealed(sbd: SBDModel, prompts: list[list[int
 
 def test_stream_adds_up_to_generate(sbd: SBDModel, questions: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sbd, "end_of_text_ids", ())  # whatever random weights would end with
-    settings, sampler = DecodingSettings(block_size=6, max_new_tokens=25), EntropyBounded(4.0)
-    chunks = list(stream(sbd, questions[0], settings=settings, sampler=sampler))
-    whole = generate(sbd, questions[0], settings=settings, sampler=sampler)
+    settings = DecodingSettings(block_size=6, max_new_tokens=25, sampler=EntropyBounded(4.0))
+    chunks = list(stream(sbd, questions[0], settings=settings))
+    whole = generate(sbd, questions[0], settings=settings)
     last = chunks[-1].generation
     assert last is not None
     assert all(chunk.generation is None for chunk in chunks[:-1])
@@ -106,7 +109,7 @@ def test_a_larger_gamma_takes_no_more_passes(sbd: SBDModel, questions: list[str]
     """Of a whole block at once: the ends of the range hold for any model."""
     settings = DecodingSettings(block_size=8, max_new_tokens=16)
     passes = [
-        generate(sbd, questions[1], settings=settings, sampler=sampler).num_forwards
+        generate(sbd, questions[1], settings=replace(settings, sampler=sampler)).num_forwards
         for sampler in (WHOLE_BLOCK, EntropyBounded(4.0), ONE_AT_A_TIME)
     ]
     assert passes[0] <= passes[1] <= passes[2]
@@ -136,8 +139,8 @@ def test_the_mask_token_is_never_an_answer(
         DecodingSettings(block_size=4, max_new_tokens=10, temperature=2.0),
         DecodingSettings(method="ntp", max_new_tokens=10),
     ):
-        batch = open_batch(sbd, prompts[:1], [settings])
-        for _ in batch.steps(EntropyBounded(4.0)):
+        batch = open_batch(sbd, prompts[:1], [replace(settings, sampler=EntropyBounded(4.0))])
+        for _ in batch.steps():
             pass
         assert sbd.facts.mask_token_id not in batch.generation(0).token_ids
 
@@ -146,8 +149,8 @@ def test_a_mask_token_in_a_prompt_or_an_answer_is_not_a_masked_position(sbd: SBD
     """What is revealed is a flag of its own: a prompt may hold the mask token's id."""
     assert sbd.facts is not None
     prompt = [10, sbd.facts.mask_token_id, 20]
-    batch = open_batch(sbd, [prompt], [DecodingSettings(block_size=4, max_new_tokens=8)])
-    for _ in batch.steps(WHOLE_BLOCK):
+    batch = open_batch(sbd, [prompt], [DecodingSettings(block_size=4, max_new_tokens=8, sampler=WHOLE_BLOCK)])
+    for _ in batch.steps():
         pass
     assert batch.state.tokens[0, :3].tolist() == prompt
     assert batch.generation(0).num_tokens == 8
@@ -179,13 +182,13 @@ def test_blocks_need_a_mask_token(trained_tokenizer: PreTrainedTokenizerBase) ->
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"method": "ar"}, "method must be one of sbd, ntp, not 'ar'"),
+        ({"method": "ar"}, "method must be one of sbd, exact, ntp, not 'ar'"),
         ({"block_size": 0}, "block_size must be at least 1, not 0"),
         ({"max_new_tokens": -1}, "max_new_tokens must be at least 1, not -1"),
         ({"temperature": -0.5}, "temperature must be a finite number of at least 0, not -0.5"),
         ({"temperature": math.nan}, "temperature must be"),
         ({"temperature": math.inf}, "temperature must be"),
-        ({"seed": 2**63}, "seed must fit in 64 bits"),
+        ({"seed": 2**63}, "seed must be a number of 64 bits"),
     ],
 )
 def test_settings_that_are_not_valid(fields: dict, message: str) -> None:

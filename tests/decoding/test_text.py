@@ -1,12 +1,14 @@
 """Text in and out: special tokens' names stay text, and no character is streamed before it is whole."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.tokenizer import END_OF_TEXT, train_tokenizer
-from setblock.decoding.text import TextStream, encode_prompt
+from setblock.decoding.text import AnswerText, encode_prompt
 from setblock.errors import SetBlockError
 
 BYTES = train_tokenizer(["Tom has 12 apples."], vocab_size=270)  # nearly every character is several tokens
@@ -14,31 +16,39 @@ RESERVED = "<|reserved_special_token_0|>"
 SPECIAL = st.sampled_from([END_OF_TEXT, RESERVED, "<|", "|>", "<|endoftext", "Tom", " ", "\n", "é", "\U0001f44d"])
 
 
+def pieces_of(token_ids: list[int], **stops: Any) -> list[str]:
+    """What each token adds to the certain text; a last piece where there are no tokens."""
+    answer, pieces = AnswerText(BYTES, **stops), []
+    for token_id in token_ids[:-1]:
+        answer.read([token_id])
+        pieces.append(answer.take())
+    answer.read(token_ids[-1:])
+    return [*pieces, answer.take(final=True)]
+
+
 @given(st.text(), st.data())
 def test_pieces_add_up_to_the_whole(text: str, data: st.DataObject) -> None:
     """However the tokens arrive, no piece is taken back and no half character is shown."""
     token_ids = BYTES(text, split_special_tokens=True).input_ids
     cuts = sorted(data.draw(st.lists(st.integers(0, len(token_ids)), max_size=8)))
-    stream, pieces = TextStream(BYTES), []
+    answer, pieces = AnswerText(BYTES), []
     for cut in cuts:
-        pieces.append(stream.push(token_ids[:cut], final=False))
+        answer.read(token_ids[answer.num_tokens : cut])
+        pieces.append(answer.take())
         assert text.startswith("".join(pieces))
-    pieces.append(stream.push(token_ids, final=True))
+    answer.read(token_ids[answer.num_tokens :])
+    pieces.append(answer.take(final=True))
     assert "".join(pieces) == text
 
 
 @given(st.lists(st.integers(5, 269), max_size=30))
 def test_pieces_add_up_for_tokens_that_are_no_valid_text(token_ids: list[int]) -> None:
-    stream = TextStream(BYTES)
-    pieces = [stream.push(token_ids[:n], final=False) for n in range(len(token_ids))]
-    pieces.append(stream.push(token_ids, final=True))
-    assert "".join(pieces) == BYTES.decode(token_ids)
+    assert "".join(pieces_of(token_ids)) == BYTES.decode(token_ids)
 
 
 def test_half_a_character_is_held_back() -> None:
     token_ids = BYTES("Tom \U0001f44d!").input_ids
-    stream = TextStream(BYTES)
-    pieces = [stream.push(token_ids[: n + 1], final=n + 1 == len(token_ids)) for n in range(len(token_ids))]
+    pieces = pieces_of(token_ids)
     assert "\ufffd" not in "".join(pieces)
     assert pieces[-2:] == ["\U0001f44d", "!"]
     assert pieces[-5:-2] == ["", "", ""]

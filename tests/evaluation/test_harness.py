@@ -1,5 +1,5 @@
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
 import pytest
@@ -47,12 +47,9 @@ class Greetings:
 
 
 def test_figures_are_sums_over_the_examples(model):
-    sampler = EntropyBounded(1.0)
-    found = evaluate(model, Greetings(), settings=SETTINGS, sampler=sampler, limit=6, batch_size=4)
-    alone = [
-        compare(model, example.question, settings=SETTINGS, sampler=sampler)
-        for example in islice(Greetings().examples(), 6)
-    ]
+    settings = replace(SETTINGS, sampler=EntropyBounded(1.0))
+    found = evaluate(model, Greetings(), settings=settings, limit=6, batch_size=4)
+    alone = [compare(model, example.question, settings=settings) for example in islice(Greetings().examples(), 6)]
     assert (found.task, found.method, found.block_size, found.num_examples) == ("greetings", "sbd", 16, 6)
     assert found.accuracy == found.ntp_accuracy == 2 / 6
     for totals, answers in ((found.totals, [c.sbd for c in alone]), (found.ntp, [c.ntp for c in alone])):
@@ -99,10 +96,10 @@ def test_ranges(model, argument):
 
 def test_comparison_is_two_plain_generations(model):
     sampler = EntropyBounded(0.5)
-    found = compare(model, "Tom has 5 pens.", settings=SETTINGS, sampler=sampler)
+    found = compare(model, "Tom has 5 pens.", settings=replace(SETTINGS, sampler=sampler))
     for side in (found.ntp, found.sbd):
-        settings = DecodingSettings(method=side.method, max_new_tokens=24)
-        assert side.token_ids == generate(model, "Tom has 5 pens.", settings=settings, sampler=sampler).token_ids
+        settings = DecodingSettings(method=side.method, max_new_tokens=24, sampler=sampler)
+        assert side.token_ids == generate(model, "Tom has 5 pens.", settings=settings).token_ids
     assert found.wall_clock_speedup > 0
 
 

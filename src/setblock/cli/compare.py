@@ -47,9 +47,13 @@ def compare(
     from setblock.evaluation.comparison import compare as run
 
     settings = DecodingSettings(
-        block_size=block_size, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed
+        sampler=EntropyBounded(gamma),
+        block_size=block_size,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
     )
-    sampler, expected = EntropyBounded(gamma), None
+    expected = None
     text = None if prompt is None else read_prompt(prompt)
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, blocks=True)
     if text is None:
@@ -57,7 +61,7 @@ def compare(
         raw = raw or loaded.tokenizer.chat_template is None
         text, expected = problem.prompt if raw else problem.question, problem.answer
 
-    comparison = run(loaded, text, settings=settings, sampler=sampler, raw=raw)
+    comparison = run(loaded, text, settings=settings, raw=raw)
     if not as_json:
         print_comparison(stdout_console(), loaded.tokenizer, comparison, prompt=text, expected=expected)
         return

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.data.word_problems import answer_in
 from setblock.decoding.generate import Generation
-from setblock.decoding.text import TextStream
+from setblock.decoding.text import AnswerText
 from setblock.evaluation.comparison import Comparison
 
 # The terminal's own colours, so that they read on its background whatever that is; neighbours are easily told apart.
@@ -49,8 +49,11 @@ def print_comparison(
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, generation: Generation) -> list[str]:
     """What each token adds to the text, safe to print. A character of several tokens belongs to its last one."""
-    stream, ids = TextStream(tokenizer), generation.token_ids
-    return [stream.push(ids[: i + 1], final=i + 1 == len(ids)).translate(_CONTROLS) for i in range(len(ids))]
+    text, pieces = AnswerText(tokenizer), []
+    for count, token_id in enumerate(generation.token_ids, start=1):
+        text.read([token_id])
+        pieces.append(text.take(final=count == generation.num_tokens).translate(_CONTROLS))
+    return pieces
 
 
 # A model may write anything, and an escape sequence among it would colour or move what follows.

@@ -48,15 +48,16 @@ def evaluate(
     from setblock.evaluation.harness import evaluate as run
     from setblock.evaluation.tasks import WordProblems
 
-    settings = DecodingSettings(method=method, block_size=block_size, max_new_tokens=max_new_tokens)
-    sampler, tasks = EntropyBounded(gamma), {"word-problems": WordProblems(split=split, seed=seed)}
-    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, blocks=method == "sbd")
+    settings = DecodingSettings(
+        method=method, sampler=EntropyBounded(gamma), block_size=block_size, max_new_tokens=max_new_tokens
+    )
+    tasks = {"word-problems": WordProblems(split=split, seed=seed)}
+    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, blocks=method != "ntp")
     with _progress(limit) as on_progress:
         evaluation = run(
             loaded,
             tasks[task],
             settings=settings,
-            sampler=sampler,
             limit=limit,
             batch_size=batch_size,
             on_progress=on_progress,

@@ -38,11 +38,16 @@ def generate(
     from setblock import DecodingSettings, EntropyBounded, stream
 
     settings = DecodingSettings(
-        method=method, block_size=block_size, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed
+        method=method,
+        sampler=EntropyBounded(gamma),
+        block_size=block_size,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
     )
-    sampler, text = EntropyBounded(gamma), read_prompt(prompt)
-    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, blocks=method == "sbd")
-    for chunk in stream(loaded, text, settings=settings, sampler=sampler, raw=raw):
+    text = read_prompt(prompt)
+    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, blocks=method != "ntp")
+    for chunk in stream(loaded, text, settings=settings, raw=raw):
         if not as_json:
             typer.echo(chunk.text, nl=False)
         if chunk.generation is not None:

@@ -12,13 +12,14 @@ from setblock.cli.evaluate import evaluate
 from setblock.cli.generate import generate
 from setblock.cli.messages import print_error, print_message, print_warning
 from setblock.cli.train import train
-from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 
 INTERRUPTED = 130  # the shell's convention: 128 + SIGINT
 
 
 class _Commands(TyperGroup):
-    """Turns a user's mistake into one line and exit code 1; anything else that goes wrong keeps its traceback."""
+    """Turns a user's mistake into one line and exit code 1, or 2 where a parameter is out of its range; anything else that
+    goes wrong keeps its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():
@@ -29,7 +30,7 @@ class _Commands(TyperGroup):
                 return super().invoke(ctx)
             except SetBlockError as error:
                 print_error(error)
-                raise typer.Exit(1) from error
+                raise typer.Exit(2 if isinstance(error, ParameterError) else 1) from error
             except KeyboardInterrupt as error:
                 print_message("interrupted")
                 raise typer.Exit(INTERRUPTED) from error

@@ -1,6 +1,6 @@
 """Which token a position gets: argmax at temperature 0, else a draw.
 
-Knows logits, temperatures and seeds. Knows nothing of which positions are revealed.
+Knows logits, temperatures, cuts and seeds. Knows nothing of which positions are revealed.
 
 A draw is Gumbel-max with noise that is a pure function of (seed, position, token id). So a request's tokens do not
 depend on what shares its batch, nor on how many passes its block takes. Which positions a pass reveals depends on the
@@ -8,31 +8,95 @@ distributions only, never on the noise, so a position's noise is still independe
 used, and the draw is exact.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from setblock.decoding.settings import DecodingSettings
 
-def choose_tokens(logits: Tensor, *, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+
+@dataclass(frozen=True)
+class Draws:
+    """How each row of a batch draws its tokens.
+
+    Attributes:
+        temperature: [B] float32, at least 0; 0 is exactly argmax (the smallest id of a tie).
+        top_k: [B] int64 (V where there is none), or None where no row has one. So with the following two.
+        top_p: [B] float32.
+        min_p: [B] float32.
+        seeds: [B] int64.
+        is_greedy: whether all temperatures are 0.
+    """
+
+    temperature: Tensor
+    top_k: Tensor | None
+    top_p: Tensor | None
+    min_p: Tensor | None
+    seeds: Tensor
+    is_greedy: bool
+
+
+def draws_of(settings: Sequence[DecodingSettings], *, vocab_size: int, device: torch.device) -> Draws:
+    """The draws of a batch of requests."""
+    temperature = torch.tensor([each.temperature for each in settings], device=device, dtype=torch.float32)
+    top_k = [min(each.top_k or vocab_size, vocab_size) for each in settings]
+    return Draws(
+        temperature=temperature,
+        top_k=torch.tensor(top_k, device=device) if min(top_k) < vocab_size else None,
+        top_p=_unless_all([each.top_p for each in settings], 1.0, device),
+        min_p=_unless_all([each.min_p for each in settings], 0.0, device),
+        seeds=torch.tensor([each.seed for each in settings], device=device, dtype=torch.long),
+        is_greedy=all(each.temperature == 0 for each in settings),
+    )
+
+
+def _unless_all(values: list[float], off: float, device: torch.device) -> Tensor | None:
+    return None if all(value == off for value in values) else torch.tensor(values, device=device)
+
+
+def choose_tokens(logits: Tensor, draws: Draws, *, positions: Tensor) -> Tensor:
     """Choose a token for each position.
 
     Args:
         logits: [B, k, V] float32.
-        temperature: [B] float32, at least 0; 0 is exactly argmax (the smallest id of a tie).
-        seeds: [B] int64.
         positions: [B, k] int64, absolute.
 
     Returns:
         [B, k] int64 token ids.
     """
     greedy = logits.argmax(dim=-1)
-    if not bool((temperature > 0).any()):
+    if draws.is_greedy:
         return greedy
-    scaled = logits / temperature.clamp(min=1e-6)[:, None, None]
+    scaled = cut(logits / draws.temperature.clamp(min=1e-6)[:, None, None], draws)
     token_ids = torch.arange(logits.shape[-1], device=logits.device)
-    uniform = keyed_uniform(seeds[:, None, None], positions[:, :, None], token_ids)
+    uniform = keyed_uniform(draws.seeds[:, None, None], positions[:, :, None], token_ids)
     exponential = -torch.log1p(-uniform)  # the smallest of exponential / probability is a draw
     sampled = (scaled - exponential.log()).argmax(dim=-1)
-    return torch.where(temperature[:, None] > 0, sampled, greedy)
+    return torch.where(draws.temperature[:, None] > 0, sampled, greedy)
+
+
+def cut(scaled: Tensor, draws: Draws) -> Tensor:
+    """[B, k, V] logits with -inf for tokens that top-k, then top-p, then min-p leave out. The most likely token always stays.
+
+    Of tokens exactly as likely as the last that top-k lets in, all stay; top-p takes those of smaller id first.
+    """
+    if draws.top_k is not None:
+        rank = (draws.top_k - 1)[:, None, None].expand(*scaled.shape[:2], 1)
+        least = scaled.sort(dim=-1, descending=True).values.gather(-1, rank)
+        scaled = scaled.masked_fill(scaled < least, -torch.inf)
+    if draws.top_p is not None:
+        ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
+        probs = ordered.softmax(dim=-1)
+        before = probs.cumsum(dim=-1) - probs  # the probability of all that are more likely
+        out = (before >= draws.top_p[:, None, None]) & (draws.top_p < 1)[:, None, None]
+        out[..., 0] = False
+        scaled = scaled.masked_fill(torch.zeros_like(out).scatter(-1, order, out), -torch.inf)
+    if draws.min_p is not None:
+        least = scaled.amax(dim=-1, keepdim=True) + draws.min_p.log()[:, None, None]
+        scaled = scaled.masked_fill(scaled < least, -torch.inf)
+    return scaled
 
 
 def keyed_uniform(*keys: Tensor) -> Tensor:

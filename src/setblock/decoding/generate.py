@@ -3,24 +3,21 @@
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
-from torch import Tensor
-
+from setblock.decoding.choice import Draws, draws_of
+from setblock.decoding.defaults import DEFAULT_MAX_NEW_TOKENS, block_size_for, draft_passes_for, sampler_for
+from setblock.decoding.logits import LogitRules, logit_rules
 from setblock.decoding.loop import DecodingStep, decode
-from setblock.decoding.record import PassCounts, Record
-from setblock.decoding.samplers import EntropyBounded, Sampler
+from setblock.decoding.record import PassCounts, Record, TokenLogprobs
+from setblock.decoding.selection import RowSamplers
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.state import BatchState, open_state
-from setblock.decoding.text import Prompt, TextStream, decode_tokens, encode_prompt
-from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.decoding.text import AnswerText, Prompt, encode_prompt
+from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 from setblock.model.cache import SlotCache
 from setblock.model.sbd_model import SBDModel
-
-DEFAULT_MAX_NEW_TOKENS = 256
-DEFAULT_BLOCK_SIZE = 16
 
 
 class BlockSizeNotTrained(SetBlockWarning):
@@ -32,22 +29,25 @@ class Generation:
     """A finished answer.
 
     Attributes:
-        text: the answer without its end-of-text, special tokens left out.
-        token_ids: its tokens, the end-of-text included if there is one.
-        finish_reason: `stop` at an end-of-text, `length` at the limit.
+        text: the answer without its end-of-text, special tokens left out, cut before a stop string.
+        token_ids: its tokens, the end-of-text included if there is one; up to the one that completed a stop string.
+        finish_reason: `stop` at an end-of-text or stop string, `length` at the limit, `error` where the model's logits were not
+            numbers.
         passes: forward passes by kind.
         revealed_by: for each token, the number of the pass that revealed it; 0 is the prefill.
         entropy: for each token, its entropy in nats when it was revealed.
+        logprobs: for each token, how likely it was, if asked for.
         seconds: wall-clock from the prompt to the end of the whole batch.
-        method: `sbd` or `ntp`.
+        method: `sbd`, `exact` or `ntp`.
     """
 
     text: str
     token_ids: list[int]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "error"]
     passes: PassCounts
     revealed_by: list[int]
     entropy: list[float]
+    logprobs: list[TokenLogprobs] | None
     seconds: float
     method: str
 
@@ -84,58 +84,110 @@ class StreamChunk:
 
 @dataclass
 class OpenBatch:
-    """A batch ready to decode: its state, its cache, and the record of what it did."""
+    """A batch ready to decode: its state, its cache, its requests' rules, and the record of what it did."""
 
     model: SBDModel
     settings: list[DecodingSettings]
     state: BatchState
     cache: SlotCache
+    samplers: RowSamplers
+    rules: LogitRules
+    draws: Draws
     record: Record
+    texts: list[AnswerText]
     started: float
 
-    def steps(self, sampler: Sampler) -> Iterator[DecodingStep]:
+    def steps(self) -> Iterator[DecodingStep]:
         """Decode to the end, a step for each forward pass."""
-        for step in decode(self.model, self.state, self.cache, sampler=sampler):
+        passes = decode(self.model, self.state, self.cache, samplers=self.samplers, rules=self.rules, draws=self.draws)
+        for step in passes:
             self.record.add(step)
-            yield step
-
-    def end_of_text(self) -> Tensor:
-        """Ids that end an answer."""
-        return torch.tensor(self.model.end_of_text_ids, dtype=torch.long, device=self.model.device)
+            for row, settings in enumerate(self.settings):
+                if settings.stop and bool(step.took_part[row]):
+                    self._stop_at_string(row)
+            yield replace(step, finished=self.state.finished.clone())
 
     def generation(self, row: int) -> Generation:
         """The finished answer of a row."""
-        token_ids = self.state.answer(row, self.end_of_text()).tolist()
-        written = self.state.revealed_prefix(row, self.end_of_text()).tolist()
-        start = int(self.state.prompt_length[row])
+        self.new_text(row)
+        settings, start = self.settings[row], int(self.state.prompt_length[row])
+        token_ids = self.state.answer(row).tolist()
+        here = (row, start, len(token_ids))
+        if bool(self.state.failed[row]):
+            reason: Literal["stop", "length", "error"] = "error"
+        else:
+            reason = "stop" if bool(self.state.stopped[row]) else "length"
         return Generation(
-            text=decode_tokens(self.model.tokenizer, written),
+            text=self.texts[row].text,
             token_ids=token_ids,
-            finish_reason="stop" if bool(self.state.stopped[row]) else "length",
+            finish_reason=reason,
             passes=self.record.counts(row),
-            revealed_by=self.record.revealed_by(row, start, len(token_ids)),
-            entropy=self.record.entropy(row, start, len(token_ids)).tolist(),
+            revealed_by=self.record.revealed_by(*here),
+            entropy=self.record.entropy(*here).tolist(),
+            logprobs=(
+                None if settings.logprobs is None else self.record.logprobs(*here, alternatives=settings.logprobs)
+            ),
             seconds=time.perf_counter() - self.started,
-            method=self.settings[row].method,
+            method=settings.method,
         )
+
+    def new_text(self, row: int) -> str:
+        """The text of a row that became certain since this was last asked."""
+        self._read(row)
+        return self.texts[row].take(final=bool(self.state.finished[row]))
+
+    def _read(self, row: int) -> None:
+        token_ids = self.state.answer(row).tolist()
+        if token_ids and token_ids[-1] in self.state.ends[row].tolist():
+            token_ids.pop()
+        self.texts[row].read(token_ids[self.texts[row].num_tokens :])
+
+    def _stop_at_string(self, row: int) -> None:
+        self._read(row)
+        length = self.texts[row].stop_length
+        if length is not None:
+            self.state.finish(row, end=int(self.state.prompt_length[row]) + length)
 
 
 def open_batch(model: SBDModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]) -> OpenBatch:
-    """Check requests against the model and lay out their batch. Rows may differ in everything.
+    """Check requests against the model and lay out their batch. Rows may differ in everything; each is one answer.
 
     Raises:
         SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.
     """
-    started = time.perf_counter()
-    limits = [_limit(model, len(prompt), each) for prompt, each in zip(prompts, settings, strict=True)]
+    started, settings = time.perf_counter(), list(settings)
+    lengths = [len(prompt) for prompt in prompts]
+    vocab_size, device = model.model.get_output_embeddings().weight.shape[0], model.device
+    limits = [_limit(model, length, each) for length, each in zip(lengths, settings, strict=True)]
     sizes = [block_size_for(model, each) for each in settings]
-    _warn_if_not_trained(model, max(sizes, default=1))
+    _warn_if_not_trained(model, max(sizes))
+    for each in settings:
+        _check_token_ids(each, vocab_size)
+    ends = [[*model.end_of_text_ids, *each.stop_token_ids] for each in settings]
     state = open_state(
-        [list(prompt) for prompt in prompts], list(settings), block_sizes=sizes, limits=limits, device=model.device
+        [list(prompt) for prompt in prompts],
+        settings,
+        block_sizes=sizes,
+        draft_passes=[draft_passes_for(each) for each in settings],
+        limits=limits,
+        ends=ends,
+        device=device,
     )
-    layers = model.model.config.get_text_config().num_hidden_layers
-    cache = SlotCache(layers=layers, batch=len(prompts), capacity=max(limits))
-    return OpenBatch(model, list(settings), state, cache, Record(state), started)
+    wanted = [each.logprobs for each in settings if each.logprobs is not None]
+    return OpenBatch(
+        model=model,
+        settings=settings,
+        state=state,
+        cache=SlotCache(
+            layers=model.model.config.get_text_config().num_hidden_layers, batch=len(prompts), capacity=max(limits)
+        ),
+        samplers=RowSamplers([sampler_for(each) for each in settings], device=device),
+        rules=logit_rules(settings, prompt_lengths=lengths, ends=ends, vocab_size=vocab_size, device=device),
+        draws=draws_of(settings, vocab_size=vocab_size, device=device),
+        record=Record(state, num_alternatives=max(wanted, default=None)),
+        texts=[AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in settings],
+        started=started,
+    )
 
 
 def _limit(model: SBDModel, prompt_length: int, settings: DecodingSettings) -> int:
@@ -156,20 +208,11 @@ def _limit(model: SBDModel, prompt_length: int, settings: DecodingSettings) -> i
     return prompt_length + wanted
 
 
-def block_size_for(model: SBDModel, settings: DecodingSettings) -> int:
-    """The block size that a request gets: what it asks for, else the model's own. 1 in method `ntp`.
-
-    Raises:
-        SetBlockError: the model has no mask token, and the request asks for blocks.
-    """
-    if settings.method == "ntp":
-        return 1
-    if model.facts is None:
-        raise SetBlockError(
-            "this model has no mask token: decode it with method 'ntp', or fine-tune it with `setblock train`"
-        )
-    trained = model.facts.block_sizes
-    return settings.block_size or min(DEFAULT_BLOCK_SIZE, max(trained, default=DEFAULT_BLOCK_SIZE))
+def _check_token_ids(settings: DecodingSettings, vocab_size: int) -> None:
+    for name in ("logit_bias", "banned_tokens", "stop_token_ids"):
+        for token_id in getattr(settings, name):
+            if not 0 <= token_id < vocab_size:
+                raise ParameterError(f"token ids of {name} must be between 0 and {vocab_size - 1}, not {token_id}")
 
 
 def _warn_if_not_trained(model: SBDModel, block_size: int) -> None:
@@ -184,44 +227,35 @@ def _warn_if_not_trained(model: SBDModel, block_size: int) -> None:
 
 
 def stream(
-    model: SBDModel,
-    prompt: Prompt,
-    *,
-    settings: DecodingSettings | None = None,
-    sampler: Sampler | None = None,
-    raw: bool = False,
+    model: SBDModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False
 ) -> Iterator[StreamChunk]:
     """Generate an answer, yielding after each forward pass what it added to the text.
 
     Args:
         prompt: a text or chat messages; see `encode_prompt`.
         settings: how to decode; the defaults are `DecodingSettings`'s.
-        sampler: what to reveal; `EntropyBounded()` by default.
         raw: don't apply the chat template.
 
     Raises:
-        SetBlockError: the prompt or a setting is not valid for this model.
+        SetBlockError: the prompt or a setting is not valid for this model, or its logits are not numbers.
     """
-    settings, sampler = settings or DecodingSettings(), sampler or EntropyBounded()
+    settings = settings or DecodingSettings()
+    if settings.n != 1:
+        raise ParameterError(f"n must be 1 where one answer is given, not {settings.n}: generate_batch gives several")
     batch = open_batch(model, [encode_prompt(model.tokenizer, prompt, raw=raw)], [settings])
-    text, end_of_text = TextStream(model.tokenizer), batch.end_of_text()
-    for step in batch.steps(sampler):
-        finished = bool(step.finished[0])
-        prefix = batch.state.revealed_prefix(0, end_of_text).tolist()
-        generation = batch.generation(0) if finished else None
-        yield StreamChunk(text.push(prefix, final=finished), step, generation)
+    for step in batch.steps():
+        text = batch.new_text(0)
+        generation = _whole(batch.generation(0)) if bool(step.finished[0]) else None
+        yield StreamChunk(text, step, generation)
 
 
 def generate(
-    model: SBDModel,
-    prompt: Prompt,
-    *,
-    settings: DecodingSettings | None = None,
-    sampler: Sampler | None = None,
-    raw: bool = False,
+    model: SBDModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False
 ) -> Generation:
     """Generate an answer. Arguments and errors as in `stream`."""
-    return generate_batch(model, [prompt], settings=settings, sampler=sampler, raw=raw)[0]
+    *_, last = stream(model, prompt, settings=settings, raw=raw)
+    assert last.generation is not None
+    return last.generation
 
 
 def generate_batch(
@@ -229,20 +263,38 @@ def generate_batch(
     prompts: Sequence[Prompt],
     *,
     settings: DecodingSettings | Sequence[DecodingSettings] | None = None,
-    sampler: Sampler | None = None,
     raw: bool = False,
 ) -> list[Generation]:
-    """Generate an answer to each prompt in one batch; each is what it would be alone.
+    """Generate `n` answers to each prompt in one batch; each is what it would be alone.
 
     Args:
-        settings: for all prompts, or one for each. Other arguments and errors as in `stream`.
+        settings: for all prompts, or one for each. Other arguments and errors as in `stream`; but a request whose logits are
+            not numbers ends with the reason `error`, and the others go on.
+
+    Returns:
+        The answers in the order of the prompts; `n` consecutive ones for each.
     """
-    if not prompts:
-        return []
     if settings is None or isinstance(settings, DecodingSettings):
         settings = [settings or DecodingSettings()] * len(prompts)
-    encoded = [encode_prompt(model.tokenizer, prompt, raw=raw) for prompt in prompts]
-    batch = open_batch(model, encoded, settings)
-    for _ in batch.steps(sampler or EntropyBounded()):
+    rows = [
+        (encode_prompt(model.tokenizer, prompt, raw=raw), replace(each, seed=_wrapped(each.seed + sample), n=1))
+        for prompt, each in zip(prompts, settings, strict=True)
+        for sample in range(each.n)
+    ]
+    if not rows:
+        return []
+    batch = open_batch(model, [prompt for prompt, _ in rows], [each for _, each in rows])
+    for _ in batch.steps():
         pass
-    return [batch.generation(row) for row in range(len(prompts))]
+    return [batch.generation(row) for row in range(len(rows))]
+
+
+def _whole(generation: Generation) -> Generation:
+    if generation.finish_reason == "error":
+        raise SetBlockError(f"the model gave logits that are not numbers after {generation.num_tokens} tokens")
+    return generation
+
+
+def _wrapped(seed: int) -> int:
+    """The seed, counted round at the end of 64 bits."""
+    return (seed + 2**63) % 2**64 - 2**63

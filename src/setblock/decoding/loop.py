@@ -1,6 +1,7 @@
 """The decoding loop: Algorithms 2 and 3 of the paper over a batch of independent rows.
 
-Knows the order of things: prefill, then passes that reveal, then the next block. Knows nothing of text.
+Knows the order of things: prefill, then passes that check what they commit and reveal what they can, then the next block. Knows
+nothing of text.
 """
 
 from collections.abc import Iterator
@@ -9,9 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from setblock.decoding.choice import choose_tokens
-from setblock.decoding.passes import run_pass
-from setblock.decoding.samplers import Sampler
+from setblock.decoding.choice import Draws, choose_tokens
+from setblock.decoding.exact import Check, check_drafts
+from setblock.decoding.logits import LogitRules
+from setblock.decoding.passes import PassLogits, run_pass
+from setblock.decoding.selection import RowSamplers
 from setblock.decoding.state import BatchState
 from setblock.model.cache import SlotCache
 from setblock.model.sbd_model import SBDModel
@@ -30,6 +33,8 @@ class DecodingStep:
         revealed: bool, positions that this pass revealed.
         entropy: float32, nats, of the distribution at each masked position.
         finished: [B] bool, rows whose answer is whole after the pass.
+        logits: the model's logits that the pass gave.
+        check: in method `exact`, what became of the drafts that the pass committed; None where it committed none.
     """
 
     is_prefill: bool
@@ -40,36 +45,64 @@ class DecodingStep:
     revealed: Tensor
     entropy: Tensor
     finished: Tensor
+    logits: PassLogits
+    check: Check | None
 
 
 @torch.inference_mode()
-def decode(model: SBDModel, state: BatchState, cache: SlotCache, *, sampler: Sampler) -> Iterator[DecodingStep]:
+def decode(
+    model: SBDModel, state: BatchState, cache: SlotCache, *, samplers: RowSamplers, rules: LogitRules, draws: Draws
+) -> Iterator[DecodingStep]:
     """Decode every row of `state` to its end, yielding after each forward pass (Algorithm 3).
 
     The prefill reveals a token too where the block's first token comes from the causal logit: it is known then.
     """
-    end_of_text = torch.tensor(model.end_of_text_ids, dtype=torch.long, device=model.device)
     is_prefill = True
     while not bool(state.finished.all()):
+        # 1. One pass; what it commits may be a draft
         took_part = ~state.finished
-        committed = took_part & (state.committed < state.block_start) & ~torch.tensor(is_prefill)
-        block = run_pass(model, state, cache, prefill=is_prefill)
+        committed = took_part & (state.committed < state.block_start) & (not is_prefill)
+        logits = run_pass(model, state, cache, prefill=is_prefill)
+        state.fail(took_part & _is_broken(logits))
+        check = None if logits.commit is None else check_drafts(state, logits.commit, rules=rules, draws=draws)
 
+        # 2. Reveal what the sampler says. In exact mode a block's first token is next-token decoding's own, and known at once.
         positions = state.block_positions
-        candidates = state.candidates(end_of_text) & block.known
-        selection = sampler.select(block.logits, candidates)
-        chosen = choose_tokens(block.logits, temperature=state.temperature, seeds=state.seeds, positions=positions)
-        state.reveal(chosen, selection.reveal)
-        state.advance(end_of_text)
+        known = logits.block.known if check is None else logits.block.known & ~check.rejected[:, None]
+        seen = None if rules.penalty is None else state.first_seen(logits.block.logits.shape[-1])
+        shaped = rules.apply(logits.block.logits, positions=positions, first_seen=seen)
+        candidates = state.candidates() & known
+        selection = samplers.select(
+            shaped, candidates=candidates, revealed=state.revealed, is_new=state.block_passes == 0
+        )
+        is_exact_first = state.is_exact[:, None] & (positions == state.block_start[:, None])
+        reveal = selection.reveal | (candidates & is_exact_first)
+        chosen_from = (
+            shaped if selection.logits is shaped else torch.where(is_exact_first[..., None], shaped, selection.logits)
+        )
+        chosen = choose_tokens(chosen_from, draws, positions=positions)
+        state.block_passes += (known[:, 1:].any(dim=1) | reveal.any(dim=1)).long() * (not is_prefill)
+        state.reveal(chosen, reveal)
 
+        # 3. On to the next block, or to the end
+        state.advance()
         yield DecodingStep(
             is_prefill=is_prefill,
             took_part=took_part,
             committed=committed,
             positions=positions,
             token_ids=chosen,
-            revealed=selection.reveal,
+            revealed=reveal,
             entropy=selection.entropy,
             finished=state.finished.clone(),
+            logits=logits,
+            check=check,
         )
         is_prefill = False
+
+
+def _is_broken(logits: PassLogits) -> Tensor:
+    """[B] bool, rows with logits that are not numbers, or infinite."""
+    parts = (logits.block,) if logits.commit is None else (logits.block, logits.commit)
+    broken = [(each.known & ~each.logits.amax(dim=-1).isfinite()).any(dim=1) for each in parts]
+    return torch.stack(broken).any(dim=0)

@@ -6,71 +6,146 @@ The oracle that the fast path is tested against. It shares with it only the samp
 import torch
 from torch import Tensor
 
-from setblock.decoding.choice import choose_tokens
-from setblock.decoding.samplers import Sampler
+from setblock.decoding.choice import choose_tokens, draws_of
+from setblock.decoding.samplers import BlockView, Memory, Sampler
+from setblock.decoding.settings import DecodingSettings
 from setblock.model.attention import layer_windows
 from setblock.model.sbd_model import SBDModel
+
+Block = list[int | None]  # None: still masked
 
 
 @torch.inference_mode()
 def naive_decode(
-    model: SBDModel,
-    prompt: list[int],
-    *,
-    block_size: int,
-    max_new_tokens: int,
-    sampler: Sampler,
-    temperature: float = 0.0,
-    seed: int = 0,
+    model: SBDModel, prompt: list[int], settings: DecodingSettings, *, sampler: Sampler
 ) -> tuple[list[int], int]:
-    """Decode one prompt (Algorithm 2).
+    """Decode one prompt by method `sbd` (Algorithm 2). Of the settings, those that change the logits are not looked at.
 
     Returns:
         The generated token ids, end-of-text included, and the number of passes after the prefill.
     """
-    facts = model.facts
+    facts, block_size, new_tokens = model.facts, settings.block_size, settings.max_new_tokens
     assert facts is not None
-    written, limit, passes = list(prompt), len(prompt) + max_new_tokens, 0
+    assert block_size is not None
+    assert new_tokens is not None
+    written, limit, passes = list(prompt), len(prompt) + new_tokens, 0
     while len(written) < limit:
         start = len(written)
-        size = min(block_size, limit - start)
-        block: list[int | None] = [None] * size  # None: still masked
+        block: Block = [None] * min(block_size, limit - start)
+        memory: Memory = {}
         while True:
             # 1. One pass, in which only the block is bidirectional
-            tokens = written + [facts.mask_token_id if token is None else token for token in block]
-            logits = _logits(model, tokens, start)
-            logits[:, facts.mask_token_id] = -torch.inf
-            shift = int(facts.logit_shift)
-            of_block = torch.stack([logits[start + i - shift] for i in range(size)])
-            if facts.first_token_from_causal:
-                of_block[0] = logits[start - 1]
+            logits = _block_logits(model, _logits(model, written + _masked(model, block), start), start, len(block))
             # 2. The first token of the answer is known as soon as the prompt is: the prefill gives it
             at_prefill = facts.first_token_from_causal and start == len(prompt) and block[0] is None
             passes += not at_prefill
             # 3. Reveal
-            ends = [i for i, token in enumerate(block) if token in model.end_of_text_ids]
-            needed = range(ends[0] if ends else size)
-            open_ = [i for i in needed if block[i] is None and (i == 0 or not at_prefill)]
-            candidates = torch.zeros((1, size), dtype=torch.bool)
-            candidates[0, open_] = True
-            reveal = sampler.select(of_block[None], candidates).reveal[0]
-            chosen = choose_tokens(
-                of_block[None],
-                temperature=torch.tensor([temperature]),
-                seeds=torch.tensor([seed]),
-                positions=torch.arange(start, start + size)[None],
-            )[0]
-            for i in reveal.nonzero()[:, 0].tolist():
-                block[i] = int(chosen[i])
+            reachable = range(1) if at_prefill else range(len(block))
+            chosen, memory = _reveal(model, logits, block, reachable, sampler, memory)
+            tokens = _choose(logits, settings, start)
+            for i in chosen:
+                block[i] = tokens[i]
             # 4. Is the block whole, and does the answer end in it?
-            ends = [i for i, token in enumerate(block) if token in model.end_of_text_ids]
-            needed = range(ends[0] + 1 if ends else size)
-            if all(block[i] is not None for i in needed):
-                written += [token for i in needed if (token := block[i]) is not None]
+            if None not in block[: _needed(model, block)]:
+                written += [token for token in block[: _needed(model, block)] if token is not None]
                 break
-        if ends:
+        if written[-1] in model.end_of_text_ids:
             break
     return written[len(prompt) :], passes
+
+
+@torch.inference_mode()
+def naive_exact(
+    model: SBDModel, prompt: list[int], settings: DecodingSettings, *, sampler: Sampler, draft_passes: int
+) -> tuple[list[int], int]:
+    """Decode one prompt by method `exact`. Arguments and result as in `naive_decode`."""
+    block_size, new_tokens = settings.block_size, settings.max_new_tokens
+    assert block_size is not None
+    assert new_tokens is not None
+    limit, passes, block_passes = len(prompt) + new_tokens, 0, 0
+
+    def new_block(start: int, first: int | None) -> Block:
+        return [first, *[None] * (min(block_size, limit - start) - 1)][: limit - start]
+
+    prefill = _logits(model, prompt, len(prompt))
+    kept, draft = list(prompt), list[int]()  # what is verified and committed; what is to be checked
+    block = new_block(len(kept), _choose(prefill[-1:], settings, len(kept))[0])
+    memory: Memory = {}
+    while True:
+        # 1. Only a draft's first token is sure to stay, and a block's that follows no draft
+        sure = kept[len(prompt) :] + [token for token in (draft or block)[:1] if token is not None]
+        if sure and (sure[-1] in model.end_of_text_ids or len(sure) == new_tokens):
+            return sure, passes
+        # 2. A block that is whole, or had its passes, is handed over as a draft as far as it goes
+        whole = None not in block[: _needed(model, block)]
+        if not draft and (whole or block_passes >= draft_passes):
+            run = block[: _needed(model, block) if whole else block.index(None)]
+            draft = [token for token in run if token is not None]
+            ended = whole and draft[-1] in model.end_of_text_ids
+            block = [] if ended else new_block(len(kept) + len(draft), None)
+            memory, block_passes = {}, 0
+        start = len(kept) + len(draft)
+        logits = _logits(model, kept + draft + _masked(model, block), start)
+        passes += 1
+        # 3. Check the draft against the causal logits: keep what agrees, and correct the first that does not
+        causal = _choose(logits[len(kept) : start - 1], settings, len(kept) + 1) if draft else []
+        agreed = next((i for i, right in enumerate(causal) if right != draft[i + 1]), len(causal))
+        kept += draft[: agreed + 1]
+        if agreed < len(causal):
+            draft, block, memory, block_passes = [], new_block(len(kept), causal[agreed]), {}, 0
+            continue
+        draft = []
+        if not block:
+            return kept[len(prompt) :], passes
+        # 4. Fill the block; its first token is next-token decoding's
+        of_block = _block_logits(model, logits, start, len(block), first_from_causal=True)
+        chosen, memory = _reveal(model, of_block, block, range(len(block)), sampler, memory)
+        tokens = _choose(of_block, settings, start)
+        for i in {*chosen, *([0] if block[0] is None else [])}:
+            block[i] = tokens[i]
+        block_passes += 1
+
+
+def _masked(model: SBDModel, block: Block) -> list[int]:
+    assert model.facts is not None
+    return [model.facts.mask_token_id if token is None else token for token in block]
+
+
+def _needed(model: SBDModel, block: Block) -> int:
+    """How many tokens of a block count: up to its first end-of-text."""
+    return next((i + 1 for i, token in enumerate(block) if token in model.end_of_text_ids), len(block))
+
+
+def _reveal(
+    model: SBDModel, logits: Tensor, block: Block, reachable: range, sampler: Sampler, memory: Memory
+) -> tuple[list[int], Memory]:
+    """The places of the block that the sampler reveals, of logits [k, V], and what it wants to remember."""
+    masked = torch.tensor([token is None for token in block])
+    candidates = masked.clone()
+    candidates[_needed(model, block) :] = False
+    candidates[reachable.stop :] = False
+    selection = sampler.select(BlockView(logits[None], candidates[None], ~masked[None], memory))
+    assert selection.logits is None
+    return selection.reveal[0].nonzero()[:, 0].tolist(), selection.memory
+
+
+def _choose(logits: Tensor, settings: DecodingSettings, start: int) -> list[int]:
+    """The tokens of logits [n, V] at the positions from `start` on."""
+    draws = draws_of([settings], vocab_size=logits.shape[-1], device=logits.device)
+    chosen: list[int] = choose_tokens(logits[None], draws, positions=start + torch.arange(len(logits))[None])[
+        0
+    ].tolist()
+    return chosen
+
+
+def _block_logits(model: SBDModel, logits: Tensor, start: int, size: int, *, first_from_causal: bool = False) -> Tensor:
+    """[size, V] what logits [T, V] of a whole pass say of the block at `start`."""
+    assert model.facts is not None
+    shift = int(model.facts.logit_shift)
+    of_block = torch.stack([logits[start + i - shift] for i in range(size)])
+    if model.facts.first_token_from_causal or first_from_causal:
+        of_block[0] = logits[start - 1]
+    return of_block
 
 
 def _logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
@@ -93,4 +168,6 @@ def _logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
         use_cache=False,
     )
     logits: Tensor = output.logits[0].float().cpu()
+    assert model.facts is not None
+    logits[:, model.facts.mask_token_id] = -torch.inf
     return logits

@@ -25,19 +25,35 @@ from setblock.model.sbd_model import SBDModel
 
 
 @dataclass(frozen=True)
-class BlockLogits:
-    """What a pass says of each row's block.
+class Logits:
+    """What a pass says of some positions of each row.
 
     Attributes:
-        logits: [B, k, V] float32; rows and positions that the pass did not reach hold anything.
-        known: [B, k] bool, where the logits are valid.
+        logits: [B, m, V] float32; -inf for the mask token. Anything where not known.
+        positions: [B, m] int64, the absolute positions they predict.
+        known: [B, m] bool, where the logits are valid.
     """
 
     logits: Tensor
+    positions: Tensor
     known: Tensor
 
 
-def run_pass(model: SBDModel, state: BatchState, cache: SlotCache, *, prefill: bool) -> BlockLogits:
+@dataclass(frozen=True)
+class PassLogits:
+    """What a pass gave.
+
+    Attributes:
+        block: of the k positions of each row's block.
+        commit: next-token logits of the positions that exact rows committed in this pass, but for each row's first; None where
+            no row committed more than that one.
+    """
+
+    block: Logits
+    commit: Logits | None
+
+
+def run_pass(model: SBDModel, state: BatchState, cache: SlotCache, *, prefill: bool) -> PassLogits:
     """Run the model once over every unfinished row and commit the tokens it was fed causally.
 
     Args:
@@ -61,8 +77,13 @@ def run_pass(model: SBDModel, state: BatchState, cache: SlotCache, *, prefill: b
         is_masked = in_block & ~state.revealed[rows].gather(1, column)
         tokens = tokens.masked_fill(is_masked, facts.mask_token_id)
 
-    # 2. Forward, with logits at the k outputs that predict the block
-    wanted, known = _outputs_for_block(state, rows, facts, fed=end)
+    # 2. Forward, with logits at the outputs that predict the block and, of exact rows, the tokens that are committed
+    target, source, known = _block_outputs(state, rows, facts, fed=end)  # [A, k]
+    size = target.shape[1]
+    if not prefill:
+        checked, to_check = _commit_outputs(state, rows)  # [A, m]
+        target, known = torch.cat([target, checked], dim=1), torch.cat([known, to_check], dim=1)
+        source = torch.cat([source, checked - 1], dim=1)
     visible = int(end.max())
     everyone = len(rows) == state.batch
     cache.write_to(
@@ -82,49 +103,65 @@ def run_pass(model: SBDModel, state: BatchState, cache: SlotCache, *, prefill: b
     offset = torch.arange(len(rows), device=rows.device)[:, None] * length
     logits = logits_at(
         model.model,
-        (offset + (wanted - committed).clamp(0, length - 1)).flatten(),
+        (offset + (source - committed).clamp(0, length - 1)).flatten(),
         input_ids=tokens,
         position_ids=safe,
         attention_mask=mask,
         cache=cache,
-    ).float()  # [A * k, V]
-    logits = logits.view(*wanted.shape, -1)  # [A, k, V]
+    ).float()  # [A * (k + m), V]
+    logits = logits.view(*target.shape, -1)  # [A, k + m, V]
     if facts is not None:
         logits[..., facts.mask_token_id] = -torch.inf  # a mask is never an answer
 
     # 3. The block's first token may come from a causal logit of an earlier pass of the same block
     if state.first_logits is None:
         state.first_logits = logits.new_zeros((state.batch, logits.shape[-1]))
-    if _first_is_causal(facts):
-        fresh = (committed < block_start)[:, 0]
-        state.first_logits[rows[fresh]] = logits[fresh, 0]
-        logits[:, 0] = state.first_logits[rows]
+    first_is_causal = _first_is_causal(state, rows, facts)
+    fresh = first_is_causal & (committed < block_start)[:, 0]
+    state.first_logits[rows[fresh]] = logits[fresh, 0]
+    logits[first_is_causal, 0] = state.first_logits[rows[first_is_causal]]
     state.committed[rows] = state.block_start[rows]
-    return _spread(logits, known, rows, state)
+
+    # 4. From the A rows that took part to all B
+    logits, target, known = (_spread(each, rows, state.batch) for each in (logits, target, known))
+    block = Logits(logits[:, :size], target[:, :size], known[:, :size])
+    if target.shape[1] == size:
+        return PassLogits(block, None)
+    return PassLogits(block, Logits(logits[:, size:], target[:, size:], known[:, size:]))
 
 
-def _first_is_causal(facts: SBDFacts | None) -> bool:
-    return facts is None or facts.first_token_from_causal
+def _first_is_causal(state: BatchState, rows: Tensor, facts: SBDFacts | None) -> Tensor:
+    """[A] bool, rows whose block's first token is predicted by the last token before the block."""
+    if facts is None or facts.first_token_from_causal:
+        return torch.ones_like(rows, dtype=torch.bool)
+    return state.is_ntp[rows] | state.is_exact[rows]
 
 
-def _outputs_for_block(
+def _block_outputs(
     state: BatchState, rows: Tensor, facts: SBDFacts | None, *, fed: Tensor
-) -> tuple[Tensor, Tensor]:
-    """[A, k] the position whose output predicts each position of the block, and whether it is known after this pass."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[A, k] each position of the block, the position whose output predicts it, and whether this pass reaches that."""
     target = state.block_positions[rows]
-    is_ntp, is_first = state.is_ntp[rows, None], target == state.block_start[rows, None]
-    shifted = is_ntp | (is_first & _first_is_causal(facts))
-    if facts is not None and facts.logit_shift:
-        shifted = torch.ones_like(target, dtype=torch.bool)
+    is_first = target == state.block_start[rows, None]
+    shifted = is_first & _first_is_causal(state, rows, facts)[:, None]
+    if facts is None or facts.logit_shift:
+        shifted = torch.ones_like(shifted)
     source = target - shifted.long()
-    return source, (source < fed) & (target < state.block_end[rows, None])
+    return target, source, (source < fed) & (target < state.block_end[rows, None])
 
 
-def _spread(logits: Tensor, known: Tensor, rows: Tensor, state: BatchState) -> BlockLogits:
-    """From the A rows that took part to all B."""
-    if len(rows) == state.batch:
-        return BlockLogits(logits, known)
-    all_logits = logits.new_zeros((state.batch, *logits.shape[1:]))
-    all_known = known.new_zeros((state.batch, known.shape[1]))
-    all_logits[rows], all_known[rows] = logits, known
-    return BlockLogits(all_logits, all_known)
+def _commit_outputs(state: BatchState, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """[A, m] positions after the first of what is committed, and which of them are of exact rows and so to be checked."""
+    committed, block_start = state.committed[rows, None], state.block_start[rows, None]
+    drafted = (block_start - committed - 1).masked_fill(~state.is_exact[rows, None], 0)
+    target = committed + 1 + torch.arange(int(drafted.max().clamp(min=0)), device=rows.device)
+    return target, (target < block_start) & state.is_exact[rows, None]
+
+
+def _spread(part: Tensor, rows: Tensor, batch: int) -> Tensor:
+    """[A, ...] of the rows that took part to [B, ...]."""
+    if len(rows) == batch:
+        return part
+    whole = part.new_zeros((batch, *part.shape[1:]))
+    whole[rows] = part
+    return whole

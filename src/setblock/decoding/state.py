@@ -8,7 +8,7 @@ its own position, in its own pass.
       exactly            the next pass
 
 Between a row's first pass of a block and its last, committed equals block_start. Shapes: B rows, C positions, k the
-largest block size.
+largest block size, E the most ids that end an answer.
 """
 
 from dataclasses import dataclass
@@ -27,31 +27,41 @@ class BatchState:
         tokens: [B, C] the token at each position; anything past what is revealed.
         prompt_length: [B].
         limit: [B] the position past the last one that may be generated.
+        ends: [B, E] token ids that end an answer, filled up with -1.
         committed: [B] how many positions the cache holds exactly.
-        block_start, block_end: [B] the current block.
+        block_start, block_end: [B] the current block; empty where only a check of the last draft is left.
         block_size: [B] k, the size of the next block.
+        block_passes: [B] how many passes have filled the current block.
         revealed: [B, k] bool, which positions of the current block are fixed.
         is_ntp: [B] bool, rows that decode one token a pass.
+        is_exact: [B] bool, rows whose blocks are drafts: what is committed is checked.
+        draft_passes: [B] of exact rows, after how many passes a draft is checked as far as it goes.
+        verified: [B] of exact rows, the position up to which the tokens are next-token decoding's.
+        answer_end: [B] of finished rows, the position past the last of the answer.
         finished: [B] bool.
-        stopped: [B] bool, rows that ended with an end-of-text.
-        temperature: [B] float32.
-        seeds: [B].
+        stopped: [B] bool, rows that ended with an end-of-text or a stop string.
+        failed: [B] bool, rows whose logits were not numbers.
         first_logits: [B, V] float32 or None, the causal logits of the block's first token, from its first pass.
     """
 
     tokens: Tensor
     prompt_length: Tensor
     limit: Tensor
+    ends: Tensor
     committed: Tensor
     block_start: Tensor
     block_end: Tensor
     block_size: Tensor
+    block_passes: Tensor
     revealed: Tensor
     is_ntp: Tensor
+    is_exact: Tensor
+    draft_passes: Tensor
+    verified: Tensor
+    answer_end: Tensor
     finished: Tensor
     stopped: Tensor
-    temperature: Tensor
-    seeds: Tensor
+    failed: Tensor
     first_logits: Tensor | None = None
 
     @property
@@ -64,16 +74,9 @@ class BatchState:
         """[B, k] the positions of each row's block, running past `block_end` where it is shorter than k."""
         return self.block_start[:, None] + torch.arange(self.revealed.shape[1], device=self.tokens.device)
 
-    def open_blocks(self, rows: Tensor) -> None:
-        """Begin the next block of `rows` [B] bool where the current one ends. It stops short at the row's limit."""
-        start = torch.where(rows, self.block_end, self.block_start)
-        end = torch.where(rows, torch.minimum(start + self.block_size, self.limit), self.block_end)
-        self.block_start, self.block_end = start, end
-        self.revealed &= ~rows[:, None]
-
-    def candidates(self, end_of_text: Tensor) -> Tensor:
+    def candidates(self) -> Tensor:
         """[B, k] bool, the masked positions that still matter: in the block, and before its first end-of-text."""
-        return ~self.revealed & self._needed(end_of_text) & ~self.finished[:, None]
+        return ~self.revealed & self._needed() & ~self.finished[:, None]
 
     def reveal(self, chosen: Tensor, reveal: Tensor) -> None:
         """Fix `chosen` [B, k] tokens where `reveal` [B, k] bool says so."""
@@ -81,36 +84,98 @@ class BatchState:
         rows, columns = reveal.nonzero(as_tuple=True)
         self.tokens[rows, positions[rows, columns]] = chosen[rows, columns]
         self.revealed |= reveal
+        # The first token of an exact row's block comes from the causal logits after all that is verified.
+        self.verified = torch.where(reveal[:, 0] & self.is_exact, self.block_start + 1, self.verified)
 
-    def advance(self, end_of_text: Tensor) -> None:
-        """After a pass: finish rows whose answer is whole, open the next block of rows whose block is."""
-        whole = ~(~self.revealed & self._needed(end_of_text)).any(dim=1) & ~self.finished
-        stopped = whole & self._ends(end_of_text).any(dim=1)
+    def correct(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
+        """Where drafts of `rows` [B] bool were wrong from `positions` [B] on: put the right `tokens` [B] there, and begin a
+        block with them. What comes before is committed."""
+        at = positions.clamp(max=self.tokens.shape[1] - 1)[:, None]
+        self.tokens.scatter_(1, at, torch.where(rows, tokens, self.tokens.gather(1, at)[:, 0])[:, None])
+        self.open_blocks(rows, positions)
+        self.revealed[:, 0] |= rows
+        self.committed = torch.where(rows, positions, self.committed)
+        self.verified = torch.where(rows, positions + 1, self.verified)
+
+    def advance(self) -> None:
+        """After a pass: finish rows whose answer is whole, open the next block of rows that are done with theirs."""
+        # 1. Is the answer whole?
+        final_end = self.final_end()
+        end = self._first_end(final_end)
+        stopped = ~self.finished & (end < final_end)
+        full = ~self.finished & ~stopped & (final_end >= self.limit)
+        self.answer_end = torch.where(stopped, end + 1, torch.where(full, self.limit, self.answer_end))
         self.stopped |= stopped
-        self.finished |= stopped | (whole & (self.block_end >= self.limit))
-        self.open_blocks(whole & ~self.finished)
+        self.finished |= stopped | full
+        # 2. Is the block? A draft also is when it has had its passes: as far as it goes without a gap.
+        needed = self._needed()
+        whole = ~(~self.revealed & needed).any(dim=1)
+        run = (self.revealed & needed).long().cumprod(dim=1).sum(dim=1)
+        submitted = self.is_exact & (self.committed == self.block_start) & (run > 0)
+        done = torch.where(self.is_exact, submitted & (whole | (self.block_passes >= self.draft_passes)), whole)
+        ended = (self._ends() & needed).any(dim=1) & whole
+        self.open_blocks(done & ~self.finished, self.block_start + run, empty=ended)
 
-    def answer(self, row: int, end_of_text: Tensor) -> Tensor:
-        """[n] the finished tokens of a row's answer, up to its end-of-text, which is included."""
-        answer = self.tokens[row, self.prompt_length[row] : self.block_end[row]]
-        ends = torch.isin(answer, end_of_text).nonzero()[:, 0]
-        return answer[: int(ends[0]) + 1] if len(ends) and bool(self.stopped[row]) else answer
+    def open_blocks(self, rows: Tensor, start: Tensor, *, empty: Tensor | None = None) -> None:
+        """Begin a block of `rows` [B] bool at `start` [B]. It stops short at the row's limit, and at once where `empty` [B]."""
+        end = torch.minimum(start + self.block_size, self.limit)
+        if empty is not None:
+            end = torch.where(empty, start, end)
+        self.block_start = torch.where(rows, start, self.block_start)
+        self.block_end = torch.where(rows, end, self.block_end)
+        self.block_passes = self.block_passes.masked_fill(rows, 0)
+        self.revealed = self.revealed & ~rows[:, None]
 
-    def revealed_prefix(self, row: int, end_of_text: Tensor) -> Tensor:
-        """[n] the tokens of a row's answer before its first masked position or end-of-text."""
-        run = int(self.revealed[row].long().cumprod(dim=0).sum())
-        prefix = self.tokens[row, self.prompt_length[row] : min(int(self.block_start[row]) + run, int(self.limit[row]))]
-        ends = torch.isin(prefix, end_of_text).nonzero()[:, 0]
-        return prefix[: int(ends[0])] if len(ends) else prefix
+    def finish(self, row: int, *, end: int) -> None:
+        """End a row's answer at a stop string: at position `end`, past its last token."""
+        self.finished[row] = self.stopped[row] = True
+        self.answer_end[row] = end
 
-    def _ends(self, end_of_text: Tensor) -> Tensor:
+    def fail(self, rows: Tensor) -> None:
+        """Give up `rows` [B] bool; what they have is kept."""
+        self.answer_end = torch.where(rows, self.final_end(), self.answer_end)
+        self.failed |= rows
+        self.finished |= rows
+
+    def final_end(self) -> Tensor:
+        """[B] the position up to which tokens are written and will not change: there are no gaps before it."""
+        run = self.revealed.long().cumprod(dim=1).sum(dim=1)
+        end = torch.where(self.is_exact, self.verified, torch.minimum(self.block_start + run, self.block_end))
+        return torch.where(self.finished, self.answer_end, end)
+
+    def answer(self, row: int) -> Tensor:
+        """[n] the tokens of a row's answer that will not change, the end-of-text included."""
+        start, end = int(self.prompt_length[row]), self.final_end()
+        return self.tokens[row, start : int(torch.minimum(end, self._first_end(end) + 1)[row])]
+
+    def first_seen(self, vocab_size: int) -> Tensor:
+        """[B, V] the position at which each token first stands. Revealed tokens of a block are seen by all of the block."""
+        positions = torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(self.tokens)
+        start = self.block_start[:, None]
+        column = (positions - start).clamp(0, self.revealed.shape[1] - 1)
+        in_block = (positions >= start) & (positions < self.block_end[:, None]) & self.revealed.gather(1, column)
+        never = torch.iinfo(torch.long).max
+        at = torch.where(positions < start, positions, torch.where(in_block, start - 1, never))
+        return torch.full((self.batch, vocab_size), never, device=at.device).scatter_reduce(1, self.tokens, at, "amin")
+
+    def _first_end(self, final_end: Tensor) -> Tensor:
+        """[B] the position of the first end-of-text among an answer's final tokens; `final_end` [B] where there is none."""
+        positions = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        in_answer = (positions >= self.prompt_length[:, None]) & (positions < final_end[:, None])
+        return torch.where(in_answer & self._is_end(self.tokens), positions, final_end[:, None]).amin(dim=1)
+
+    def _is_end(self, tokens: Tensor) -> Tensor:
+        """Bool, as `tokens` [B, n]: whether each ends its row's answer."""
+        return (tokens[..., None] == self.ends[:, None]).any(dim=-1)
+
+    def _ends(self) -> Tensor:
         """[B, k] bool, revealed positions of the block that hold an end-of-text."""
         positions = self.block_positions.clamp(max=self.tokens.shape[1] - 1)
-        return self.revealed & torch.isin(self.tokens.gather(1, positions), end_of_text)
+        return self.revealed & self._is_end(self.tokens.gather(1, positions))
 
-    def _needed(self, end_of_text: Tensor) -> Tensor:
+    def _needed(self) -> Tensor:
         """[B, k] bool, positions of the block up to its first revealed end-of-text."""
-        ends = self._ends(end_of_text).cumsum(dim=1)
+        ends = self._ends().cumsum(dim=1)
         before = torch.roll(ends, 1, dims=1)
         before[:, 0] = 0
         return (before == 0) & (self.block_positions < self.block_end[:, None])
@@ -121,14 +186,17 @@ def open_state(
     settings: list[DecodingSettings],
     *,
     block_sizes: list[int],
+    draft_passes: list[int],
     limits: list[int],
+    ends: list[list[int]],
     device: torch.device,
 ) -> BatchState:
-    """The state of requests before their prefill. Block size and limit of each row are already decided."""
+    """The state of requests before their prefill. What each row gets where its settings leave it open is already decided."""
     lengths = [len(prompt) for prompt in prompts]
     tokens = torch.zeros((len(prompts), max(limits)), dtype=torch.long)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = torch.tensor(prompt)
+    most_ends = max(1, max(map(len, ends)))
 
     def column(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=device)
@@ -137,18 +205,24 @@ def open_state(
         return torch.tensor(values, dtype=torch.bool, device=device)
 
     start, limit, size = column(lengths), column(limits), column(block_sizes)
+    none = flags([False] * len(prompts))
     return BatchState(
         tokens=tokens.to(device),
         prompt_length=start,
         limit=limit,
+        ends=torch.tensor([[*ids, *[-1] * (most_ends - len(ids))] for ids in ends], device=device),
         committed=torch.zeros_like(start),
         block_start=start,
         block_end=torch.minimum(start + size, limit),
         block_size=size,
+        block_passes=torch.zeros_like(start),
         revealed=torch.zeros((len(prompts), max(block_sizes)), dtype=torch.bool, device=device),
         is_ntp=flags([each.method == "ntp" for each in settings]),
-        finished=flags([False] * len(prompts)),
-        stopped=flags([False] * len(prompts)),
-        temperature=torch.tensor([each.temperature for each in settings], device=device),
-        seeds=column([each.seed for each in settings]),
+        is_exact=flags([each.method == "exact" for each in settings]),
+        draft_passes=column(draft_passes),
+        verified=start,
+        answer_end=start,
+        finished=none,
+        stopped=none.clone(),
+        failed=none.clone(),
     )

@@ -66,23 +66,74 @@ def _names_special_token(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
     return any(token.content in text for token in tokenizer.added_tokens_decoder.values() if token.special)
 
 
-class TextStream:
-    """Turns a growing sequence of token ids into pieces of text that are never taken back."""
+class AnswerText:
+    """The text of an answer that grows token by token: append-only, whole characters only, cut before a stop string.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-        self._emitted = ""
+    What is found does not depend on how many tokens come at once.
+    """
 
-    def push(self, token_ids: Sequence[int], *, final: bool) -> str:
-        """The text that all of `token_ids` add to what was given before. A character whose bytes have not all come is
-        held back, unless nothing more will come (`final`)."""
-        text = decode_tokens(self._tokenizer, token_ids)
-        if not final:
-            text = text.rstrip("\ufffd")
-        if len(text) <= len(self._emitted):
-            return ""
-        piece, self._emitted = text[len(self._emitted) :], text
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, stop: Sequence[str] = (), min_new_tokens: int = 0
+    ) -> None:
+        """Stop strings count only from the token after `min_new_tokens` on."""
+        self.text = ""
+        self.stop_length: int | None = None  # tokens of the answer when a stop string was whole
+        self._tokenizer, self._stop, self._min_new_tokens = tokenizer, tuple(stop), min_new_tokens
+        self._token_ids: list[int] = []
+        self._read = self._window = (
+            0  # tokens whose text is in `text`; where the window begins that the next are decoded in
+        )
+        self._given = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens it has read."""
+        return len(self._token_ids)
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Read more tokens, up to a stop string."""
+        for token_id in token_ids:
+            if self.stop_length is not None:
+                break
+            self._token_ids.append(token_id)
+            self._decode(final=False)
+
+    def take(self, *, final: bool = False) -> str:
+        """The text that became certain since the last call.
+
+        A character whose bytes have not all come is held back, and so is what may turn out to begin a stop string, unless
+        nothing more will come (`final`).
+        """
+        if final and self.stop_length is None:
+            self._decode(final=True)
+        is_whole = final or self.stop_length is not None
+        certain = len(self.text) if is_whole else len(self.text) - self._held_back()
+        piece = self.text[self._given : certain]
+        self._given = max(certain, self._given)
         return piece
+
+    def _decode(self, *, final: bool) -> None:
+        # Some tokenizers write a token differently at the beginning of a text, so the last few are decoded along.
+        known = decode_tokens(self._tokenizer, self._token_ids[self._window : self._read])
+        text = decode_tokens(self._tokenizer, self._token_ids[self._window :])
+        if len(text) <= len(known) or (text.endswith("\ufffd") and not final):
+            return
+        already = len(self.text)
+        self.text += text[len(known) :]
+        self._window, self._read = self._read, len(self._token_ids)
+        if len(self._token_ids) <= self._min_new_tokens:
+            return
+        found = [self.text.find(each, max(0, already - len(each) + 1)) for each in self._stop]
+        if any(place >= 0 for place in found):
+            self.text = self.text[: min(place for place in found if place >= 0)]
+            self.stop_length = len(self._token_ids)
+
+    def _held_back(self) -> int:
+        """Characters at the end of the text that are the beginning of a stop string."""
+        return max(
+            (n for each in self._stop for n in range(1, len(each)) if self.text.endswith(each[:n])),
+            default=0,
+        )
 
 
 def decode_tokens(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:

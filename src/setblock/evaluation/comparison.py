@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from setblock.decoding.generate import Generation, generate, stream
-from setblock.decoding.samplers import Sampler
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import Prompt
 from setblock.model.sbd_model import SBDModel
@@ -53,7 +52,6 @@ def compare(
     prompt: Prompt,
     *,
     settings: DecodingSettings | None = None,
-    sampler: Sampler | None = None,
     raw: bool = False,
 ) -> Comparison:
     """Decode a prompt by both methods, after a few untimed passes of each.
@@ -64,9 +62,9 @@ def compare(
     settings = settings or DecodingSettings()
     ntp, sbd = replace(settings, method="ntp"), replace(settings, method="sbd")
     for each in (sbd, ntp):  # SBD first: whatever it refuses is told at once
-        for _ in islice(stream(model, prompt, settings=each, sampler=sampler, raw=raw), _WARM_UP_PASSES):
+        for _ in islice(stream(model, prompt, settings=each, raw=raw), _WARM_UP_PASSES):
             pass
     return Comparison(
-        ntp=generate(model, prompt, settings=ntp, sampler=sampler, raw=raw),
-        sbd=generate(model, prompt, settings=sbd, sampler=sampler, raw=raw),
+        ntp=generate(model, prompt, settings=ntp, raw=raw),
+        sbd=generate(model, prompt, settings=sbd, raw=raw),
     )

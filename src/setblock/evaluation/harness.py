@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from setblock.decoding.generate import Generation, block_size_for, generate_batch
-from setblock.decoding.samplers import Sampler
+from setblock.decoding.defaults import block_size_for
+from setblock.decoding.generate import Generation, generate_batch
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.evaluation.comparison import nfe_speedup
@@ -105,7 +105,6 @@ def evaluate(
     task: Task,
     *,
     settings: DecodingSettings | None = None,
-    sampler: Sampler | None = None,
     limit: int = DEFAULT_LIMIT,
     batch_size: int = DEFAULT_BATCH_SIZE,
     on_progress: Callable[[str, int], None] | None = None,
@@ -114,7 +113,6 @@ def evaluate(
 
     Args:
         settings: how to decode. NTP uses the same, but for the method.
-        sampler: what a pass reveals; `EntropyBounded()` by default.
         limit: how many examples, at least 1.
         batch_size: how many are decoded at once, at least 1. Changes the time, never an answer or a count.
         on_progress: called after each batch with the method and the number of examples that it has answered so far.
@@ -134,7 +132,7 @@ def evaluate(
         started, answers = time.perf_counter(), []
         for first in range(0, len(examples), batch_size):
             batch = examples[first : first + batch_size]
-            answers += _answer(model, batch, replace(settings, method=method), sampler)
+            answers += _answer(model, batch, replace(settings, method=method))
             if on_progress is not None:
                 on_progress(method, len(answers))
         runs[method] = answers, _totals(examples, answers, seconds=time.perf_counter() - started)
@@ -152,12 +150,10 @@ def evaluate(
     )
 
 
-def _answer(
-    model: SBDModel, examples: Sequence[Example], settings: DecodingSettings, sampler: Sampler | None
-) -> list[Generation]:
+def _answer(model: SBDModel, examples: Sequence[Example], settings: DecodingSettings) -> list[Generation]:
     raw = model.tokenizer.chat_template is None
     prompts = [example.prompt if raw else example.question for example in examples]
-    return generate_batch(model, prompts, settings=settings, sampler=sampler, raw=raw)
+    return generate_batch(model, prompts, settings=settings, raw=raw)
 
 
 def _totals(examples: Sequence[Example], answers: Sequence[Generation], *, seconds: float) -> Totals:

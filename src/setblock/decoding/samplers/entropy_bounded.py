@@ -1,42 +1,51 @@
-"""The entropy-bounded (EB) sampler (eq. 8; Ben-Hamu et al., arXiv 2505.24857)."""
+"""The entropy-bounded (EB) sampler (eq. 8 and 18; Ben-Hamu et al., arXiv 2505.24857)."""
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from setblock.decoding.samplers.protocol import Selection
-from setblock.errors import SetBlockError
+from setblock.decoding.samplers.protocol import BlockView, Selection
+from setblock.errors import ParameterError
+
+Proxy = Literal["entropy", "confidence", "margin"]
+PROXIES: tuple[Proxy, ...] = ("entropy", "confidence", "margin")
 
 
 @dataclass(frozen=True)
 class EntropyBounded:
-    """Reveal the s most certain positions, s the largest with H_1 + ... + H_{s-1} <= gamma, entropies ascending.
+    """Reveal the s least doubtful positions, s the largest with H_1 + ... + H_s - max(H_1, ..., H_s) <= gamma.
 
-    The sum leaves the last revealed position out, so gamma = 0 reveals one position a pass (more only where entropies are
-    exactly 0) and gamma = inf the whole block. It bounds the mutual information of what is revealed together.
+    Doubt is measured by the proxy; H is the entropy whatever the proxy. With the entropy as proxy the sum leaves the last
+    revealed position out, so gamma = 0 reveals one position a pass (more only where entropies are exactly 0) and gamma = inf
+    the whole block. The left side bounds the mutual information of what is revealed together.
 
     Attributes:
         gamma: the entropy bound, in nats, at least 0.
+        proxy: what positions are sorted by: ascending entropy, descending confidence or descending margin.
     """
 
     gamma: float = 0.1
+    proxy: Proxy = "entropy"
 
     def __post_init__(self) -> None:
         if not self.gamma >= 0 or math.isnan(self.gamma):
-            raise SetBlockError(f"gamma must be at least 0, not {self.gamma}")
+            raise ParameterError(f"gamma must be at least 0, not {self.gamma}")
+        if self.proxy not in PROXIES:
+            raise ParameterError(f"proxy must be one of {', '.join(PROXIES)}, not {self.proxy!r}")
 
-    def select(self, logits: Tensor, candidates: Tensor) -> Selection:
+    def select(self, block: BlockView) -> Selection:
         """See `setblock.decoding.samplers.protocol.Sampler`."""
-        log_probs = logits.log_softmax(dim=-1)  # [B, k, V]
-        # A banned token's log-probability is -inf; its term p log p is 0.
-        entropy = torch.special.entr(log_probs.exp()).sum(dim=-1)  # [B, k]
-        # Logits that are not numbers say nothing; they must still not keep a block from ever being whole.
-        entropy = entropy.nan_to_num(nan=math.log(logits.shape[-1]))
-        ordered, order = entropy.masked_fill(~candidates, math.inf).sort(dim=-1, stable=True)  # [B, k]
-        before = F.pad(ordered.cumsum(dim=-1), (1, -1))  # sum over the more certain ones, 0 for the first
-        within = (before <= self.gamma) & ordered.isfinite()
-        reveal = torch.zeros_like(candidates).scatter(-1, order, within)
-        return Selection(reveal=reveal & candidates, entropy=entropy)
+        doubt = block.entropy if self.proxy == "entropy" else -getattr(block, self.proxy)  # [B, k]
+        ordered, order = doubt.masked_fill(~block.candidates, math.inf).sort(dim=-1, stable=True)  # [B, k]
+        entropy = block.entropy.gather(-1, order)
+        if self.proxy == "entropy":
+            bound = F.pad(entropy.cumsum(dim=-1), (1, -1))  # the sum without its last, which is its largest
+        else:
+            bound = entropy.cumsum(dim=-1) - entropy.cummax(dim=-1).values
+        within = (bound <= self.gamma) & ordered.isfinite()
+        within[:, 0] = ordered[:, 0].isfinite()
+        within = within.cumprod(dim=-1).bool()  # a prefix, whatever rounding does to the difference of two sums
+        return Selection(torch.zeros_like(block.candidates).scatter(-1, order, within))

@@ -1,9 +1,59 @@
 """What a sampler is: the rule that says which masked positions of a block a pass reveals."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+Memory = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class BlockView:
+    """What a sampler sees of a pass. B rows, k positions, V tokens.
+
+    Attributes:
+        logits: [B, k, V] float32; -inf for tokens that a request bans. Meaningful at candidates only.
+        candidates: [B, k] bool, masked positions that may be revealed. A row may have none.
+        revealed: [B, k] bool, positions that earlier passes fixed.
+        memory: what the sampler's last `Selection` left for this pass, zeroed in rows whose block is new; empty in a batch's
+            first pass.
+    """
+
+    logits: Tensor
+    candidates: Tensor
+    revealed: Tensor
+    memory: Memory = field(default_factory=dict)
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """[B, k, V] float32."""
+        return self.logits.log_softmax(dim=-1)
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """[B, k, V] float32."""
+        return self.log_probs.exp()
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """[B, k] float32, nats."""
+        least = torch.finfo(self.log_probs.dtype).min  # a banned token's term, 0 * -inf, is 0
+        return -(self.probs * self.log_probs.clamp(min=least)).sum(dim=-1)
+
+    @cached_property
+    def confidence(self) -> Tensor:
+        """[B, k] float32, the probability of the most likely token."""
+        return self.log_probs.amax(dim=-1).exp()
+
+    @cached_property
+    def margin(self) -> Tensor:
+        """[B, k] float32, by how much the most likely token is more likely than the second."""
+        first, second = self.log_probs.topk(2, dim=-1).values.exp().unbind(dim=-1)
+        return first - second
 
 
 @dataclass(frozen=True)
@@ -12,21 +62,28 @@ class Selection:
 
     Attributes:
         reveal: [B, k] bool, the positions to reveal; a subset of the candidates, with at least one of each row that has any.
-        entropy: [B, k] float32, nats, of the distribution at each position; meaningful at candidates only.
+        logits: [B, k, V] float32, where the rule changes what tokens are chosen from; None to leave it.
+        memory: tensors [B, k, ...] to be given back in the next pass.
     """
 
     reveal: Tensor
-    entropy: Tensor
+    logits: Tensor | None = None
+    memory: Memory = field(default_factory=dict)
 
 
 class Sampler(Protocol):
-    """A rule. Its fields are its hyperparameters and nothing else; it never calls the model and keeps no state."""
+    """A rule: a frozen dataclass whose fields are its hyperparameters and nothing else. It never calls the model; what it has
+    to remember of earlier passes it hands over in `Selection.memory`. Rows are independent of each other."""
 
-    def select(self, logits: Tensor, candidates: Tensor) -> Selection:
-        """Choose what to reveal.
-
-        Args:
-            logits: [B, k, V] float32.
-            candidates: [B, k] bool, the masked positions that may be revealed.
-        """
+    def select(self, block: BlockView) -> Selection:
+        """Choose what a pass reveals."""
         ...
+
+
+def at_least_one(reveal: Tensor, block: BlockView, *, score: Tensor) -> Tensor:
+    """`reveal` [B, k] among the candidates, and in a row where that is nothing, the candidate of the highest `score` [B, k]
+    (the leftmost of a tie). So every pass gets on, and a block takes at most k passes."""
+    best = score.masked_fill(~block.candidates, -torch.inf).argmax(dim=-1, keepdim=True)  # [B, 1]
+    fallback = torch.zeros_like(block.candidates).scatter(-1, best, True)
+    reveal = reveal & block.candidates
+    return torch.where(reveal.any(dim=-1, keepdim=True), reveal, fallback & block.candidates)

@@ -1,0 +1,36 @@
+"""What a request gets where its settings leave it open."""
+
+from setblock.decoding.samplers import EntropyBounded, Sampler
+from setblock.decoding.settings import DecodingSettings
+from setblock.errors import SetBlockError
+from setblock.model.sbd_model import SBDModel
+
+DEFAULT_MAX_NEW_TOKENS = 256
+DEFAULT_BLOCK_SIZE = 16
+DEFAULT_DRAFT_PASSES = 1
+
+
+def block_size_for(model: SBDModel, settings: DecodingSettings) -> int:
+    """k: what the request asks for, else the largest the model was trained with, at most 16. 1 in method `ntp`.
+
+    Raises:
+        SetBlockError: the model has no mask token, and the request asks for blocks.
+    """
+    if settings.method == "ntp":
+        return 1
+    if model.facts is None:
+        raise SetBlockError(
+            "this model has no mask token: decode it with method 'ntp', or fine-tune it with `setblock train`"
+        )
+    trained = model.facts.block_sizes
+    return settings.block_size or min(DEFAULT_BLOCK_SIZE, max(trained, default=DEFAULT_BLOCK_SIZE))
+
+
+def draft_passes_for(settings: DecodingSettings) -> int:
+    """After how many passes a draft is checked, in method `exact`."""
+    return settings.draft_passes or DEFAULT_DRAFT_PASSES
+
+
+def sampler_for(settings: DecodingSettings) -> Sampler:
+    """The sampler that the request asks for, else its method's."""
+    return settings.sampler or EntropyBounded()

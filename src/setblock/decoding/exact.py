@@ -1,0 +1,64 @@
+"""Exact mode: a block is a draft, and the pass that commits it says whether next-token decoding agrees.
+
+The commit pass runs the draft causally, so its outputs are the logits that next-token decoding would have seen. The longest
+prefix of the draft is kept that next-token decoding would have chosen too; at the first disagreement its choice is taken and
+the rest of the draft is dropped, with what the pass did for the next block. Where all agree, nothing was lost: the next
+block's first pass is done.
+
+Next-token decoding's choice is a function of the causal logits and, at a temperature above 0, of noise that depends on the
+seed, the position and the token id alone (`choice`). The draft is made with the same noise, but a draft only decides how many
+tokens a pass yields, never which. So the output is what `ntp` gives for the same seed, at any temperature; see docs/exact.md.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from setblock.decoding.choice import Draws, choose_tokens
+from setblock.decoding.logits import LogitRules
+from setblock.decoding.passes import Logits
+from setblock.decoding.state import BatchState
+
+
+@dataclass(frozen=True)
+class Check:
+    """What became of the drafts that a pass committed.
+
+    Attributes:
+        token_ids: [B, m] next-token decoding's choices at the positions that were checked.
+        accepted: [B, m] bool, where the draft had the same.
+        replaced: [B, m] bool, where it had not, and the choice took its place: at most one in a row.
+    """
+
+    token_ids: Tensor
+    accepted: Tensor
+    replaced: Tensor
+
+    @property
+    def rejected(self) -> Tensor:
+        """[B] bool, rows whose draft was cut."""
+        return self.replaced.any(dim=1)
+
+
+def check_drafts(state: BatchState, commit: Logits, *, rules: LogitRules, draws: Draws) -> Check:
+    """Compare drafts with next-token decoding, and put the state right where they differ.
+
+    A draft's first token is not among them: it came from a causal logit.
+    """
+    first_seen = None if rules.penalty is None else state.first_seen(commit.logits.shape[-1])
+    logits = rules.apply(commit.logits, positions=commit.positions, first_seen=first_seen)
+    chosen = choose_tokens(logits, draws, positions=commit.positions)  # [B, m]
+    drafted = state.tokens.gather(1, commit.positions.clamp(0, state.tokens.shape[1] - 1))
+    agrees = (chosen == drafted) | ~commit.known
+    prefix = agrees.long().cumprod(dim=1).bool()
+    first_wrong = prefix.sum(dim=1, keepdim=True)  # [B, 1]: m where all agree
+    columns = torch.arange(agrees.shape[1], device=agrees.device)
+    replaced = (columns == first_wrong) & ~agrees
+    accepted = prefix & commit.known
+
+    is_checked = commit.known.any(dim=1)
+    state.verified = torch.where(is_checked, state.block_start, state.verified)
+    at = first_wrong.clamp(max=agrees.shape[1] - 1)
+    state.correct(replaced.any(dim=1), commit.positions.gather(1, at)[:, 0], chosen.gather(1, at)[:, 0])
+    return Check(token_ids=chosen, accepted=accepted, replaced=replaced)
