@@ -1,12 +1,14 @@
-"""What a request may set."""
+"""What a request may set. Imports no PyTorch, so that the command line can offer the settings without it."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from setblock.decoding.samplers.protocol import Sampler
 from setblock.errors import ParameterError
+
+if TYPE_CHECKING:
+    from setblock.decoding.samplers.protocol import Sampler
 
 Method = Literal["sbd", "exact", "ntp"]
 METHODS: tuple[Method, ...] = ("sbd", "exact", "ntp")
@@ -43,7 +45,7 @@ class DecodingSettings:
     """
 
     method: Method = "sbd"
-    sampler: Sampler | None = None
+    sampler: "Sampler | None" = None
     block_size: int | None = None
     draft_passes: int | None = None
     max_new_tokens: int | None = None
