@@ -1,0 +1,31 @@
+"""Left to right as far as the model is confident: what a draft is worth that is kept up to its first error."""
+
+from dataclasses import dataclass
+
+import torch
+
+from setblock.decoding.samplers.protocol import BlockView, Selection, at_least_one
+from setblock.decoding.samplers.ranges import check_range
+
+
+@dataclass(frozen=True)
+class ConfidentPrefix:
+    """Reveal from the left as long as c_i >= threshold; the first position that falls short, and all after it, stay masked.
+
+    At least the leftmost. What is revealed never leaves a gap, so in method `exact` all of it can be checked at once.
+    Source: none; the leading run of `ConfidenceThreshold`.
+
+    Attributes:
+        threshold: a probability; at 0 everything is revealed.
+    """
+
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_range("threshold", self.threshold, 0, 1)
+
+    def select(self, block: BlockView) -> Selection:
+        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        confident = (block.confidence >= self.threshold) | ~block.candidates
+        column = torch.arange(confident.shape[-1], device=confident.device).expand_as(confident)
+        return Selection(at_least_one(confident.cumprod(dim=-1).bool(), block, score=-column.float()))

@@ -1,0 +1,27 @@
+"""A bound on each position's entropy."""
+
+from dataclasses import dataclass
+
+from setblock.decoding.samplers.protocol import BlockView, Selection, at_least_one
+from setblock.decoding.samplers.ranges import check_range
+
+
+@dataclass(frozen=True)
+class EntropyThreshold:
+    """Reveal every position with H_i <= threshold; where there is none, the one of the least entropy.
+
+    Source: the rule that the entropy-bounded sampler is often taken for. It bounds each position's entropy and not their sum,
+    so what is revealed together may depend on each other ever more, the more there is of it.
+
+    Attributes:
+        threshold: nats, at least 0.
+    """
+
+    threshold: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_range("threshold", self.threshold, 0)
+
+    def select(self, block: BlockView) -> Selection:
+        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        return Selection(at_least_one(block.entropy <= self.threshold, block, score=-block.entropy))

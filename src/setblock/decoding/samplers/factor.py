@@ -1,0 +1,35 @@
+"""The factor rule (Fast-dLLM, section 3.3; Wu et al., arXiv 2505.22618)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from setblock.decoding.samplers.protocol import BlockView, Selection, at_least_one
+from setblock.decoding.samplers.ranges import check_range
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Reveal the n most confident positions, n the largest with (n + 1) (1 - c_n) <= factor, and at least one.
+
+    c_n is the n-th largest confidence. Under the paper's theorem 1, at a factor of 1 choosing these tokens each for itself is
+    choosing the most likely ones together. Source: Fast-dLLM (arXiv 2505.22618), whose bound is strict, which only differs
+    where the two sides are equal; its code's default is 1. The appendix of arXiv 2509.04185 prints c_n for 1 - c_n.
+
+    Attributes:
+        factor: at least 0.
+    """
+
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_range("factor", self.factor, 0)
+
+    def select(self, block: BlockView) -> Selection:
+        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        confidence = block.confidence.masked_fill(~block.candidates, -torch.inf)
+        ordered, order = confidence.sort(dim=-1, descending=True, stable=True)  # [B, k]
+        n = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device)
+        within = (n + 1) * (1 - ordered) <= self.factor  # a prefix: both factors grow with n
+        reveal = torch.zeros_like(block.candidates).scatter(-1, order, within)
+        return Selection(at_least_one(reveal, block, score=confidence))

@@ -1,0 +1,33 @@
+"""The same number of tokens each pass (LLaDA; Nie et al., arXiv 2502.09992)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from setblock.decoding.samplers.protocol import BlockView, Selection
+from setblock.decoding.samplers.ranges import check_range
+
+
+@dataclass(frozen=True)
+class FixedCount:
+    """Reveal the `count` most confident positions, or all that there are.
+
+    Source: LLaDA's low-confidence remasking (arXiv 2502.09992), which is told the number of steps; the count is the tokens of
+    a block over its steps.
+
+    Attributes:
+        count: at least 1.
+    """
+
+    count: int = 2
+
+    def __post_init__(self) -> None:
+        check_range("count", self.count, 1)
+
+    def select(self, block: BlockView) -> Selection:
+        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        confidence = block.confidence.masked_fill(~block.candidates, -torch.inf)
+        order = confidence.argsort(dim=-1, descending=True, stable=True)  # [B, k]
+        rank = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+        reveal = torch.zeros_like(block.candidates).scatter(-1, order, rank < self.count)
+        return Selection(reveal & block.candidates)
