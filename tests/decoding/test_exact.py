@@ -43,6 +43,7 @@ def test_equals_next_token_decoding(
             method="exact",
             sampler=sampler,
             draft_passes=passes,
+            adaptive_blocks=size in (5, 16),
             block_size=size,
             max_new_tokens=length,
             temperature=temperature,

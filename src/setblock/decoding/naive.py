@@ -3,6 +3,8 @@
 The oracle that the fast path is tested against. It shares with it only the sampler's rule and the choice of tokens.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -29,29 +31,29 @@ def naive_decode(
     assert block_size is not None
     assert new_tokens is not None
     written, limit, passes = list(prompt), len(prompt) + new_tokens, 0
-    while len(written) < limit:
+    block, memory = _refilled([], block_size, limit - len(written)), _nothing()
+    while True:
+        # 1. One pass, in which only the block is bidirectional
         start = len(written)
-        block: Block = [None] * min(block_size, limit - start)
-        memory: Memory = {}
-        while True:
-            # 1. One pass, in which only the block is bidirectional
-            logits = _block_logits(model, _logits(model, written + _masked(model, block), start), start, len(block))
-            # 2. The first token of the answer is known as soon as the prompt is: the prefill gives it
-            at_prefill = facts.first_token_from_causal and start == len(prompt) and block[0] is None
-            passes += not at_prefill
-            # 3. Reveal
-            reachable = range(1) if at_prefill else range(len(block))
-            chosen, memory = _reveal(model, logits, block, reachable, sampler, memory)
-            tokens = _choose(logits, settings, start)
-            for i in chosen:
-                block[i] = tokens[i]
-            # 4. Is the block whole, and does the answer end in it?
-            if None not in block[: _needed(model, block)]:
-                written += [token for token in block[: _needed(model, block)] if token is not None]
-                break
-        if written[-1] in model.end_of_text_ids:
-            break
-    return written[len(prompt) :], passes
+        logits = _block_logits(model, _logits(model, written + _masked(model, block), start), start, len(block))
+        # 2. The first token of the answer is known as soon as the prompt is: the prefill gives it
+        at_prefill = facts.first_token_from_causal and start == len(prompt) and block[0] is None
+        passes += not at_prefill
+        # 3. Reveal
+        reachable = range(1) if at_prefill else range(len(block))
+        chosen, memory = _reveal(model, logits, block, reachable, sampler, memory)
+        tokens = _choose(logits, settings, start)
+        for i in chosen:
+            block[i] = tokens[i]
+        # 4. Is the block whole, and does the answer end in it? An adaptive one ends at its first gap
+        run, is_whole = _run(model, block)
+        if not is_whole and not (settings.adaptive_blocks and run):
+            continue
+        written += run
+        if len(written) == limit or (is_whole and run[-1] in model.end_of_text_ids):
+            return written[len(prompt) :], passes
+        block = _refilled([] if is_whole else block[len(run) :], block_size, limit - len(written))
+        memory = _nothing()
 
 
 @torch.inference_mode()
@@ -64,26 +66,22 @@ def naive_exact(
     assert new_tokens is not None
     limit, passes, block_passes = len(prompt) + new_tokens, 0, 0
 
-    def new_block(start: int, first: int | None) -> Block:
-        return [first, *[None] * (min(block_size, limit - start) - 1)][: limit - start]
-
     prefill = _logits(model, prompt, len(prompt))
     kept, draft = list(prompt), list[int]()  # what is verified and committed; what is to be checked
-    block = new_block(len(kept), _choose(prefill[-1:], settings, len(kept))[0])
-    memory: Memory = {}
+    first = _choose(prefill[-1:], settings, len(kept))
+    block, memory = _refilled(first, block_size, limit - len(kept)), _nothing()
     while True:
         # 1. Only a draft's first token is sure to stay, and a block's that follows no draft
         sure = kept[len(prompt) :] + [token for token in (draft or block)[:1] if token is not None]
         if sure and (sure[-1] in model.end_of_text_ids or len(sure) == new_tokens):
             return sure, passes
         # 2. A block that is whole, or had its passes, is handed over as a draft as far as it goes
-        whole = None not in block[: _needed(model, block)]
-        if not draft and (whole or block_passes >= draft_passes):
-            run = block[: _needed(model, block) if whole else block.index(None)]
-            draft = [token for token in run if token is not None]
-            ended = whole and draft[-1] in model.end_of_text_ids
-            block = [] if ended else new_block(len(kept) + len(draft), None)
-            memory, block_passes = {}, 0
+        run, is_whole = _run(model, block)
+        if not draft and (is_whole or block_passes >= draft_passes):
+            rest = block[len(run) :] if settings.adaptive_blocks and not is_whole else []
+            draft, block_passes, memory = run, 0, _nothing()
+            ended = is_whole and draft[-1] in model.end_of_text_ids
+            block = [] if ended else _refilled(rest, block_size, limit - len(kept) - len(draft))
         start = len(kept) + len(draft)
         logits = _logits(model, kept + draft + _masked(model, block), start)
         passes += 1
@@ -92,7 +90,8 @@ def naive_exact(
         agreed = next((i for i, right in enumerate(causal) if right != draft[i + 1]), len(causal))
         kept += draft[: agreed + 1]
         if agreed < len(causal):
-            draft, block, memory, block_passes = [], new_block(len(kept), causal[agreed]), {}, 0
+            draft, block = [], _refilled([causal[agreed]], block_size, limit - len(kept))
+            block_passes, memory = 0, _nothing()
             continue
         draft = []
         if not block:
@@ -104,6 +103,22 @@ def naive_exact(
         for i in {*chosen, *([0] if block[0] is None else [])}:
             block[i] = tokens[i]
         block_passes += 1
+
+
+def _refilled(known: Sequence[int | None], block_size: int, room: int) -> Block:
+    """A block that begins with what is known."""
+    return [*known, *[None] * block_size][: min(block_size, room)]
+
+
+def _run(model: SBDModel, block: Block) -> tuple[list[int], bool]:
+    """The tokens of a block before its first gap, up to its first end-of-text; and whether no more is needed."""
+    needed = block[: _needed(model, block)]
+    is_whole = None not in needed
+    return [token for token in (needed if is_whole else needed[: needed.index(None)]) if token is not None], is_whole
+
+
+def _nothing() -> Memory:
+    return {}
 
 
 def _masked(model: SBDModel, block: Block) -> list[int]:

@@ -26,6 +26,8 @@ class DecodingSettings:
             committed, so that the output is `ntp`'s. `ntp`: one token a pass. All by the same model and loop.
         sampler: what a pass reveals; None for the method's default.
         block_size: k; None for the largest that the model was trained with, at most 16.
+        adaptive_blocks: end a block at its first gap after each pass instead of filling it: what is whole is committed and the
+            block begins anew behind it, keeping what is revealed there. As many passes or fewer, of 2k tokens instead of k.
         draft_passes: in method `exact`, after how many passes a draft is checked as far as it is revealed without a gap; None
             for the method's default.
         max_new_tokens: the most tokens to generate, end-of-text included; None for what the context has room for, at most 256.
@@ -47,6 +49,7 @@ class DecodingSettings:
     method: Method = "sbd"
     sampler: "Sampler | None" = None
     block_size: int | None = None
+    adaptive_blocks: bool = False
     draft_passes: int | None = None
     max_new_tokens: int | None = None
     min_new_tokens: int = 0

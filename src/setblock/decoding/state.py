@@ -35,6 +35,8 @@ class BatchState:
         revealed: [B, k] bool, which positions of the current block are fixed.
         is_ntp: [B] bool, rows that decode one token a pass.
         is_exact: [B] bool, rows whose blocks are drafts: what is committed is checked.
+        is_adaptive: [B] bool, rows whose block ends at its first gap after each pass; what is revealed past it goes over into
+            the next block.
         draft_passes: [B] of exact rows, after how many passes a draft is checked as far as it goes.
         verified: [B] of exact rows, the position up to which the tokens are next-token decoding's.
         answer_end: [B] of finished rows, the position past the last of the answer.
@@ -56,6 +58,7 @@ class BatchState:
     revealed: Tensor
     is_ntp: Tensor
     is_exact: Tensor
+    is_adaptive: Tensor
     draft_passes: Tensor
     verified: Tensor
     answer_end: Tensor
@@ -107,24 +110,30 @@ class BatchState:
         self.answer_end = torch.where(stopped, end + 1, torch.where(full, self.limit, self.answer_end))
         self.stopped |= stopped
         self.finished |= stopped | full
-        # 2. Is the block? A draft also is when it has had its passes: as far as it goes without a gap.
+        # 2. Is the block? An adaptive one is, and a draft that has had its passes: as far as they go without a gap.
         needed = self._needed()
         whole = ~(~self.revealed & needed).any(dim=1)
         run = (self.revealed & needed).long().cumprod(dim=1).sum(dim=1)
         submitted = self.is_exact & (self.committed == self.block_start) & (run > 0)
-        done = torch.where(self.is_exact, submitted & (whole | (self.block_passes >= self.draft_passes)), whole)
+        drafted = submitted & (whole | (self.block_passes >= self.draft_passes))
+        done = torch.where(self.is_exact, drafted, whole | (self.is_adaptive & (run > 0)))
         ended = (self._ends() & needed).any(dim=1) & whole
-        self.open_blocks(done & ~self.finished, self.block_start + run, empty=ended)
+        beyond = self._shifted(run) & self.is_adaptive[:, None] & ~whole[:, None]
+        self.open_blocks(done & ~self.finished, self.block_start + run, empty=ended, revealed=beyond)
 
-    def open_blocks(self, rows: Tensor, start: Tensor, *, empty: Tensor | None = None) -> None:
-        """Begin a block of `rows` [B] bool at `start` [B]. It stops short at the row's limit, and at once where `empty` [B]."""
+    def open_blocks(
+        self, rows: Tensor, start: Tensor, *, empty: Tensor | None = None, revealed: Tensor | None = None
+    ) -> None:
+        """Begin a block of `rows` [B] bool at `start` [B]. It stops short at the row's limit, and at once where `empty` [B]. Of
+        its positions, `revealed` [B, k] are known already."""
         end = torch.minimum(start + self.block_size, self.limit)
         if empty is not None:
             end = torch.where(empty, start, end)
         self.block_start = torch.where(rows, start, self.block_start)
         self.block_end = torch.where(rows, end, self.block_end)
         self.block_passes = self.block_passes.masked_fill(rows, 0)
-        self.revealed = self.revealed & ~rows[:, None]
+        fresh = torch.zeros_like(self.revealed) if revealed is None else revealed
+        self.revealed = torch.where(rows[:, None], fresh, self.revealed)
 
     def finish(self, row: int, *, end: int) -> None:
         """End a row's answer at a stop string: at position `end`, past its last token."""
@@ -167,6 +176,12 @@ class BatchState:
     def _is_end(self, tokens: Tensor) -> Tensor:
         """Bool, as `tokens` [B, n]: whether each ends its row's answer."""
         return (tokens[..., None] == self.ends[:, None]).any(dim=-1)
+
+    def _shifted(self, run: Tensor) -> Tensor:
+        """[B, k] bool, which positions of a block that begins `run` [B] later are revealed."""
+        columns = run[:, None] + torch.arange(self.revealed.shape[1], device=run.device)
+        inside = columns < self.revealed.shape[1]
+        return inside & self.revealed.gather(1, columns.clamp(max=self.revealed.shape[1] - 1))
 
     def _ends(self) -> Tensor:
         """[B, k] bool, revealed positions of the block that hold an end-of-text."""
@@ -219,6 +234,7 @@ def open_state(
         revealed=torch.zeros((len(prompts), max(block_sizes)), dtype=torch.bool, device=device),
         is_ntp=flags([each.method == "ntp" for each in settings]),
         is_exact=flags([each.method == "exact" for each in settings]),
+        is_adaptive=flags([each.adaptive_blocks for each in settings]),
         draft_passes=column(draft_passes),
         verified=start,
         answer_end=start,
