@@ -1,0 +1,99 @@
+"""What the samplers' tests are drawn from: hyperparameters of every rule, and what a model says pass by pass."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from setblock.decoding.samplers import SAMPLERS, BlockView, Memory, Sampler, Selection
+
+PROBABILITIES = st.one_of(st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.floats(0, 1))
+NATS = st.one_of(st.sampled_from([0.0, 0.1, 0.35, math.inf]), st.floats(0, 4))
+COUNTS = st.integers(1, 5)
+
+# Every rule's hyperparameters. A rule of SAMPLERS without an entry here fails the tests.
+PARAMETERS: dict[str, dict[str, st.SearchStrategy[object]]] = {
+    "entropy-bounded": {"gamma": NATS, "proxy": st.sampled_from(["entropy", "confidence", "margin"])},
+    "entropy-threshold": {"threshold": NATS},
+    "confidence-threshold": {"threshold": PROBABILITIES},
+    "factor": {"factor": NATS},
+    "fixed-count": {"count": COUNTS},
+    "left-to-right": {"count": COUNTS},
+    "confident-prefix": {"threshold": PROBABILITIES},
+    "adaptive-confidence": {"lower": st.floats(0, 0.5), "upper": st.floats(0.5, 1)},
+    "distance-penalty": {"threshold": NATS, "penalty": st.sampled_from([0.0, 0.02, 0.5])},
+    "spaced": {"gamma": NATS, "gap": COUNTS},
+    "dilated": {"stride": st.integers(1, 12)},
+    "klass": {"threshold": PROBABILITIES, "max_kl": NATS, "passes": st.integers(1, 3)},
+    "credit-decoding": {
+        "threshold": PROBABILITIES,
+        "strength": st.floats(0, 4),
+        "decay": PROBABILITIES,
+        "power": PROBABILITIES,
+    },
+}
+
+
+@st.composite
+def samplers(draw: st.DrawFn, name: str) -> Sampler:
+    sampler: Sampler = SAMPLERS[name](**draw(st.fixed_dictionaries(PARAMETERS[name])))
+    return sampler
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What a model says of a block of each row, pass by pass, whatever has been revealed.
+
+    Attributes:
+        logits: [P, B, k, V] float32, -inf for banned tokens, of which there may be more or fewer in later passes.
+        needed: [B, k] bool, the positions that have to be revealed.
+    """
+
+    logits: Tensor
+    needed: Tensor
+
+    def row(self, row: int) -> "Passes":
+        return Passes(self.logits[:, row : row + 1], self.needed[row : row + 1])
+
+    def first(self, *, memory: Memory | None = None) -> BlockView:
+        return BlockView(self.logits[0], self.needed, torch.zeros_like(self.needed), memory or {})
+
+
+@st.composite
+def passes(draw: st.DrawFn, *, bans: bool = True) -> Passes:
+    """Distributions of mixed sharpness, which change from pass to pass much, little or not at all."""
+    batch, k, vocabulary = draw(st.integers(1, 3)), draw(st.integers(1, 8)), draw(st.integers(2, 12))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    change = draw(st.sampled_from([0.0, 0.05, 0.3, 2.0]))
+    logits = normal(1, batch, k, vocabulary) * torch.rand(batch, k, 1, generator=generator) * 4
+    logits = logits + change * normal(k, batch, k, vocabulary)
+    if bans and draw(st.booleans()):
+        banned = torch.rand(k, batch, 1, vocabulary, generator=generator) < 0.3
+        banned[..., draw(st.integers(0, vocabulary - 1))] = False
+        logits = logits.masked_fill(banned, -math.inf)
+    needed = torch.rand(batch, k, generator=generator) < draw(st.sampled_from([0.3, 0.7, 1.0]))
+    return Passes(logits, needed)
+
+
+def run(sampler: Sampler, said: Passes) -> Iterator[tuple[BlockView, Selection]]:
+    """The plain loop: every pass's view and answer, until all that is needed is revealed or the passes are over."""
+    revealed, memory = torch.zeros_like(said.needed), {}
+    for logits in said.logits:
+        if bool((~said.needed | revealed).all()):
+            return
+        block = BlockView(logits, said.needed & ~revealed, revealed, memory)
+        selection = sampler.select(block)
+        yield block, selection
+        revealed, memory = revealed | selection.reveal, selection.memory
+
+
+def chosen(block: BlockView, selection: Selection) -> Tensor:
+    """[B, k] the tokens that greedy decoding takes."""
+    return (block.logits if selection.logits is None else selection.logits).argmax(dim=-1)

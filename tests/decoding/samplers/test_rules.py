@@ -1,0 +1,149 @@
+"""Every rule against its definition, written as a loop; and what the rules say of blocks one can check by eye."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from decoding.samplers.cases import passes, run, samplers
+from decoding.samplers.naive import NAIVE, Careful, Row
+from setblock.decoding.samplers import (
+    SAMPLERS,
+    AdaptiveConfidence,
+    BlockView,
+    ConfidentPrefix,
+    CreditDecoding,
+    Dilated,
+    DistancePenalty,
+    Factor,
+    Klass,
+    LeftToRight,
+    Sampler,
+    Spaced,
+)
+
+ROUNDING = 2e-5
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.data())
+def test_is_the_rule_of_its_definition(name: str, data: st.DataObject) -> None:
+    """In every pass, with what it remembers."""
+    sampler, said = data.draw(samplers(name)), data.draw(passes())
+    memories: list[dict[str, object]] = [{} for _ in said.needed]
+    for block, selection in run(sampler, said):
+        probs = block.logits.double().softmax(dim=-1).tolist()
+        for row in range(len(said.needed)):
+            candidates = block.candidates[row].nonzero()[:, 0].tolist()
+            if not candidates:
+                continue
+            careful = Careful()
+            expected = NAIVE[name](
+                Row(probs[row], candidates, careful, memories[row]),
+                **{field.name: getattr(sampler, field.name) for field in dataclasses.fields(sampler)},
+            )
+            assume(careful.closest > ROUNDING)
+            assert set(selection.reveal[row].nonzero()[:, 0].tolist()) == expected
+
+
+def block(
+    confidences: Sequence[float],
+    *,
+    candidates: Sequence[int] | None = None,
+    memory: dict[str, torch.Tensor] | None = None,
+) -> BlockView:
+    """A row whose most likely token has these probabilities, the rest shared by two more tokens."""
+    top = torch.tensor([confidences])
+    is_candidate = torch.ones(1, len(confidences), dtype=torch.bool)
+    if candidates is not None:
+        is_candidate = torch.tensor([[i in candidates for i in range(len(confidences))]])
+    logits = torch.stack([top, (1 - top) / 2, (1 - top) / 2], dim=-1).log()
+    return BlockView(logits, is_candidate, ~is_candidate, memory or {})
+
+
+def revealed(sampler: Sampler, view: BlockView) -> list[int]:
+    return sampler.select(view).reveal[0].nonzero()[:, 0].tolist()
+
+
+def test_factor() -> None:
+    """2 (1 - .9) = .2, 3 (1 - .8) = .6, 4 (1 - .7) = 1.2."""
+    for bound, expected in ((0.1, [1]), (0.3, [1]), (0.7, [1, 3]), (1.3, [0, 1, 3])):
+        assert revealed(Factor(bound), block([0.7, 0.9, 0.5, 0.8])) == expected
+
+
+def test_prefix_stops_at_the_first_that_falls_short() -> None:
+    assert revealed(ConfidentPrefix(0.7), block([0.9, 0.8, 0.6, 0.9])) == [0, 1]
+    assert revealed(ConfidentPrefix(0.7), block([0.5, 0.8, 0.6, 0.9])) == [0]
+    assert revealed(ConfidentPrefix(0.7), block([0.1, 0.8, 0.1, 0.9, 0.5, 0.9], candidates=[1, 3, 4, 5])) == [1, 3]
+
+
+def test_left_to_right_ignores_confidence() -> None:
+    assert revealed(LeftToRight(), block([0.5, 0.6, 0.9])) == [0]
+    assert revealed(LeftToRight(2), block([0.5, 0.6, 0.9, 0.9], candidates=[1, 2, 3])) == [1, 2]
+
+
+def test_distance_makes_it_more_nearly_left_to_right() -> None:
+    view = block([0.9, 0.9, 0.9, 0.9, 0.9])
+    each = float(view.entropy[0, 0])
+    assert revealed(DistancePenalty(each + 0.25, 0.1), view) == [0, 1, 2]
+    assert revealed(DistancePenalty(each + 0.25, 0.1), block([0.9] * 5, candidates=[2, 3, 4])) == [2, 3, 4]
+
+
+def test_spaced_reveals_no_neighbours() -> None:
+    view = block([0.7, 0.9, 0.8, 0.6, 0.95])
+    assert revealed(Spaced(math.inf, 2), view) == [1, 4]
+    assert revealed(Spaced(math.inf, 3), view) == [1, 4]
+    assert revealed(Spaced(math.inf, 4), view) == [0, 4]
+    assert revealed(Spaced(math.inf, 1), view) == [0, 1, 2, 3, 4]
+
+
+def test_dilated_halves_the_distance() -> None:
+    revealed_by_pass, left = [], list(range(16))
+    while left:
+        revealed_by_pass.append(revealed(Dilated(), block([0.5] * 16, candidates=left)))
+        left = [i for i in left if i not in revealed_by_pass[-1]]
+    assert revealed_by_pass == [[0, 8], [4, 12], [2, 6, 10, 14], [1, 3, 5, 7, 9, 11, 13, 15]]
+
+
+def test_adaptive_confidence_follows_the_block() -> None:
+    sampler = AdaptiveConfidence(lower=0.5, upper=0.8)
+    first = sampler.select(block([0.7, 0.62, 0.3, 0.3]))
+    assert first.reveal.tolist() == [[True, False, False, False]]  # the bound is the largest, 0.7
+    second = sampler.select(block([0.3, 0.69, 0.72, 0.3], candidates=[1, 2, 3], memory=dict(first.memory)))
+    assert second.reveal.tolist() == [[False, False, True, False]]  # 0.7
+    third = sampler.select(block([0.3, 0.705, 0.3, 0.72], candidates=[1, 3], memory=dict(second.memory)))
+    assert third.reveal.tolist() == [[False, False, False, True]]  # 0.71, the mean of 0.7 and 0.72
+
+
+def test_klass_waits_until_nothing_changes() -> None:
+    sampler = Klass(threshold=0.8, max_kl=0.01, passes=2)
+    memory, found = {}, []
+    for number in range(3):
+        view = block([0.99, 0.98, 0.9, 0.9 if number else 0.5, 0.9], candidates=range(min(number, 2), 5), memory=memory)
+        selection = sampler.select(view)
+        found.append(selection.reveal[0].nonzero()[:, 0].tolist())
+        memory = dict(selection.memory)
+    assert found == [[0], [1], [2, 4]]  # one each, for want of a past; the one at 3 changed after the first pass
+
+
+def test_credit_makes_up_for_what_confidence_lacks() -> None:
+    sampler, memory, found = CreditDecoding(threshold=0.9, strength=1.0, decay=1.0, power=0.0), {}, []
+    for number in range(4):
+        candidates = range(number, 6)  # the others have less, and in another place every time
+        view = block([0.95, 0.95, 0.95, 0.95, 0.8, 0.4], candidates=candidates, memory=memory)
+        selection = sampler.select(view)
+        found.append(4 in selection.reveal[0].nonzero()[:, 0].tolist())
+        memory = dict(selection.memory)
+    # 0.8 (1 + n) against 0.2: 0.889 after the first pass, 0.923 after the second
+    assert found[:2] == [False, True]
+    assert torch.equal(memory["credit"][0, 4], torch.tensor([4.0, 0.0, 0.0]))
+
+
+def test_credit_of_no_strength_is_the_confidence_threshold() -> None:
+    view = block([0.95, 0.85, 0.91])
+    assert revealed(CreditDecoding(strength=0.0), view) == revealed(SAMPLERS["confidence-threshold"](), view) == [0, 2]
