@@ -9,8 +9,8 @@ import sys
 import pytest
 from typer.main import get_command
 
+from setblock.cli import decoding_options
 from setblock.cli import evaluate as evaluate_command
-from setblock.cli import options
 from setblock.cli.main import app
 from setblock.decoding.samplers import EntropyBounded
 from setblock.evaluation import harness
@@ -57,6 +57,14 @@ def test_every_option_is_explained(command):
     assert all(parameter.help for parameter in parameters)
 
 
+@pytest.mark.parametrize("command", ["generate", "compare", "evaluate"])
+def test_options_come_in_groups(run, command):
+    told = run(command, "--help").stdout
+    places = [told.index(f" {panel} ─") for panel in ("Model", "Decoding", "Sampling", "Output")]
+    assert places == sorted(places)
+    assert places[1] < told.index("--sampler-option") < places[2] < told.index("--top-p") < places[3]
+
+
 def test_evaluate_says_what_it_counts(run):
     told = " ".join(run("evaluate", "--help").stdout.split())
     assert "prefill included" in told
@@ -64,7 +72,7 @@ def test_evaluate_says_what_it_counts(run):
 
 
 def test_defaults_are_the_library_s():
-    assert EntropyBounded().gamma == options.DEFAULT_GAMMA
+    assert f"Default: {EntropyBounded().gamma}." in inspect.getsource(decoding_options)
     assert harness.DEFAULT_LIMIT == evaluate_command_default("limit") == 100
     assert evaluate_command_default("batch_size") == harness.DEFAULT_BATCH_SIZE
 

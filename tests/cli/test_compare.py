@@ -8,17 +8,20 @@ from setblock.cli.comparison_view import reveal_lines
 SHORT = ("--max-new-tokens", 20)
 
 
-def test_json_has_both_sides(run, sbd_folder):
-    outcome = run("compare", "Tom has 5 pens.", "--model", sbd_folder, "--json", *SHORT)
+@pytest.mark.parametrize("second", ["sbd", "exact"])
+def test_json_has_both_sides(run, sbd_folder, second):
+    outcome = run("compare", "Tom has 5 pens.", "--model", sbd_folder, "--method", second, "--json", *SHORT)
     result = json.loads(outcome.stdout)
     assert outcome.stderr == ""
-    assert {"prompt", "ntp", "sbd", "identical", "nfe_speedup", "wall_clock_speedup"} <= result.keys()
-    for method in ("ntp", "sbd"):
+    assert {"prompt", "ntp", second, "identical", "nfe_speedup", "wall_clock_speedup"} <= result.keys()
+    for method in ("ntp", second):
         assert result[method]["method"] == method
         assert len(result[method]["token_ids"]) == len(result[method]["revealed_by"]) == result[method]["num_tokens"]
-    passes = {m: result[m]["num_forwards"] - result[m]["num_prefill_forwards"] for m in ("ntp", "sbd")}
-    assert result["nfe_speedup"] == passes["ntp"] / passes["sbd"]
-    assert result["identical"] == (result["ntp"]["token_ids"] == result["sbd"]["token_ids"])
+    passes = {m: result[m]["num_forwards"] - result[m]["num_prefill_forwards"] for m in ("ntp", second)}
+    assert result["nfe_speedup"] == passes["ntp"] / passes[second]
+    assert {"sbd", "exact"} & result.keys() == {second}
+    assert result["identical"] or second == "sbd"
+    assert result["identical"] == (result["ntp"]["token_ids"] == result[second]["token_ids"])
 
 
 def test_without_a_prompt_the_seed_chooses_a_problem(run, sbd_folder):
@@ -30,12 +33,21 @@ def test_without_a_prompt_the_seed_chooses_a_problem(run, sbd_folder):
     assert results[0]["sbd"]["correct"] is False
 
 
+def test_titles_and_tables_name_the_method(run, sbd_folder):
+    lines = run("compare", "Tom", "--model", sbd_folder, "--method", "exact", *SHORT).stdout.splitlines()
+    assert "exact: blocks, each checked so that the text is ntp's" in lines
+    rows = [line.split()[0] for line in lines if line.startswith((" ntp  ", " exact  ", " sbd  "))]
+    assert rows == ["ntp", "exact"]
+    assert any(line.split() == ["texts", "identical"] for line in lines)
+
+
 def test_an_endless_gamma_is_still_json(run, sbd_folder):
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
 
     outcome = run("compare", "Tom", "--model", sbd_folder, "--gamma", "inf", "--json", *SHORT)
     assert json.loads(outcome.stdout, parse_constant=refuse)["gamma"] == "inf"
+    assert json.loads(outcome.stdout)["sampler_options"]["gamma"] == "inf"
 
 
 def test_without_colour_each_pass_has_a_line(run, sbd_folder):

@@ -1,14 +1,17 @@
-"""Whatever a user gets wrong is told in one line, with exit code 1 and nothing on stdout."""
+"""Whatever a user gets wrong is told in one line, with nothing on stdout: exit code 2 for an option, else 1."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import MambaConfig, MambaForCausalLM, T5Config
 
+from setblock.decoding.generate import generate_batch
 
-def _refused(outcome, *parts):
-    assert outcome.code == 1
+
+def _refused(outcome, *parts, code=1):
+    assert outcome.code == code
     assert outcome.stdout == ""
     assert outcome.message.startswith("setblock: error: ")
     for part in parts:
@@ -27,16 +30,63 @@ def _edit_config(folder, edit):
     [
         (["--gamma", "-1"], "gamma must be at least 0, not -1.0"),
         (["--gamma", "nan"], "gamma must be at least 0, not nan"),
+        (["--gamma", "1", "--sampler", "fixed-count"], "sampler fixed-count has no gamma"),
+        (["--sampler", "magic"], "sampler must be one of entropy-bounded, "),
+        (["--sampler-option", "gama=1"], "did you mean 'gamma'?"),
         (["--block-size", "0"], "block_size must be at least 1, not 0"),
-        (["--temperature", "-1"], "temperature must be"),
+        (["--draft-passes", "0"], "draft_passes must be at least 1, not 0"),
         (["--max-new-tokens", "0"], "max_new_tokens must be at least 1, not 0"),
-        (["--max-new-tokens", "5000"], "the context holds 512"),
+        (["--max-new-tokens", "5", "--min-new-tokens", "6"], "min_new_tokens must be at most max_new_tokens, 5, not 6"),
+        (["--temperature", "-1"], "temperature must be a finite number of at least 0, not -1.0"),
+        (["--temperature", "nan"], "temperature must be"),
+        (["--top-k", "-1"], "top_k must be at least 1, or 0 for all, not -1"),
+        (["--top-p", "0"], "top_p must be above 0 and at most 1, not 0.0"),
+        (["--min-p", "1.5"], "min_p must be between 0 and 1, not 1.5"),
+        (["--repetition-penalty", "0"], "repetition_penalty must be "),
+        (["--logit-bias", "5"], "--logit-bias must be ID=BIAS, such as 42=-1.5, not '5'"),
+        (["--logit-bias", "5=inf"], "logit_bias of token 5 must be "),
+        (["--logit-bias", "99999=1"], "token ids of logit_bias must be between 0 and "),
+        (["--ban", "-1"], "token ids of banned_tokens must be between 0 and "),
+        (["--stop-token-id", "99999"], "token ids of stop_token_ids must be between 0 and "),
+        (["--stop", ""], "stop must be a text that is not empty, not ''"),
         (["--seed", "9" * 20], "seed must be a number of 64 bits"),
+    ],
+)
+@pytest.mark.parametrize("command", [["generate", "Tom"], ["compare", "Tom"], ["evaluate"]])
+def test_options_out_of_range(run, sbd_folder, command, arguments, said):
+    _refused(run(*command, "--model", sbd_folder, *arguments), said, code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--n", "0"], "n must be between 1 and 128, not 0"),
+        (["--n", "129"], "n must be between 1 and 128, not 129"),
+        (["--logprobs", "21", "--json"], "logprobs must be between 0 and 20, not 21"),
+        (["--logprobs", "2"], "--logprobs needs --json"),
+    ],
+)
+def test_what_generate_alone_can_tell(run, sbd_folder, arguments, said):
+    _refused(run("generate", "Tom", "--model", sbd_folder, *arguments), said, code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--max-new-tokens", "5000"], "the context holds 512"),
         (["--device", "toaster"], "can't use device 'toaster'"),
     ],
 )
-def test_settings_out_of_range(run, sbd_folder, arguments, said):
+def test_what_this_model_or_machine_can_t_do(run, sbd_folder, arguments, said):
     _refused(run("generate", "Tom", "--model", sbd_folder, *arguments), said)
+
+
+def test_answers_that_are_not_numbers(run, sbd_folder, monkeypatch):
+    def broken(*args, **kwargs):
+        return [replace(answer, finish_reason="error") for answer in generate_batch(*args, **kwargs)]
+
+    monkeypatch.setattr("setblock.generate_batch", broken, raising=False)
+    _refused(run("generate", "Tom", "--model", sbd_folder, "--n", 2, "--max-new-tokens", 4), "not numbers")
 
 
 @pytest.mark.parametrize("command", ["generate", "compare"])
@@ -145,4 +195,6 @@ def test_state_space_model(run, copied):
 def test_usage_errors_exit_with_2(run):
     assert run("generate").code == 2
     assert run("generate", "Tom", "--method", "magic").code == 2
+    assert run("compare", "Tom", "--method", "ntp").code == 2
+    assert run("evaluate", "--n", 2).code == 2
     assert run("conjure").code == 2

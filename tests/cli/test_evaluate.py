@@ -5,7 +5,7 @@ import pytest
 QUICK = ("--limit", 5, "--batch-size", 2, "--max-new-tokens", 16, "--json")
 
 
-@pytest.mark.parametrize("method", ["sbd", "ntp"])
+@pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
 def test_json_keys_and_their_arithmetic(run, sbd_folder, method):
     outcome = run("evaluate", "--task", "word-problems", "--model", sbd_folder, "--method", method, *QUICK)
     result = json.loads(outcome.stdout)
@@ -23,6 +23,9 @@ def test_json_keys_and_their_arithmetic(run, sbd_folder, method):
         "tokens_per_forward",
         "prefill_forwards",
         "gamma",
+        "sampler",
+        "sampler_options",
+        "settings",
         "block_size",
         "method",
         "split",
@@ -32,9 +35,12 @@ def test_json_keys_and_their_arithmetic(run, sbd_folder, method):
     assert result["num_examples"] == result["prefill_forwards"] == 5
     assert result["mean_forwards"] == result["num_forwards"] / 5
     assert result["nfe_speedup"] == (result["ntp_forwards"] - 5) / (result["num_forwards"] - 5)
-    assert result["block_size"] == (16 if method == "sbd" else 1)
+    assert result["block_size"] == (1 if method == "ntp" else 16)
+    assert result["gamma"] == (None if method == "ntp" else 0.1)
+    if method != "sbd":
+        assert result["identical_to_ntp"] == 1
     if method == "ntp":
-        assert result["nfe_speedup"] == result["identical_to_ntp"] == 1
+        assert result["nfe_speedup"] == 1
 
 
 def test_splits_and_seeds_are_other_problems(run, sbd_folder):
@@ -47,7 +53,19 @@ def test_splits_and_seeds_are_other_problems(run, sbd_folder):
 
 
 def test_the_report_says_what_is_counted(run, sbd_folder):
-    outcome = run("evaluate", "--model", sbd_folder, *QUICK[:-1])
-    assert outcome.stdout.startswith("5 word-problems, test split, method sbd, gamma 0.1, block size 16\n")
+    outcome = run("evaluate", "--model", sbd_folder, "--limit", 1)
+    how = "method sbd, entropy-bounded (gamma 0.1, proxy entropy), block size 16"
+    assert outcome.stdout.startswith(f"1 word-problems, test split, {how}\n")
     assert "95% interval" in outcome.stdout
     assert "prefill left out on both sides" in outcome.stdout
+
+
+def test_the_report_says_what_is_not_as_usual(run, sbd_folder):
+    how = ("--method", "exact", "--sampler", "fixed-count", "--sampler-option", "count=3", "--temperature", 0.5)
+    outcome = run("evaluate", "--model", sbd_folder, *how, "--block-size", 4, *QUICK[:-1])
+    expected = "method exact, fixed-count (count 3), block size 4, max_new_tokens 16, temperature 0.5"
+    assert outcome.stdout.startswith(f"5 word-problems, test split, {expected}\n")
+    assert "identical to ntp" in outcome.stdout
+    result = json.loads(run("evaluate", "--model", sbd_folder, *how, "--block-size", 4, *QUICK).stdout)
+    assert (result["sampler"], result["sampler_options"], result["gamma"]) == ("fixed-count", {"count": 3}, None)
+    assert result["settings"] == {"max_new_tokens": 16, "temperature": 0.5}

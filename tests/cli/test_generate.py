@@ -8,7 +8,7 @@ from setblock.data.word_problems import word_problems
 SHORT = ("--max-new-tokens", 20)
 
 
-@pytest.mark.parametrize("method", ["sbd", "ntp"])
+@pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
 def test_json_is_all_there_is_on_stdout(run, sbd_folder, method):
     outcome = run("generate", "Tom has 5 pens.", "--model", sbd_folder, "--method", method, "--json", *SHORT)
     result = json.loads(outcome.stdout)
@@ -81,3 +81,97 @@ def test_an_endless_gamma_reveals_whole_blocks(run, sbd_folder):
     # The prefill gives the first token; each block of 5 then takes one pass, and the answer may end early.
     assert result["num_block_forwards"] == 1
     assert result["num_commit_forwards"] == math.ceil(result["num_tokens"] / 5) - 1
+
+
+@pytest.fixture
+def answer(run, sbd_folder):
+    """The JSON object that `generate` prints for a prompt and options."""
+
+    def answer(*arguments):
+        outcome = run("generate", "Tom", "--model", sbd_folder, "--json", *SHORT, *arguments)
+        assert (outcome.code, outcome.stderr) == (0, "")
+        return json.loads(outcome.stdout, parse_constant=pytest.fail)
+
+    return answer
+
+
+def tokens_of(result):
+    return [each["token"] for each in result["logprobs"]]
+
+
+def test_n_answers_are_those_of_the_seeds_alone(run, sbd_folder, answer):
+    drawn = ("--temperature", 2, "--seed", 7)
+    result = answer(*drawn, "--n", 3)
+    assert result.keys() == {"answers"}
+    texts = [each["text"] for each in result["answers"]]
+    assert texts == [answer("--temperature", 2, "--seed", seed)["text"] for seed in (7, 8, 9)]
+    assert len(set(texts)) == 3
+
+    outcome = run("generate", "Tom", "--model", sbd_folder, *SHORT, *drawn, "--n", 3)
+    told = "".join(f"-- answer {number} of 3\n{text}\n" for number, text in enumerate(texts, start=1))
+    assert outcome.stdout == told
+    figures = outcome.stderr.splitlines()
+    assert [line.split(",")[0] for line in figures] == [f"{each['num_tokens']} tokens" for each in result["answers"]]
+
+
+@pytest.mark.parametrize("method", ["sbd", "ntp"])
+def test_a_stop_text_is_cut_off_and_never_shown(run, sbd_folder, answer, method):
+    whole = answer("--method", method)
+    stop = whole["text"][3:6]
+    before = whole["text"][: whole["text"].index(stop)]
+    arguments = ("--method", method, "--stop", "no such text", "--stop", stop)
+    result = answer(*arguments)
+    assert (result["text"], result["finish_reason"]) == (before, "stop")
+    assert result["num_tokens"] < whole["num_tokens"]
+    outcome = run("generate", "Tom", "--model", sbd_folder, *SHORT, *arguments)
+    assert outcome.stdout == before + "\n"
+
+
+def test_tokens_can_be_banned_biased_and_made_to_stop(answer):
+    plain = tokens_of(answer("--logprobs", 0))
+    first, other = plain[0], next(token for token in plain if token != plain[0])
+    assert not {first, other} & set(tokens_of(answer("--logprobs", 0, "--ban", first, "--ban", other)))
+    biased = answer("--logprobs", 0, "--logit-bias", f"{other}=500", "--logit-bias", f"{first}=-500")
+    assert set(tokens_of(biased)) == {other}
+    stopped = answer("--logprobs", 0, "--stop-token-id", other)
+    assert stopped["finish_reason"] == "stop"
+    assert tokens_of(stopped) == plain[: plain.index(other) + 1]
+    assert answer("--stop-token-id", first, "--min-new-tokens", 5)["num_tokens"] >= 5
+
+
+def test_logprobs_are_of_the_tokens_and_their_most_likely_alternatives(answer):
+    result = answer("--logprobs", 3, "--method", "ntp")
+    assert len(result["logprobs"]) == result["num_tokens"]
+    for each in result["logprobs"]:
+        likely = each["alternatives"]
+        assert [set(one) for one in likely] == [{"token", "text", "logprob"}] * 3
+        # Greedy: the token itself is the most likely.
+        assert likely[0] == {name: each[name] for name in ("token", "text", "logprob")}
+        assert 0 > likely[0]["logprob"] >= likely[1]["logprob"] >= likely[2]["logprob"]
+    several = answer("--logprobs", 0, "--n", 2, "--temperature", 1)["answers"]
+    assert all(len(each["logprobs"]) == each["num_tokens"] for each in several)
+    assert all(one["alternatives"] == [] for each in several for one in each["logprobs"])
+
+
+def test_methods_exact_and_ntp_write_the_same(answer):
+    exact = answer("--method", "exact", "--gamma", "inf", "--draft-passes", 2, "--adaptive-blocks")
+    assert exact["text"] == answer("--method", "ntp")["text"]
+
+
+def test_sampler_options_reach_the_sampler(answer):
+    def blocks(count):
+        sampler = ("--sampler", "fixed-count", "--sampler-option", f"count={count}")
+        return answer(*sampler, "--block-size", 6, "--ban", 0, "--ban", 1)["num_forwards"]
+
+    assert blocks(1) > blocks(2) > blocks(6)
+
+
+@pytest.mark.parametrize(
+    "cut", [("--top-k", 1), ("--top-p", 1e-9), ("--min-p", 1)], ids=lambda cut: cut[0].removeprefix("--")
+)
+def test_the_narrowest_cuts_leave_the_greedy_text(answer, cut):
+    assert answer("--temperature", 5, *cut)["text"] == answer()["text"] != answer("--temperature", 5)["text"]
+
+
+def test_a_repetition_penalty_changes_the_text(answer):
+    assert answer("--repetition-penalty", 50)["text"] != answer()["text"]

@@ -52,11 +52,11 @@ def test_figures_are_sums_over_the_examples(model):
     alone = [compare(model, example.question, settings=settings) for example in islice(Greetings().examples(), 6)]
     assert (found.task, found.method, found.block_size, found.num_examples) == ("greetings", "sbd", 16, 6)
     assert found.accuracy == found.ntp_accuracy == 2 / 6
-    for totals, answers in ((found.totals, [c.sbd for c in alone]), (found.ntp, [c.ntp for c in alone])):
+    for totals, answers in ((found.totals, [c.blocks for c in alone]), (found.ntp, [c.ntp for c in alone])):
         assert totals.tokens == sum(answer.num_tokens for answer in answers)
         assert totals.forwards == sum(answer.num_forwards for answer in answers)
         assert totals.prefill == 6
-    assert found.nfe_speedup == sum(c.ntp.passes.decoding for c in alone) / sum(c.sbd.passes.decoding for c in alone)
+    assert found.nfe_speedup == sum(c.ntp.passes.decoding for c in alone) / sum(c.blocks.passes.decoding for c in alone)
     assert found.identical_to_ntp == sum(c.identical for c in alone) / 6
     assert found.tokens_per_forward == found.totals.tokens / found.totals.forwards
     low, high = found.accuracy_interval
@@ -97,7 +97,7 @@ def test_ranges(model, argument):
 def test_comparison_is_two_plain_generations(model):
     sampler = EntropyBounded(0.5)
     found = compare(model, "Tom has 5 pens.", settings=replace(SETTINGS, sampler=sampler))
-    for side in (found.ntp, found.sbd):
+    for side in (found.ntp, found.blocks):
         settings = DecodingSettings(method=side.method, max_new_tokens=24, sampler=sampler)
         assert side.token_ids == generate(model, "Tom has 5 pens.", settings=settings).token_ids
     assert found.wall_clock_speedup > 0

@@ -16,6 +16,8 @@ from setblock.evaluation.comparison import Comparison
 # The terminal's own colours, so that they read on its background whatever that is; neighbours are easily told apart.
 PALETTE = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
+TITLES = {"ntp": "one token a pass", "sbd": "blocks", "exact": "blocks, each checked so that the text is ntp's"}
+
 
 def print_comparison(
     console: Console, tokenizer: PreTrainedTokenizerBase, comparison: Comparison, *, prompt: str, expected: int | None
@@ -27,13 +29,13 @@ def print_comparison(
     """
     coloured = console.color_system is not None and not console.no_color
     console.print(Text(prompt.strip(), style="dim"), soft_wrap=True)
-    for title, side in (("ntp: one token a pass", comparison.ntp), ("sbd: blocks", comparison.sbd)):
+    for side in (comparison.ntp, comparison.blocks):
         console.print()
-        console.print(Text(title, style="bold"))
+        console.print(Text(f"{side.method}: {TITLES[side.method]}", style="bold"))
         pieces = token_texts(tokenizer, side)
         text = Text.assemble(*((piece, _style(by)) for piece, by in zip(pieces, side.revealed_by, strict=True)))
         console.print(text, soft_wrap=True)
-        if side is comparison.sbd:
+        if side is comparison.blocks:
             console.print()
             if coloured:
                 console.print(_legend(side), soft_wrap=True)
@@ -89,7 +91,7 @@ def _table(comparison: Comparison) -> Table:
     table.add_column("method", no_wrap=True)
     for name in ("tokens", "prefill", "block", "commit", "forwards", "per forward", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
-    for side in (comparison.ntp, comparison.sbd):
+    for side in (comparison.ntp, comparison.blocks):
         passes = side.passes
         counts = map(str, (side.num_tokens, passes.prefill, passes.block, passes.commit, passes.total))
         table.add_row(side.method, *counts, f"{side.tokens_per_forward:.2f}", f"{side.seconds:.2f}")
@@ -97,22 +99,22 @@ def _table(comparison: Comparison) -> Table:
 
 
 def _verdict(comparison: Comparison, *, expected: int | None) -> list[str]:
-    ntp, sbd = comparison.ntp, comparison.sbd
+    ntp, blocks = comparison.ntp, comparison.blocks
     lines = []
     if expected is not None:
-        answers = "; ".join(_answer(side, expected) for side in (ntp, sbd))
+        answers = "; ".join(_answer(side, expected) for side in (ntp, blocks))
         lines.append(f"right answer         {expected} ({answers})")
     if comparison.identical:
         lines.append("texts                identical")
     else:
-        pairs = zip(ntp.token_ids, sbd.token_ids, strict=False)
-        same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(ntp.num_tokens, sbd.num_tokens))
+        pairs = zip(ntp.token_ids, blocks.token_ids, strict=False)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(ntp.num_tokens, blocks.num_tokens))
         lines.append(f"texts                differ from token {same + 1} on")
     if comparison.nfe_speedup is not None:
-        counts = f"{ntp.passes.decoding} / {sbd.passes.decoding} forwards, prefill left out"
+        counts = f"{ntp.passes.decoding} / {blocks.passes.decoding} forwards, prefill left out"
         lines.append(f"NFE speed-up         {comparison.nfe_speedup:.2f}x ({counts})")
     lines.append(
-        f"wall-clock speed-up  {comparison.wall_clock_speedup:.2f}x ({ntp.seconds:.2f} s / {sbd.seconds:.2f} s)"
+        f"wall-clock speed-up  {comparison.wall_clock_speedup:.2f}x ({ntp.seconds:.2f} s / {blocks.seconds:.2f} s)"
     )
     return lines
 

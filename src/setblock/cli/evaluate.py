@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from setblock.cli import options
+from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import print_json, stderr_console
-from setblock.cli.model import load_model
+from setblock.cli.model import ModelOptions, load_model
+from setblock.cli.sampler import sampler_json, sampler_text
+from setblock.decoding.settings import DecodingSettings
 
 if TYPE_CHECKING:
     from setblock.evaluation.harness import Evaluation
@@ -17,42 +21,56 @@ if TYPE_CHECKING:
 DEFAULT_LIMIT, DEFAULT_BATCH_SIZE = 100, 32  # the harness's own; a test holds them together
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(DecodingOptions):
+    """How the examples are answered."""
+
+    seed: Annotated[
+        int,
+        typer.Option(
+            "--seed",
+            metavar="S",
+            help="Other examples of the same split; of draws at a temperature above 0, too.",
+            rich_help_panel=options.TASK,
+        ),
+    ] = 0
+
+
 def evaluate(
-    task: Annotated[Literal["word-problems"], typer.Option("--task", help="What to answer.")] = "word-problems",
-    model: options.ModelOption = None,
-    method: options.MethodOption = "sbd",
-    gamma: options.GammaOption = options.DEFAULT_GAMMA,
-    block_size: options.BlockSizeOption = None,
-    max_new_tokens: options.MaxNewTokensOption = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="How many examples, at least 1.")] = DEFAULT_LIMIT,
+    *,
+    task: Annotated[
+        Literal["word-problems"], typer.Option("--task", help="What to answer.", rich_help_panel=options.TASK)
+    ] = "word-problems",
     split: options.SplitOption = "test",
-    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Other examples of the same split.")] = 0,
+    limit: Annotated[
+        int,
+        typer.Option("--limit", metavar="N", help="How many examples, at least 1.", rich_help_panel=options.TASK),
+    ] = DEFAULT_LIMIT,
     batch_size: Annotated[
         int,
         typer.Option(
-            "--batch-size", metavar="B", help="Examples decoded at once, at least 1. Changes no answer and no count."
+            "--batch-size",
+            metavar="B",
+            help="Examples decoded at once, at least 1. Changes no answer and no count.",
+            rich_help_panel=options.TASK,
         ),
     ] = DEFAULT_BATCH_SIZE,
-    dtype: options.DtypeOption = "auto",
-    device: options.DeviceOption = None,
-    trust_remote_code: options.TrustRemoteCodeOption = False,
+    model: ModelOptions,
+    decoding: EvaluateOptions,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Answer a task's examples greedily: accuracy, and what it cost in forward passes beside plain decoding.
+    """Answer a task's examples: accuracy, and what it cost in forward passes beside plain decoding.
 
     The same examples are answered by ntp too. num_forwards counts every pass of every example, prefill included. The NFE
     speed-up is the sum of ntp's passes over the sum of the method's, without the prefill on either side and with the
     commits. The interval is Wilson's, at 95%.
     """
-    from setblock import DecodingSettings, EntropyBounded
     from setblock.evaluation.harness import evaluate as run
     from setblock.evaluation.tasks import WordProblems
 
-    settings = DecodingSettings(
-        method=method, sampler=EntropyBounded(gamma), block_size=block_size, max_new_tokens=max_new_tokens
-    )
-    tasks = {"word-problems": WordProblems(split=split, seed=seed)}
-    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, blocks=method != "ntp")
+    settings = decoding.settings()
+    tasks = {"word-problems": WordProblems(split=split, seed=decoding.seed)}
+    loaded = load_model(model, blocks=settings.method != "ntp")
     with _progress(limit) as on_progress:
         evaluation = run(
             loaded,
@@ -63,11 +81,24 @@ def evaluate(
             on_progress=on_progress,
         )
     if as_json:
-        asked = {"split": split, "seed": seed, "gamma": gamma if method == "sbd" else None}
+        asked = {"split": split, "seed": decoding.seed, "settings": _changed(settings), **sampler_json(settings)}
         print_json({**evaluation_json(evaluation), **asked})
         return
-    bound = f", gamma {gamma:g}, block size {evaluation.block_size}" if method == "sbd" else ""
-    typer.echo(f"{limit} {task}, {split} split, method {method}{bound}\n\n{_report(evaluation)}")
+    how = [f"{limit} {task}", f"{split} split", f"method {settings.method}"]
+    if settings.method != "ntp":
+        how += [sampler_text(settings), f"block size {evaluation.block_size}"]
+    how += [f"{name} {value}" for name, value in _changed(settings).items()]
+    typer.echo(f"{', '.join(how)}\n\n{_report(evaluation)}")
+
+
+def _changed(settings: DecodingSettings) -> dict[str, Any]:
+    """The settings that are not the default, but for those that have a place of their own in the report."""
+    default, told = DecodingSettings(), {"method", "sampler", "block_size", "seed"}
+    return {
+        field.name: value
+        for field in fields(settings)
+        if field.name not in told and (value := getattr(settings, field.name)) != getattr(default, field.name)
+    }
 
 
 @contextmanager

@@ -1,33 +1,58 @@
-"""`setblock generate`: one answer, streamed."""
+"""`setblock generate`: an answer, streamed, or several."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from setblock.cli import options
-from setblock.cli.messages import print_figures, print_json
-from setblock.cli.model import load_model
+from setblock.cli.decoding_options import DecodingOptions
+from setblock.cli.messages import print_figures, print_json, stdout_console
+from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.prompt import read_prompt
+from setblock.decoding.settings import MAX_LOGPROBS, MAX_SAMPLES, DecodingSettings
+from setblock.errors import ParameterError, SetBlockError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from setblock.decoding.generate import Generation
+    from setblock.model.sbd_model import SBDModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(DecodingOptions):
+    """How answers are decoded, and what is told of them."""
+
+    n: Annotated[
+        int,
+        typer.Option(
+            "--n",
+            metavar="N",
+            help=f"How many answers, at most {MAX_SAMPLES}: those of the seeds S, S + 1 and so on. More than one are not "
+            'streamed, and --json gives {"answers": [...]}.',
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = 1
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            "--logprobs",
+            metavar="N",
+            help="With --json, tell how likely each token was, and the N most likely in its place, "
+            f"at most {MAX_LOGPROBS}.",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = None
 
 
 def generate(
     prompt: Annotated[
         str, typer.Argument(metavar="PROMPT", help="What to answer; - reads it from stdin.", show_default=False)
     ],
-    model: options.ModelOption = None,
-    method: options.MethodOption = "sbd",
-    gamma: options.GammaOption = options.DEFAULT_GAMMA,
-    block_size: options.BlockSizeOption = None,
-    temperature: options.TemperatureOption = 0.0,
-    max_new_tokens: options.MaxNewTokensOption = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Of the draws at a temperature above 0.")] = 0,
+    model: ModelOptions,
+    decoding: GenerateOptions,
     raw: options.RawOption = False,
-    dtype: options.DtypeOption = "auto",
-    device: options.DeviceOption = None,
-    trust_remote_code: options.TrustRemoteCodeOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Answer a prompt, writing text as it becomes final; then, on stderr, tokens, forward passes and seconds.
@@ -35,39 +60,57 @@ def generate(
     Every forward pass counts: the prefill, passes over a block, and passes that commit a finished block while they begin
     the next one.
     """
-    from setblock import DecodingSettings, EntropyBounded, stream
-
-    settings = DecodingSettings(
-        method=method,
-        sampler=EntropyBounded(gamma),
-        block_size=block_size,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        seed=seed,
-    )
+    settings = decoding.settings()
+    if settings.logprobs is not None and not as_json:
+        raise ParameterError("--logprobs needs --json, which shows them")
     text = read_prompt(prompt)
-    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, blocks=method != "ntp")
-    for chunk in stream(loaded, text, settings=settings, raw=raw):
+    loaded = load_model(model, blocks=settings.method != "ntp")
+    if settings.n > 1:
+        _generate_several(loaded, text, settings, raw=raw, as_json=as_json)
+    else:
+        _generate_one(loaded, text, settings, raw=raw, as_json=as_json)
+
+
+def _generate_one(model: "SBDModel", prompt: str, settings: DecodingSettings, *, raw: bool, as_json: bool) -> None:
+    from setblock import stream
+
+    for chunk in stream(model, prompt, settings=settings, raw=raw):
         if not as_json:
             typer.echo(chunk.text, nl=False)
-        if chunk.generation is not None:
-            _finish(chunk.generation, as_json=as_json)
+        if chunk.generation is None:
+            continue
+        if as_json:
+            print_json(generation_json(chunk.generation, model.tokenizer))
+        else:
+            typer.echo()
+            print_figures(_figures(chunk.generation))
 
 
-def _finish(generation: "Generation", *, as_json: bool) -> None:
+def _generate_several(model: "SBDModel", prompt: str, settings: DecodingSettings, *, raw: bool, as_json: bool) -> None:
+    from setblock import generate_batch
+
+    answers = generate_batch(model, [prompt], settings=settings, raw=raw)
+    if any(answer.finish_reason == "error" for answer in answers):
+        raise SetBlockError("the model gave logits that are not numbers")
     if as_json:
-        print_json(generation_json(generation))
+        print_json({"answers": [generation_json(answer, model.tokenizer) for answer in answers]})
         return
-    typer.echo()
+    for number, answer in enumerate(answers, start=1):
+        stdout_console().print(f"-- answer {number} of {settings.n}", style="dim", markup=False)
+        typer.echo(answer.text)
+        print_figures(_figures(answer))
+
+
+def _figures(generation: "Generation") -> str:
     passes = generation.passes
-    print_figures(
+    return (
         f"{generation.num_tokens} tokens, {generation.num_forwards} forwards "
         f"({passes.prefill} prefill, {passes.block} block, {passes.commit} commit), "
         f"{generation.tokens_per_forward:.2f} tokens per forward, {generation.seconds:.2f} s"
     )
 
 
-def generation_json(generation: "Generation") -> dict[str, Any]:
+def generation_json(generation: "Generation", tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
     """The JSON object of one answer."""
     return {
         "text": generation.text,
@@ -80,4 +123,16 @@ def generation_json(generation: "Generation") -> dict[str, Any]:
         "tokens_per_forward": generation.tokens_per_forward,
         "seconds": generation.seconds,
         "method": generation.method,
+        **({} if generation.logprobs is None else {"logprobs": _logprobs_json(generation, tokenizer)}),
     }
+
+
+def _logprobs_json(generation: "Generation", tokenizer: "PreTrainedTokenizerBase") -> list[dict[str, Any]]:
+    def token(token_id: int, logprob: float) -> dict[str, Any]:
+        return {"token": token_id, "text": tokenizer.decode([token_id]), "logprob": logprob}
+
+    assert generation.logprobs is not None
+    return [
+        {**token(token_id, found.logprob), "alternatives": [token(*each) for each in found.alternatives]}
+        for token_id, found in zip(generation.token_ids, generation.logprobs, strict=True)
+    ]

@@ -11,6 +11,7 @@ from setblock.cli.compare import compare
 from setblock.cli.evaluate import evaluate
 from setblock.cli.generate import generate
 from setblock.cli.messages import print_error, print_message, print_warning
+from setblock.cli.option_groups import with_option_groups
 from setblock.cli.train import train
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 
@@ -61,7 +62,7 @@ def _setblock(
 
 
 for command in (generate, compare, evaluate, train):
-    app.command()(command)
+    app.command()(with_option_groups(command))
 
 
 def main() -> None:

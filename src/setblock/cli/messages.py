@@ -10,8 +10,15 @@ from rich.console import Console
 
 def print_json(result: dict[str, Any]) -> None:
     """One JSON object on stdout. JSON has no infinity: an infinite gamma is the string `inf`, as it is typed."""
-    plain = {key: "inf" if value == math.inf else value for key, value in result.items()}
-    print(json.dumps(plain, allow_nan=False))
+    print(json.dumps(_without_infinity(result), allow_nan=False))
+
+
+def _without_infinity(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_infinity(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_infinity(each) for each in value]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
 
 
 def print_message(text: str) -> None:

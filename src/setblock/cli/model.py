@@ -1,20 +1,54 @@
 """The model options: from what was typed to a loaded model."""
 
 import warnings
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
 
 from setblock.cli.messages import silence_libraries
-from setblock.cli.options import Dtype
+from setblock.cli.options import MODEL
 from setblock.errors import SetBlockError
 
 if TYPE_CHECKING:
     from setblock.model.sbd_model import SBDModel
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
-def load_model(
-    path: str | None, *, dtype: Dtype, device: str | None, trust_remote_code: bool, blocks: bool
-) -> "SBDModel":
-    """Load the model of `--model`, or the bundled one.
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which model, and how it is loaded."""
+
+    path: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="P",
+            help="Folder or hub id of a causal LM. Default: the bundled reference model.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
+    dtype: Annotated[
+        Dtype, typer.Option("--dtype", help="Type of the weights; auto: the checkpoint's own.", rich_help_panel=MODEL)
+    ] = "auto"
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="D",
+            help="Where to run: cpu, cuda, cuda:1, mps. Default: a CUDA GPU if there is one, else the CPU.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Run code that comes with the checkpoint.", rich_help_panel=MODEL),
+    ] = False
+
+
+def load_model(options: ModelOptions, *, blocks: bool) -> "SBDModel":
+    """Load the model that the options name, or the bundled one.
 
     Args:
         blocks: whether it is to be decoded in blocks.
@@ -30,14 +64,14 @@ def load_model(
     silence_libraries()
     with warnings.catch_warnings(record=True) as caught:
         model = load(
-            path or BUNDLED_MODEL,
-            dtype=None if dtype == "auto" else getattr(torch, dtype),
-            device=device,
-            trust_remote_code=trust_remote_code,
+            options.path or BUNDLED_MODEL,
+            dtype=None if options.dtype == "auto" else getattr(torch, options.dtype),
+            device=options.device,
+            trust_remote_code=options.trust_remote_code,
         )
     if blocks and model.facts is None:  # one line, not the warning and then the error
         raise SetBlockError(
-            f"model {path} has no mask token: decode it with method ntp, or fine-tune it with `setblock train`"
+            f"model {options.path} has no mask token: decode it with method ntp, or fine-tune it with `setblock train`"
         )
     for warning in caught:
         if blocks or not issubclass(warning.category, NotTrainedForBlocks):

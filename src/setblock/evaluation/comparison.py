@@ -6,6 +6,7 @@ from itertools import islice
 from setblock.decoding.generate import Generation, generate, stream
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import Prompt
+from setblock.errors import ParameterError
 from setblock.model.sbd_model import SBDModel
 
 _WARM_UP_PASSES = 8
@@ -13,30 +14,30 @@ _WARM_UP_PASSES = 8
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same request by both methods.
+    """The same request by two methods.
 
     Attributes:
         ntp: the answer one token a pass.
-        sbd: the answer in blocks.
+        blocks: the answer in blocks, by method `sbd` or `exact`.
     """
 
     ntp: Generation
-    sbd: Generation
+    blocks: Generation
 
     @property
     def identical(self) -> bool:
         """Whether both wrote the same tokens."""
-        return self.ntp.token_ids == self.sbd.token_ids
+        return self.ntp.token_ids == self.blocks.token_ids
 
     @property
     def nfe_speedup(self) -> float | None:
         """See `nfe_speedup`."""
-        return nfe_speedup(ntp_passes=self.ntp.passes.decoding, passes=self.sbd.passes.decoding)
+        return nfe_speedup(ntp_passes=self.ntp.passes.decoding, passes=self.blocks.passes.decoding)
 
     @property
     def wall_clock_speedup(self) -> float:
-        """Seconds of NTP over seconds of SBD, the prefill included on both sides."""
-        return self.ntp.seconds / self.sbd.seconds
+        """Seconds of NTP over seconds in blocks, the prefill included on both sides."""
+        return self.ntp.seconds / self.blocks.seconds
 
 
 def nfe_speedup(*, ntp_passes: int, passes: int) -> float | None:
@@ -54,17 +55,22 @@ def compare(
     settings: DecodingSettings | None = None,
     raw: bool = False,
 ) -> Comparison:
-    """Decode a prompt by both methods, after a few untimed passes of each.
+    """Decode a prompt by NTP and by the method of `settings`, after a few untimed passes of each.
 
     Args:
-        settings: for both methods; its `method` does not matter. Other arguments and errors as in `setblock.stream`.
+        settings: for both sides; NTP uses the same, but for the method. Other arguments and errors as in `setblock.stream`.
+
+    Raises:
+        SetBlockError: the method is `ntp` itself, or as in `setblock.stream`.
     """
-    settings = settings or DecodingSettings()
-    ntp, sbd = replace(settings, method="ntp"), replace(settings, method="sbd")
-    for each in (sbd, ntp):  # SBD first: whatever it refuses is told at once
+    blocks = settings or DecodingSettings()
+    if blocks.method == "ntp":
+        raise ParameterError("method must be sbd or exact, to be compared with ntp")
+    ntp = replace(blocks, method="ntp")
+    for each in (blocks, ntp):  # blocks first: whatever they refuse is told at once
         for _ in islice(stream(model, prompt, settings=each, raw=raw), _WARM_UP_PASSES):
             pass
     return Comparison(
         ntp=generate(model, prompt, settings=ntp, raw=raw),
-        sbd=generate(model, prompt, settings=sbd, raw=raw),
+        blocks=generate(model, prompt, settings=blocks, raw=raw),
     )
