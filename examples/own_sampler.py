@@ -1,15 +1,19 @@
 """A sampler of one's own: reveal every position that is confident enough, and at least the most confident one.
 
     python examples/own_sampler.py
+    python examples/own_sampler.py generate --sampler certain --sampler-option odds=5 "Maya has 3 apples. Maya finds 4 more."
 
 A sampler is any object with this `select`. It sees the distributions of a block and which positions are still masked, and says
 which to reveal; the decoding loop does the rest. Every row of a batch that has a candidate must reveal at least one.
+
+Given a name in `SAMPLERS`, it is known to the command line too, which is what this program is when it has arguments.
 """
 
+import sys
 from dataclasses import dataclass
 
 import setblock
-from setblock.decoding.samplers import BlockView, Selection, at_least_one
+from setblock.decoding.samplers import SAMPLERS, BlockView, Selection, at_least_one
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,9 @@ class Certain:
         return Selection(at_least_one(certain, block, score=block.confidence))
 
 
+SAMPLERS["certain"] = Certain
+
+
 def main() -> None:
     """Decode one problem with it, and with the default sampler."""
     model = setblock.load()
@@ -34,4 +41,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 1:
+        from setblock.cli.main import main as command_line
+
+        command_line()
+    else:
+        main()

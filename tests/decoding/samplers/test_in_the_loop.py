@@ -1,0 +1,55 @@
+"""Samplers in the decoding loop, where a batch's rows have different ones, and blocks of different sizes."""
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from families import MODES, tiny_sbd
+from setblock.decoding.generate import Generation, open_batch
+from setblock.decoding.samplers import SAMPLERS
+from setblock.decoding.settings import DecodingSettings
+from setblock.model.sbd_model import SBDModel
+
+# Random weights are unsure of everything: where the defaults would reveal one token a pass, looser ones that don't
+LOOSER = {
+    "entropy-bounded": {"gamma": 9.0},
+    "entropy-threshold": {"threshold": 3.0},
+    "confidence-threshold": {"threshold": 0.1},
+    "factor": {"factor": 2.8},
+    "confident-prefix": {"threshold": 0.1},
+    "adaptive-confidence": {"lower": 0.05, "upper": 0.1},
+    "distance-penalty": {"threshold": 3.0},
+    "spaced": {"gamma": 9.0},
+    "klass": {"threshold": 0.05, "max_kl": 1.0, "passes": 1},
+    "credit-decoding": {"threshold": 0.1, "strength": 2.0},
+}
+
+
+def decoded(sbd: SBDModel, prompts: list[list[int]], settings: list[DecodingSettings]) -> list[Generation]:
+    batch = open_batch(sbd, prompts, settings)
+    for _ in batch.steps():
+        pass
+    return [batch.generation(row) for row in range(len(prompts))]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_row_gets_in_a_batch_what_it_gets_alone(
+    mode: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    sbd = tiny_sbd("llama", trained_tokenizer, mode=mode)
+    sbd.end_of_text_ids = ()
+    settings = [
+        DecodingSettings(
+            sampler=SAMPLERS[name](**LOOSER.get(name, {})),
+            method="exact" if row % 4 == 3 else "sbd",
+            block_size=size,
+            max_new_tokens=21,
+        )
+        for row, (name, size) in enumerate((name, size) for name in SAMPLERS for size in (8, 5))
+    ]
+    rows = [prompts[row % len(prompts)] for row in range(len(settings))]
+    for row, together in enumerate(decoded(sbd, rows, settings)):
+        (alone,) = decoded(sbd, [rows[row]], [settings[row]])
+        assert together.token_ids == alone.token_ids, settings[row].sampler
+        assert together.passes == alone.passes
+        assert together.revealed_by == alone.revealed_by
+        assert alone.num_tokens == 21
