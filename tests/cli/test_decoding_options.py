@@ -1,5 +1,6 @@
 """The decoding options without a command around them: what is typed becomes the settings it says."""
 
+import json
 from dataclasses import fields
 
 import pytest
@@ -32,6 +33,11 @@ def test_a_sampler_goes_by_its_name_both_ways(name):
     assert settings.sampler == SAMPLERS[name]()
     assert sampler_json(settings)["sampler"] == name
     assert sampler_text(settings).startswith(name)
+    typed = [
+        f"{key}={value}" for key, value in json.loads(json.dumps(sampler_json(settings)["sampler_options"])).items()
+    ]
+    assert typed
+    assert DecodingOptions(sampler=name, sampler_options=typed).settings() == settings
 
 
 def test_sampler_options_have_the_types_of_the_sampler_s_fields():
