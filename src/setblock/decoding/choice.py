@@ -53,7 +53,7 @@ def draws_of(settings: Sequence[DecodingSettings], *, vocab_size: int, device: t
 
 
 def _unless_all(values: list[float], off: float, device: torch.device) -> Tensor | None:
-    return None if all(value == off for value in values) else torch.tensor(values, device=device)
+    return None if all(value == off for value in values) else torch.tensor(values, device=device, dtype=torch.float32)
 
 
 def choose_tokens(logits: Tensor, draws: Draws, *, positions: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def choose_tokens(logits: Tensor, draws: Draws, *, positions: Tensor) -> Tensor:
     greedy = logits.argmax(dim=-1)
     if draws.is_greedy:
         return greedy
-    scaled = cut(logits / draws.temperature.clamp(min=1e-6)[:, None, None], draws)
+    scaled = cut(logits / draws.temperature.clamp(min=1e-6, max=1e30)[:, None, None], draws)
     token_ids = torch.arange(logits.shape[-1], device=logits.device)
     uniform = keyed_uniform(draws.seeds[:, None, None], positions[:, :, None], token_ids)
     exponential = -torch.log1p(-uniform)  # the smallest of exponential / probability is a draw

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.choice import Draws, choose_tokens
-from setblock.decoding.logits import LogitRules
 from setblock.decoding.passes import Logits
 from setblock.decoding.state import BatchState
 
@@ -29,11 +28,13 @@ class Check:
         token_ids: [B, m] next-token decoding's choices at the positions that were checked.
         accepted: [B, m] bool, where the draft had the same.
         replaced: [B, m] bool, where it had not, and the choice took its place: at most one in a row.
+        entropy: [B, m] float32, nats, of the distribution where the draft was replaced; 0 elsewhere.
     """
 
     token_ids: Tensor
     accepted: Tensor
     replaced: Tensor
+    entropy: Tensor
 
     @property
     def rejected(self) -> Tensor:
@@ -41,14 +42,12 @@ class Check:
         return self.replaced.any(dim=1)
 
 
-def check_drafts(state: BatchState, commit: Logits, *, rules: LogitRules, draws: Draws) -> Check:
+def check_drafts(state: BatchState, commit: Logits, *, draws: Draws) -> Check:
     """Compare drafts with next-token decoding, and put the state right where they differ.
 
-    A draft's first token is not among them: it came from a causal logit.
+    A draft's first token is not among them: it came from a causal logit. `commit` has the logits that tokens are chosen from.
     """
-    first_seen = None if rules.penalty is None else state.first_seen(commit.logits.shape[-1])
-    logits = rules.apply(commit.logits, positions=commit.positions, first_seen=first_seen)
-    chosen = choose_tokens(logits, draws, positions=commit.positions)  # [B, m]
+    chosen = choose_tokens(commit.logits, draws, positions=commit.positions)  # [B, m]
     drafted = state.tokens.gather(1, commit.positions.clamp(0, state.tokens.shape[1] - 1))
     agrees = (chosen == drafted) | ~commit.known
     prefix = agrees.long().cumprod(dim=1).bool()
@@ -61,4 +60,6 @@ def check_drafts(state: BatchState, commit: Logits, *, rules: LogitRules, draws:
     state.verified = torch.where(is_checked, state.block_start, state.verified)
     at = first_wrong.clamp(max=agrees.shape[1] - 1)
     state.correct(replaced.any(dim=1), commit.positions.gather(1, at)[:, 0], chosen.gather(1, at)[:, 0])
-    return Check(token_ids=chosen, accepted=accepted, replaced=replaced)
+    entropy = commit.logits.new_zeros(chosen.shape)
+    entropy[replaced] = torch.special.entr(commit.logits[replaced].softmax(dim=-1)).sum(dim=-1)
+    return Check(token_ids=chosen, accepted=accepted, replaced=replaced, entropy=entropy)

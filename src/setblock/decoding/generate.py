@@ -140,7 +140,7 @@ class OpenBatch:
         token_ids = self.state.answer(row).tolist()
         if token_ids and token_ids[-1] in self.state.ends[row].tolist():
             token_ids.pop()
-        self.texts[row].read(token_ids[self.texts[row].num_tokens :])
+        self.texts[row].read(token_ids[self.texts[row].num_tokens :], final=bool(self.state.finished[row]))
 
     def _stop_at_string(self, row: int) -> None:
         self._read(row)
@@ -161,9 +161,10 @@ def open_batch(model: SBDModel, prompts: Sequence[Sequence[int]], settings: Sequ
     limits = [_limit(model, length, each) for length, each in zip(lengths, settings, strict=True)]
     sizes = [block_size_for(model, each) for each in settings]
     _warn_if_not_trained(model, max(sizes))
-    for each in settings:
-        _check_token_ids(each, vocab_size)
     ends = [[*model.end_of_text_ids, *each.stop_token_ids] for each in settings]
+    for each, ids in zip(settings, ends, strict=True):
+        _check_token_ids(each, vocab_size)
+        _check_that_tokens_are_left(model, each, ends=ids, vocab_size=vocab_size)
     state = open_state(
         [list(prompt) for prompt in prompts],
         settings,
@@ -184,7 +185,7 @@ def open_batch(model: SBDModel, prompts: Sequence[Sequence[int]], settings: Sequ
         samplers=RowSamplers([sampler_for(each) for each in settings], device=device),
         rules=logit_rules(settings, prompt_lengths=lengths, ends=ends, vocab_size=vocab_size, device=device),
         draws=draws_of(settings, vocab_size=vocab_size, device=device),
-        record=Record(state, num_alternatives=max(wanted, default=None)),
+        record=Record(state, num_alternatives=min(max(wanted), vocab_size) if wanted else None),
         texts=[AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in settings],
         started=started,
     )
@@ -213,6 +214,17 @@ def _check_token_ids(settings: DecodingSettings, vocab_size: int) -> None:
         for token_id in getattr(settings, name):
             if not 0 <= token_id < vocab_size:
                 raise ParameterError(f"token ids of {name} must be between 0 and {vocab_size - 1}, not {token_id}")
+
+
+def _check_that_tokens_are_left(
+    model: SBDModel, settings: DecodingSettings, *, ends: Sequence[int], vocab_size: int
+) -> None:
+    if not settings.banned_tokens:
+        return
+    out = {*settings.banned_tokens, *([model.facts.mask_token_id] if model.facts else [])}
+    if len(out | {*ends} if settings.min_new_tokens else out) >= vocab_size:
+        before = " that does not end the answer before min_new_tokens" if len(out) < vocab_size else ""
+        raise ParameterError(f"banned_tokens must leave the model a token{before}, not ban all {vocab_size}")
 
 
 def _warn_if_not_trained(model: SBDModel, block_size: int) -> None:

@@ -68,7 +68,7 @@ def logit_rules(
             bias[row, list(each.banned_tokens)] = -torch.inf
         bias = bias.to(device)
     if any(each.repetition_penalty != 1 for each in settings):
-        penalty = torch.tensor([each.repetition_penalty for each in settings], device=device)
+        penalty = torch.tensor([each.repetition_penalty for each in settings], device=device, dtype=torch.float32)
     if any(each.min_new_tokens for each in settings):
         is_end = torch.zeros((len(settings), vocab_size), dtype=torch.bool)
         for row, ids in enumerate(ends):

@@ -5,7 +5,7 @@ nothing of text.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from setblock.decoding.choice import Draws, choose_tokens
 from setblock.decoding.exact import Check, check_drafts
 from setblock.decoding.logits import LogitRules
-from setblock.decoding.passes import PassLogits, run_pass
+from setblock.decoding.passes import Logits, PassLogits, run_pass
 from setblock.decoding.selection import RowSamplers
 from setblock.decoding.state import BatchState
 from setblock.model.cache import SlotCache
@@ -63,23 +63,23 @@ def decode(
         took_part = ~state.finished
         committed = took_part & (state.committed < state.block_start) & (not is_prefill)
         logits = run_pass(model, state, cache, prefill=is_prefill)
-        state.fail(took_part & _is_broken(logits))
-        check = None if logits.commit is None else check_drafts(state, logits.commit, rules=rules, draws=draws)
+        shaped = _shaped(logits, state, rules)
+        state.fail(took_part & _is_broken(shaped))
+        check = None if shaped.commit is None else check_drafts(state, shaped.commit, draws=draws)
 
         # 2. Reveal what the sampler says. In exact mode a block's first token is next-token decoding's own, and known at once.
         positions = state.block_positions
-        known = logits.block.known if check is None else logits.block.known & ~check.rejected[:, None]
-        seen = None if rules.penalty is None else state.first_seen(logits.block.logits.shape[-1])
-        shaped = rules.apply(logits.block.logits, positions=positions, first_seen=seen)
+        known = shaped.block.known if check is None else shaped.block.known & ~check.rejected[:, None]
         candidates = state.candidates() & known
+        of_block = shaped.block.logits
         selection = samplers.select(
-            shaped, candidates=candidates, revealed=state.revealed, is_new=state.block_passes == 0
+            of_block, candidates=candidates, revealed=state.revealed, is_new=state.block_passes == 0
         )
         is_exact_first = state.is_exact[:, None] & (positions == state.block_start[:, None])
         reveal = selection.reveal | (candidates & is_exact_first)
-        chosen_from = (
-            shaped if selection.logits is shaped else torch.where(is_exact_first[..., None], shaped, selection.logits)
-        )
+        chosen_from = selection.logits
+        if chosen_from is not of_block:
+            chosen_from = torch.where(is_exact_first[..., None], of_block, chosen_from)
         chosen = choose_tokens(chosen_from, draws, positions=positions)
         state.block_passes += (known[:, 1:].any(dim=1) | reveal.any(dim=1)).long() * (not is_prefill)
         state.reveal(chosen, reveal)
@@ -101,8 +101,18 @@ def decode(
         is_prefill = False
 
 
+def _shaped(logits: PassLogits, state: BatchState, rules: LogitRules) -> PassLogits:
+    """The logits that tokens are chosen from."""
+    first_seen = None if rules.penalty is None else state.first_seen(logits.block.logits.shape[-1])
+
+    def shaped(part: Logits) -> Logits:
+        return replace(part, logits=rules.apply(part.logits, positions=part.positions, first_seen=first_seen))
+
+    return PassLogits(shaped(logits.block), None if logits.commit is None else shaped(logits.commit))
+
+
 def _is_broken(logits: PassLogits) -> Tensor:
-    """[B] bool, rows with logits that are not numbers, or infinite."""
+    """[B] bool, rows with logits that are not numbers, or infinite, or that leave no token to choose."""
     parts = (logits.block,) if logits.commit is None else (logits.block, logits.commit)
     broken = [(each.known & ~each.logits.amax(dim=-1).isfinite()).any(dim=1) for each in parts]
     return torch.stack(broken).any(dim=0)

@@ -85,7 +85,7 @@ class Record:
             rows, columns = step.check.replaced.nonzero(as_tuple=True)
             positions = step.logits.commit.positions[rows, columns]
             self._revealed_by[rows, positions] = number[rows]
-            self._entropy[rows, positions] = _entropy(step.logits.commit.logits[rows, columns])
+            self._entropy[rows, positions] = step.check.entropy[rows, columns]
         rows, columns = step.revealed.nonzero(as_tuple=True)
         positions = step.positions[rows, columns]
         self._revealed_by[rows, positions] = number[rows]
@@ -124,11 +124,5 @@ class Record:
         log_probs = logits.logits[rows, columns].log_softmax(dim=-1)  # [N, V]
         self._logprob[rows, positions] = log_probs.gather(1, token_ids[rows, columns, None])[:, 0]
         if self._num_alternatives:
-            top = log_probs.topk(min(self._num_alternatives, log_probs.shape[-1]), dim=-1)
+            top = log_probs.topk(self._num_alternatives, dim=-1)
             self._top_logprobs[rows, positions], self._top_ids[rows, positions] = top.values, top.indices
-
-
-def _entropy(logits: Tensor) -> Tensor:
-    """[N] nats, of logits [N, V]."""
-    entropy: Tensor = torch.special.entr(logits.softmax(dim=-1)).sum(dim=-1)
-    return entropy

@@ -1,8 +1,10 @@
 """What a request may set. Imports no PyTorch, so that the command line can offer the settings without it."""
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from setblock.errors import ParameterError
@@ -15,6 +17,8 @@ METHODS: tuple[Method, ...] = ("sbd", "exact", "ntp")
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
 MAX_STOP_STRINGS = 16
+MAX_LOGIT_BIAS = 1e9  # far beyond any logit, and far from where float32 ends
+MAX_REPETITION_PENALTY = 100.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class DecodingSettings:
         top_p: draw from the most likely tokens that together have at least this probability.
         min_p: draw from tokens at least this times as likely as the most likely.
         repetition_penalty: divides (if positive; else multiplies) the logits of tokens in the prompt and the text so far.
-        logit_bias: added to the logits of token ids.
+            Between 0.01 and 100.
+        logit_bias: added to the logits of token ids; at most 1e9 either way.
         banned_tokens: token ids that are never generated.
         stop: texts that end the answer, which is cut before them.
         stop_token_ids: token ids that end the answer as the model's own end-of-text does.
@@ -67,8 +72,7 @@ class DecodingSettings:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
+        self._make_plain()
         if self.method not in METHODS:
             raise ParameterError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
         for name in ("block_size", "max_new_tokens", "draft_passes"):
@@ -83,10 +87,12 @@ class DecodingSettings:
         _require(self.top_k >= 0, "top_k", self.top_k, "at least 1, or 0 for all")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
-        penalty = self.repetition_penalty
-        _require(penalty > 0 and math.isfinite(penalty), "repetition_penalty", penalty, "a finite number above 0")
+        penalty, least = self.repetition_penalty, 1 / MAX_REPETITION_PENALTY
+        in_range = least <= penalty <= MAX_REPETITION_PENALTY
+        _require(in_range, "repetition_penalty", penalty, f"between {least} and {MAX_REPETITION_PENALTY:g}")
         for token_id, bias in self.logit_bias.items():
-            _require(math.isfinite(bias), f"logit_bias of token {token_id}", bias, "a finite number")
+            valid = f"between {-MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}"
+            _require(abs(bias) <= MAX_LOGIT_BIAS, f"logit_bias of token {token_id}", bias, valid)
         _require(
             len(self.stop) <= MAX_STOP_STRINGS, "number of stop strings", len(self.stop), f"at most {MAX_STOP_STRINGS}"
         )
@@ -100,6 +106,38 @@ class DecodingSettings:
             self.logprobs,
             f"between 0 and {MAX_LOGPROBS}",
         )
+
+    def _make_plain(self) -> None:
+        """Python's own numbers and tuples in place of NumPy's, lists and sets."""
+        left_open = {name for name in _OPTIONAL if getattr(self, name) is None}
+        plain: dict[str, Any] = {name: _whole(name, getattr(self, name)) for name in _WHOLE if name not in left_open}
+        plain |= {name: _real(name, getattr(self, name)) for name in _REAL}
+        for name in ("banned_tokens", "stop_token_ids"):
+            plain[name] = tuple(_whole(f"token ids of {name}", each) for each in getattr(self, name))
+        plain["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        plain["logit_bias"] = {
+            _whole("token ids of logit_bias", each): _real(f"logit_bias of token {each}", bias)
+            for each, bias in self.logit_bias.items()
+        }
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
+
+
+_OPTIONAL = ("block_size", "draft_passes", "max_new_tokens", "logprobs")
+_WHOLE = (*_OPTIONAL, "min_new_tokens", "top_k", "seed", "n")
+_REAL = ("temperature", "top_p", "min_p", "repetition_penalty")
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ParameterError(f"{name} must be a whole number, not {value!r}") from None
+
+
+def _real(name: str, value: Any) -> float:
+    _require(isinstance(value, Real), name, value, "a number")
+    return float(value)
 
 
 def _require(holds: bool, name: str, value: Any, valid: str) -> None:

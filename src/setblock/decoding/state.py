@@ -135,6 +135,7 @@ class BatchState:
         fresh = torch.zeros_like(self.revealed) if revealed is None else revealed
         self.revealed = torch.where(rows[:, None], fresh, self.revealed)
 
+    @torch.inference_mode()  # as the passes are that made these tensors: outside, they could not be changed in place
     def finish(self, row: int, *, end: int) -> None:
         """End a row's answer at a stop string: at position `end`, past its last token."""
         self.finished[row] = self.stopped[row] = True
@@ -158,13 +159,15 @@ class BatchState:
         return self.tokens[row, start : int(torch.minimum(end, self._first_end(end) + 1)[row])]
 
     def first_seen(self, vocab_size: int) -> Tensor:
-        """[B, V] the position at which each token first stands. Revealed tokens of a block are seen by all of the block."""
+        """[B, V] the position at which each token first stands. Revealed tokens of a block are seen by all of the block; but in
+        exact rows not by its first position, where the token is next-token decoding's."""
         positions = torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(self.tokens)
         start = self.block_start[:, None]
         column = (positions - start).clamp(0, self.revealed.shape[1] - 1)
         in_block = (positions >= start) & (positions < self.block_end[:, None]) & self.revealed.gather(1, column)
         never = torch.iinfo(torch.long).max
-        at = torch.where(positions < start, positions, torch.where(in_block, start - 1, never))
+        seen_from = start - 1 + self.is_exact[:, None].long()
+        at = torch.where(positions < start, positions, torch.where(in_block, seen_from, never))
         return torch.full((self.batch, vocab_size), never, device=at.device).scatter_reduce(1, self.tokens, at, "amin")
 
     def _first_end(self, final_end: Tensor) -> Tensor:

@@ -90,13 +90,15 @@ class AnswerText:
         """How many tokens it has read."""
         return len(self._token_ids)
 
-    def read(self, token_ids: Sequence[int]) -> None:
-        """Read more tokens, up to a stop string."""
+    def read(self, token_ids: Sequence[int], *, final: bool = False) -> None:
+        """Read more tokens, up to a stop string. `final`: no more will come, so half a character is all there will be of it."""
         for token_id in token_ids:
             if self.stop_length is not None:
-                break
+                return
             self._token_ids.append(token_id)
             self._decode(final=False)
+        if final and self.stop_length is None:
+            self._decode(final=True)
 
     def take(self, *, final: bool = False) -> str:
         """The text that became certain since the last call.
@@ -104,8 +106,7 @@ class AnswerText:
         A character whose bytes have not all come is held back, and so is what may turn out to begin a stop string, unless
         nothing more will come (`final`).
         """
-        if final and self.stop_length is None:
-            self._decode(final=True)
+        self.read([], final=final)
         is_whole = final or self.stop_length is not None
         certain = len(self.text) if is_whole else len(self.text) - self._held_back()
         piece = self.text[self._given : certain]

@@ -1,0 +1,457 @@
+"""What a request may ask of its tokens: each parameter is what Transformers means by it; what is out of range is told."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from transformers import MinPLogitsWarper, PreTrainedTokenizerBase, TopKLogitsWarper, TopPLogitsWarper
+
+from answers import answers, decoded
+from families import MODES, tiny_model, tiny_sbd
+from setblock.decoding.choice import cut, draws_of
+from setblock.decoding.generate import generate, generate_batch, open_batch
+from setblock.decoding.samplers import EntropyBounded, Sampler
+from setblock.decoding.settings import DecodingSettings
+from setblock.errors import ParameterError
+from setblock.model.sbd_model import SBDModel
+
+LENGTH = 14
+ONE_AT_A_TIME, SOME, WHOLE_BLOCK = EntropyBounded(0.0), EntropyBounded(4.0), EntropyBounded(math.inf)
+
+# Of the greedy answer of a prompt: settings, and what Transformers' `generate` calls the same
+Case = Callable[[list[int]], tuple[dict[str, Any], dict[str, Any]]]
+
+
+def biased(biases: dict[int, float]) -> dict[str, Any]:
+    return {"sequence_bias": {(token_id,): bias for token_id, bias in biases.items()}}
+
+
+CASES: dict[str, Case] = {
+    "penalty": lambda plain: ({"repetition_penalty": 1.8}, {"repetition_penalty": 1.8}),
+    "reward": lambda plain: ({"repetition_penalty": 0.4}, {"repetition_penalty": 0.4}),
+    "bias": lambda plain: (
+        {"logit_bias": {plain[0]: -9.0, plain[1]: -4.5, 40: 3.0}},
+        biased({plain[0]: -9.0, plain[1]: -4.5, 40: 3.0}),
+    ),
+    "ban": lambda plain: ({"banned_tokens": plain[1:4]}, {"suppress_tokens": plain[1:4]}),
+    "stop id": lambda plain: ({"stop_token_ids": [7, plain[4]]}, {"eos_token_id": [0, 7, plain[4]]}),
+    "late end": lambda plain: (
+        {"min_new_tokens": 6, "stop_token_ids": [plain[2], plain[8]]},
+        {"min_new_tokens": 6, "eos_token_id": [0, plain[2], plain[8]]},
+    ),
+    "banned stop id": lambda plain: (
+        {"stop_token_ids": [plain[3]], "banned_tokens": [plain[3]]},
+        {"eos_token_id": [0, plain[3]], "suppress_tokens": [plain[3]]},
+    ),
+    "bias and penalty": lambda plain: (
+        {"logit_bias": {plain[0]: 2.0, plain[2]: -3.0, 40: 2.5}, "repetition_penalty": 1.4},
+        biased({plain[0]: 2.0, plain[2]: -3.0, 40: 2.5}) | {"repetition_penalty": 1.4},
+    ),
+    "everything": lambda plain: (
+        {
+            "repetition_penalty": 1.3,
+            "logit_bias": {plain[2]: 4.0, 50: 1.0},
+            "banned_tokens": plain[:2],
+            "min_new_tokens": 4,
+            "stop_token_ids": [plain[2], plain[5]],
+        },
+        biased({plain[2]: 4.0, 50: 1.0})
+        | {
+            "repetition_penalty": 1.3,
+            "suppress_tokens": plain[:2],
+            "min_new_tokens": 4,
+            "eos_token_id": [0, plain[2], plain[5]],
+        },
+    ),
+}
+
+
+def transformers_answer(sbd: SBDModel, prompt: list[int], **arguments: Any) -> list[int]:
+    ids = torch.tensor([prompt])
+    arguments = {"do_sample": False, "max_new_tokens": LENGTH, "pad_token_id": 0} | arguments
+    whole = sbd.model.generate(ids, attention_mask=torch.ones_like(ids), **arguments)
+    answer: list[int] = whole[0, len(prompt) :].tolist()
+    return answer
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_ntp_with_parameters_is_the_models_own_generate(
+    family: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """All of it in one batch, where each row has rules of its own."""
+    sbd = SBDModel(tiny_model(family, vocab_size=len(trained_tokenizer)), trained_tokenizer)
+    plain = [transformers_answer(sbd, prompt) for prompt in prompts]
+    assert [len(each) for each in plain] == [LENGTH] * 3
+    rows = [(name, prompt, greedy) for name in CASES for prompt, greedy in zip(prompts, plain, strict=True)]
+    settings = [
+        DecodingSettings(method="ntp", max_new_tokens=LENGTH, **CASES[name](greedy)[0]) for name, _, greedy in rows
+    ]
+    ours = answers(sbd, [prompt for _, prompt, _ in rows], settings)
+    changed = dict.fromkeys(CASES, 0)
+    for (name, prompt, greedy), generation in zip(rows, ours, strict=True):
+        arguments = CASES[name](greedy)[1]
+        assert generation.token_ids == transformers_answer(sbd, prompt, **arguments), name
+        ends = arguments.get("eos_token_id", [0])
+        assert (generation.finish_reason == "stop") == (generation.token_ids[-1] in ends)
+        changed[name] += generation.token_ids != greedy
+    assert all(changed.values())
+
+
+@pytest.mark.parametrize("method", ["sbd", "exact"])
+def test_blocks_of_one_token_are_ntp_with_every_parameter(
+    method: Any, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
+    sbd.end_of_text_ids = (0,)
+    plain = answers(sbd, prompts[:1], [DecodingSettings(method="ntp", max_new_tokens=LENGTH)])[0].token_ids
+    settings = [
+        DecodingSettings(max_new_tokens=LENGTH, block_size=1, temperature=t, seed=3, **case(plain)[0])
+        for case in CASES.values()
+        for t in (0.0, 0.9)
+    ]
+    rows = [prompts[0]] * len(settings)
+    blocks = answers(sbd, rows, [replace(each, method=method) for each in settings])
+    ntp = answers(sbd, rows, [replace(each, method="ntp") for each in settings])
+    assert [each.token_ids for each in blocks] == [each.token_ids for each in ntp]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_answer_that_wants_to_end_ends_as_soon_as_it_may(
+    mode: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """Every token likes best to be an end: the model's own, or the request's."""
+    sbd = tiny_sbd("llama", trained_tokenizer, mode=mode)
+    sbd.end_of_text_ids = (0,)
+    rows = [
+        DecodingSettings(
+            method=method,
+            sampler=sampler,
+            block_size=size,
+            max_new_tokens=20,
+            min_new_tokens=least,
+            logit_bias={end: 1000.0},
+            stop_token_ids=(9,),
+            temperature=temperature,
+        )
+        for method, sampler in (("ntp", None), ("sbd", ONE_AT_A_TIME), ("sbd", WHOLE_BLOCK), ("exact", WHOLE_BLOCK))
+        for least, size in ((0, 4), (1, 4), (7, 4), (8, 4), (20, 6))
+        for end, temperature in ((0, 0.0), (9, 1.0))
+    ]
+    for settings, generation in zip(rows, answers(sbd, [prompts[0]] * len(rows), rows), strict=True):
+        end = next(iter(settings.logit_bias))
+        if settings.min_new_tokens == 20:
+            assert generation.finish_reason == "length"
+            assert generation.num_tokens == 20
+            assert not {0, 9} & set(generation.token_ids)
+            continue
+        assert generation.finish_reason == "stop"
+        assert generation.num_tokens == settings.min_new_tokens + 1
+        assert generation.token_ids[-1] == end
+        assert not {0, 9} & set(generation.token_ids[:-1])
+        assert generation.text == trained_tokenizer.decode(generation.token_ids[:-1], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "expected"),
+    [
+        (ONE_AT_A_TIME, [10, 11, 12, 13, 13, 13, 13, 13]),
+        # What one pass reveals knows of each other nothing; what came before, all
+        (WHOLE_BLOCK, [10, 10, 10, 10, 11, 11, 11, 11]),
+    ],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_tokens_of_a_block_are_penalised_from_the_pass_after_they_are_revealed(
+    mode: str, sampler: Sampler, expected: list[int], trained_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Of four tokens, wherever they are revealed; the one the model likes best is in the prompt."""
+    sbd = tiny_sbd("llama", trained_tokenizer, mode=mode)
+    with torch.no_grad():
+        sbd.model.get_output_embeddings().weight.zero_()
+    bias = {13: 9.0, 10: 8.0, 11: 7.0, 12: 6.0}
+    settings = DecodingSettings(
+        block_size=4, max_new_tokens=8, sampler=sampler, logit_bias=bias, repetition_penalty=2.0
+    )
+    ours = answers(sbd, [[20, 13, 21]] * 2, [settings, replace(settings, repetition_penalty=1.0)])
+    if mode == "unshifted" or sampler is ONE_AT_A_TIME:
+        assert ours[0].token_ids == expected
+    else:  # the prefill reveals the first
+        assert ours[0].token_ids == [10, 11, 11, 11, 12, 12, 12, 12]
+    assert ours[1].token_ids == [13] * 8
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_banned_tokens_never_appear(
+    temperature: float, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """Not even where they are biased, nor where only one token is left."""
+    sbd = tiny_sbd("llama", trained_tokenizer)
+    sbd.end_of_text_ids = ()
+    cases = {
+        "half": tuple(range(0, 300, 2)),
+        "all but one": tuple(token_id for token_id in range(300) if token_id != 77),
+    }
+    for banned in cases.values():
+        settings = DecodingSettings(
+            banned_tokens=banned,
+            logit_bias={banned[5]: 1e9, banned[6]: 1e9},
+            block_size=6,
+            max_new_tokens=15,
+            temperature=temperature,
+            repetition_penalty=0.5,
+            sampler=SOME,
+        )
+        rows = [replace(settings, method=method) for method in ("sbd", "exact", "ntp")]
+        for generation in answers(sbd, prompts, rows):
+            assert not set(banned) & set(generation.token_ids)
+            assert generation.num_tokens == 15
+            assert all(math.isfinite(entropy) for entropy in generation.entropy)
+
+
+def test_banning_everything_is_an_error(trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]) -> None:
+    sbd = tiny_sbd("llama", trained_tokenizer)
+    assert sbd.facts is not None
+    sbd.end_of_text_ids = (0,)
+    mask = sbd.facts.mask_token_id
+    most = [token_id for token_id in range(300) if token_id not in (0, mask)]
+    for fields, message in (
+        ({"banned_tokens": range(300)}, "banned_tokens must leave the model a token, not ban all 300"),
+        ({"banned_tokens": [0, *most]}, "banned_tokens must leave the model a token, not ban all 300"),
+        (
+            {"banned_tokens": most, "min_new_tokens": 1},
+            "banned_tokens must leave the model a token that does not end the answer before min_new_tokens",
+        ),
+        ({"banned_tokens": most[1:], "min_new_tokens": 1, "stop_token_ids": most[:1]}, "that does not end the answer"),
+    ):
+        with pytest.raises(ParameterError, match=message) as error:
+            open_batch(sbd, prompts[:1], [DecodingSettings(**fields)])
+        assert "\n" not in str(error.value)
+    alone = answers(sbd, prompts[:1], [DecodingSettings(banned_tokens=most, max_new_tokens=9)])[0]
+    assert alone.token_ids == [0]
+    assert alone.text == ""
+
+
+def survivors_by_transformers(logits: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+    if top_k:
+        logits = TopKLogitsWarper(top_k)(None, logits)
+    if top_p < 1:
+        logits = TopPLogitsWarper(top_p)(None, logits)
+    if min_p > 0:
+        logits = MinPLogitsWarper(min_p)(None, logits)
+    return logits.isfinite()
+
+
+CUTS = st.tuples(
+    st.one_of(st.just(0), st.integers(1, 40)),
+    st.one_of(st.just(1.0), st.floats(0.001, 0.999)),
+    st.one_of(st.just(0.0), st.floats(0.001, 1.0)),
+)
+
+
+@given(st.lists(CUTS, min_size=1, max_size=3), st.integers(0, 10**6), st.floats(0.1, 4.0))
+def test_the_cuts_are_transformers_warpers(cuts: list[tuple[int, float, float]], seed: int, scale: float) -> None:
+    """The same tokens stay, one after the other top-k, top-p and min-p, each row by its own."""
+    logits = torch.randn(len(cuts), 2, 30, generator=torch.Generator().manual_seed(seed)) * scale
+    logits[..., 7] = -torch.inf  # banned
+    draws = draws_of(
+        [DecodingSettings(temperature=1.0, top_k=k, top_p=p, min_p=m) for k, p, m in cuts],
+        vocab_size=30,
+        device=torch.device("cpu"),
+    )
+    ours = cut(logits, draws)
+    for row, (top_k, top_p, min_p) in enumerate(cuts):
+        exactly = logits[row].double()
+        # Away from where rounding decides
+        after_k = exactly if not top_k else TopKLogitsWarper(top_k)(None, exactly)
+        ordered = after_k.sort(descending=True, dim=-1).values.softmax(dim=-1)
+        assume(bool(((ordered.cumsum(dim=-1) - top_p).abs() > 1e-5).all()) or top_p == 1)
+        after_p = after_k if top_p == 1 else TopPLogitsWarper(top_p)(None, after_k)
+        ratio = after_p.softmax(dim=-1) / after_p.softmax(dim=-1).amax(dim=-1, keepdim=True)
+        assume(bool(((ratio - min_p).abs() > 1e-5)[ratio < 1].all()))
+        expected = survivors_by_transformers(exactly, top_k, top_p, min_p)
+        assert torch.equal(ours[row].isfinite(), expected)
+        assert torch.equal(ours[row][expected], logits[row][expected])
+
+
+def test_draws_with_cuts_follow_what_is_left(trained_tokenizer: PreTrainedTokenizerBase) -> None:
+    """Chi-square of a prefill's token over 2,000 seeds, by the model's own distribution."""
+    sbd = tiny_sbd("llama", trained_tokenizer)
+    prompt, count = [20, 30, 40], 2000
+    with torch.no_grad():
+        logits = sbd.model(input_ids=torch.tensor([prompt])).logits[0, -1]
+    assert sbd.facts is not None
+    logits[sbd.facts.mask_token_id] = -torch.inf
+    settings = DecodingSettings(method="ntp", max_new_tokens=1, temperature=2.5, top_k=9, top_p=0.9, min_p=0.02)
+    warped = TopPLogitsWarper(0.9)(None, TopKLogitsWarper(9)(None, logits[None] / 2.5))
+    expected = MinPLogitsWarper(0.02)(None, warped)[0].softmax(dim=-1).double() * count
+    batch = decoded(sbd, [prompt] * count, [replace(settings, seed=seed) for seed in range(count)])
+    counts = torch.bincount(batch.state.tokens[:, len(prompt)], minlength=300)
+    left = expected > 0
+    assert 3 < int(left.sum()) < 10
+    assert int(counts[~left].sum()) == 0
+    degrees = int(left.sum()) - 1
+    assert float(((counts - expected) ** 2)[left].div(expected[left]).sum()) < degrees + 4 * math.sqrt(2 * degrees)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"block_size": 2.5}, "block_size must be a whole number, not 2.5"),
+        ({"draft_passes": 0}, "draft_passes must be at least 1, not 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
+        ({"max_new_tokens": "9"}, "max_new_tokens must be a whole number, not '9'"),
+        ({"min_new_tokens": -1}, "min_new_tokens must be at least 0, not -1"),
+        ({"min_new_tokens": None}, "min_new_tokens must be a whole number, not None"),
+        (
+            {"min_new_tokens": 6, "max_new_tokens": 5},
+            "min_new_tokens must be at most max_new_tokens, 5, not 6",
+        ),
+        ({"temperature": -0.1}, "temperature must be a finite number of at least 0, not -0.1"),
+        ({"temperature": "hot"}, "temperature must be a number, not 'hot'"),
+        ({"top_k": -1}, "top_k must be at least 1, or 0 for all, not -1"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, not 0.0"),
+        ({"top_p": 1.01}, "top_p must be above 0 and at most 1, not 1.01"),
+        ({"top_p": math.nan}, "top_p must be above 0 and at most 1, not nan"),
+        ({"min_p": -0.1}, "min_p must be between 0 and 1, not -0.1"),
+        ({"min_p": 1.1}, "min_p must be between 0 and 1, not 1.1"),
+        ({"min_p": math.nan}, "min_p must be between 0 and 1, not nan"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be between 0.01 and 100, not 0.0"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty must be between 0.01 and 100, not 1e-40"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty must be between 0.01 and 100, not inf"),
+        ({"logit_bias": {5: math.nan}}, "logit_bias of token 5 must be between -1e\\+09 and 1e\\+09, not nan"),
+        ({"logit_bias": {5: -math.inf}}, "logit_bias of token 5 must be between -1e\\+09 and 1e\\+09, not -inf"),
+        ({"logit_bias": {5: 1e39}}, "logit_bias of token 5 must be between -1e\\+09 and 1e\\+09, not 1e\\+39"),
+        ({"logit_bias": {"5": 1}}, "token ids of logit_bias must be a whole number, not '5'"),
+        ({"banned_tokens": ["5"]}, "token ids of banned_tokens must be a whole number, not '5'"),
+        ({"stop_token_ids": [5.5]}, "token ids of stop_token_ids must be a whole number, not 5.5"),
+        ({"stop": ""}, "stop must be a text that is not empty, not ''"),
+        ({"stop": ["a", ""]}, "stop must be a text that is not empty, not ''"),
+        ({"stop": [7]}, "stop must be a text that is not empty, not 7"),
+        ({"stop": list("abcdefghijklmnopq")}, "stop strings must be at most 16, not 17"),
+        ({"seed": 2**63}, "seed must be a number of 64 bits, not 9223372036854775808"),
+        ({"seed": -(2**63) - 1}, "seed must be a number of 64 bits"),
+        ({"n": 0}, "n must be between 1 and 128, not 0"),
+        ({"n": 129}, "n must be between 1 and 128, not 129"),
+        ({"logprobs": -1}, "logprobs must be between 0 and 20, not -1"),
+        ({"logprobs": 21}, "logprobs must be between 0 and 20, not 21"),
+    ],
+)
+def test_what_is_out_of_range_is_told(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message) as error:
+        DecodingSettings(**fields)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 1e39, "banned_tokens": range(100)},
+        {"temperature": 1e-300, "top_p": 1e-300},
+        {"temperature": 1.0, "top_p": 1e-300, "min_p": 1e-300, "top_k": 10**9},
+        {"temperature": 1.0, "min_p": 1.0, "seed": -(2**63)},
+        {"logit_bias": {5: 1e9, 6: -1e9}, "repetition_penalty": 0.01, "temperature": 1e-9},
+        {"repetition_penalty": 100.0, "temperature": 1.0},
+        {"logit_bias": dict.fromkeys(range(300), -1e9)},
+    ],
+)
+@pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
+def test_the_ends_of_the_ranges_work(
+    method: Any, fields: dict[str, Any], trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    sbd = tiny_sbd("llama", trained_tokenizer)
+    sbd.end_of_text_ids = ()
+    settings = DecodingSettings(method=method, block_size=4, max_new_tokens=6, sampler=SOME, **fields)
+    generation = answers(sbd, prompts[:1], [settings])[0]
+    assert generation.finish_reason == "length"
+    assert generation.num_tokens == 6
+    assert not set(settings.banned_tokens) & set(generation.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "token_ids"), [("logit_bias", {300: 1.0}), ("banned_tokens", [-1]), ("stop_token_ids", [5, 300])]
+)
+def test_token_ids_outside_the_vocabulary(
+    name: str, token_ids: Any, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    sbd = tiny_sbd("llama", trained_tokenizer)
+    with pytest.raises(ParameterError, match=f"token ids of {name} must be between 0 and 299, not"):
+        open_batch(sbd, prompts[:1], [DecodingSettings(**{name: token_ids})])
+
+
+def test_numbers_and_sequences_of_other_types(
+    trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """NumPy's numbers and arrays, sets and ranges: what a caller may hold."""
+    sbd = tiny_sbd("llama", trained_tokenizer)
+    plain = DecodingSettings(
+        block_size=4,
+        max_new_tokens=7,
+        min_new_tokens=2,
+        temperature=0.75,
+        top_k=20,
+        top_p=0.75,
+        min_p=0.125,
+        repetition_penalty=1.25,
+        logit_bias={40: 1.5},
+        banned_tokens=(5, 6, 7),
+        stop=("x", "y"),
+        stop_token_ids=(9,),
+        seed=3,
+        logprobs=2,
+        sampler=SOME,
+    )
+    odd = DecodingSettings(
+        block_size=np.int64(4),
+        max_new_tokens=np.int32(7),
+        min_new_tokens=np.uint8(2),
+        temperature=np.float64(0.75),
+        top_k=np.int64(20),
+        top_p=np.float32(0.75),
+        min_p=np.float64(0.125),
+        repetition_penalty=np.float64(1.25),
+        logit_bias={np.int64(40): np.float64(1.5)},
+        banned_tokens=np.arange(5, 8),
+        stop=["x", "y"],
+        stop_token_ids={9},
+        seed=np.int64(3),
+        logprobs=np.int64(2),
+        sampler=SOME,
+    )
+    assert odd == plain
+    assert DecodingSettings(stop="xy") == DecodingSettings(stop=["xy"])
+    ours, theirs = decoded(sbd, prompts[:2], [plain, odd]), decoded(sbd, prompts[:2], [odd, plain])
+    assert ours.generation(0).token_ids == theirs.generation(0).token_ids
+    assert ours.generation(0).logprobs == theirs.generation(0).logprobs
+
+
+def test_n_belongs_to_batches(trained_tokenizer: PreTrainedTokenizerBase) -> None:
+    sbd = tiny_sbd("llama", trained_tokenizer)
+    with pytest.raises(
+        ParameterError, match="n must be 1 where one answer is given, not 2: generate_batch gives several"
+    ):
+        generate(sbd, "Tom", settings=DecodingSettings(n=2))
+
+
+@pytest.mark.parametrize("seed", [5, 2**63 - 2, np.int64(2**63 - 1), -(2**63)])
+@pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
+def test_each_of_n_answers_is_a_seed_of_its_own(
+    method: Any, seed: Any, trained_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Seeds are counted round at the end of 64 bits."""
+    sbd = tiny_sbd("llama", trained_tokenizer)
+    settings = DecodingSettings(
+        method=method, seed=seed, n=3, temperature=1.5, max_new_tokens=5, block_size=4, sampler=SOME
+    )
+    together = generate_batch(sbd, ["Tom has", "Ana"], settings=[settings, replace(settings, n=1)], raw=True)
+    assert len(together) == 4
+    for sample, generation in enumerate(together[:3]):
+        alone = (int(seed) + sample + 2**63) % 2**64 - 2**63
+        single = generate(sbd, "Tom has", settings=replace(settings, seed=alone, n=1), raw=True)
+        assert single.token_ids == generation.token_ids
+    assert together[3].token_ids == generate(sbd, "Ana", settings=replace(settings, n=1), raw=True).token_ids
+    assert len({tuple(each.token_ids) for each in together[:3]}) > 1
