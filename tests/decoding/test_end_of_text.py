@@ -4,43 +4,22 @@ A fake sampler reveals one chosen place of the block after another. What it reve
 afterwards: a second decoding of the same prompt then runs into it at a known pass.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
-import torch
 from transformers import PreTrainedTokenizerBase
 
+from answers import ORDERS, InOrder, answers
 from families import MODES, tiny_sbd
 from setblock.decoding.generate import OpenBatch, open_batch, stream
 from setblock.decoding.naive import naive_decode
-from setblock.decoding.samplers import BlockView, Selection
+from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
 from setblock.model.sbd_model import SBDModel
 
 K = 8
-ORDERS = {
-    "right to left": [7, 6, 5, 4, 3, 2, 1, 0],
-    "left to right": [0, 1, 2, 3, 4, 5, 6, 7],
-    "middle first": [4, 0, 1, 2, 3, 5, 6, 7],
-    "middle first, then its right": [4, 7, 6, 5, 3, 2, 1, 0],
-    "ends first": [7, 0, 6, 1, 5, 2, 4, 3],
-}
-
-
-@dataclass(frozen=True)
-class InOrder:
-    """Reveals the one candidate that comes first in `order`."""
-
-    order: list[int]
-
-    def select(self, block: BlockView) -> Selection:
-        candidates = block.candidates
-        reveal = torch.zeros_like(candidates)
-        for row in range(len(candidates)):
-            wanted = [c for c in self.order if c < candidates.shape[1] and candidates[row, c]]
-            if wanted:
-                reveal[row, wanted[0]] = True
-        return Selection(reveal)
 
 
 def decode(sbd: SBDModel, prompt: list[int], sampler: InOrder, **settings: int) -> tuple[OpenBatch, list]:
@@ -133,3 +112,56 @@ def test_stream_never_shows_what_an_end_of_text_cuts_off(
     assert generation is not None
     assert generation.finish_reason == "stop"
     assert "".join(chunk.text for chunk in chunks) == generation.text
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("method", ["sbd", "exact"])
+def test_stop_token_ids_end_an_answer_as_an_end_of_text_does(
+    method: Any, order: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """Each row by its own: what ends one row's answer is a token like any other in the next row's."""
+    sbd = tiny_sbd("llama", trained_tokenizer)
+    sbd.end_of_text_ids = ()
+    settings = DecodingSettings(
+        method=method, block_size=K, max_new_tokens=2 * K, sampler=InOrder(ORDERS[order]), draft_passes=K
+    )
+    whole = answers(sbd, prompts[:1], [settings])[0]
+    ends = [whole.token_ids[n] for n in (0, 3, 7, 8, 12)]
+    rows = [replace(settings, stop_token_ids=(end,)) for end in ends]
+    stopped = answers(sbd, prompts[:1] * (len(rows) + 1), [*rows, settings])
+    assert stopped[-1].token_ids == whole.token_ids
+    for end, row, generation in zip(ends, rows, stopped, strict=False):
+        sbd.end_of_text_ids = (end,)
+        own = answers(sbd, prompts[:1], [settings])[0]
+        sbd.end_of_text_ids = ()
+        assert (generation.token_ids, generation.text) == (own.token_ids, own.text)
+        assert (generation.passes, generation.revealed_by) == (own.passes, own.revealed_by)
+        assert generation.finish_reason == "stop"
+        assert generation.token_ids.index(end) == generation.num_tokens - 1
+        assert generation.text == trained_tokenizer.decode(generation.token_ids[:-1], skip_special_tokens=True)
+        if method == "exact":
+            assert generation.token_ids == whole.token_ids[: whole.token_ids.index(end) + 1]
+            ntp = answers(sbd, prompts[:1], [replace(row, method="ntp")])[0]
+            assert (ntp.token_ids, ntp.text) == (generation.token_ids, generation.text)
+
+
+@pytest.mark.parametrize("at", range(1, K))
+def test_an_end_of_text_in_a_wrong_draft_ends_nothing(
+    at: int, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """Exact mode, on a model whose drafts are nearly all wrong: what a draft holds is declared to be an end-of-text."""
+    sbd = tiny_sbd("llama", trained_tokenizer)
+    sbd.end_of_text_ids = ()
+    settings = DecodingSettings(method="exact", block_size=K, max_new_tokens=2 * K, sampler=EntropyBounded(math.inf))
+    batch = open_batch(sbd, prompts[1:2], [settings])
+    steps = list(batch.steps())
+    answer = batch.generation(0).token_ids
+    drafted = next(step for step in steps[1:] if bool(step.revealed[0, at]))
+    end = int(drafted.token_ids[0, at])
+    ended = replace(settings, stop_token_ids=(end,))
+    ntp = answers(sbd, prompts[1:2], [replace(ended, method="ntp")])[0]
+    exact = answers(sbd, prompts[1:2], [ended])[0]
+    assert exact.token_ids == ntp.token_ids
+    assert exact.finish_reason == ntp.finish_reason
+    if end not in answer:
+        assert exact.token_ids == answer
