@@ -21,6 +21,8 @@ ALLOWED: dict[str, set[str]] = {
     "decoding": CORE | {"model"},
     "training": CORE | {"model"},
     "evaluation": CORE | {"model", "decoding", "training"},
+    "integrations": CORE | {"model", "decoding"},
+    "assets": {"integrations"},  # the few lines that every checkpoint carries
     "cli": CORE | {"model", "decoding", "training", "evaluation", "roofline"},
     "__main__": {"cli"},
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from setblock.model.custom_generate import write_custom_generate
 from setblock.model.facts import SBDFacts
 from setblock.model.mask_token import add_mask_token
 
@@ -60,7 +61,8 @@ class SBDModel:
         return self.facts
 
     def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
-        """Save a checkpoint that stock Transformers loads too: safetensors, config (with the facts), tokenizer.
+        """Save a checkpoint that stock Transformers loads too: safetensors, config (with the facts), tokenizer, and a few
+        lines through which its `generate` decodes in blocks.
 
         Every file is written under another name first, and `config.json` takes its place last: an interrupted save leaves
         no checkpoint that looks whole and is not.
@@ -79,7 +81,10 @@ class SBDModel:
             self.tokenizer.save_pretrained(temporary)
             if dtype is not None:
                 _rewrite_dtype(Path(temporary) / "config.json", self.model.dtype)
-            written = sorted(Path(temporary).iterdir(), key=lambda path: path.name == "config.json")
+            if self.facts is not None:
+                write_custom_generate(Path(temporary))
+            files = (path for path in Path(temporary).rglob("*") if path.is_file())
+            written = sorted(files, key=lambda path: path.name == "config.json")
             # An older checkpoint in the folder stops being one before any of its files changes.
             (folder / "config.json").unlink(missing_ok=True)
             for stale in {*folder.glob("*.safetensors*")} - {folder / path.name for path in written}:
@@ -87,7 +92,9 @@ class SBDModel:
             readable = (Path(temporary) / "config.json").stat().st_mode
             for path in written:
                 path.chmod(readable)  # safetensors leaves its files to their owner alone
-                os.replace(path, folder / path.name)
+                target = folder / path.relative_to(temporary)
+                target.parent.mkdir(exist_ok=True)
+                os.replace(path, target)
 
 
 def _rewrite_dtype(path: Path, dtype: torch.dtype) -> None:

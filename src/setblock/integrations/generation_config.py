@@ -1,0 +1,225 @@
+"""What a call of Transformers' `generate` asks for, as `DecodingSettings`; or a refusal by name of what they don't have.
+
+Knows `GenerationConfig`, and the logits processors and stopping criteria that Transformers builds from it. Nothing that would
+change the output is ignored: a field that is neither mapped nor harmless is refused, a future release's too.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.generation import logits_process as processors
+from transformers.generation import stopping_criteria as criteria
+
+from setblock.decoding.defaults import sampler_for
+from setblock.decoding.samplers import SAMPLERS, Sampler
+from setblock.decoding.settings import DecodingSettings, Method
+from setblock.errors import ParameterError
+
+
+@dataclass(frozen=True)
+class BlockOptions:
+    """What a call may set that Transformers has no field for; as in `DecodingSettings` unless said otherwise.
+
+    Attributes:
+        sampler: a sampler, or its name.
+        gamma: of the sampler.
+        seed: None to draw one from PyTorch's global generator, which `set_seed` sets.
+        stop_strings: as in `GenerationConfig`, where a callable can't have them.
+    """
+
+    method: Method = "sbd"
+    sampler: Sampler | str | None = None
+    gamma: float | None = None
+    block_size: int | None = None
+    adaptive_blocks: bool = False
+    draft_passes: int | None = None
+    seed: int | None = None
+    stop_strings: str | Sequence[str] | None = None
+
+
+def settings_from(config: GenerationConfig, options: BlockOptions, *, prompt_length: int) -> DecodingSettings:
+    """The settings that a prepared config asks for.
+
+    Args:
+        config: as `generate` hands it over: `max_length` and `min_length` count the prompt.
+        prompt_length: of the batch, padding included.
+
+    Raises:
+        ParameterError: the config asks for something else, or a value is not valid.
+    """
+    _refuse_fields(config)
+    max_new_tokens = config.max_length - prompt_length
+    biases = _biases(config)
+    never = {token_id for token_id, bias in biases.items() if bias == -torch.inf}
+    return DecodingSettings(
+        method=options.method,
+        sampler=_sampler(options),
+        block_size=options.block_size,
+        adaptive_blocks=options.adaptive_blocks,
+        draft_passes=options.draft_passes,
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=min(max((config.min_length or 0) - prompt_length, 0), max_new_tokens),
+        repetition_penalty=config.repetition_penalty or 1.0,
+        logit_bias={token_id: bias for token_id, bias in biases.items() if token_id not in never},
+        banned_tokens=sorted(never | _banned(config)),
+        stop=options.stop_strings or (),
+        **(_sampling(config, options) if config.do_sample else {}),
+    )
+
+
+def end_of_text_ids(config: GenerationConfig) -> tuple[int, ...]:
+    """The token ids that end an answer."""
+    ids = config.eos_token_id
+    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(int(each) for each in ids)
+
+
+def refuse_own(config: GenerationConfig, *, logits_processor: Iterable[Any], stopping_criteria: Iterable[Any]) -> None:
+    """Refuse processors and criteria that are not those Transformers built from the config.
+
+    Raises:
+        ParameterError: there is one.
+    """
+    known = set()
+    for processor in logits_processor:
+        kind = type(processor)
+        if kind in known or not _is_built_from(config, processor):
+            raise ParameterError(
+                f"logits_processor {kind.__name__} can't be applied: it reads the text to the left of a token, and a block "
+                "chooses tokens before that is final"
+            )
+        known.add(kind)
+    for criterion in stopping_criteria:
+        if not _is_length_or_end(config, criterion):
+            raise ParameterError(
+                f"stopping_criteria {type(criterion).__name__} can't be applied: it is made to be asked after each token, and "
+                "a pass adds several; max_new_tokens, eos_token_id and stop_strings can end an answer"
+            )
+
+
+_MAPPED = """
+    max_length max_new_tokens min_length min_new_tokens do_sample temperature top_k top_p min_p repetition_penalty
+    bad_words_ids suppress_tokens sequence_bias num_return_sequences return_dict_in_generate pad_token_id eos_token_id
+    stop_strings
+""".split()
+
+# What changes no token: where a cache lies, what beams and draft models would do if there were any.
+_HARMLESS = """
+    bos_token_id decoder_start_token_id use_cache cache_config max_cache_len compile_config disable_compile low_memory
+    prefill_chunk_size continuous_batching_config renormalize_logits early_stopping length_penalty num_assistant_tokens
+    num_assistant_tokens_schedule assistant_confidence_threshold assistant_lookbehind target_lookbehind
+    assistant_ensemble_weight max_matching_ngram_size speculation_type transformers_version
+""".split()
+
+_ONLY_IF_SAMPLING = {"typical_p", "epsilon_cutoff", "eta_cutoff", "top_h"}
+_OFF: dict[str, tuple[Any, ...]] = {  # besides None and False
+    **dict.fromkeys("num_beams num_beam_groups typical_p encoder_repetition_penalty guidance_scale".split(), (1,)),
+    **dict.fromkeys("no_repeat_ngram_size encoder_no_repeat_ngram_size epsilon_cutoff eta_cutoff".split(), (0,)),
+    **dict.fromkeys("diversity_penalty penalty_alpha".split(), (0,)),
+    "cache_implementation": ("dynamic", "static", "offloaded", "offloaded_static", "hybrid"),
+}
+_OF_A_PASS = "a block's tokens are chosen from the outputs of several passes"
+_REASONS = dict.fromkeys(["output_scores", "output_logits", "output_attentions", "output_hidden_states"], _OF_A_PASS)
+
+
+def _refuse_fields(config: GenerationConfig) -> None:
+    names = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    for name in sorted(names.difference(_MAPPED, _HARMLESS, () if config.do_sample else _ONLY_IF_SAMPLING)):
+        value = getattr(config, name, None)
+        if value is not None and value is not False and value not in _OFF.get(name, ()):
+            reason = _REASONS.get(name, "unset it, or use Transformers' own decoding")
+            raise ParameterError(f"{name}={value!r} is not supported in set block decoding: {reason}")
+
+
+def _sampling(config: GenerationConfig, options: BlockOptions) -> dict[str, Any]:
+    return {
+        "temperature": 1.0 if config.temperature is None else config.temperature,
+        "top_k": config.top_k or 0,
+        "top_p": 1.0 if config.top_p is None else config.top_p,
+        "min_p": config.min_p or 0.0,
+        "seed": int(torch.randint(2**62, ())) if options.seed is None else options.seed,
+    }
+
+
+def _biases(config: GenerationConfig) -> dict[int, float]:
+    found = {}
+    for sequence, bias in _sequence_bias(config.sequence_bias).items():
+        if len(sequence) != 1:
+            raise ParameterError(f"sequence_bias must be of single tokens here, not of {list(sequence)}")
+        found[sequence[0]] = bias
+    return found
+
+
+def _sequence_bias(given: Any) -> dict[tuple[int, ...], float]:
+    """Transformers takes a dictionary, or a list of pairs."""
+    pairs = given.items() if isinstance(given, Mapping) else given or ()
+    return {tuple(sequence): float(bias) for sequence, bias in pairs}
+
+
+def _banned(config: GenerationConfig) -> set[int]:
+    found = set(_plain(config.suppress_tokens) or ())
+    for word in config.bad_words_ids or ():
+        if len(word) != 1:
+            raise ParameterError(f"bad_words_ids must be of single tokens here, not of {list(word)}")
+        found |= {*word} - {*end_of_text_ids(config)}  # Transformers never takes it for a bad word
+    return found
+
+
+def _sampler(options: BlockOptions) -> Sampler | None:
+    chosen = options.sampler
+    if isinstance(chosen, str) and chosen not in SAMPLERS:
+        raise ParameterError(f"sampler must be one of {', '.join(SAMPLERS)}, not {chosen!r}")
+    if options.gamma is None:
+        return SAMPLERS[chosen]() if isinstance(chosen, str) else chosen
+    if not isinstance(chosen, str | None):
+        raise ParameterError("gamma belongs into the sampler where one is given, or give the sampler by its name")
+    kind: Any = SAMPLERS[chosen] if chosen else type(sampler_for(DecodingSettings(method=options.method)))
+    if "gamma" not in {field.name for field in fields(kind)}:
+        raise ParameterError(f"sampler {chosen or kind.__name__} has no gamma")
+    sampler: Sampler = kind(gamma=options.gamma)
+    return sampler
+
+
+# Each with the attribute that holds its value, and the field that this comes from.
+_BUILT_FROM: dict[type, tuple[str, str]] = {
+    processors.SequenceBiasLogitsProcessor: ("sequence_bias", "sequence_bias"),
+    processors.RepetitionPenaltyLogitsProcessor: ("penalty", "repetition_penalty"),
+    processors.NoBadWordsLogitsProcessor: ("bad_word_ids", "bad_words_ids"),
+    processors.MinLengthLogitsProcessor: ("min_length", "min_length"),
+    processors.MinNewTokensLengthLogitsProcessor: ("min_new_tokens", "min_new_tokens"),
+    processors.SuppressTokensLogitsProcessor: ("suppress_tokens", "suppress_tokens"),
+    processors.TemperatureLogitsWarper: ("temperature", "temperature"),
+    processors.TopKLogitsWarper: ("top_k", "top_k"),
+    processors.TopPLogitsWarper: ("top_p", "top_p"),
+    processors.MinPLogitsWarper: ("min_p", "min_p"),
+}
+
+
+def _is_built_from(config: GenerationConfig, processor: Any) -> bool:
+    """Whether it does what the config asks for; one of the user's may be of the same type and hold another value."""
+    if type(processor) is processors.LogitNormalization:
+        return True
+    if type(processor) not in _BUILT_FROM:
+        return False
+    if isinstance(getattr(processor, "prompt_ignore_length", None), int):  # a repetition penalty of the answer alone
+        return False
+    attribute, field = _BUILT_FROM[type(processor)]
+    held, asked = getattr(processor, attribute), getattr(config, field)
+    if field == "sequence_bias":
+        return _sequence_bias(held) == _sequence_bias(asked)
+    return bool(_plain(held) == _plain(asked))
+
+
+def _is_length_or_end(config: GenerationConfig, criterion: Any) -> bool:
+    if type(criterion) is criteria.MaxLengthCriteria:
+        return bool(criterion.max_length == config.max_length)
+    if type(criterion) is criteria.EosTokenCriteria:
+        return {*criterion.eos_token_id.tolist()} == {*end_of_text_ids(config)}
+    return False
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else list(value) if isinstance(value, tuple) else value

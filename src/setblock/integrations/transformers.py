@@ -1,0 +1,210 @@
+"""Set block decoding behind Transformers' own `generate`: a callable for `custom_generate`, and what a checkpoint's code calls.
+
+Knows what Transformers hands over and wants back. `generate` stands in for `model.generate`: it takes what Transformers would
+not hand to a callable, and lets Transformers prepare the rest, so that arguments, defaults and warnings are its own.
+"""
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.streamers import BaseStreamer
+
+from setblock.decoding.generate import OpenBatch, open_batch
+from setblock.decoding.samplers import Sampler
+from setblock.decoding.settings import DecodingSettings, Method
+from setblock.errors import ParameterError, SetBlockError
+from setblock.integrations.generation_config import BlockOptions, end_of_text_ids, refuse_own, settings_from
+from setblock.model.facts import read_facts
+from setblock.model.loading import refuse_unsupported
+from setblock.model.probe import probe
+from setblock.model.sbd_model import SBDModel
+
+
+def generate(
+    inputs: Tensor | None = None,
+    generation_config: GenerationConfig | None = None,
+    *,
+    model: PreTrainedModel,
+    streamer: BaseStreamer | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **kwargs: Any,
+) -> Tensor | GenerateDecoderOnlyOutput:
+    """`model.generate`, decoding in blocks.
+
+    A checkpoint's `custom_generate/generate.py` calls this; so may you, with the model as an argument.
+
+    Args:
+        inputs, generation_config, streamer, tokenizer: as in `model.generate`.
+        model: a causal LM of Transformers, from an SBD checkpoint (or from any, with `method="ntp"`).
+        kwargs: other arguments of `model.generate`, and those of `BlockOptions`.
+
+    Returns:
+        As `model.generate`: [rows, T] int64, the input ids and behind them the new tokens, padded on the right.
+
+    Raises:
+        ValueError: an argument or a field of the config asks for what set block decoding can't do; the message names it.
+    """
+    own = type(model).generate  # `model.generate` may be this function
+    if kwargs.get("custom_generate") is not None:
+        return own(model, inputs, generation_config, streamer=streamer, tokenizer=tokenizer, **kwargs)
+    kwargs = {name: value for name, value in kwargs.items() if name not in _OF_THE_HUB}
+    _refuse_arguments(model, kwargs)
+    if generation_config is not None and generation_config.stop_strings is not None:
+        kwargs.setdefault("stop_strings", generation_config.stop_strings)
+        generation_config = copy.deepcopy(generation_config)
+        generation_config.stop_strings = None
+    decode = partial(sbd_generate, streamer=streamer, tokenizer=tokenizer)
+    return own(model, inputs, generation_config, streamer=streamer, custom_generate=decode, **kwargs)
+
+
+def sbd_generate(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    *,
+    logits_processor: Iterable[Any],
+    stopping_criteria: Iterable[Any],
+    generation_config: GenerationConfig,
+    streamer: BaseStreamer | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    method: Method = "sbd",
+    sampler: Sampler | str | None = None,
+    gamma: float | None = None,
+    block_size: int | None = None,
+    adaptive_blocks: bool = False,
+    draft_passes: int | None = None,
+    seed: int | None = None,
+    stop_strings: str | Sequence[str] | None = None,
+    **model_kwargs: Any,
+) -> Tensor | GenerateDecoderOnlyOutput:
+    """For `model.generate(..., custom_generate=sbd_generate)`.
+
+    Transformers hands over what it has prepared, and the arguments named here; but never `streamer` and `tokenizer`, which
+    `generate` binds.
+    """
+    options = BlockOptions(method, sampler, gamma, block_size, adaptive_blocks, draft_passes, seed, stop_strings)
+    if options.stop_strings and tokenizer is None:
+        raise ParameterError("stop_strings need the tokenizer: pass tokenizer=... too")
+    # `attention_mask` can't be named above: Transformers would take it for an argument that it need not prepare.
+    attention_mask = model_kwargs.pop("attention_mask", None)
+    if attention_mask is None:  # left out by Transformers too where there is no padding
+        attention_mask = torch.ones_like(input_ids)
+    _refuse_model_kwargs(model_kwargs, attention_mask)
+    settings = settings_from(generation_config, options, prompt_length=input_ids.shape[1])
+    refuse_own(generation_config, logits_processor=logits_processor, stopping_criteria=stopping_criteria)
+
+    sbd = _sbd_model(model, tokenizer, ends=end_of_text_ids(generation_config))
+    batch = open_batch(sbd, _prompts(input_ids, attention_mask), _for_each_row(settings, rows=input_ids.shape[0]))
+    columns = _Columns(batch, pad_token_id=_pad_token_id(generation_config))
+    for _ in batch.steps():
+        if streamer is not None:
+            columns.stream_to(streamer)
+    if bool(batch.state.failed.any()):
+        row = int(batch.state.failed.nonzero()[0])
+        raise SetBlockError(f"the model gave logits that are not numbers in row {row} of the batch")
+    if streamer is not None:
+        streamer.end()
+    sequences = torch.cat([input_ids, columns.new().to(input_ids.device)], dim=1)
+    if generation_config.return_dict_in_generate:
+        return GenerateDecoderOnlyOutput(sequences=sequences)
+    return sequences
+
+
+_OF_THE_HUB = {  # where a checkpoint's code came from; Transformers passes them on
+    *"cache_dir force_download proxies token revision local_files_only repo_type subfolder trust_remote_code".split(),
+    "custom_generate",
+}
+
+
+def _refuse_arguments(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
+    """Refuse what Transformers would keep from a callable."""
+    for name in ("assistant_model", "prefix_allowed_tokens_fn", "synced_gpus", "negative_prompt_ids"):
+        if kwargs.get(name):
+            raise ParameterError(f"{name} is not supported in set block decoding")
+    if kwargs.get("cache_implementation") == "paged":
+        raise ParameterError("cache_implementation='paged' is continuous batching, which can't decode in blocks")
+    if model.generation_config.stop_strings is not None:
+        raise ParameterError(
+            "stop_strings of model.generation_config can't be taken over: set them to None there, and pass stop_strings=..."
+        )
+
+
+def _refuse_model_kwargs(model_kwargs: dict[str, Any], attention_mask: Tensor) -> None:
+    """Refuse inputs of the model other than tokens; a few are Transformers' own."""
+    cache, positions = model_kwargs.get("past_key_values"), model_kwargs.get("position_ids")
+    if cache is not None and getattr(cache, "_is_user_defined", False):
+        raise ParameterError("past_key_values is not supported in set block decoding, which has a cache of its own")
+    counted = (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 0)
+    if positions is not None and not bool((positions == counted.to(positions.device)).all()):
+        raise ParameterError("position_ids must be those that follow from attention_mask in set block decoding")
+    for name in model_kwargs.keys() - {"past_key_values", "position_ids", "use_cache", "logits_to_keep"}:
+        if model_kwargs[name] is not None:
+            raise ParameterError(f"{name} is not supported in set block decoding")
+
+
+class _NoTokenizer:
+    """In place of a tokenizer where there are tokens only."""
+
+    eos_token_id = None
+
+
+_probed: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()  # with which kind of attention
+
+
+def _sbd_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, *, ends: tuple[int, ...]) -> SBDModel:
+    refuse_unsupported(model.config)
+    sbd = SBDModel(model, tokenizer or _NoTokenizer(), facts=read_facts(model.config))
+    sbd.end_of_text_ids = ends
+    attention = str(model.config._attn_implementation)
+    if _probed.get(model) != attention:
+        probe(sbd)
+        _probed[model] = attention
+    return sbd
+
+
+def _prompts(input_ids: Tensor, attention_mask: Tensor) -> list[list[int]]:
+    """The tokens of each row without its padding."""
+    return [row[is_real.bool().to(row.device)].tolist() for row, is_real in zip(input_ids, attention_mask, strict=True)]
+
+
+def _for_each_row(settings: DecodingSettings, *, rows: int) -> list[DecodingSettings]:
+    """Each row draws with a seed of its own: a prompt that is there twice gets two answers."""
+    return [replace(settings, seed=(settings.seed + row + 2**63) % 2**64 - 2**63) for row in range(rows)]
+
+
+def _pad_token_id(config: GenerationConfig) -> int | None:
+    ends = end_of_text_ids(config)
+    pad = config.pad_token_id
+    return int(pad) if pad is not None else ends[0] if ends else None
+
+
+class _Columns:
+    """The new tokens of a batch as Transformers sees them: a column is whole when every row has its token or has ended."""
+
+    def __init__(self, batch: OpenBatch, *, pad_token_id: int | None) -> None:
+        self._batch, self._pad = batch, pad_token_id
+        self._streamed = 0
+
+    def new(self) -> Tensor:
+        """[rows, columns] int64, on the CPU; the columns that are whole."""
+        state = self._batch.state
+        answers = [state.answer(row).tolist() for row in range(state.batch)]
+        unfinished = [len(answer) for answer, done in zip(answers, state.finished.tolist(), strict=True) if not done]
+        whole = min(unfinished, default=max(map(len, answers)))
+        missing = any(len(answer) < whole for answer in answers)
+        if missing and self._pad is None:
+            raise ParameterError("pad_token_id must be set where answers differ in length")
+        return torch.tensor([[*answer, *[self._pad] * whole][:whole] for answer in answers], dtype=torch.long)
+
+    def stream_to(self, streamer: BaseStreamer) -> None:
+        """Put the columns that became whole since the last time, one at a time, as Transformers does."""
+        for column in self.new().T[self._streamed :]:
+            streamer.put(column)
+            self._streamed += 1

@@ -1,0 +1,451 @@
+"""Set block decoding from plain Transformers: a saved checkpoint, `model.generate`, and nothing of ours called by name."""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    MinNewTokensLengthLogitsProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TextStreamer,
+    set_seed,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from families import tiny_model, tiny_sbd
+from setblock.decoding.generate import generate_batch, open_batch
+from setblock.decoding.samplers import ConfidenceThreshold, EntropyBounded
+from setblock.decoding.settings import DecodingSettings
+from setblock.errors import SetBlockError
+from setblock.integrations.transformers import generate, sbd_generate
+from setblock.model.loading import load
+from setblock.model.sbd_model import SBDModel
+
+PAD = 2
+NEW = 14
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_modules_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Transformers copies a checkpoint's code before it runs it; here not into the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        cache = str(tmp_path_factory.mktemp("modules"))
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", cache)
+        patch.setattr(sys, "path", [*sys.path])
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(trained_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoint")
+    tiny_sbd("llama", trained_tokenizer).save(path)
+    return path
+
+
+@pytest.fixture
+def model(folder: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+@pytest.fixture
+def in_blocks(model: PreTrainedModel, folder: Path) -> Any:
+    """`model.generate` by the code of the checkpoint."""
+    own = {"custom_generate": str(folder), "trust_remote_code": True}
+    return partial(model.generate, max_new_tokens=NEW, pad_token_id=PAD, **own)
+
+
+def padded(prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+    """A left-padded batch, as a tokenizer gives it."""
+    length = max(map(len, prompts))
+    ids = [[*[PAD] * (length - len(prompt)), *prompt] for prompt in prompts]
+    mask = [[*[0] * (length - len(prompt)), *[1] * len(prompt)] for prompt in prompts]
+    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+
+
+def tokens_of(sbd: SBDModel, prompts: list[list[int]], settings: DecodingSettings) -> list[list[int]]:
+    batch = open_batch(sbd, prompts, [settings] * len(prompts))
+    for _ in batch.steps():
+        pass
+    return [batch.state.answer(row).tolist() for row in range(len(prompts))]
+
+
+def answers(output: torch.Tensor, inputs: dict[str, torch.Tensor]) -> list[list[int]]:
+    """The new tokens of each row, up to its end-of-text, 0."""
+    start = inputs["input_ids"].shape[1]
+    rows = output[:, start:].tolist()
+    return [row[: row.index(0) + 1] if 0 in row else row for row in rows]
+
+
+@pytest.mark.parametrize("method", ["ntp", "exact"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
+def test_is_transformers_own_greedy(
+    family: str, method: str, trained_tokenizer: PreTrainedTokenizerBase, tmp_path: Path, prompts: list[list[int]]
+) -> None:
+    """Token for token, padding and shape included, for rows of different lengths."""
+    tiny_sbd(family, trained_tokenizer).save(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    inputs = padded(prompts) | {"max_new_tokens": NEW, "pad_token_id": PAD}
+    wanted = model.generate(**inputs, eos_token_id=[0, 7])
+    got = model.generate(
+        **inputs, eos_token_id=[0, 7], custom_generate=str(tmp_path), trust_remote_code=True, method=method
+    )
+    assert torch.equal(got, wanted)
+
+
+EOS = [0, *range(100, 140)]  # many, so that rows end early
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"eos_token_id": EOS},
+        {"eos_token_id": EOS, "min_new_tokens": 6},
+        {"eos_token_id": EOS, "min_length": 44},
+        {"eos_token_id": None},
+        {"repetition_penalty": 1.7},
+        {"sequence_bias": {(9,): 30.0, (11,): -5.0}},
+        {"sequence_bias": [[[9], 30.0]]},
+        {"suppress_tokens": list(range(50, 200))},
+        {"bad_words_ids": [[each] for each in (0, *range(50, 200))]},
+        {"renormalize_logits": True},
+        {"max_new_tokens": None, "max_length": 47},
+    ],
+    ids=lambda asked: "-".join(asked),
+)
+def test_the_config_means_what_it_means_to_transformers(
+    asked: dict[str, Any], model: PreTrainedModel, in_blocks: Any, prompts: list[list[int]]
+) -> None:
+    inputs = padded(prompts)
+    wanted = model.generate(**{**inputs, "max_new_tokens": NEW, "pad_token_id": PAD} | asked)
+    assert torch.equal(in_blocks(**inputs, **asked, method="ntp"), wanted)
+    assert torch.equal(in_blocks(**inputs, **asked, method="exact", draft_passes=2), wanted)
+
+
+def test_blocks_are_those_of_generate_batch(in_blocks: Any, folder: Path, prompts: list[list[int]]) -> None:
+    inputs = padded(prompts)
+    sbd = load(folder, device="cpu")
+    for asked, sampler in (
+        ({"gamma": 0.3}, EntropyBounded(0.3)),
+        ({"sampler": "entropy-bounded", "gamma": 0.3}, EntropyBounded(0.3)),
+        ({"sampler": ConfidenceThreshold(0.4)}, ConfidenceThreshold(0.4)),
+        ({"adaptive_blocks": True}, None),
+    ):
+        adaptive = bool(asked.get("adaptive_blocks"))
+        settings = DecodingSettings(sampler=sampler, block_size=8, max_new_tokens=NEW, adaptive_blocks=adaptive)
+        output = in_blocks(**inputs, block_size=8, **asked)
+        assert torch.equal(output[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
+        assert answers(output, inputs) == tokens_of(sbd, prompts, settings)
+
+
+def test_text_is_that_of_generate_batch(in_blocks: Any, folder: Path) -> None:
+    sbd = load(folder, device="cpu")
+    ids = sbd.tokenizer("How many?", return_tensors="pt").input_ids
+    wanted = generate_batch(sbd, ["How many?"], settings=DecodingSettings(max_new_tokens=NEW), raw=True)
+    assert in_blocks(ids)[0, ids.shape[1] :].tolist() == wanted[0].token_ids
+
+
+def test_sampling(in_blocks: Any, folder: Path, prompts: list[list[int]]) -> None:
+    """By its seed, else by `set_seed`; several answers to a prompt are `n` of ours."""
+    sampled = partial(in_blocks, do_sample=True, temperature=1.3, top_k=40, top_p=0.9, min_p=0.01)
+    one = padded(prompts[:1])
+    settings = DecodingSettings(
+        temperature=1.3, top_k=40, top_p=0.9, min_p=0.01, seed=5, max_new_tokens=NEW, block_size=16
+    )
+    sbd = load(folder, device="cpu")
+    first = sampled(**one, seed=5, num_return_sequences=3)
+    assert first.shape[0] == 3
+    for row in range(3):
+        alone = DecodingSettings(**{**vars(settings), "seed": 5 + row})
+        assert answers(first, one)[row] == tokens_of(sbd, prompts[:1], alone)[0]
+
+    twice = padded([prompts[0], prompts[0]])
+    assert not torch.equal(*sampled(**twice, seed=5).unbind(0))
+    assert torch.equal(sampled(**twice, seed=2**63 - 1), sampled(**twice, seed=2**63 - 1))
+    drawn = []
+    for seed in (1, 1, 2):
+        set_seed(seed)
+        drawn.append(sampled(**twice))
+    assert torch.equal(drawn[0], drawn[1])
+    assert drawn[0].shape != drawn[2].shape or not torch.equal(drawn[0], drawn[2])
+
+    before = torch.get_rng_state()
+    in_blocks(**twice)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_stop_strings(
+    model: PreTrainedModel, in_blocks: Any, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    inputs = padded(prompts)
+    start = inputs["input_ids"].shape[1]
+    text = trained_tokenizer.decode(model.generate(**inputs, max_new_tokens=NEW, pad_token_id=PAD)[1, start + 4])
+    wanted = model.generate(
+        **inputs, max_new_tokens=NEW, pad_token_id=PAD, stop_strings=[text], tokenizer=trained_tokenizer
+    )
+    asked = {**inputs, "method": "ntp"}
+    assert torch.equal(in_blocks(**asked, stop_strings=[text], tokenizer=trained_tokenizer), wanted)
+    by_config = model.generation_config.from_dict({"max_new_tokens": NEW, "pad_token_id": PAD, "stop_strings": text})
+    by_config = generate(**asked, model=model, generation_config=by_config, tokenizer=trained_tokenizer)
+    assert torch.equal(by_config, wanted)
+    bound = partial(sbd_generate, tokenizer=trained_tokenizer)
+    own = model.generate(**asked, max_new_tokens=NEW, pad_token_id=PAD, stop_strings=text, custom_generate=bound)
+    assert torch.equal(own, wanted)
+    with pytest.raises(ValueError, match="stop_strings need the tokenizer"):
+        in_blocks(**asked, stop_strings=[text])
+    model.generation_config.stop_strings = ["x"]
+    with pytest.raises(ValueError, match=r"stop_strings of model\.generation_config can't be taken over"):
+        in_blocks(**asked, tokenizer=trained_tokenizer)
+
+
+class Columns(BaseStreamer):
+    """Remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.columns: list[torch.Tensor] = []
+        self.ended = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        assert not self.ended
+        self.columns.append(value)
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize("method", ["ntp", "exact", "sbd"])
+def test_a_streamer_gets_the_prompt_then_each_token(method: str, in_blocks: Any, prompts: list[list[int]]) -> None:
+    """As from Transformers: columns, padded where a row has ended."""
+    inputs, streamer = padded(prompts), Columns()
+    output = in_blocks(**inputs, eos_token_id=EOS, streamer=streamer, method=method, gamma=0.5)
+    assert torch.equal(streamer.columns[0], inputs["input_ids"])
+    assert torch.equal(torch.stack(streamer.columns[1:], dim=1), output[:, inputs["input_ids"].shape[1] :])
+    assert streamer.ended == 1
+
+
+def test_a_text_streamer(
+    in_blocks: Any,
+    model: PreTrainedModel,
+    trained_tokenizer: PreTrainedTokenizerBase,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ids = trained_tokenizer("How many?", return_tensors="pt").input_ids
+    output = in_blocks(ids, streamer=TextStreamer(trained_tokenizer, skip_prompt=True))
+    assert capsys.readouterr().out == trained_tokenizer.decode(output[0, ids.shape[1] :]) + "\n"
+
+
+def test_by_a_callable(model: PreTrainedModel, in_blocks: Any, prompts: list[list[int]]) -> None:
+    """No code of the checkpoint runs, so nothing must be trusted."""
+    inputs = padded(prompts)
+    asked: dict[str, Any] = {
+        "gamma": 0.4,
+        "block_size": 8,
+        "eos_token_id": EOS,
+        "min_new_tokens": 3,
+        "repetition_penalty": 1.2,
+        "suppress_tokens": [5],
+        "bad_words_ids": [[6]],
+        "sequence_bias": {(9,): 3.0},
+        "do_sample": True,
+        "temperature": 0.7,
+        "min_p": 0.05,
+        "top_p": 0.9,
+        "renormalize_logits": True,
+        "seed": 3,
+    }
+    wanted = in_blocks(**inputs, **asked)
+    own = {"max_new_tokens": NEW, "pad_token_id": PAD}
+    assert torch.equal(model.generate(**inputs, **asked, **own, custom_generate=sbd_generate), wanted)
+    assert torch.equal(generate(**inputs, **asked, **own, model=model), wanted)
+
+
+def test_a_model_loaded_with_trust_decodes_in_blocks_by_itself(folder: Path, prompts: list[list[int]]) -> None:
+    """Transformers replaces `generate` then."""
+    trusted = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    stock = AutoModelForCausalLM.from_pretrained(folder)
+    ids = torch.tensor(prompts[:1])
+    asked = {"max_new_tokens": NEW, "pad_token_id": PAD}
+    wanted = stock.generate(ids, **asked, custom_generate=sbd_generate, gamma=0.4)
+    assert torch.equal(trusted.generate(ids, **asked, gamma=0.4), wanted)
+    named = trusted.generate(ids, **asked, gamma=0.4, custom_generate=str(folder), trust_remote_code=True)
+    assert torch.equal(named, wanted)
+    assert torch.equal(trusted.generate(ids, **asked, method="ntp"), stock.generate(ids, **asked))
+
+
+def test_without_trust_transformers_refuses(model: PreTrainedModel, folder: Path, prompts: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        model.generate(torch.tensor(prompts[:1]), custom_generate=str(folder), trust_remote_code=False)
+
+
+def test_the_code_in_a_checkpoint(folder: Path, tmp_path: Path, trained_tokenizer: PreTrainedTokenizerBase) -> None:
+    files = [path.relative_to(folder / "custom_generate") for path in (folder / "custom_generate").rglob("*")]
+    assert files == [Path("generate.py")]
+    assert len((folder / "custom_generate" / "generate.py").read_text().splitlines()) < 15
+    SBDModel(tiny_model("llama", vocab_size=len(trained_tokenizer)), trained_tokenizer).save(tmp_path)
+    assert not (tmp_path / "custom_generate").exists()
+
+
+def test_without_this_package(
+    folder: Path, prompts: list[list[int]], in_blocks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint still loads, with its code trusted or not, and decoding in blocks says what to do."""
+    monkeypatch.setitem(sys.modules, "setblock.integrations.transformers", None)
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    for call in (model.generate, in_blocks):
+        with pytest.raises(ImportError, match="needs setblock: pip install setblock"):
+            call(torch.tensor(prompts[:1]))
+
+
+def test_a_mask_may_have_holes_and_be_left_out(
+    in_blocks: Any, model: PreTrainedModel, prompts: list[list[int]]
+) -> None:
+    """Positions that the mask leaves out don't exist, wherever they are; padding is found by its id as Transformers does."""
+    ids = torch.tensor([prompts[1]])
+    mask = torch.ones_like(ids)
+    mask[0, 5:9] = 0
+    own = {"max_new_tokens": NEW, "pad_token_id": PAD}
+    wanted = model.generate(ids, attention_mask=mask, **own)
+    assert torch.equal(in_blocks(ids, attention_mask=mask, method="ntp"), wanted)
+    inputs = padded(prompts)
+    assert torch.equal(in_blocks(inputs["input_ids"], method="exact"), model.generate(**inputs, **own))
+
+
+def test_return_dict(in_blocks: Any, prompts: list[list[int]]) -> None:
+    inputs = padded(prompts)
+    output = in_blocks(**inputs, return_dict_in_generate=True)
+    assert torch.equal(output.sequences, in_blocks(**inputs))
+
+
+class Doubler(LogitsProcessor):
+    """Somebody's own."""
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores * 2
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        Doubler(),
+        TemperatureLogitsWarper(0.5),
+        MinNewTokensLengthLogitsProcessor(1, 9, eos_token_id=0),
+        RepetitionPenaltyLogitsProcessor(1.2, prompt_ignore_length=4),
+    ],
+    ids=lambda processor: type(processor).__name__,
+)
+@pytest.mark.filterwarnings("ignore:A custom logits processor")
+def test_ones_own_processor_is_refused(
+    own: Any, in_blocks: Any, model: PreTrainedModel, prompts: list[list[int]]
+) -> None:
+    """Also one of a type that Transformers makes from the config, with another value."""
+    asked = {"logits_processor": LogitsProcessorList([own]), "repetition_penalty": 1.2}
+    told = f"logits_processor {type(own).__name__} can't be applied: it reads the text to the left"
+    with pytest.raises(ValueError, match=told):
+        in_blocks(torch.tensor(prompts[:1]), **asked)
+    with pytest.raises(ValueError, match=told):
+        model.generate(torch.tensor(prompts[:1]), **asked, max_new_tokens=3, custom_generate=sbd_generate)
+
+
+def test_ones_own_processor_twice_is_refused(in_blocks: Any, prompts: list[list[int]]) -> None:
+    twice = LogitsProcessorList([TemperatureLogitsWarper(1.0), TemperatureLogitsWarper(1.0)])
+    with pytest.raises(ValueError, match="logits_processor TemperatureLogitsWarper can't be applied"):
+        in_blocks(torch.tensor(prompts[:1]), logits_processor=twice)
+
+
+def test_ones_own_criterion_is_refused(in_blocks: Any, prompts: list[list[int]]) -> None:
+    criteria = StoppingCriteriaList([MaxTimeCriteria(1.0)])
+    with pytest.raises(ValueError, match="stopping_criteria MaxTimeCriteria can't be applied: it is made to be asked"):
+        in_blocks(torch.tensor(prompts[:1]), stopping_criteria=criteria)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"num_beams": 2}, "num_beams=2 is not supported in set block decoding"),
+        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size=3 is not supported"),
+        ({"guidance_scale": 1.5}, "guidance_scale=1.5 is not supported"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha=0.6 is not supported"),
+        ({"do_sample": True, "typical_p": 0.9}, "typical_p=0.9 is not supported"),
+        ({"max_time": 2.0}, "max_time=2.0 is not supported"),
+        ({"forced_eos_token_id": 0}, "forced_eos_token_id=0 is not supported"),
+        ({"begin_suppress_tokens": [4]}, "begin_suppress_tokens=.4. is not supported"),
+        ({"remove_invalid_values": True}, "remove_invalid_values=True is not supported"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3 is not supported"),
+        ({"cache_implementation": "paged"}, "'paged' is continuous batching"),
+        ({"return_dict_in_generate": True, "output_scores": True}, "output_scores=True.*outputs of several passes"),
+        ({"output_hidden_states": True}, "output_hidden_states"),
+        ({"sequence_bias": {(4, 5): 1.0}}, r"sequence_bias must be of single tokens.* not of \[4, 5\]"),
+        ({"bad_words_ids": [[4, 5]]}, r"bad_words_ids must be of single tokens.* not of \[4, 5\]"),
+        ({"prefix_allowed_tokens_fn": lambda row, ids: [1]}, "prefix_allowed_tokens_fn is not supported"),
+        ({"assistant_model": object()}, "assistant_model is not supported"),
+        ({"inputs_embeds": torch.zeros(1, 9, 32)}, "inputs_embeds is not supported"),
+        ({"position_ids": torch.arange(9)[None] + 3}, "position_ids must be those that follow"),
+        ({"sampler": "best"}, "sampler must be one of entropy-bounded, .* not 'best'"),
+        ({"sampler": EntropyBounded(), "gamma": 1.0}, "gamma belongs into the sampler"),
+        ({"sampler": "fixed-count", "gamma": 1.0}, "sampler fixed-count has no gamma"),
+        ({"gamma": -1.0}, "gamma must be at least 0"),
+        ({"method": "fast"}, "method must be one of"),
+        ({"max_new_tokens": 500}, "max_new_tokens must be at most 119 after a prompt of 9 tokens"),
+        ({"gama": 0.1}, "gama"),
+    ],
+    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
+)
+@pytest.mark.filterwarnings("ignore:The following generation flags")
+def test_what_would_change_the_output_is_refused_by_name(
+    asked: dict[str, Any], told: str, in_blocks: Any, prompts: list[list[int]]
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        in_blocks(torch.tensor(prompts[:1]), **asked)
+
+
+def test_fields_that_change_nothing_are_taken(in_blocks: Any, prompts: list[list[int]]) -> None:
+    ids = torch.tensor(prompts[:1])
+    wanted = in_blocks(ids)
+    for asked in (
+        {"use_cache": False},
+        {"cache_implementation": "static"},
+        {"typical_p": 0.9},
+        {"length_penalty": 2.0},
+    ):
+        assert torch.equal(in_blocks(ids, **asked), wanted)
+
+
+def test_answers_of_different_lengths_need_a_pad_token(
+    model: PreTrainedModel, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """Which Transformers takes from the end-of-text, if there is one."""
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
+    inputs = padded(prompts)
+    output = generate(**inputs, model=model, max_new_tokens=NEW)
+    start = inputs["input_ids"].shape[1]
+    assert output.shape == (len(prompts), start + NEW)
+    text = trained_tokenizer.decode(output[1, start + 4])
+    with pytest.raises(ValueError, match="pad_token_id must be set where answers differ in length"):
+        generate(**inputs, model=model, max_new_tokens=NEW, stop_strings=text, tokenizer=trained_tokenizer)
+
+
+def test_a_model_without_mask_token(trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]) -> None:
+    """Method `ntp` is all it can."""
+    model = tiny_model("llama", vocab_size=len(trained_tokenizer))
+    inputs = padded(prompts) | {"max_new_tokens": NEW, "pad_token_id": PAD}
+    assert torch.equal(generate(**inputs, model=model, method="ntp"), model.generate(**inputs))
+    with pytest.raises(SetBlockError, match="this model has no mask token"):
+        generate(**inputs, model=model)
+
+
+def test_logits_that_are_not_numbers(model: PreTrainedModel, prompts: list[list[int]]) -> None:
+    with torch.no_grad():
+        model.get_output_embeddings().weight.fill_(torch.nan)
+    with pytest.raises(SetBlockError, match="logits that are not numbers in row 0"):
+        generate(torch.tensor(prompts[:1]), model=model, max_new_tokens=2)
