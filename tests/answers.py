@@ -29,7 +29,7 @@ def answers(sbd: SBDModel, prompts: Sequence[Sequence[int]], settings: Sequence[
 
 @dataclass(frozen=True)
 class InOrder:
-    """Reveals the one candidate that comes first in `order`."""
+    """Reveals the one candidate that comes first in `order`, and then the others from the left."""
 
     order: tuple[int, ...]
 
@@ -37,7 +37,8 @@ class InOrder:
         candidates = block.candidates
         reveal = torch.zeros_like(candidates)
         for row in range(len(candidates)):
-            wanted = [c for c in self.order if c < candidates.shape[1] and candidates[row, c]]
+            places = [*self.order, *range(len(self.order), candidates.shape[1])]
+            wanted = [place for place in places if place < candidates.shape[1] and candidates[row, place]]
             if wanted:
                 reveal[row, wanted[0]] = True
         return Selection(reveal)

@@ -122,6 +122,34 @@ def test_penalties_of_a_draft_are_next_token_decodings(
     assert [each.token_ids for each in exact] == [each.token_ids for each in ntp]
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_draft_that_was_right_penalises_nothing_before_it(
+    adaptive: bool, trained_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """On a model that likes some tokens everywhere, so that drafts are accepted: what an adaptive block keeps past its gap is
+    not seen by the token that fills it."""
+    sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
+    with torch.no_grad():
+        sbd.model.get_output_embeddings().weight.zero_()
+    sbd.end_of_text_ids = ()
+    settings = [
+        DecodingSettings(
+            method="exact",
+            sampler=InOrder(order),
+            adaptive_blocks=adaptive,
+            draft_passes=draft_passes,
+            block_size=6,
+            max_new_tokens=9,
+            repetition_penalty=2.0,
+            logit_bias={10: 9.0, 11: 8.0, 12: 7.0, 13: 6.0, 14: 5.5, 15: 5.0, 16: 4.6},
+        )
+        for order in [*ORDERS.values(), (0, 1, 3, 2, 4, 5)]
+        for draft_passes in (1, 2, 3, 5)
+    ]
+    for generation in answers(sbd, [[20, 30, 21]] * len(settings), settings):
+        assert generation.token_ids == [10, 11, 12, 13, 14, 15, 16, 10, 10]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_drawn_answers_follow_the_models_distribution(mode: str, trained_tokenizer: PreTrainedTokenizerBase) -> None:
     """Chi-square of the first three tokens over 3,000 seeds, of the four tokens that are not banned; some drafts are

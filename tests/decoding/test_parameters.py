@@ -10,12 +10,20 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from transformers import MinPLogitsWarper, PreTrainedTokenizerBase, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    PreTrainedTokenizerBase,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from answers import answers, decoded
 from families import MODES, tiny_model, tiny_sbd
 from setblock.decoding.choice import cut, draws_of
 from setblock.decoding.generate import generate, generate_batch, open_batch
+from setblock.decoding.logits import logit_rules
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError
@@ -234,6 +242,26 @@ def test_banning_everything_is_an_error(trained_tokenizer: PreTrainedTokenizerBa
     alone = answers(sbd, prompts[:1], [DecodingSettings(banned_tokens=most, max_new_tokens=9)])[0]
     assert alone.token_ids == [0]
     assert alone.text == ""
+
+
+@given(st.floats(0.01, 100.0), st.floats(-20, 20), st.integers(0, 10**6))
+def test_every_logit_is_as_transformers_processors_make_it(penalty: float, bias: float, seed: int) -> None:
+    """Also of tokens that a greedy choice never looks at; of the last token before an end is allowed, and the next."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(1, 1, 30, generator=generator).expand(1, 2, 30) * 5
+    prompt = torch.randint(30, (6,), generator=generator)
+    settings = DecodingSettings(
+        repetition_penalty=penalty, logit_bias={3: bias, 4: -bias}, banned_tokens=(5, 6), min_new_tokens=2
+    )
+    rules = logit_rules([settings], prompt_lengths=[5], ends=[[0, 9]], vocab_size=30, device=torch.device("cpu"))
+    places = torch.arange(6).expand(30, 6).masked_fill(prompt != torch.arange(30)[:, None], 10**6)
+    ours = rules.apply(logits, positions=torch.tensor([[6, 7]]), first_seen=places.amin(dim=1)[None])
+    expected = SequenceBiasLogitsProcessor({(3,): bias, (4,): -bias})(prompt[None], logits[0, :1])
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(prompt[None], expected)
+    expected[:, [5, 6]] = -torch.inf
+    torch.testing.assert_close(ours[0, 1:], expected)
+    expected[:, [0, 9]] = -torch.inf
+    torch.testing.assert_close(ours[0, :1], expected)
 
 
 def survivors_by_transformers(logits: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Stop strings: the answer ends before the earliest, whichever method and order reveal it, and none of it is ever shown."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -229,6 +230,19 @@ def test_a_stop_string_in_a_token_that_ends_with_half_a_character(tokenizer: Pre
         assert answer.stop_length == length
         answer.take()
         assert "a" not in answer.text
+
+
+@pytest.mark.parametrize("way", range(len(WAYS)))
+def test_a_stop_string_with_half_a_character_at_the_limit(recital: SBDModel, way: int) -> None:
+    """The replacement character stands for the half that came. Only at the end is it known that no more will come."""
+    token_ids = BYTES(TEXT).input_ids
+    limit = first_whole(token_ids, "\ufffd")
+    settings = DecodingSettings(**WAYS[way], max_new_tokens=limit, stop=" \ufffd")
+    generation = answers(recital, [BYTES(PROMPT).input_ids], [settings])[0]
+    assert generation.text == "12 apples"
+    assert generation.finish_reason == "stop"
+    longer = replace(settings, max_new_tokens=60)
+    assert answers(recital, [BYTES(PROMPT).input_ids], [longer])[0].text == TEXT
 
 
 def test_stop_strings_after_a_sampler_of_any_kind(recital: SBDModel) -> None:

@@ -67,7 +67,8 @@ def decode(
         state.fail(took_part & _is_broken(shaped))
         check = None if shaped.commit is None else check_drafts(state, shaped.commit, draws=draws)
 
-        # 2. Reveal what the sampler says. In exact mode a block's first token is next-token decoding's own, and known at once.
+        # 2. Reveal what the sampler says. Where next-token decoding's text is promised, a block's first token is its own, and
+        # known at once.
         positions = state.block_positions
         known = shaped.block.known if check is None else shaped.block.known & ~check.rejected[:, None]
         candidates = state.candidates() & known
@@ -75,11 +76,11 @@ def decode(
         selection = samplers.select(
             of_block, candidates=candidates, revealed=state.revealed, is_new=state.block_passes == 0
         )
-        is_exact_first = state.is_exact[:, None] & (positions == state.block_start[:, None])
-        reveal = selection.reveal | (candidates & is_exact_first)
+        is_next = (state.is_exact | state.is_ntp)[:, None] & (positions == state.block_start[:, None])
+        reveal = selection.reveal | (candidates & is_next)
         chosen_from = selection.logits
         if chosen_from is not of_block:
-            chosen_from = torch.where(is_exact_first[..., None], of_block, chosen_from)
+            chosen_from = torch.where(is_next[..., None], of_block, chosen_from)
         chosen = choose_tokens(chosen_from, draws, positions=positions)
         state.block_passes += (known[:, 1:].any(dim=1) | reveal.any(dim=1)).long() * (not is_prefill)
         state.reveal(chosen, reveal)
