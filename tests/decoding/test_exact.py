@@ -11,7 +11,7 @@ from answers import ORDERS, InOrder, Remembering, answers, decoded
 from families import FAMILIES, MODES, tiny_sbd
 from setblock.decoding.generate import open_batch
 from setblock.decoding.naive import naive_exact
-from setblock.decoding.samplers import EntropyBounded, Sampler
+from setblock.decoding.samplers import CreditDecoding, EntropyBounded, Sampler
 from setblock.decoding.settings import DecodingSettings
 
 # Drafts of every kind: whole blocks in one pass, nearly none, several passes of some.
@@ -120,6 +120,19 @@ def test_penalties_of_a_draft_are_next_token_decodings(
     exact = answers(sbd, rows, settings)
     ntp = answers(sbd, rows, [replace(each, method="ntp") for each in settings])
     assert [each.token_ids for each in exact] == [each.token_ids for each in ntp]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_sampler_that_changes_logits_changes_no_promised_text(
+    temperature: float, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """It shapes drafts only: `ntp` and `exact` give what the model says."""
+    sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted", dtype=torch.float64)
+    settings = DecodingSettings(method="ntp", max_new_tokens=12, block_size=6, temperature=temperature)
+    samplers: list[Sampler] = [EntropyBounded(), Remembering(), CreditDecoding(strength=50.0)]
+    rows = [replace(settings, method=method, sampler=each) for method in ("ntp", "exact") for each in samplers]
+    first, *others = answers(sbd, [prompts[1]] * len(rows), rows)
+    assert all(each.token_ids == first.token_ids for each in others)
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
