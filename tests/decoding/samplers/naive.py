@@ -160,7 +160,7 @@ def credit_decoding(row: Row, threshold: float, strength: float, decay: float, p
         credit[i] = [decay * c for c in credit[i]]
         if i not in row.candidates:
             continue
-        row.careful.ordered(range(len(probs)), lambda v, probs=probs: probs[v])
+        row.careful.at_most(*sorted(probs)[-2:])
         credit[i][probs.index(max(probs))] += max(probs) ** power
         weights = [p * (1 + c) ** strength for p, c in zip(probs, credit[i], strict=True)]
         fused[i] = [w / sum(weights) for w in weights]

@@ -30,7 +30,7 @@ ROUNDING = 2e-5
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-@settings(suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
 def test_is_the_rule_of_its_definition(name: str, data: st.DataObject) -> None:
     """In every pass, with what it remembers."""
@@ -111,13 +111,21 @@ def test_dilated_halves_the_distance() -> None:
 
 
 def test_adaptive_confidence_follows_the_block() -> None:
-    sampler = AdaptiveConfidence(lower=0.5, upper=0.8)
-    first = sampler.select(block([0.7, 0.62, 0.3, 0.3]))
-    assert first.reveal.tolist() == [[True, False, False, False]]  # the bound is the largest, 0.7
-    second = sampler.select(block([0.3, 0.69, 0.72, 0.3], candidates=[1, 2, 3], memory=dict(first.memory)))
-    assert second.reveal.tolist() == [[False, False, True, False]]  # 0.7
-    third = sampler.select(block([0.3, 0.705, 0.3, 0.72], candidates=[1, 3], memory=dict(second.memory)))
-    assert third.reveal.tolist() == [[False, False, False, True]]  # 0.71, the mean of 0.7 and 0.72
+    sampler, memory, found = AdaptiveConfidence(lower=0.5, upper=0.85), {}, []
+    for confidences in (
+        [0.7, 0.62, 0.3, 0.3, 0.3],  # the bound is the largest, 0.7
+        [0.3, 0.69, 0.9, 0.3, 0.3],  # 0.7
+        [0.3, 0.79, 0.3, 0.82, 0.81],  # the mean of 0.7 and 0.9
+        [0.3, 0.4, 0.3, 0.3, 0.3],  # there is but one left
+    ):
+        left = [i for i in range(5) if all(i not in taken for taken in found)]
+        selection = sampler.select(block(confidences, candidates=left, memory=memory))
+        found.append(selection.reveal[0].nonzero()[:, 0].tolist())
+        memory = dict(selection.memory)
+    assert found == [[0], [2], [3, 4], [1]]
+    torch.testing.assert_close(memory["confidence"], torch.tensor([[0.7, 0.4, 0.9, 0.82, 0.81]]))
+    low = sampler.select(block([0.3, 0.52, 0.4], candidates=[1, 2], memory={"confidence": torch.tensor([[0.2, 0, 0]])}))
+    assert low.reveal.tolist() == [[False, True, False]]  # 0.5, for all that the mean is 0.2
 
 
 def test_klass_waits_until_nothing_changes() -> None:
@@ -142,6 +150,14 @@ def test_credit_makes_up_for_what_confidence_lacks() -> None:
     # 0.8 (1 + n) against 0.2: 0.889 after the first pass, 0.923 after the second
     assert found[:2] == [False, True]
     assert torch.equal(memory["credit"][0, 4], torch.tensor([4.0, 0.0, 0.0]))
+
+
+def test_credit_decays() -> None:
+    sampler, memory = CreditDecoding(decay=0.5, power=1.0), {}
+    for expected in (0.8, 1.2, 1.4):
+        memory = dict(sampler.select(block([0.9, 0.8, 0.7], candidates=[0, 1], memory=memory)).memory)
+        torch.testing.assert_close(memory["credit"][0, 1], torch.tensor([expected, 0.0, 0.0]))
+        assert not memory["credit"][0, 2].any()
 
 
 def test_credit_of_no_strength_is_the_confidence_threshold() -> None:
