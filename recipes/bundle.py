@@ -18,7 +18,7 @@ def main() -> None:
     if len(sys.argv) != 2:
         sys.exit("usage: python recipes/bundle.py CHECKPOINT")
     setblock.load(sys.argv[1], dtype=torch.float32, device="cpu").save(BUNDLED_MODEL, dtype=torch.bfloat16)
-    size = sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir())
+    size = sum(path.stat().st_size for path in BUNDLED_MODEL.rglob("*") if path.is_file())
     print(f"saved {BUNDLED_MODEL}: {size / 1e6:.1f} MB")
 
 
