@@ -54,6 +54,7 @@ check: format lint types test ## everything that must pass before a commit
 train: $(READY) ## train the reference model and its next-token twin again (hours; goes on where it stopped)
 	$(BIN)/setblock train recipes/word-problems-ntp.yaml
 	$(BIN)/setblock train recipes/word-problems-sbd.yaml
+	$(BIN)/setblock train recipes/word-problems-sbd-more.yaml
 	$(BIN)/setblock train recipes/word-problems-twin.yaml
 
 bench: $(READY) ## time block passes and decoding on this machine (minutes; wants it otherwise idle)

@@ -95,9 +95,48 @@ def test_blocks_tile_each_run_from_its_first_token(
     assert next(places, None) is None
 
 
+@given(rows(), NOISINGS, st.integers(1, 8), st.integers(0, 99), st.integers(20, 40))
+def test_a_random_offset_cuts_the_first_block_of_a_run_short(
+    row: Row, noising: Noising, block_size: int, seed: int, context_length: int
+) -> None:
+    """Every other block is whole but for the last, and the text is what it is without an offset."""
+    noising = replace(noising, random_offsets=1.0)
+    half = noised(row, noising, block_size=block_size, seed=seed, context_length=context_length)
+    blocks = [np.flatnonzero(half.block_ids == each) for each in np.unique(half.block_ids)][::-1]
+    for run in runs_by_hand(row, noising.noise_on) * noising.noisy_copies:
+        done = 0
+        while done < len(run):
+            places, start = blocks.pop(), int(row.position_ids[run[0]]) + done
+            assert half.block_starts[places].tolist() == [start] * len(places)
+            assert half.position_ids[places].tolist() == list(range(start, start + len(places)))
+            is_first, is_last = done == 0, done + len(places) >= len(run)
+            if not is_first and (noising.complete_last_block or not is_last):
+                assert len(places) == block_size or start + len(places) == context_length
+            assert len(places) <= block_size
+            done += len(places)
+        assert done == len(run) or noising.complete_last_block
+    assert not blocks
+    for token_id, label, is_masked in zip(half.input_ids, half.labels, half.is_masked, strict=True):
+        assert token_id == MASK if is_masked else (token_id == label or label == IGNORE)
+
+
+def test_offsets_are_uniform_and_as_frequent_as_asked() -> None:
+    row = pack([Document([5] * 16, [True] * 16)], row_length=16, pad_token_id=END)[0]
+    noising = Noising(random_offsets=0.5)
+    first_sizes = [int((noised(row, noising, block_size=4, seed=s).block_ids == 0).sum()) for s in range(2000)]
+    counts = np.bincount(first_sizes, minlength=5)
+    expected = np.array([0, 250, 250, 250, 1250])  # half of the runs are whole, and of the others a quarter by chance
+    assert counts[0] == 0
+    assert ((counts - expected)[1:] ** 2 / expected[1:]).sum() < 3 + 4 * np.sqrt(2 * 3)
+
+
 def test_the_defaults_are_the_papers() -> None:
     assert Noising() == Noising(
-        mask_rate_per="document", noise_on="document", noisy_copies=1, complete_last_block=False
+        mask_rate_per="document",
+        noise_on="document",
+        noisy_copies=1,
+        complete_last_block=False,
+        random_offsets=0.0,
     )
 
 

@@ -24,7 +24,7 @@ class SBDConfig(TrainingArguments):
             pass gives anyway. Always so with `logit_shift`. Recorded in the checkpoint; changes nothing in training.
         matrix_optimizer: `adamw`: Transformers' `optim` for all parameters. `muon`: Muon for the matrices inside the model,
             AdamW for the rest, at the same learning rate.
-        mask_rate_per, noise_on, noisy_copies, complete_last_block: see `setblock.training.noising.Noising`.
+        mask_rate_per, noise_on, noisy_copies, complete_last_block, random_offsets: see `setblock.training.noising.Noising`.
     """
 
     objective: Literal["sbd", "ntp"] = "sbd"
@@ -38,6 +38,7 @@ class SBDConfig(TrainingArguments):
     noise_on: NoiseOn = "document"
     noisy_copies: int = 1
     complete_last_block: bool = False
+    random_offsets: float = 0.0
 
     # Rows carry columns that the model's forward does not take: the noise is drawn from them.
     remove_unused_columns: bool | None = False
@@ -47,6 +48,8 @@ class SBDConfig(TrainingArguments):
             raise ValueError(f"block_sizes must be integers of at least 1, not {self.block_sizes}")
         if self.noisy_copies < 1:
             raise ValueError(f"noisy_copies must be at least 1, not {self.noisy_copies}")
+        if not 0 <= self.random_offsets <= 1:
+            raise ValueError(f"random_offsets must be between 0 and 1, not {self.random_offsets}")
         for name in ("ntp_weight", "matp_weight"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
@@ -63,6 +66,7 @@ class SBDConfig(TrainingArguments):
             noise_on=self.noise_on,
             noisy_copies=self.noisy_copies,
             complete_last_block=self.complete_last_block,
+            random_offsets=self.random_offsets,
         )
 
 

@@ -27,12 +27,15 @@ class Noising:
         complete_last_block: fill the last block of a run up to `block_size` with end-of-text. Decoding always opens whole
             blocks, so a model that has only seen last blocks that stop at the end of the text has never had to say where
             that is.
+        random_offsets: the share of runs whose first block is cut short at random, so that all others begin anywhere. Blocks
+            of decoding do where one ends at its first gap, or where a draft was wrong.
     """
 
     mask_rate_per: MaskRatePer = "document"
     noise_on: NoiseOn = "document"
     noisy_copies: int = 1
     complete_last_block: bool = False
+    random_offsets: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,13 @@ def noise_row(
         rates: dict[int, float] = {}  # document -> η; a document's runs share it
         for start, end in noised_runs(labels, document_ids, noise_on=noising.noise_on):
             length, first = end - start, int(position_ids[start])
-            padded = -(-length // block_size) * block_size if noising.complete_last_block else length
+            missing = _missing(block_size, noising, rng)
+            padded = length
+            if noising.complete_last_block:
+                padded = -(-(length + missing) // block_size) * block_size - missing
             padded = max(length, min(padded, context_length - first))
             extra = padded - length
-            block_of = np.arange(padded) // block_size
+            block_of = (np.arange(padded) + missing) // block_size
             if noising.mask_rate_per == "block":
                 rate = rng.random(block_of[-1] + 1)[block_of]
             else:
@@ -117,11 +123,18 @@ def noise_row(
                     position_ids=first + np.arange(padded),
                     document_ids=np.full(padded, document_ids[start]),
                     block_ids=blocks + block_of,
-                    block_starts=first + block_of * block_size,
+                    block_starts=first + np.maximum(block_of * block_size - missing, 0),
                 )
             )
             blocks += int(block_of[-1]) + 1
     return _concatenate(parts)
+
+
+def _missing(block_size: int, noising: Noising, rng: np.random.Generator) -> int:
+    """How many tokens the first block of a run is short of."""
+    if noising.random_offsets == 0 or rng.random() >= noising.random_offsets:
+        return 0
+    return int(rng.integers(block_size))
 
 
 def _concatenate(parts: list[NoisyHalf]) -> NoisyHalf:
