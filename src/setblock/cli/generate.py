@@ -1,6 +1,6 @@
 """`setblock generate`: an answer, streamed, or several."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +16,8 @@ from setblock.errors import ParameterError, SetBlockError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from setblock.decoding.generate import Generation
+    from setblock.decoding.events import Reveal
+    from setblock.decoding.generate import Generation, StreamChunk
     from setblock.model.sbd_model import SBDModel
 
 
@@ -54,6 +55,15 @@ def generate(
     decoding: GenerateOptions,
     raw: options.RawOption = False,
     as_json: options.JsonOption = False,
+    as_events: Annotated[
+        bool,
+        typer.Option(
+            "--events",
+            help="Print a line of JSON for each forward pass as it happens: what it revealed, where, how uncertain. "
+            "The last line is what --json prints.",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = False,
 ) -> None:
     """Answer a prompt, writing text as it becomes final; then, on stderr, tokens, forward passes and seconds.
 
@@ -61,25 +71,31 @@ def generate(
     the next one.
     """
     settings = decoding.settings()
-    if settings.logprobs is not None and not as_json:
+    if settings.logprobs is not None and not (as_json or as_events):
         raise ParameterError("--logprobs needs --json, which shows them")
+    if settings.n > 1 and as_events:
+        raise ParameterError(f"--events shows one answer: --n must be 1, not {settings.n}")
     text = read_prompt(prompt)
     loaded = load_model(model, blocks=settings.method != "ntp")
     if settings.n > 1:
         _generate_several(loaded, text, settings, raw=raw, as_json=as_json)
     else:
-        _generate_one(loaded, text, settings, raw=raw, as_json=as_json)
+        _generate_one(loaded, text, settings, raw=raw, as_json=as_json, as_events=as_events)
 
 
-def _generate_one(model: "SBDModel", prompt: str, settings: DecodingSettings, *, raw: bool, as_json: bool) -> None:
+def _generate_one(
+    model: "SBDModel", prompt: str, settings: DecodingSettings, *, raw: bool, as_json: bool, as_events: bool
+) -> None:
     from setblock import stream
 
     for chunk in stream(model, prompt, settings=settings, raw=raw):
-        if not as_json:
+        if as_events:
+            print_json(event_json(chunk, model.tokenizer))
+        elif not as_json:
             typer.echo(chunk.text, nl=False)
         if chunk.generation is None:
             continue
-        if as_json:
+        if as_events or as_json:
             print_json(generation_json(chunk.generation, model.tokenizer))
         else:
             typer.echo()
@@ -108,6 +124,22 @@ def _figures(generation: "Generation") -> str:
         f"({passes.prefill} prefill, {passes.block} block, {passes.commit} commit), "
         f"{generation.tokens_per_forward:.2f} tokens per forward, {generation.seconds:.2f} s"
     )
+
+
+def event_json(chunk: "StreamChunk", tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
+    """The JSON object of one forward pass."""
+
+    def reveal(found: "Reveal") -> dict[str, Any]:
+        return {**asdict(found), "text": tokenizer.decode([found.token_id])}
+
+    event = chunk.event
+    return {
+        "pass": event.number,
+        "kind": event.kind,
+        "revealed": [reveal(each) for each in event.revealed],
+        "corrected": None if event.corrected is None else reveal(event.corrected),
+        "text": chunk.text,
+    }
 
 
 def generation_json(generation: "Generation", tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 def print_json(result: dict[str, Any]) -> None:
     """One JSON object on stdout. JSON has no infinity: an infinite gamma is the string `inf`, as it is typed."""
-    print(json.dumps(_without_infinity(result), allow_nan=False))
+    print(json.dumps(_without_infinity(result), allow_nan=False), flush=True)
 
 
 def _without_infinity(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from setblock.decoding.choice import Draws, draws_of
 from setblock.decoding.defaults import DEFAULT_MAX_NEW_TOKENS, block_size_for, draft_passes_for, sampler_for
+from setblock.decoding.events import PassEvent, pass_event
 from setblock.decoding.logits import LogitRules, logit_rules
 from setblock.decoding.loop import DecodingStep, decode
 from setblock.decoding.record import PassCounts, Record, TokenLogprobs
@@ -73,11 +74,13 @@ class StreamChunk:
 
     Attributes:
         text: text that became final with this pass; may be empty.
-        step: what the pass did (row 0 of its tensors).
+        event: what the pass did to the answer.
+        step: the same as tensors of a batch of one, with the logits.
         generation: the finished answer, on the last chunk only.
     """
 
     text: str
+    event: PassEvent
     step: DecodingStep
     generation: Generation | None = None
 
@@ -255,10 +258,12 @@ def stream(
     if settings.n != 1:
         raise ParameterError(f"n must be 1 where one answer is given, not {settings.n}: generate_batch gives several")
     batch = open_batch(model, [encode_prompt(model.tokenizer, prompt, raw=raw)], [settings])
-    for step in batch.steps():
+    prompt_length, is_ntp = int(batch.state.prompt_length[0]), settings.method == "ntp"
+    for number, step in enumerate(batch.steps()):
         text = batch.new_text(0)
+        event = pass_event(step, row=0, number=number, prompt_length=prompt_length, is_ntp=is_ntp)
         generation = _whole(batch.generation(0)) if bool(step.finished[0]) else None
-        yield StreamChunk(text, step, generation)
+        yield StreamChunk(text, event, step, generation)
 
 
 def generate(
