@@ -103,7 +103,7 @@ def test_stdin_that_is_not_text(run, sbd_folder):
 
 @pytest.mark.parametrize("option", ["--limit", "--batch-size"])
 def test_evaluation_of_nothing(run, sbd_folder, option):
-    _refused(run("evaluate", "--model", sbd_folder, option, 0), "must be at least 1, not 0")
+    _refused(run("evaluate", "--model", sbd_folder, option, 0), "must be at least 1, not 0", code=2)
 
 
 @pytest.mark.parametrize("command", [["generate", "Tom"], ["compare"], ["evaluate"]])

@@ -11,7 +11,7 @@ from itertools import islice
 from setblock.decoding.defaults import block_size_for
 from setblock.decoding.generate import Generation, generate_batch
 from setblock.decoding.settings import DecodingSettings
-from setblock.errors import SetBlockError
+from setblock.errors import ParameterError
 from setblock.evaluation.comparison import nfe_speedup
 from setblock.evaluation.interval import wilson_interval
 from setblock.evaluation.tasks import Example, Task
@@ -122,7 +122,7 @@ def evaluate(
     """
     for name, value in (("limit", limit), ("batch_size", batch_size)):
         if value < 1:
-            raise SetBlockError(f"{name} must be at least 1, not {value}")
+            raise ParameterError(f"{name} must be at least 1, not {value}")
     settings = settings or DecodingSettings()
     examples = list(islice(task.examples(), limit))
     runs = {}
