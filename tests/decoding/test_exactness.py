@@ -6,8 +6,9 @@ import pytest
 import torch
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
+import answers
 from families import CONTEXT, FAMILIES, MODES, tiny_model, tiny_sbd
-from setblock.decoding.generate import OpenBatch, open_batch
+from setblock.decoding.generate import OpenBatch
 from setblock.decoding.naive import naive_decode
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
@@ -17,10 +18,7 @@ SAMPLER = EntropyBounded(4.0)  # several tokens a pass, but not whole blocks, on
 
 
 def decoded(sbd: SBDModel, prompts: list[list[int]], settings: list[DecodingSettings]) -> OpenBatch:
-    batch = open_batch(sbd, prompts, [replace(each, sampler=SAMPLER) for each in settings])
-    for _ in batch.steps():
-        pass
-    return batch
+    return answers.decoded(sbd, prompts, [replace(each, sampler=SAMPLER) for each in settings])
 
 
 def assert_equals_naive(

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from setblock.decoding.samplers.protocol import BlockView, Selection
+from setblock.decoding.samplers.ranges import check_range
 from setblock.errors import ParameterError
 
 Proxy = Literal["entropy", "confidence", "margin"]
@@ -31,8 +32,7 @@ class EntropyBounded:
     proxy: Proxy = "entropy"
 
     def __post_init__(self) -> None:
-        if not self.gamma >= 0 or math.isnan(self.gamma):
-            raise ParameterError(f"gamma must be at least 0, not {self.gamma}")
+        check_range("gamma", self.gamma, 0)
         if self.proxy not in PROXIES:
             raise ParameterError(f"proxy must be one of {', '.join(PROXIES)}, not {self.proxy!r}")
 
@@ -46,6 +46,5 @@ class EntropyBounded:
         else:
             bound = entropy.cumsum(dim=-1) - entropy.cummax(dim=-1).values
         within = (bound <= self.gamma) & ordered.isfinite()
-        within[:, 0] = ordered[:, 0].isfinite()
         within = within.cumprod(dim=-1).bool()  # a prefix, whatever rounding does to the difference of two sums
         return Selection(torch.zeros_like(block.candidates).scatter(-1, order, within))
