@@ -3,8 +3,10 @@
 Knows rows. Knows nothing of masks: it records which document each token belongs to, and its position there.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +37,35 @@ class Row:
     document_ids: np.ndarray
 
 
+Item = TypeVar("Item")
+
+
+def fill(items: Iterable[Item], *, size: Callable[[Item], int], row_length: int) -> Iterator[list[Item]]:
+    """What goes into each row: every item into the first of the open rows that has room for it.
+
+    Rows come in the order in which they were opened, each as soon as it is closed: of an endless stream, only so many items
+    are held as the open rows have room for. No item may be larger than a row.
+    """
+    rows: deque[list[Item]] = deque()
+    room: deque[int] = deque()
+    for item in items:
+        needed = size(item)
+        assert needed <= row_length
+        row = next((r for r, free in enumerate(room) if free >= needed), len(room))
+        if row == len(room):
+            rows.append([])
+            room.append(row_length)
+        rows[row].append(item)
+        room[row] -= needed
+        if len(rows) > _OPEN_ROWS:
+            room.popleft()
+            yield rows.popleft()
+    yield from rows
+
+
+_OPEN_ROWS = 32  # how far back a document may still be placed: a bound on time, and on how far order is disturbed
+
+
 def pack(documents: Iterable[Document], *, row_length: int, pad_token_id: int) -> list[Row]:
     """Pack documents into rows of `row_length` tokens, each into the first of the open rows that has room.
 
@@ -43,33 +74,24 @@ def pack(documents: Iterable[Document], *, row_length: int, pad_token_id: int) -
     Raises:
         SetBlockError: a document is longer than a row.
     """
-    open_rows: list[list[Document]] = []
-    room: list[int] = []
-    first = 0  # rows before it are full
-    for index, document in enumerate(documents):
-        if len(document) > row_length:
-            raise SetBlockError(f"document {index} has {len(document)} tokens, more than row_length {row_length}")
-        fits = (r for r in range(first, len(room)) if room[r] >= len(document))
-        row = next(fits, len(room))
-        if row == len(room):
-            open_rows.append([])
-            room.append(row_length)
-        open_rows[row].append(document)
-        room[row] -= len(document)
-        while len(room) - first > _OPEN_ROWS:
-            first += 1
-    return [_row(row, row_length, pad_token_id) for row in open_rows]
 
+    def checked() -> Iterator[Document]:
+        for index, document in enumerate(documents):
+            if len(document) > row_length:
+                raise SetBlockError(f"document {index} has {len(document)} tokens, more than row_length {row_length}")
+            yield document
 
-_OPEN_ROWS = 32  # how far back a document may still be placed: a bound on time, and on how far order is disturbed
+    rows = fill(checked(), size=len, row_length=row_length)
+    return [row_of(row, row_length=row_length, pad_token_id=pad_token_id) for row in rows]
 
 
 def unpacked(documents: Iterable[Document]) -> list[Row]:
     """One row for each document, each as long as its document: the collator pads a batch to its longest row."""
-    return [_row([document], len(document), pad_token_id=0) for document in documents]
+    return [row_of([document], row_length=len(document), pad_token_id=0) for document in documents]
 
 
-def _row(documents: Sequence[Document], row_length: int, pad_token_id: int) -> Row:
+def row_of(documents: Sequence[Document], *, row_length: int, pad_token_id: int) -> Row:
+    """One row of the given documents, in their order."""
     input_ids = np.full(row_length, pad_token_id, dtype=np.int32)
     labels = np.full(row_length, IGNORE, dtype=np.int32)
     position_ids = np.zeros(row_length, dtype=np.int32)
@@ -96,14 +118,13 @@ class RowDataset(Dataset[dict[str, Tensor]]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        row = self.rows[index]
-        return {
-            "input_ids": torch.from_numpy(row.input_ids).long(),
-            "labels": torch.from_numpy(row.labels).long(),
-            "position_ids": torch.from_numpy(row.position_ids).long(),
-            "document_ids": torch.from_numpy(row.document_ids).long(),
-            "row_ids": torch.tensor(index),
-        }
+        return row_item(self.rows[index], index)
+
+
+def row_item(row: Row, row_id: int) -> dict[str, Tensor]:
+    """A row as an item of a data set, int64; see `RowDataset`."""
+    columns = {name: torch.from_numpy(column).long() for name, column in vars(row).items()}
+    return {**columns, "row_ids": torch.tensor(row_id)}
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from setblock.data.word_problems import Split
+from setblock.data.section import DATA_KINDS, DataSection, TextsSection
 from setblock.errors import SetBlockError
 from setblock.training.config import SBDConfig
 
@@ -39,19 +39,6 @@ class ModelSection(_Section):
         if self.config is not None and ("model_type" not in self.config or self.vocab_size is None):
             raise ValueError("config needs a model_type in it and a vocab_size beside it")
         return self
-
-
-class DataSection(_Section):
-    """What to train on."""
-
-    source: Literal["word-problems"] = "word-problems"
-    split: Split = "train"
-    documents: int = Field(ge=1, description="how many documents")
-    seed: int = 0
-    row_length: int | None = Field(
-        None, ge=2, description="pack documents into rows this long; null: a row each, unpacked"
-    )
-    evaluation_documents: int = Field(0, ge=0, description="documents of the validation split to evaluate on")
 
 
 class Recipe(_Section):
@@ -99,7 +86,26 @@ def load_recipe(path: str | Path, *, overrides: Mapping[str, Any] | None = None)
     arguments = _training_arguments(path, recipe.training)
     if recipe.model.path is not None and Path(recipe.model.path).resolve() == Path(arguments.output_dir).resolve():
         raise SetBlockError(f"recipe {path}: training.output_dir must not be model.path itself, {recipe.model.path!r}")
+    _check_together(path, recipe.data, arguments)
     return recipe, arguments
+
+
+def _check_together(path: Path, data: DataSection, arguments: SBDConfig) -> None:
+    """Refuse what only the data and the training section together make wrong."""
+    if not isinstance(data, TextsSection):
+        return
+    if data.too_long == "truncate" and arguments.complete_last_block:
+        raise SetBlockError(
+            f"recipe {path}: data.too_long: truncate and training.complete_last_block exclude each other: the model would "
+            "learn that a text ends where it was cut"
+        )
+    if data.streaming and arguments.max_steps <= 0:
+        raise SetBlockError(f"recipe {path}: data.streaming has no end: give training.max_steps, at least 1")
+    if data.streaming and arguments.dataloader_num_workers > 1:
+        raise SetBlockError(
+            f"recipe {path}: with data.streaming, training.dataloader_num_workers must be 0 or 1, "
+            f"not {arguments.dataloader_num_workers}"
+        )
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -152,7 +158,8 @@ def _one_line(error: Exception) -> str:
 
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors()[0]
-    where = ".".join(map(str, problem["loc"]))
+    keys = [key for place, key in enumerate(problem["loc"]) if (place, key) not in [(1, kind) for kind in DATA_KINDS]]
+    where = ".".join(map(str, keys))
     if problem["type"] == "extra_forbidden":
         return f"unknown key {where!r}"
     if problem["type"] == "missing":

@@ -2,25 +2,25 @@
 
 import itertools
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase, set_seed
+from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
-from setblock.data.documents import encode_problems
-from setblock.data.packing import RowCollator, RowDataset, pack, unpacked
+from setblock.data.packing import RowCollator
+from setblock.data.rows import corpus_texts, rows_of, use_chat_template
+from setblock.data.section import DataSection
 from setblock.data.tokenizer import train_tokenizer
-from setblock.data.word_problems import WordProblem, word_problems
 from setblock.errors import SetBlockError
 from setblock.model.loading import NotTrainedForBlocks, load, refuse_unsupported
 from setblock.model.sbd_model import SBDModel
 from setblock.training.checkpoints import claim, is_finished, newest_checkpoint
 from setblock.training.config import SBDConfig
-from setblock.training.recipe import DataSection, ModelSection, Recipe
+from setblock.training.recipe import ModelSection, Recipe
 from setblock.training.trainer import SBDTrainer
 
 _TOKENIZER_TEXTS = 20_000
+UNLIMITED = 1 << 30  # tokens: the context of a model that states none
 
 
 def train(recipe: Recipe, args: SBDConfig) -> Path:
@@ -43,6 +43,7 @@ def train(recipe: Recipe, args: SBDConfig) -> Path:
         raise SetBlockError(f"can't write to training.output_dir {output}: {error.strerror}") from error
     set_seed(args.seed)
     sbd = starting_model(recipe.model, recipe.data)
+    use_chat_template(recipe.data, sbd.tokenizer)
     if args.objective == "sbd":
         sbd.prepare_for_training(
             block_sizes=args.block_sizes,
@@ -51,10 +52,14 @@ def train(recipe: Recipe, args: SBDConfig) -> Path:
         )
 
     # 2. Data
-    train_rows = rows_of(recipe.data, sbd.tokenizer)
-    held_out = recipe.data.evaluation_documents
-    evaluation = recipe.data.model_copy(update={"split": "validation", "documents": held_out})
-    evaluation_rows = rows_of(evaluation, sbd.tokenizer) if held_out else None
+    config = sbd.model.config.get_text_config()
+    rows = rows_of(
+        recipe.data,
+        sbd.tokenizer,
+        context_length=getattr(config, "max_position_embeddings", UNLIMITED),
+        vocabulary=len(sbd.model.get_input_embeddings().weight),
+        mask_token_id=sbd.facts.mask_token_id if sbd.facts else None,
+    )
 
     # 3. Train
     trainer = SBDTrainer(
@@ -62,8 +67,8 @@ def train(recipe: Recipe, args: SBDConfig) -> Path:
         args,
         mask_token_id=sbd.facts.mask_token_id if sbd.facts else None,
         end_of_text_id=sbd.end_of_text_ids[0],
-        train_dataset=train_rows,
-        eval_dataset=evaluation_rows,
+        train_dataset=rows.train,
+        eval_dataset=rows.evaluation,
         data_collator=RowCollator(pad_token_id=sbd.end_of_text_ids[0]),
         processing_class=sbd.tokenizer,
     )
@@ -84,7 +89,7 @@ def starting_model(section: ModelSection, data: DataSection) -> SBDModel:
             warnings.simplefilter("ignore", NotTrainedForBlocks)  # that is about to change
             return load(section.path, dtype=torch.float32)
     assert section.config is not None and section.vocab_size is not None
-    texts = (p.prompt + p.completion for p in itertools.islice(problems_of(data), _TOKENIZER_TEXTS))
+    texts = itertools.islice(corpus_texts(data), _TOKENIZER_TEXTS)
     tokenizer = train_tokenizer(texts, vocab_size=section.vocab_size)
     torch.manual_seed(section.seed)
     of_tokenizer = {
@@ -100,16 +105,3 @@ def starting_model(section: ModelSection, data: DataSection) -> SBDModel:
         raise SetBlockError(f"model.config: can't make a model of it: {' '.join(str(error).split())}") from error
     refuse_unsupported(config)
     return SBDModel(model, tokenizer)
-
-
-def problems_of(data: DataSection) -> Iterator[WordProblem]:
-    """The word problems of a recipe's data section."""
-    return itertools.islice(word_problems(data.split, seed=data.seed), data.documents)
-
-
-def rows_of(data: DataSection, tokenizer: PreTrainedTokenizerBase) -> RowDataset:
-    """The rows of a recipe's data section."""
-    documents = encode_problems(tokenizer, problems_of(data))
-    if data.row_length is None:
-        return RowDataset(unpacked(documents))
-    return RowDataset(pack(documents, row_length=data.row_length, pad_token_id=tokenizer.eos_token_id))

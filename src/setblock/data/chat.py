@@ -1,0 +1,124 @@
+"""Chats: messages as a chat template writes them, and which of that the assistant says.
+
+Knows templates and text. Knows nothing of token ids: where a text is cut, `setblock.data.encoding` sees to its tokens.
+"""
+
+import re
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from setblock.errors import SetBlockError
+
+Piece = tuple[str, bool]
+"""A stretch of a document's text, and whether it carries loss."""
+
+_MARKED = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+
+
+class _TemplateError(Exception):
+    """A template raised something; what exactly is in the message."""
+
+
+def chat_pieces(
+    tokenizer: PreTrainedTokenizerBase, messages: Any, *, tools: Any = None, loss_on_all: bool = False
+) -> list[Piece]:
+    """The text of a conversation, cut where the assistant begins and ends.
+
+    A template with `{% generation %}` marks says itself what the assistant writes. Of any other one, an answer is what
+    follows the generation prompt, up to the end-of-text token if the template closes a turn with it, else to the end of the
+    turn. That is only so where the text before an answer does not depend on what comes after it, which is checked.
+
+    Args:
+        tokenizer: its chat template is used.
+        messages: a list of mappings with `role` and `content`, and whatever else the template knows.
+        tools: what the template is given as such, if anything.
+        loss_on_all: let everything carry loss.
+
+    Raises:
+        SetBlockError: there is no template, it refuses the messages, or it does not let answers be told apart exactly.
+    """
+    _check_messages(messages)
+    if tokenizer.chat_template is None:
+        raise SetBlockError(
+            "messages need a chat template, and the tokenizer has none: name a Jinja file as data.chat_template, "
+            "or give prompts and completions"
+        )
+    try:
+        text = _render(tokenizer, messages, tools)
+        if loss_on_all:
+            return [(text, True)]
+        template = tokenizer.get_chat_template(tools=tools)
+        if _MARKED.search(template):
+            return _cut(text, _marked_spans(tokenizer, messages, tools, template))
+        return _cut(text, _answer_spans(tokenizer, messages, tools, text))
+    except _TemplateError as error:
+        raise SetBlockError(f"the chat template refuses the messages: {error}") from error.__cause__
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise SetBlockError("messages must be a list of at least one message")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise SetBlockError(f"message {index} must be an object with a role")
+        if "content" not in message and "tool_calls" not in message:
+            raise SetBlockError(f"message {index} has no content")
+
+
+def _render(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: Any, *, prompt: bool = False
+) -> str:
+    try:
+        text: str = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
+    except Exception as error:  # a template is a program: it raises anything over messages that it does not expect
+        raise _TemplateError(" ".join(str(error).split()) or type(error).__name__) from error
+    return text
+
+
+def _marked_spans(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: Any, template: str
+) -> list[tuple[int, int]]:
+    """The spans that `{% generation %}` encloses; what `apply_chat_template(return_assistant_tokens_mask=True)` reads."""
+    _, spans = render_jinja_template(
+        conversations=[messages],
+        tools=tools,
+        chat_template=template,
+        return_assistant_tokens_mask=True,
+        **tokenizer.special_tokens_map,
+    )
+    return [(start, end) for start, end in spans[0] if start < end]
+
+
+def _answer_spans(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: Any, text: str
+) -> list[tuple[int, int]]:
+    """The spans of assistant messages, from texts that begin alike."""
+    spans = []
+    end_of_text = tokenizer.eos_token or ""
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before = _render(tokenizer, messages[:index], tools, prompt=True)
+        through = _render(tokenizer, messages[: index + 1], tools)
+        for part, what in ((before, f"what leads to message {index}"), (through, f"message {index}")):
+            if not text.startswith(part) or len(through) < len(before):
+                raise SetBlockError(
+                    f"the chat template writes {what} differently where more follows, so that what the assistant says can't "
+                    "be told apart: mark it in the template with {% generation %} ... {% endgeneration %}, or set "
+                    "data.loss_on: all"
+                )
+        start, end = len(before), len(through)
+        # What comes after the end-of-text token of a turn is the template's: when decoding, the answer is over by then.
+        closed = text.rfind(end_of_text, start, end) if end_of_text else -1
+        spans.append((start, end if closed < 0 else closed + len(end_of_text)))
+    return spans
+
+
+def _cut(text: str, spans: list[tuple[int, int]]) -> list[Piece]:
+    pieces, here = [], 0
+    for start, end in spans:
+        pieces += [(text[here:start], False), (text[start:end], True)]
+        here = end
+    return [(piece, carries_loss) for piece, carries_loss in [*pieces, (text[here:], False)] if piece]

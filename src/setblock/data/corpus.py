@@ -1,0 +1,169 @@
+"""A corpus: tokenised documents on disk, and which of them are kept.
+
+Knows the cache that `datasets` keeps, mixtures, and what is held out. Knows nothing of columns, templates or rows.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import datasets
+import numpy as np
+from datasets import Features, List, Value
+from datasets.exceptions import DatasetGenerationError
+
+from setblock.data.documents import Document
+from setblock.data.encoding import EncodedDocument, Encoder
+from setblock.data.limits import Census, Limits
+from setblock.data.records import FileRecords, HubRecords
+from setblock.errors import SetBlockError, SetBlockWarning
+
+BUCKETS = 1 << 32
+
+FEATURES = Features(
+    {
+        "token_ids": List(Value("int32")),
+        "carries_loss": List(Value("bool")),
+        "where": Value("string"),
+        "spells_special": Value("bool"),
+        "bucket": Value("uint32"),
+        "length": Value("int32"),
+        "targets": Value("int32"),
+    }
+)
+"""What the cache holds of a document: `EncodedDocument`, and two sums that spare reading it."""
+
+
+def columns_of(document: EncodedDocument) -> dict[str, Any]:
+    """A document as a record of the cache."""
+    return {**vars(document), "length": len(document), "targets": sum(document.carries_loss)}
+
+
+def cached(encoder: Encoder, records: FileRecords | HubRecords, *, cache_dir: str | None) -> datasets.Dataset:
+    """The documents of one source, tokenised once and kept on disk for as long as neither it nor the tokenizer changes.
+
+    Raises:
+        SetBlockError: a record is not as it should be, the source is empty, or the cache can't be written.
+    """
+    key = hashlib.sha256(json.dumps([encoder.fingerprint, records.fingerprint]).encode()).hexdigest()[:32]
+
+    def examples() -> Iterator[dict[str, Any]]:
+        empty = True
+        for document in encoder.documents(records):
+            empty = False
+            yield columns_of(document)
+        if empty:
+            raise SetBlockError(f"data source {encoder.section.source} holds no documents")
+
+    try:
+        # An interrupted build leaves nothing that a later one takes for whole, and of several processes only one builds.
+        return datasets.Dataset.from_generator(examples, features=FEATURES, cache_dir=cache_dir, fingerprint=key)
+    except DatasetGenerationError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, SetBlockError | OSError):
+            cause = cause.__cause__
+        if isinstance(cause, SetBlockError):
+            raise cause from None
+        if isinstance(cause, OSError):
+            raise SetBlockError(f"can't keep tokenised documents in {cache_dir or 'the cache'}: {cause}") from error
+        raise
+    except OSError as error:
+        raise SetBlockError(f"can't keep tokenised documents in {cache_dir or 'the cache'}: {error}") from error
+
+
+def mixed(sources: Sequence[datasets.Dataset], weights: Sequence[float], *, seed: int) -> datasets.Dataset:
+    """An epoch of several sources: each next document from one that is drawn by its weight, until all have been seen whole;
+    those that end before begin again."""
+    if len(sources) == 1:
+        return sources[0]
+    shares = [weight / sum(weights) for weight in weights]
+    return datasets.interleave_datasets(list(sources), shares, seed=seed, stopping_strategy="all_exhausted")
+
+
+class Corpus(Sequence[Document]):
+    """The documents that are kept, in order, read from disk one by one.
+
+    Attributes:
+        lengths: int [D], how many tokens are kept of each.
+        census: what became of all.
+    """
+
+    def __init__(
+        self,
+        documents: datasets.Dataset,
+        limits: Limits,
+        *,
+        held_out: float = 0.0,
+        take_held_out: bool = False,
+    ) -> None:
+        """Decide what is kept.
+
+        Args:
+            documents: see `FEATURES`.
+            limits: what they must keep to.
+            held_out: share of the documents that is held out.
+            take_held_out: whether this is the corpus of those, or of the others.
+
+        Raises:
+            SetBlockError: see `Limits`; or nothing is left.
+        """
+        self.documents = documents.with_format("numpy")
+        columns = documents.select_columns(["length", "targets", "spells_special", "bucket"]).with_format("numpy")[:]
+        is_ours = (columns["bucket"] < held_out * BUCKETS) == take_held_out
+        self.census = Census()
+        indices, lengths = [], []
+        for index in np.flatnonzero(is_ours).tolist():
+            kept = self.census.judge(
+                limits,
+                length=int(columns["length"][index]),
+                targets=partial(self._targets, index, columns),
+                spells_special=bool(columns["spells_special"][index]),
+                where=partial(self._where, index),
+            )
+            if kept:
+                indices.append(index)
+                lengths.append(kept)
+        complaints = self.census.complaints(limits)
+        if not indices:
+            which = "to evaluate on " if take_held_out else ""
+            why = "; ".join(complaints) or f"{len(documents)} are too few to hold out a share of {held_out}"
+            raise SetBlockError(f"data: no documents {which}are left: {why}")
+        for complaint in complaints:
+            warnings.warn(f"data: {complaint}", SetBlockWarning, stacklevel=2)
+        self._indices = np.array(indices)
+        self.lengths = np.array(lengths)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        document, length = self.documents[int(self._indices[index])], int(self.lengths[index])
+        return Document(document["token_ids"][:length].tolist(), document["carries_loss"][:length].tolist())
+
+    def where(self, index: int) -> str:
+        """Names the record that a document is of."""
+        return self._where(int(self._indices[index]))
+
+    def _targets(self, index: int, columns: dict[str, np.ndarray], kept: int) -> int:
+        whole = kept == columns["length"][index]
+        return int(columns["targets"][index] if whole else self.documents[index]["carries_loss"][:kept].sum())
+
+    def _where(self, index: int) -> str:
+        return str(self.documents[index]["where"])
+
+
+def refuse_ids(documents: datasets.Dataset, limits: Limits) -> None:
+    """Raise `SetBlockError` if a document holds an id that `Limits` does not allow. Reads every id once, as arrays."""
+    for chunk in documents.data.column("token_ids").chunks:
+        ids = chunk.flatten().to_numpy()
+        has_mask = limits.mask_token_id is not None and bool((ids == limits.mask_token_id).any())
+        if has_mask or (limits.vocabulary is not None and ids.max(initial=0) >= limits.vocabulary):
+            break
+    else:
+        return
+    for document in documents:  # one of them, to be named
+        ids = document["token_ids"]
+        limits.refuse_ids(max(ids, default=0), limits.mask_token_id in ids, document["where"])

@@ -1,0 +1,241 @@
+"""Encoding: records become documents, in one of three shapes: messages, a prompt and its completion, or text.
+
+Knows columns, pieces of text and their token ids. Knows nothing of files, rows, or how long a document may be.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, islice, pairwise
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from setblock.data.chat import Piece, chat_pieces
+from setblock.data.documents import Document
+from setblock.data.records import Record
+from setblock.data.section import LossOn, SourceSection, SpecialTokens
+from setblock.errors import SetBlockError
+
+
+@dataclass(frozen=True)
+class EncodedDocument(Document):
+    """A document of a record.
+
+    Attributes:
+        where: names the record to a user.
+        spells_special: whether its own text spells a special token.
+        bucket: in 0..2**32 - 1, drawn by a hash of the tokens: what is held out for evaluation depends on nothing else, and
+            two equal documents are never on both sides.
+    """
+
+    where: str
+    spells_special: bool
+    bucket: int
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Turns the records of one source into documents.
+
+    Attributes:
+        tokenizer: chats are written by its template.
+        section: names the columns; those it leaves open are found by their usual names.
+        loss_on: `assistant`: answers and completions; `all`: prompts, too. The `text` shape always carries loss all over.
+        special_tokens: what to do with a document whose own text spells a special token, `error` being to raise.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    section: SourceSection
+    loss_on: LossOn
+    special_tokens: SpecialTokens
+
+    @property
+    def fingerprint(self) -> list[Any]:
+        """What changes when the same records would be encoded otherwise."""
+        columns = {name: value for name, value in self.section.model_dump().items() if name.endswith("_column")}
+        return [_FORMAT, columns, self.loss_on, self.special_tokens, tokenizer_fingerprint(self.tokenizer)]
+
+    def documents(self, records: Iterable[Record]) -> Iterator[EncodedDocument]:
+        """The documents of records, in order.
+
+        Raises:
+            SetBlockError: a record has not the columns it should have, its chat can't be written, or it spells a special
+                token where that is an error. Its message names the record.
+        """
+        if self.tokenizer.eos_token_id is None:
+            raise SetBlockError("the tokenizer has no end-of-text token to close documents with")
+        special = _special_tokens(self.tokenizer)
+        records = iter(records)
+        shape: _Shape | None = None
+        while chunk := list(islice(records, 256)):  # tokenizers work on many texts at once
+            shape = shape or _shape_of(self.section, chunk[0])
+            spelled = [self._spell(record, shape, special) for record in chunk]
+            yield from self._tokenised(chunk, spelled, shape)
+
+    def _spell(self, record: Record, shape: "_Shape", special: re.Pattern[str]) -> "_Spelled":
+        try:
+            values = [_value_of(record, column, shape) for column in shape.columns]
+            found = next((match for text in _strings(values) if (match := special.search(text))), None)
+            if found and self.special_tokens == "error":
+                raise SetBlockError(
+                    f"its text spells the special token {found[0]!r}: set data.special_tokens to drop such documents, or "
+                    "to keep them, with the token as a model reads it"
+                )
+            if found and self.special_tokens == "drop":
+                pieces: list[Piece] = []
+            elif shape.name == "messages":
+                tools = record.columns.get("tools")
+                pieces = chat_pieces(self.tokenizer, values[0], tools=tools, loss_on_all=self.loss_on == "all")
+            elif shape.name == "text":
+                pieces = [(values[0], True)]
+            else:
+                pieces = [(values[0], self.loss_on == "all"), (values[1], True)]
+        except SetBlockError as error:
+            raise SetBlockError(f"{record.where}: {error}") from error
+        return _Spelled(pieces, found is not None)
+
+    def _tokenised(
+        self, records: list[Record], spelled: list["_Spelled"], shape: "_Shape"
+    ) -> Iterator[EncodedDocument]:
+        is_chat = shape.name == "messages"
+        first, last = ([], []) if is_chat else (_beginning(self.tokenizer), [self.tokenizer.eos_token_id])
+        ids = iter(_tokenise(self.tokenizer, [text for each in spelled for text, _ in each.pieces]))
+        chats = ["".join(text for text, _ in each.pieces) for each in spelled] if is_chat else []
+        whole = iter(_tokenise(self.tokenizer, chats))
+        for record, each in zip(records, spelled, strict=True):
+            parts = list(islice(ids, len(each.pieces)))
+            if is_chat:
+                parts = self._as_read(record, each.pieces, parts, next(whole))
+            carries = [flag for (_, flag), part in zip(each.pieces, parts, strict=True) for _ in part]
+            token_ids = [*first, *(token for part in parts for token in part), *last]
+            carries_loss = [each.pieces[0][1] if each.pieces else False] * len(first) + carries + [True] * len(last)
+            yield EncodedDocument(token_ids, carries_loss, record.where, each.spells_special, _bucket(token_ids))
+
+    def _as_read(
+        self, record: Record, pieces: list[Piece], parts: list[list[int]], whole: list[int]
+    ) -> list[list[int]]:
+        """The tokens of each piece of a chat, as they are when the model is used: a prompt is tokenised before its answer is
+        there.
+
+        For most tokenizers the pieces' tokens are the whole text's. Some write a piece differently where it begins a text
+        (a space before it); then the whole text's tokens are cut, if they can be. And where a token would reach over the end
+        of a prompt (an answer that begins with a line break, after a prompt that ends in one), the pieces are right.
+        """
+        flat = [token for part in parts for token in part]
+        if flat == whole:
+            return parts
+        ends = list(accumulate(len(text) for text, _ in pieces))
+        text = "".join(text for text, _ in pieces)
+        beginnings = _tokenise(self.tokenizer, [text[:end] for end in ends])
+        if all(whole[: len(beginning)] == beginning for beginning in beginnings):
+            cuts = [0, *map(len, beginnings)]
+            return [whole[a:b] for a, b in pairwise(cuts)]
+        if self.tokenizer.decode(flat) == self.tokenizer.decode(whole):
+            return parts
+        raise SetBlockError(
+            f"{record.where}: the tokenizer joins the end of a prompt and the beginning of its answer in one token, and writes "
+            "the answer differently alone: change the chat template, or set data.loss_on: all"
+        )
+
+
+_FORMAT = 1  # of the documents; another number where code here begins to give others
+
+
+@dataclass(frozen=True)
+class _Shape:
+    name: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Spelled:
+    pieces: list[Piece]
+    spells_special: bool
+
+
+def _shape_of(section: SourceSection, record: Record) -> _Shape:
+    """The shape that a section names, or else the one whose usual columns the first record has."""
+    if section.messages_column is not None:
+        return _Shape("messages", (section.messages_column,))
+    if section.prompt_column is not None and section.completion_column is not None:
+        return _Shape("prompt and completion", (section.prompt_column, section.completion_column))
+    if section.text_column is not None:
+        return _Shape("text", (section.text_column,))
+    usual = (
+        _Shape("messages", ("messages",)),
+        _Shape("prompt and completion", ("prompt", "completion")),
+        _Shape("text", ("text",)),
+    )
+    found = [shape for shape in usual if record.columns.keys() >= set(shape.columns)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(record.columns) or "none"
+    if found:
+        shapes = " as well as ".join(shape.name for shape in found)
+        raise SetBlockError(f"{record.where}: its columns hold {shapes}; name the column to learn")
+    raise SetBlockError(
+        f"{record.where}: no messages, prompt and completion, or text among its columns ({names}); "
+        "name them with messages_column, prompt_column and completion_column, or text_column"
+    )
+
+
+def _value_of(record: Record, column: str, shape: _Shape) -> Any:
+    if column not in record.columns:
+        raise SetBlockError(f"no column {column!r} among {', '.join(record.columns) or 'none'}")
+    value = record.columns[column]
+    if shape.name != "messages" and not isinstance(value, str):
+        raise SetBlockError(f"column {column!r} must hold text, not {json.dumps(value, default=str)[:40]}")
+    return value
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text inside a record's value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for each in value.values() for text in _strings(each))
+    elif isinstance(value, list):
+        yield from (text for each in value for text in _strings(each))
+
+
+def texts_of(section: SourceSection, records: Iterable[Record]) -> Iterator[str]:
+    """The texts of records, for a tokenizer that is yet to be trained on them: all that their columns of interest spell."""
+    shape: _Shape | None = None
+    for record in records:
+        shape = shape or _shape_of(section, record)
+        yield "\n".join(_strings([record.columns.get(column) for column in shape.columns]))
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
+    """What matches a special token's spelling, the longest first; nothing where there is no special token."""
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special and token.content]
+    spelled = sorted({*added, *tokenizer.all_special_tokens}, key=lambda token: (-len(token), token))
+    return re.compile("|".join(map(re.escape, spelled)) or r"(?!)")
+
+
+def _beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What the tokenizer puts before any text: a beginning-of-text token, or nothing."""
+    ids: list[int] = tokenizer("").input_ids
+    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id and ids[-1] != tokenizer.bos_token_id else ids
+
+
+def _tokenise(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids if texts else []
+    return ids
+
+
+def _bucket(token_ids: list[int]) -> int:
+    digest = hashlib.blake2b(np.asarray(token_ids, dtype="<i4").tobytes(), digest_size=4).digest()
+    return int.from_bytes(digest)
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of everything about a tokenizer that decides what it makes of a text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    spelling = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
+    parts = (type(tokenizer).__name__, spelling, str(tokenizer.chat_template), str(tokenizer.special_tokens_map))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

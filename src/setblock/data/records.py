@@ -1,0 +1,191 @@
+"""Records: what local files and hub data sets hold, one mapping of columns for each document, in order.
+
+Knows files and the `datasets` library, and where each record came from. Knows nothing of what its columns mean.
+"""
+
+import glob
+import gzip
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from setblock.data.section import SourceSection
+from setblock.errors import SetBlockError
+
+JSON_LINES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
+SUFFIXES = (*JSON_LINES, ".parquet")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record. `where` names it to a user: `chats.jsonl, line 12`."""
+
+    where: str
+    columns: dict[str, Any]
+
+
+class FileRecords:
+    """The records of local files, one file after the other."""
+
+    def __init__(self, files: list[Path], *, limit: int | None) -> None:
+        self.files = files
+        self.limit = limit
+
+    @property
+    def fingerprint(self) -> list[Any]:
+        """What changes when the files do: names, sizes and times of modification."""
+        stats = [(path, path.stat()) for path in self.files]
+        return [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats] + [self.limit]
+
+    def __iter__(self) -> Iterator[Record]:
+        """Read them, as far as the limit.
+
+        Raises:
+            SetBlockError: a file can't be read, or a line of one is not a JSON object.
+        """
+        every = (record for path in self.files for record in _records_of(path))
+        return islice(every, self.limit)
+
+
+class HubRecords:
+    """The records of one split of a hub data set, which is downloaded, or read as it comes where it is to stream."""
+
+    def __init__(self, section: SourceSection, *, streaming: bool) -> None:
+        self.section = section
+        with _reading(section.source, "there is no such file or folder, and from the hub: "):
+            dataset = datasets.load_dataset(
+                section.source,
+                name=section.name,
+                split=section.split,
+                revision=section.revision,
+                streaming=streaming,
+            )
+        self.dataset = dataset if section.documents is None else dataset.take(section.documents)
+
+    @property
+    def fingerprint(self) -> list[Any]:
+        """What changes when the data set does; `datasets` keeps account of it."""
+        return [self.section.source, self.section.split, self.dataset._fingerprint]
+
+    def __iter__(self) -> Iterator[Record]:
+        """Read them.
+
+        Raises:
+            SetBlockError: the data set can't be read.
+        """
+        with _reading(self.section.source):
+            for index, columns in enumerate(self.dataset):
+                yield Record(f"{self.section.source}, split {self.section.split}, row {index + 1}", columns)
+
+
+def records_of(section: SourceSection, *, streaming: bool = False) -> FileRecords | HubRecords:
+    """The records of a source: local files where the name is that of some, else a hub data set.
+
+    Raises:
+        SetBlockError: there is no such file, or the data set can't be loaded.
+    """
+    files = local_files(section.source)
+    return HubRecords(section, streaming=streaming) if files is None else FileRecords(files, limit=section.documents)
+
+
+def local_files(source: str) -> list[Path] | None:
+    """The files that a file name, folder or glob pattern stands for, sorted; None where it can only be a hub id.
+
+    Raises:
+        SetBlockError: it is a path or pattern, but there is nothing that can be read.
+    """
+    path = Path(source).expanduser()
+    readable = f"a file of records ends in {', '.join(SUFFIXES)}"
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES))
+        if not files:
+            raise SetBlockError(f"data source {source}: the folder holds no file of records; {readable}")
+        return files
+    if not path.exists() and glob.has_magic(source):
+        files = sorted(Path(match) for match in glob.glob(str(path), recursive=True) if Path(match).is_file())
+        if not files:
+            raise SetBlockError(f"data source {source}: no file matches")
+    elif path.exists() or source.endswith(SUFFIXES) or source.startswith((".", "/", "~")):
+        files = [path]
+    else:
+        return None
+    for file in files:
+        if not file.exists():
+            raise SetBlockError(f"data source {source}: no such file")
+        if not file.name.endswith(SUFFIXES):
+            raise SetBlockError(f"data source {file}: {readable}")
+    return files
+
+
+def _records_of(path: Path) -> Iterator[Record]:
+    return _json_lines(path) if path.name.endswith(JSON_LINES) else _parquet_rows(path)
+
+
+def _json_lines(path: Path) -> Iterator[Record]:
+    """Not by `datasets`: it can't say which line is malformed, and gives every record the keys of all others, as nulls that
+    chat templates then write."""
+    opened = gzip.open if path.name.endswith(".gz") else open
+    number = 0
+    try:
+        with opened(path, "rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                where = f"{path}, line {number}"
+                try:
+                    columns = json.loads(line.rstrip())
+                except ValueError as error:  # also of bytes that are not UTF-8
+                    raise SetBlockError(
+                        f"{where}: not JSON ({_reason(error)}); a file holds one object a line"
+                    ) from error
+                if not isinstance(columns, dict):
+                    raise SetBlockError(f"{where}: a record must be a JSON object, not {_KINDS[type(columns)]}")
+                yield Record(where, columns)
+    except (OSError, EOFError) as error:  # both of them from gzip, too
+        after = f" after line {number}" if number else ""
+        raise SetBlockError(f"can't read {path}{after}: {getattr(error, 'strerror', None) or error}") from error
+
+
+_KINDS = {
+    list: "an array",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+
+
+def _reason(error: ValueError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.colno}"
+    return str(error)
+
+
+def _parquet_rows(path: Path) -> Iterator[Record]:
+    with _reading(str(path)):
+        rows = datasets.load_dataset("parquet", data_files=[glob.escape(str(path))], split="train", streaming=True)
+        for index, columns in enumerate(rows):
+            yield Record(f"{path}, row {index + 1}", columns)
+
+
+@contextmanager
+def _reading(source: str, before: str = "") -> Iterator[None]:
+    """Turn what `datasets` raises over what it can't find or read into a `SetBlockError`.
+
+    Builders, file systems and parsers raise anything, hence the width of the net; nothing but calls to `datasets` belongs
+    inside.
+    """
+    try:
+        yield
+    except (SetBlockError, GeneratorExit):
+        raise
+    except Exception as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise SetBlockError(f"can't load data source {source}: {before}{reason}") from error

@@ -1,0 +1,187 @@
+"""Rows: what a recipe's data section gives a trainer.
+
+Knows which stage follows which: records -> documents -> corpus or stream -> rows. Knows nothing of noise or models.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from transformers import PreTrainedTokenizerBase
+
+from setblock.data.corpus import Corpus, cached, mixed, refuse_ids
+from setblock.data.documents import encode_problems
+from setblock.data.encoding import Encoder, texts_of
+from setblock.data.limits import Census, Limits
+from setblock.data.packing import Row, RowDataset, fill, pack, row_of, unpacked
+from setblock.data.records import records_of
+from setblock.data.section import TextsSection, WordProblemsSection
+from setblock.data.stream import RowStream, streamed
+from setblock.data.word_problems import WordProblem, word_problems
+from setblock.errors import SetBlockError
+
+
+@dataclass(frozen=True)
+class RecipeRows:
+    """The rows to train on and those to evaluate on, if there are any."""
+
+    train: RowDataset | RowStream
+    evaluation: RowDataset | None
+
+
+class CorpusRows(Sequence[Row]):
+    """The rows of a corpus. Only which documents each holds is in memory: a row is made when it is asked for."""
+
+    def __init__(self, corpus: Corpus, *, row_length: int | None, pad_token_id: int) -> None:
+        self.corpus = corpus
+        self._row_length = row_length
+        self._pad_token_id = pad_token_id
+        everything = range(len(corpus))
+        if row_length is None:
+            self._documents = [[index] for index in everything]
+        else:
+            self._documents = list(fill(everything, size=corpus.lengths.__getitem__, row_length=row_length))
+
+    @property
+    def census(self) -> Census:
+        """What became of the corpus's documents."""
+        return self.corpus.census
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def __getitem__(self, index: Any) -> Any:
+        documents = [self.corpus[document] for document in self._documents[index]]
+        row_length = self._row_length or len(documents[0])
+        return row_of(documents, row_length=row_length, pad_token_id=self._pad_token_id)
+
+    def where(self, index: int) -> list[str]:
+        """Names the record of each document of a row."""
+        return [self.corpus.where(document) for document in self._documents[index]]
+
+
+def rows_of(
+    section: WordProblemsSection | TextsSection,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    context_length: int,
+    vocabulary: int | None = None,
+    mask_token_id: int | None = None,
+) -> RecipeRows:
+    """The rows of a recipe's data section.
+
+    Args:
+        section: what the recipe says.
+        tokenizer: the model's; chats are written by its template.
+        context_length: tokens that the model's context has room for.
+        vocabulary: how many ids the model has embeddings for.
+        mask_token_id: the model's mask token, which no text may hold.
+
+    Raises:
+        SetBlockError: the data can't be read, or is not as the section says.
+    """
+    if isinstance(section, WordProblemsSection):
+        return RecipeRows(_problem_rows(section, tokenizer), _held_out_problem_rows(section, tokenizer))
+    limits = Limits(
+        longest=min(context_length, section.row_length or context_length),
+        too_long=section.too_long,
+        drop_special=section.special_tokens == "drop",
+        vocabulary=vocabulary,
+        mask_token_id=mask_token_id,
+    )
+    rows = partial(_corpus_rows, tokenizer=tokenizer, limits=limits)
+    train = _stream(section, tokenizer, limits) if section.streaming else rows(section)
+    own = section.evaluation_texts
+    if own is not None:
+        return RecipeRows(train, rows(own))
+    return RecipeRows(train, rows(section, take_held_out=True) if section.evaluation_fraction else None)
+
+
+def use_chat_template(section: WordProblemsSection | TextsSection, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Give the tokenizer the template that the section names, if it names one, so that it is saved with the model.
+
+    Raises:
+        SetBlockError: the file can't be read, or is no Jinja template.
+    """
+    if not isinstance(section, TextsSection) or section.chat_template is None:
+        return
+    try:
+        template = Path(section.chat_template).read_text(encoding="utf-8")
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).lex(template)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SetBlockError(f"can't read data.chat_template {section.chat_template}: {reason}") from error
+    except jinja2.TemplateSyntaxError as error:
+        raise SetBlockError(
+            f"data.chat_template {section.chat_template}, line {error.lineno}: {error.message}"
+        ) from error
+    tokenizer.chat_template = template
+
+
+def problems_of(section: WordProblemsSection) -> Iterator[WordProblem]:
+    """The word problems of a section."""
+    return islice(word_problems(section.split, seed=section.seed), section.documents)
+
+
+def corpus_texts(section: WordProblemsSection | TextsSection) -> Iterator[str]:
+    """The texts of a section, for a tokenizer that is yet to be trained on them. Those of a mixture one source after another.
+
+    Raises:
+        SetBlockError: a source can't be read.
+    """
+    if isinstance(section, WordProblemsSection):
+        yield from (problem.prompt + problem.completion for problem in problems_of(section))
+        return
+    for source in section.sources:
+        yield from texts_of(source, records_of(source, streaming=section.streaming))
+
+
+def _problem_rows(section: WordProblemsSection, tokenizer: PreTrainedTokenizerBase) -> RowDataset:
+    documents = encode_problems(tokenizer, problems_of(section))
+    if section.row_length is None:
+        return RowDataset(unpacked(documents))
+    return RowDataset(pack(documents, row_length=section.row_length, pad_token_id=tokenizer.eos_token_id))
+
+
+def _held_out_problem_rows(section: WordProblemsSection, tokenizer: PreTrainedTokenizerBase) -> RowDataset | None:
+    if not section.evaluation_documents:
+        return None
+    held_out = {"split": "validation", "documents": section.evaluation_documents}
+    return _problem_rows(section.model_copy(update=held_out), tokenizer)
+
+
+def _encoders(section: TextsSection, tokenizer: PreTrainedTokenizerBase) -> list[Encoder]:
+    return [
+        Encoder(tokenizer, source, loss_on=section.loss_on, special_tokens=section.special_tokens)
+        for source in section.sources
+    ]
+
+
+def _corpus_rows(
+    section: TextsSection, *, tokenizer: PreTrainedTokenizerBase, limits: Limits, take_held_out: bool = False
+) -> RowDataset:
+    sources = []
+    for encoder in _encoders(section, tokenizer):
+        sources.append(cached(encoder, records_of(encoder.section), cache_dir=section.cache_dir))
+        refuse_ids(sources[-1], limits)
+    documents = mixed(sources, [source.weight for source in section.sources], seed=section.seed)
+    held_out = section.evaluation_fraction or 0.0
+    corpus = Corpus(documents, limits, held_out=held_out, take_held_out=take_held_out)
+    return RowDataset(CorpusRows(corpus, row_length=section.row_length, pad_token_id=tokenizer.eos_token_id))
+
+
+def _stream(section: TextsSection, tokenizer: PreTrainedTokenizerBase, limits: Limits) -> RowStream:
+    assert section.row_length is not None
+    sources = [(encoder, records_of(encoder.section, streaming=True)) for encoder in _encoders(section, tokenizer)]
+    documents = partial(
+        streamed,
+        sources,
+        [source.weight for source in section.sources],
+        seed=section.seed,
+        shuffle_buffer=section.shuffle_buffer,
+    )
+    return RowStream(documents, limits, row_length=section.row_length, pad_token_id=tokenizer.eos_token_id)
