@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from setblock.cli.compare import compare
+from setblock.cli.data import inspect
 from setblock.cli.evaluate import evaluate
 from setblock.cli.generate import generate
 from setblock.cli.messages import print_error, print_message, print_warning
@@ -63,6 +64,10 @@ def _setblock(
 
 for command in (generate, compare, evaluate, train):
     app.command()(with_option_groups(command))
+
+data = typer.Typer(no_args_is_help=True, help="Look at the data of a recipe.")
+data.command()(with_option_groups(inspect))
+app.add_typer(data, name="data")
 
 
 def main() -> None:

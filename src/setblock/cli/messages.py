@@ -60,3 +60,11 @@ def silence_libraries() -> None:
     set_verbosity_error()
     disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+
+
+def silence_data_sets() -> None:
+    """No bars for reading and tokenising data where nobody watches them."""
+    if not sys.stderr.isatty():
+        from datasets import disable_progress_bars
+
+        disable_progress_bars()

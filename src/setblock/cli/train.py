@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from setblock.cli.messages import print_message, silence_libraries
+from setblock.cli.messages import print_message, silence_data_sets, silence_libraries
 
 
 def train(
@@ -41,6 +41,7 @@ def train(
     from setblock.training.train import train as run
 
     silence_libraries()
+    silence_data_sets()
     replaced = dict(parse_override(text) for text in overrides or [])
     if output is not None:
         replaced["training.output_dir"] = str(output)

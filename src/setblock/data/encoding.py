@@ -236,6 +236,8 @@ def _bucket(token_ids: list[int]) -> int:
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """A hash of everything about a tokenizer that decides what it makes of a text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    spelling = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
+    spelled = json.loads(backend.to_str()) if backend is not None else dict(sorted(tokenizer.get_vocab().items()))
+    spelled |= {"truncation": None, "padding": None}  # of the last call, and no part of what it is
+    spelling = json.dumps(spelled)
     parts = (type(tokenizer).__name__, spelling, str(tokenizer.chat_template), str(tokenizer.special_tokens_map))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

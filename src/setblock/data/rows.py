@@ -51,6 +51,11 @@ class CorpusRows(Sequence[Row]):
         """What became of the corpus's documents."""
         return self.corpus.census
 
+    @property
+    def room(self) -> int:
+        """How many tokens the rows have room for, all together."""
+        return len(self) * self._row_length if self._row_length else self.census.tokens
+
     def __len__(self) -> int:
         return len(self._documents)
 

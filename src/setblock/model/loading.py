@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
 from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.model.attention import layer_windows
@@ -48,8 +54,7 @@ def load(
     # 1. What it is
     source = str(path)
     _check_source(source)
-    with _reading(source, "its config"):
-        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    config = _config_of(source, trust_remote_code)
     try:
         refuse_unsupported(config)
         facts = read_facts(config)
@@ -57,8 +62,7 @@ def load(
         raise SetBlockError(f"model {source}: {error}") from error
 
     # 2. Its files
-    with _reading(source, "its tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    tokenizer = _tokenizer_of(source, trust_remote_code)
     with _reading(source, "its weights"):
         model, report = AutoModelForCausalLM.from_pretrained(
             source,
@@ -87,6 +91,27 @@ def load(
             stacklevel=2,
         )
     return sbd
+
+
+def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
+    """The config and the tokenizer of a checkpoint that `load` would load, without its weights.
+
+    Raises:
+        SetBlockError: there is no such model, or a file of it is broken.
+    """
+    source = str(path)
+    _check_source(source)
+    return _config_of(source, False), _tokenizer_of(source, False)
+
+
+def _config_of(source: str, trust_remote_code: bool) -> PretrainedConfig:
+    with _reading(source, "its config"):
+        return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+
+
+def _tokenizer_of(source: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    with _reading(source, "its tokenizer"):
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
 
 
 def _check_source(source: str) -> None:

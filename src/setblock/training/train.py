@@ -2,17 +2,25 @@
 
 import itertools
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 
 from setblock.data.packing import RowCollator
 from setblock.data.rows import corpus_texts, rows_of, use_chat_template
 from setblock.data.section import DataSection
 from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError
-from setblock.model.loading import NotTrainedForBlocks, load, refuse_unsupported
+from setblock.model.loading import NotTrainedForBlocks, load, load_tokenizer, refuse_unsupported
 from setblock.model.sbd_model import SBDModel
 from setblock.training.checkpoints import claim, is_finished, newest_checkpoint
 from setblock.training.config import SBDConfig
@@ -20,7 +28,6 @@ from setblock.training.recipe import ModelSection, Recipe
 from setblock.training.trainer import SBDTrainer
 
 _TOKENIZER_TEXTS = 20_000
-UNLIMITED = 1 << 30  # tokens: the context of a model that states none
 
 
 def train(recipe: Recipe, args: SBDConfig) -> Path:
@@ -52,11 +59,10 @@ def train(recipe: Recipe, args: SBDConfig) -> Path:
         )
 
     # 2. Data
-    config = sbd.model.config.get_text_config()
     rows = rows_of(
         recipe.data,
         sbd.tokenizer,
-        context_length=getattr(config, "max_position_embeddings", UNLIMITED),
+        context_length=context_length_of(sbd.model.config),
         vocabulary=len(sbd.model.get_input_embeddings().weight),
         mask_token_id=sbd.facts.mask_token_id if sbd.facts else None,
     )
@@ -88,20 +94,40 @@ def starting_model(section: ModelSection, data: DataSection) -> SBDModel:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotTrainedForBlocks)  # that is about to change
             return load(section.path, dtype=torch.float32)
+    config, tokenizer = starting_tokenizer(section, data)
+    torch.manual_seed(section.seed)
+    with _making_a_model():
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    refuse_unsupported(config)
+    return SBDModel(model, tokenizer)
+
+
+def starting_tokenizer(section: ModelSection, data: DataSection) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
+    """The config and the tokenizer of the model a recipe starts from, without its weights."""
+    if section.path is not None:
+        return load_tokenizer(section.path)
     assert section.config is not None and section.vocab_size is not None
     texts = itertools.islice(corpus_texts(data), _TOKENIZER_TEXTS)
     tokenizer = train_tokenizer(texts, vocab_size=section.vocab_size)
-    torch.manual_seed(section.seed)
     of_tokenizer = {
         "vocab_size": len(tokenizer),
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
+    with _making_a_model():
+        return AutoConfig.for_model(**{**section.config, **of_tokenizer}), tokenizer
+
+
+@contextmanager
+def _making_a_model() -> Iterator[None]:
+    """Transformers raises anything over a config that it can't make a model of."""
     try:
-        config = AutoConfig.for_model(**{**section.config, **of_tokenizer})
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    except Exception as error:  # Transformers raises anything over a config that it can't make a model of
+        yield
+    except Exception as error:
         raise SetBlockError(f"model.config: can't make a model of it: {' '.join(str(error).split())}") from error
-    refuse_unsupported(config)
-    return SBDModel(model, tokenizer)
+
+
+def context_length_of(config: PretrainedConfig) -> int:
+    """How many tokens a model's context has room for; more than there will be where its config does not say."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 30

@@ -1,0 +1,106 @@
+"""One row of a recipe's data, doubled and noised as the trainer would in its first step.
+
+Knows recipes, rows and the doubled input. Knows nothing of how it is shown.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from setblock.data.packing import RowCollator, RowDataset
+from setblock.data.rows import CorpusRows, rows_of, use_chat_template
+from setblock.data.statistics import Statistics, statistics_of
+from setblock.errors import ParameterError, SetBlockError
+from setblock.model.facts import read_facts
+from setblock.training.config import SBDConfig
+from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
+from setblock.training.recipe import Recipe
+from setblock.training.train import context_length_of, starting_tokenizer
+
+
+@dataclass(frozen=True)
+class InspectedRow:
+    """A row of L tokens and its noisy half of N, T = L + N.
+
+    Attributes:
+        tokenizer: what its tokens are of.
+        index: which row.
+        labels: int [L], the row's labels.
+        inputs: the doubled input, batch of 1.
+        predicts: int [T], the token that each output learns to predict, -1 where it learns nothing.
+        mask_token_id: stands for the mask token in `inputs`; an id that no token has.
+        block_size: k of the noisy half; None where the objective is `ntp`.
+        where: the record of each of the row's documents; None where it is not kept.
+        statistics: of all rows.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    index: int
+    labels: np.ndarray
+    inputs: TrainingInputs
+    predicts: np.ndarray
+    mask_token_id: int
+    block_size: int | None
+    where: list[str] | None
+    statistics: Statistics
+
+
+def inspected_row(recipe: Recipe, args: SBDConfig, *, row: int, evaluation: bool = False) -> InspectedRow:
+    """Read a recipe's data, and double and noise one row of it.
+
+    Raises:
+        ParameterError: there is no such row.
+        SetBlockError: the model's tokenizer can't be loaded, or the data can't be read.
+    """
+    # 1. The rows
+    config, tokenizer = starting_tokenizer(recipe.model, recipe.data)
+    use_chat_template(recipe.data, tokenizer)
+    facts, context_length = read_facts(config), context_length_of(config)
+    both = rows_of(
+        recipe.data,
+        tokenizer,
+        context_length=context_length,
+        vocabulary=max(config.get_text_config().vocab_size, len(tokenizer)),
+        mask_token_id=facts.mask_token_id if facts else None,
+    )
+    rows = both.evaluation if evaluation else both.train
+    if rows is None:
+        raise SetBlockError("the recipe has no data to evaluate on")
+    if isinstance(rows, RowDataset) and row >= len(rows):
+        raise ParameterError(f"--row must be in 0..{len(rows) - 1}, not {row}")
+    item = rows[row] if isinstance(rows, RowDataset) else next(islice(rows, row, None))
+
+    # 2. As the first step doubles it
+    batch = RowCollator(pad_token_id=tokenizer.eos_token_id)([item])
+    mask_token_id = 1 + max(config.get_text_config().vocab_size, len(tokenizer))
+    block_size = None
+    if args.objective == "ntp":
+        inputs = ntp_inputs(batch)
+    else:
+        block_size = int(np.random.default_rng((args.seed, 0)).choice(args.block_sizes))
+        inputs = doubled_inputs(
+            batch,
+            block_size=block_size,
+            noising=args.noising,
+            logit_shift=args.logit_shift,
+            mask_token_id=mask_token_id,
+            end_of_text_id=tokenizer.eos_token_id,
+            context_length=context_length,
+            seed=(args.seed, 0),
+        )
+    predicts = np.full(inputs.input_ids.shape[1], -1)
+    for targets in (inputs.ntp, inputs.matp):
+        predicts[targets.index.numpy()] = targets.token_ids.numpy()
+    return InspectedRow(
+        tokenizer=tokenizer,
+        index=row,
+        labels=batch["labels"][0].numpy(),
+        inputs=inputs,
+        predicts=predicts,
+        mask_token_id=mask_token_id,
+        block_size=block_size,
+        where=rows.rows.where(row) if isinstance(rows, RowDataset) and isinstance(rows.rows, CorpusRows) else None,
+        statistics=statistics_of(rows),
+    )

@@ -1,0 +1,60 @@
+"""Statistics of rows: how many documents, tokens and targets, how much padding, and what was left out.
+
+Knows rows and counts. Knows nothing of how they came to be.
+"""
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from setblock.data.limits import Census
+from setblock.data.packing import IGNORE, PADDING, RowDataset
+from setblock.data.rows import CorpusRows
+from setblock.data.stream import RowStream
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a user wants to know before a long run.
+
+    Attributes:
+        rows: how many; None of a stream, which has no end.
+        documents, too_long, special, without_targets, kept, tokens, targets: as in `Census`; of a stream, so far.
+        padding: share of the rows' tokens that are padding, in 0..1; None of a stream. Unpacked rows have none of their own.
+    """
+
+    rows: int | None
+    documents: int
+    too_long: int
+    special: int
+    without_targets: int
+    kept: int
+    tokens: int
+    targets: int
+    padding: float | None
+
+
+def statistics_of(rows: RowDataset | RowStream) -> Statistics:
+    """The statistics of rows; those of a corpus are known without reading it."""
+    if isinstance(rows, RowStream):
+        return _with(rows.census, rows=None, padding=None)
+    if isinstance(rows.rows, CorpusRows):
+        census, room = rows.rows.census, rows.rows.room
+    else:
+        census, room = _counted(rows), sum(len(row.input_ids) for row in rows.rows)
+    return _with(census, rows=len(rows), padding=1 - census.tokens / room)
+
+
+def _counted(rows: RowDataset) -> Census:
+    census = Census()
+    for row in rows.rows:
+        census.kept += len(np.unique(row.document_ids[row.document_ids != PADDING]))
+        census.tokens += int((row.document_ids != PADDING).sum())
+        census.targets += int((row.labels != IGNORE).sum())
+    census.documents = census.kept
+    return census
+
+
+def _with(census: Census, *, rows: int | None, padding: float | None) -> Statistics:
+    counts = {name: value for name, value in asdict(census).items() if name != "first"}
+    return Statistics(rows=rows, padding=padding, **counts)
