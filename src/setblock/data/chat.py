@@ -4,8 +4,10 @@ Knows templates and text. Knows nothing of token ids: where a text is cut, `setb
 """
 
 import re
+from pathlib import Path
 from typing import Any
 
+import jinja2
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -15,6 +17,7 @@ Piece = tuple[str, bool]
 """A stretch of a document's text, and whether it carries loss."""
 
 _MARKED = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_MARKS = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")  # of Transformers, unknown to Jinja
 
 
 class _TemplateError(Exception):
@@ -55,6 +58,23 @@ def chat_pieces(
         return _cut(text, _answer_spans(tokenizer, messages, tools, text))
     except _TemplateError as error:
         raise SetBlockError(f"the chat template refuses the messages: {error}") from error.__cause__
+
+
+def read_template(path: str) -> str:
+    """The text of a chat template's file.
+
+    Raises:
+        SetBlockError: it can't be read, or is no Jinja template.
+    """
+    try:
+        template = Path(path).read_text(encoding="utf-8")
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_MARKS.sub("", template))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SetBlockError(f"can't read data.chat_template {path}: {reason}") from error
+    except jinja2.TemplateSyntaxError as error:
+        raise SetBlockError(f"data.chat_template {path}, line {error.lineno}: {error.message}") from error
+    return template
 
 
 def _check_messages(messages: Any) -> None:

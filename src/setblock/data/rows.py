@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-import jinja2
 from transformers import PreTrainedTokenizerBase
 
+from setblock.data.chat import read_template
 from setblock.data.corpus import Corpus, cached, mixed, refuse_ids
 from setblock.data.documents import encode_problems
 from setblock.data.encoding import Encoder, texts_of
@@ -20,9 +19,8 @@ from setblock.data.limits import Census, Limits
 from setblock.data.packing import Row, RowDataset, fill, pack, row_of, unpacked
 from setblock.data.records import records_of
 from setblock.data.section import TextsSection, WordProblemsSection
-from setblock.data.stream import RowStream, streamed
+from setblock.data.stream import DocumentStream, RowStream
 from setblock.data.word_problems import WordProblem, word_problems
-from setblock.errors import SetBlockError
 
 
 @dataclass(frozen=True)
@@ -112,19 +110,8 @@ def use_chat_template(section: WordProblemsSection | TextsSection, tokenizer: Pr
     Raises:
         SetBlockError: the file can't be read, or is no Jinja template.
     """
-    if not isinstance(section, TextsSection) or section.chat_template is None:
-        return
-    try:
-        template = Path(section.chat_template).read_text(encoding="utf-8")
-        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).lex(template)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SetBlockError(f"can't read data.chat_template {section.chat_template}: {reason}") from error
-    except jinja2.TemplateSyntaxError as error:
-        raise SetBlockError(
-            f"data.chat_template {section.chat_template}, line {error.lineno}: {error.message}"
-        ) from error
-    tokenizer.chat_template = template
+    if isinstance(section, TextsSection) and section.chat_template is not None:
+        tokenizer.chat_template = read_template(section.chat_template)
 
 
 def problems_of(section: WordProblemsSection) -> Iterator[WordProblem]:
@@ -182,10 +169,9 @@ def _corpus_rows(
 def _stream(section: TextsSection, tokenizer: PreTrainedTokenizerBase, limits: Limits) -> RowStream:
     assert section.row_length is not None
     sources = [(encoder, records_of(encoder.section, streaming=True)) for encoder in _encoders(section, tokenizer)]
-    documents = partial(
-        streamed,
+    documents = DocumentStream(
         sources,
-        [source.weight for source in section.sources],
+        weights=[source.weight for source in section.sources],
         seed=section.seed,
         shuffle_buffer=section.shuffle_buffer,
     )

@@ -5,55 +5,74 @@ nothing of columns or templates.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import datasets
+import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from setblock.data.corpus import FEATURES, columns_of
 from setblock.data.documents import Document
-from setblock.data.encoding import Encoder
+from setblock.data.encoding import EncodedDocument, Encoder
 from setblock.data.limits import Census, Limits
 from setblock.data.packing import fill, row_item, row_of
-from setblock.data.records import FileRecords, HubRecords
+from setblock.data.records import Record
 from setblock.errors import SetBlockError, SetBlockWarning
 
 _FRUITLESS = 10_000  # so many documents in a row of which none is kept: a source that will never give one
 
 
-def streamed(
-    sources: Sequence[tuple[Encoder, FileRecords | HubRecords]],
-    weights: Sequence[float],
-    *,
-    seed: int,
-    shuffle_buffer: int,
-) -> datasets.IterableDataset:
-    """The documents of several sources as they come, each source again and again, drawn by weight and shuffled a little.
+@dataclass(frozen=True)
+class DocumentStream:
+    """The documents of several sources as they come: each source again and again, drawn by weight, and shuffled a little.
 
-    Raises:
-        SetBlockError: while it is read: a source is empty, or a record is not as it should be.
+    `datasets` can mix and shuffle what streams, too, but in a worker of a data loader it draws otherwise than outside of one:
+    a run could not go on with another number of workers.
+
+    Attributes:
+        sources: encoders, and the records each is to encode.
+        weights: of the sources, against each other.
+        seed: of all draws.
+        shuffle_buffer: how many documents there are to draw the next one from.
     """
-    endless = [
-        datasets.IterableDataset.from_generator(
-            _encoded, features=FEATURES, gen_kwargs={"encoder": encoder, "records": records}
-        ).repeat(None)
-        for encoder, records in sources
-    ]
-    shares = [weight / sum(weights) for weight in weights]
-    mixture = datasets.interleave_datasets(endless, shares, seed=seed) if len(endless) > 1 else endless[0]
-    return mixture.shuffle(seed=seed, buffer_size=shuffle_buffer)
+
+    sources: Sequence[tuple[Encoder, Iterable[Record]]]
+    weights: Sequence[float]
+    seed: int
+    shuffle_buffer: int
+
+    def __iter__(self) -> Iterator[EncodedDocument]:
+        """Begin anew.
+
+        Raises:
+            SetBlockError: a source is empty, or a record is not as it should be.
+        """
+        rng = np.random.default_rng(self.seed)
+        buffer: list[EncodedDocument] = []
+        for document in self._mixed(rng):
+            if len(buffer) < self.shuffle_buffer:
+                buffer.append(document)
+                continue
+            place = int(rng.integers(len(buffer)))
+            yield buffer[place]
+            buffer[place] = document
+
+    def _mixed(self, rng: np.random.Generator) -> Iterator[EncodedDocument]:
+        endless = [_endless(encoder, records) for encoder, records in self.sources]
+        shares = np.array(self.weights) / sum(self.weights)
+        while True:
+            yield next(endless[int(rng.choice(len(endless), p=shares))])
 
 
-def _encoded(encoder: Encoder, records: FileRecords | HubRecords) -> Iterator[dict[str, Any]]:
-    empty = True
-    for document in encoder.documents(records):
-        empty = False
-        yield columns_of(document)
-    if empty:  # else it would be begun again for ever
-        raise SetBlockError(f"data source {encoder.section.source} holds no documents")
+def _endless(encoder: Encoder, records: Iterable[Record]) -> Iterator[EncodedDocument]:
+    while True:
+        empty = True
+        for document in encoder.documents(records):
+            empty = False
+            yield document
+        if empty:  # else it would be begun again for ever
+            raise SetBlockError(f"data source {encoder.section.source} holds no documents")
 
 
 class RowStream(IterableDataset[dict[str, Tensor]]):
@@ -68,7 +87,7 @@ class RowStream(IterableDataset[dict[str, Tensor]]):
     """
 
     def __init__(
-        self, documents: Callable[[], datasets.IterableDataset], limits: Limits, *, row_length: int, pad_token_id: int
+        self, documents: Iterable[EncodedDocument], limits: Limits, *, row_length: int, pad_token_id: int
     ) -> None:
         self._documents = documents
         self.limits = limits
@@ -89,26 +108,28 @@ class RowStream(IterableDataset[dict[str, Tensor]]):
 
     def _kept(self) -> Iterator[Document]:
         fruitless, told = 0, 0
-        for document in self._documents():
-            token_ids, carries_loss, where = document["token_ids"], document["carries_loss"], document["where"]
-            if not (document["spells_special"] and self.limits.drop_special):
-                self.limits.refuse_ids(max(token_ids, default=0), self.limits.mask_token_id in token_ids, where)
+        for document in self._documents:
+            where = document.where
+            if not (document.spells_special and self.limits.drop_special):
+                has_mask = self.limits.mask_token_id in document.token_ids
+                self.limits.refuse_ids(max(document.token_ids, default=0), has_mask, where)
             length = self.census.judge(
                 self.limits,
-                length=len(token_ids),
-                targets=partial(_targets_within, carries_loss),
-                spells_special=document["spells_special"],
+                length=len(document),
+                targets=partial(_targets_within, document.carries_loss),
+                spells_special=document.spells_special,
                 where=partial(str, where),
             )
-            if self.census.documents - self.census.whole >= 2 * max(told, 0.5):
-                told = self.census.documents - self.census.whole
+            altered = self.census.documents - self.census.whole
+            if altered >= max(1, 2 * told):
+                told = altered
                 for complaint in self.census.complaints(self.limits):
                     warnings.warn(f"data, so far: {complaint}", SetBlockWarning, stacklevel=2)
             fruitless = 0 if length else fruitless + 1
             if fruitless == _FRUITLESS:
                 raise SetBlockError(f"data: none of the last {fruitless} documents could be kept; the last: {where}")
             if length:
-                yield Document(token_ids[:length], carries_loss[:length])
+                yield Document(document.token_ids[:length], document.carries_loss[:length])
 
 
 def _targets_within(carries_loss: list[bool], kept: int) -> int:
