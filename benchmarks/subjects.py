@@ -15,6 +15,7 @@ from setblock.data.tokenizer import train_tokenizer
 from setblock.decoding.passes import run_pass
 from setblock.decoding.samplers import BlockView, Selection
 from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.shapes import fixed_capacity
 from setblock.decoding.state import open_state
 from setblock.masks import decode_mask
 from setblock.model.attention import attention_mask
@@ -93,7 +94,8 @@ def passes(sbd: SBDModel, kind: PassKind, *, block_size: int, kv_length: int) ->
         ends=[[]],
         device=sbd.device,
     )
-    cache = SlotCache(layers=sbd.model.config.num_hidden_layers, batch=1, capacity=end)
+    capacity = fixed_capacity(end) if sbd.compiled else end
+    cache = SlotCache(layers=sbd.model.config.num_hidden_layers, batch=1, capacity=capacity)
     with torch.inference_mode():
         run_pass(sbd, state, cache, prefill=True)
 

@@ -11,7 +11,7 @@ from setblock.cli.compare import compare
 from setblock.cli.data import inspect
 from setblock.cli.evaluate import evaluate
 from setblock.cli.generate import generate
-from setblock.cli.messages import print_error, print_message, print_warning
+from setblock.cli.messages import print_error, print_message, print_warning, silence_loggers
 from setblock.cli.option_groups import with_option_groups
 from setblock.cli.train import train
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
@@ -24,6 +24,7 @@ class _Commands(TyperGroup):
     goes wrong keeps its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
+        silence_loggers()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other libraries, which a user can't mend
             warnings.simplefilter("default", SetBlockWarning)  # each once

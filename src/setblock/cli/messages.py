@@ -1,6 +1,7 @@
 """What goes to the terminal besides results: one-line messages, and silence from the libraries underneath."""
 
 import json
+import logging
 import math
 import sys
 from typing import Any
@@ -51,15 +52,19 @@ def stderr_console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def silence_libraries() -> None:
-    """Keep Transformers and the hub client from talking while they load: what matters of it becomes an error of ours."""
-    import logging
+def silence_loggers() -> None:
+    """Before anything heavy is imported: keep libraries' warnings, which a user can't mend, off the screen."""
+    # Transformers imports torchao where it is installed, which warns of GPU kernels that are missing, and of PyTorch's changes.
+    for name in ("huggingface_hub", "torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
+
+def silence_libraries() -> None:
+    """Keep Transformers from talking while it loads: what matters of it becomes an error of ours."""
     from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
     set_verbosity_error()
     disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
 def silence_data_sets() -> None:

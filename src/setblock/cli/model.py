@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from setblock.model.sbd_model import SBDModel
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["int8"]  # as in `setblock.model.quantization`, which takes seconds to import
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,22 @@ class ModelOptions:
         bool,
         typer.Option("--trust-remote-code", help="Run code that comes with the checkpoint.", rich_help_panel=MODEL),
     ] = False
+    quantization: Annotated[
+        Quantization | None,
+        typer.Option(
+            "--quantization",
+            help="int8: the weights of linear layers in eight bits (needs `pip install 'setblock[quantize]'`).",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
+    compile: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help="Compile the model with torch.compile: a minute before the first answer, which pays where many follow.",
+            rich_help_panel=MODEL,
+        ),
+    ] = False
 
 
 def load_model(options: ModelOptions, *, blocks: bool) -> "SBDModel":
@@ -68,6 +85,7 @@ def load_model(options: ModelOptions, *, blocks: bool) -> "SBDModel":
             dtype=None if options.dtype == "auto" else getattr(torch, options.dtype),
             device=options.device,
             trust_remote_code=options.trust_remote_code,
+            quantization=options.quantization,
         )
     if blocks and model.facts is None:  # one line, not the warning and then the error
         raise SetBlockError(
@@ -76,4 +94,6 @@ def load_model(options: ModelOptions, *, blocks: bool) -> "SBDModel":
     for warning in caught:
         if blocks or not issubclass(warning.category, NotTrainedForBlocks):
             warnings.warn(warning.message, stacklevel=2)
+    if options.compile:
+        model.compile()
     return model

@@ -14,6 +14,7 @@ from setblock.decoding.loop import DecodingStep, decode
 from setblock.decoding.record import PassCounts, Record, TokenLogprobs
 from setblock.decoding.selection import RowSamplers
 from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.shapes import fixed_capacity
 from setblock.decoding.state import BatchState, open_state
 from setblock.decoding.text import AnswerText, Prompt, encode_prompt
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
@@ -183,7 +184,9 @@ def open_batch(model: SBDModel, prompts: Sequence[Sequence[int]], settings: Sequ
         settings=settings,
         state=state,
         cache=SlotCache(
-            layers=model.model.config.get_text_config().num_hidden_layers, batch=len(prompts), capacity=max(limits)
+            layers=model.model.config.get_text_config().num_hidden_layers,
+            batch=len(prompts),
+            capacity=fixed_capacity(max(limits)) if model.compiled else max(limits),
         ),
         samplers=RowSamplers([sampler_for(each) for each in settings], device=device),
         rules=logit_rules(settings, prompt_lengths=lengths, ends=ends, vocab_size=vocab_size, device=device),

@@ -35,7 +35,7 @@ def naive_decode(
     while True:
         # 1. One pass, in which only the block is bidirectional
         start = len(written)
-        logits = _block_logits(model, _logits(model, written + _masked(model, block), start), start, len(block))
+        logits = _block_logits(model, full_logits(model, written + _masked(model, block), start), start, len(block))
         # 2. The first token of the answer is known as soon as the prompt is: the prefill gives it
         at_prefill = facts.first_token_from_causal and start == len(prompt) and block[0] is None
         passes += not at_prefill
@@ -66,7 +66,7 @@ def naive_exact(
     assert new_tokens is not None
     limit, passes, block_passes = len(prompt) + new_tokens, 0, 0
 
-    prefill = _logits(model, prompt, len(prompt))
+    prefill = full_logits(model, prompt, len(prompt))
     kept, draft = list(prompt), list[int]()  # what is verified and committed; what is to be checked
     first = _choose(prefill[-1:], settings, len(kept))
     block, memory = _refilled(first, block_size, limit - len(kept)), _nothing()
@@ -83,7 +83,7 @@ def naive_exact(
             ended = is_whole and draft[-1] in model.end_of_text_ids
             block = [] if ended else _refilled(rest, block_size, limit - len(kept) - len(draft))
         start = len(kept) + len(draft)
-        logits = _logits(model, kept + draft + _masked(model, block), start)
+        logits = full_logits(model, kept + draft + _masked(model, block), start)
         passes += 1
         # 3. Check the draft against the causal logits: keep what agrees, and correct the first that does not
         causal = _choose(logits[len(kept) : start - 1], settings, len(kept) + 1) if draft else []
@@ -163,7 +163,7 @@ def _block_logits(model: SBDModel, logits: Tensor, start: int, size: int, *, fir
     return of_block
 
 
-def _logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
+def full_logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
     """[T, V] logits of one full pass; the tokens from `block_start` on attend each other in both directions."""
     config = model.model.config.get_text_config()
     length = len(tokens)

@@ -11,10 +11,12 @@ The three passes of Algorithm 3 are one: what a row feeds is `tokens[committed :
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from setblock.decoding.shapes import PassShapes
 from setblock.decoding.state import BatchState
 from setblock.masks import decode_mask
 from setblock.model.attention import attention_mask
@@ -61,11 +63,15 @@ def run_pass(model: SBDModel, state: BatchState, cache: SlotCache, *, prefill: b
     """
     # 1. Inputs: rows that take part (A of them), their tokens and what each of them may see
     facts = model.facts
-    rows = (~state.finished).nonzero()[:, 0]  # [A]
+    compiled = None if prefill else model.compiled  # prompts have lengths of all kinds
+    shapes = PassShapes(fixed=compiled is not None, block_size=state.revealed.shape[1], capacity=cache.capacity)
+    rows = shapes.rows(~state.finished)  # [A]
+    takes_part = ~state.finished[rows, None]  # [A, 1]; a finished row is fed padding
     committed, block_start = state.committed[rows, None], state.block_start[rows, None]  # [A, 1]
     end = block_start if prefill else state.block_end[rows, None]
     end = torch.where(state.is_ntp[rows, None], block_start, end)
-    length = int((end - committed).max())  # Q
+    end = torch.where(takes_part, end, committed)
+    length = shapes.queries(int((end - committed).max()))  # Q
     positions = committed + torch.arange(length, device=rows.device)  # [A, Q]
     is_real = positions < end
     in_block = is_real & (positions >= block_start)
@@ -73,7 +79,7 @@ def run_pass(model: SBDModel, state: BatchState, cache: SlotCache, *, prefill: b
     safe = positions.masked_fill(~is_real, 0)
     tokens = state.tokens[rows].gather(1, safe)
     if facts is not None:
-        column = (positions - block_start).clamp(0, state.revealed.shape[1] - 1)
+        column = (positions - block_start).clamp(0, shapes.block_size - 1)
         is_masked = in_block & ~state.revealed[rows].gather(1, column)
         tokens = tokens.masked_fill(is_masked, facts.mask_token_id)
 
@@ -81,14 +87,15 @@ def run_pass(model: SBDModel, state: BatchState, cache: SlotCache, *, prefill: b
     target, source, known = _block_outputs(state, rows, facts, fed=end)  # [A, k]
     size = target.shape[1]
     if not prefill:
-        checked, to_check = _commit_outputs(state, rows)  # [A, m]
+        checked, to_check = _commit_outputs(state, rows, shapes)  # [A, m]
         target, known = torch.cat([target, checked], dim=1), torch.cat([known, to_check], dim=1)
         source = torch.cat([source, checked - 1], dim=1)
-    visible = int(end.max())
+    known &= takes_part
+    visible = shapes.keys(int(end.max()))
     everyone = len(rows) == state.batch
     cache.write_to(
         rows=None if everyone else rows,
-        slots=positions.masked_fill(~is_real, cache.layers[0].get_max_length()),
+        slots=positions.masked_fill(~is_real, cache.capacity),
         visible=visible,
     )
     mask = attention_mask(
@@ -101,14 +108,9 @@ def run_pass(model: SBDModel, state: BatchState, cache: SlotCache, *, prefill: b
         dtype=model.model.dtype,
     )
     offset = torch.arange(len(rows), device=rows.device)[:, None] * length
-    logits = logits_at(
-        model.model,
-        (offset + (source - committed).clamp(0, length - 1)).flatten(),
-        input_ids=tokens,
-        position_ids=safe,
-        attention_mask=mask,
-        cache=cache,
-    ).float()  # [A * (k + m), V]
+    outputs = (offset + (source - committed).clamp(0, length - 1)).flatten()
+    forward = compiled.logits_at if compiled else partial(logits_at, model.model)
+    logits = forward(outputs, input_ids=tokens, position_ids=safe, attention_mask=mask, cache=cache).float()
     logits = logits.view(*target.shape, -1)  # [A, k + m, V]
     if facts is not None:
         logits[..., facts.mask_token_id] = -torch.inf  # a mask is never an answer
@@ -150,11 +152,12 @@ def _block_outputs(
     return target, source, (source < fed) & (target < state.block_end[rows, None])
 
 
-def _commit_outputs(state: BatchState, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _commit_outputs(state: BatchState, rows: Tensor, shapes: PassShapes) -> tuple[Tensor, Tensor]:
     """[A, m] positions after the first of what is committed, and which of them are of exact rows and so to be checked."""
     committed, block_start = state.committed[rows, None], state.block_start[rows, None]
     drafted = (block_start - committed - 1).masked_fill(~state.is_exact[rows, None], 0)
-    target = committed + 1 + torch.arange(int(drafted.max().clamp(min=0)), device=rows.device)
+    count = shapes.checked(int(drafted.max().clamp(min=0)))
+    target = committed + 1 + torch.arange(count, device=rows.device)
     return target, (target < block_start) & state.is_exact[rows, None]
 
 

@@ -20,7 +20,7 @@ class SlotCache(Cache):
 
     def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
         super().__init__(layers=[SlotLayer(batch=batch, capacity=capacity) for _ in range(layers)])
-        self.batch = batch
+        self.batch, self.capacity = batch, capacity
 
     def write_to(self, *, rows: Tensor | None, slots: Tensor, visible: int) -> None:
         """Set where the next forward pass writes.

@@ -13,19 +13,29 @@ from transformers.cache_utils import Cache
 from setblock.model.attention import AttentionMask
 
 
-@contextmanager
-def head_reads_only(model: PreTrainedModel, index: Tensor) -> Iterator[None]:
-    """While active, the LM head sees only the hidden states at `index` [M] of the flattened [B * T] sequence.
+class SelectOutputs:
+    """A hook on the LM head, which then sees only the hidden states at `index` [M] of the flattened [B * T] sequence: the
+    logits come out as [1, M, V]. Without an index it changes nothing.
 
-    A hook on the head, and not a matrix product of our own, because whatever the model does after its head (soft-capping,
-    scaling) must still happen. The logits come out as [1, M, V].
+    A hook, and not a matrix product of our own, because whatever the model does after its head (soft-capping, scaling) must
+    still happen.
     """
 
-    def gather(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden = args[0]  # [B, T, D]
-        return (hidden.reshape(-1, hidden.shape[-1])[index][None], *args[1:])  # [1, M, D]
+    def __init__(self, index: Tensor | None = None) -> None:
+        self.index = index
 
-    handle = model.get_output_embeddings().register_forward_pre_hook(gather)
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Args: the head's inputs, the hidden states [B, T, D] first. Returns them with [1, M, D] in their place."""
+        if self.index is None:
+            return args
+        hidden = args[0]
+        return (hidden.reshape(-1, hidden.shape[-1])[self.index][None], *args[1:])
+
+
+@contextmanager
+def head_reads_only(model: PreTrainedModel, index: Tensor) -> Iterator[None]:
+    """While active, the LM head sees only the hidden states at `index` [M] of the flattened [B * T] sequence."""
+    handle = model.get_output_embeddings().register_forward_pre_hook(SelectOutputs(index))
     try:
         yield
     finally:

@@ -22,6 +22,7 @@ from setblock.model.attention import layer_windows
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.facts import read_facts
 from setblock.model.probe import probe
+from setblock.model.quantization import Quantization, quantize
 from setblock.model.sbd_model import SBDModel
 
 
@@ -36,6 +37,7 @@ def load(
     device: torch.device | str | None = None,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
+    quantization: Quantization | None = None,
 ) -> SBDModel:
     """Load a causal LM from a local folder or a hub id.
 
@@ -47,9 +49,12 @@ def load(
         device: where to put it; by default a GPU if there is one.
         attn_implementation: `sdpa`, `flex_attention` or `eager`; by default the fastest that the model allows.
         trust_remote_code: run code that comes with the checkpoint. Off unless asked for.
+        quantization: `int8`: weights of linear layers in eight bits, by torchao (`pip install 'setblock[quantize]'`). Such a
+            model can be decoded with, not trained or saved.
 
     Raises:
-        SetBlockError: there is no such model, a file of it is broken, or its architecture can't be decoded in blocks.
+        SetBlockError: there is no such model, a file of it is broken, its architecture can't be decoded in blocks, or torchao
+            is wanted and not installed.
     """
     # 1. What it is
     source = str(path)
@@ -75,14 +80,16 @@ def load(
         )
     _check_weights(source, report)
 
-    # 3. Where it runs
+    # 3. How its weights are stored, and where it runs
+    if quantization is not None:
+        quantize(model)
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         model = model.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # PyTorch asserts that it was built for the device
         raise SetBlockError(f"can't use device {str(device)!r}: {_line(error)}") from error
-    sbd = SBDModel(model, tokenizer, facts=facts)
+    sbd = SBDModel(model, tokenizer, facts=facts, quantization=quantization)
     probe(sbd)
     if facts is None or not facts.block_sizes:
         warnings.warn(

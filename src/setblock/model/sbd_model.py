@@ -10,9 +10,12 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from setblock.errors import SetBlockError
+from setblock.model.compiled import CompiledModel
 from setblock.model.custom_generate import write_custom_generate
 from setblock.model.facts import SBDFacts
 from setblock.model.mask_token import add_mask_token
+from setblock.model.quantization import Quantization
 
 
 class SBDModel:
@@ -22,16 +25,25 @@ class SBDModel:
         model: the causal LM, unchanged.
         tokenizer: its tokenizer.
         facts: its SBD facts, or None where it was never prepared for SBD: it can then decode one token a pass, and be trained.
+        quantization: how its weights are stored where that is not in their own type; it can then not be trained or saved.
         end_of_text_ids: ids that end an answer.
+        compiled: the model compiled, once `compile` was called.
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, facts: SBDFacts | None = None
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        facts: SBDFacts | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.facts = facts
+        self.quantization = quantization
         self.end_of_text_ids = _end_of_text_ids(model, tokenizer)
+        self.compiled: CompiledModel | None = None
 
     @property
     def device(self) -> torch.device:
@@ -46,10 +58,26 @@ class SBDModel:
         length = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
         return int(length) if length else None
 
+    def compile(self, *, backend: str = "inductor") -> None:
+        """Run the passes after a prefill through `torch.compile`, padded to shapes that hardly ever change.
+
+        The first pass of each shape compiles; the shapes depend on the batch and block sizes, and on the length of prompt and
+        answer rounded up. What is decoded is the same up to the rounding of floating point.
+
+        Args:
+            backend: `torch.compile`'s.
+        """
+        self.compiled = CompiledModel(self.model, backend=backend)
+
     def prepare_for_training(
         self, *, block_sizes: Sequence[int], logit_shift: bool, first_token_from_causal: bool = False
     ) -> SBDFacts:
-        """Give the model a mask token if it has none yet, and record what it is about to be trained for."""
+        """Give the model a mask token if it has none yet, and record what it is about to be trained for.
+
+        Raises:
+            SetBlockError: its weights are quantised.
+        """
+        self._refuse_quantized("trained")
         facts = self.facts or SBDFacts(mask_token_id=add_mask_token(self.model, self.tokenizer))
         self.facts = replace(
             facts,
@@ -70,7 +98,11 @@ class SBDModel:
         Args:
             folder: where to; made if need be.
             dtype: store the weights rounded to this type. The config still names the type they are to run in.
+
+        Raises:
+            SetBlockError: its weights are quantised.
         """
+        self._refuse_quantized("saved")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as temporary:
@@ -95,6 +127,10 @@ class SBDModel:
                 target = folder / path.relative_to(temporary)
                 target.parent.mkdir(exist_ok=True)
                 os.replace(path, target)
+
+    def _refuse_quantized(self, what: str) -> None:
+        if self.quantization is not None:
+            raise SetBlockError(f"a model whose weights are {self.quantization} can't be {what}: load it without")
 
 
 def _rewrite_dtype(path: Path, dtype: torch.dtype) -> None:

@@ -1,0 +1,54 @@
+"""A model compiled for passes of few, fixed shapes.
+
+Knows `torch.compile`. Knows nothing of what makes shapes few: the decoder gives a compiled model padded inputs.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from setblock.model.attention import AttentionMask
+from setblock.model.forward import SelectOutputs
+
+_MOST_SHAPES = 64
+"""Shapes that are compiled, each once; a model that meets more goes on uncompiled, and PyTorch says so."""
+
+
+def _limits() -> dict[str, Any]:
+    """Options of `torch.compile` that newer versions of PyTorch have; older ones stop at 8 shapes."""
+    wanted = {"recompile_limit": _MOST_SHAPES, "isolate_recompiles": True}
+    known = inspect.signature(torch.compile).parameters
+    return {name: value for name, value in wanted.items() if name in known}
+
+
+class CompiledModel:
+    """What `logits_at` does, compiled: a new shape compiles, for seconds to a minute; one met before never does."""
+
+    def __init__(self, model: PreTrainedModel, *, backend: str) -> None:
+        self._select = SelectOutputs()
+        # One hook that stays: putting one on for each pass would be a new function, and so a new compilation, each time.
+        model.get_output_embeddings().register_forward_pre_hook(self._select)
+        self._model: Callable[..., Any] = torch.compile(model, backend=backend, dynamic=False, **_limits())
+
+    def logits_at(
+        self, index: Tensor, *, input_ids: Tensor, position_ids: Tensor, attention_mask: AttentionMask, cache: Cache
+    ) -> Tensor:
+        """See `setblock.model.forward.logits_at`; the cache is one that has been written to."""
+        self._select.index = index
+        try:
+            output = self._model(
+                input_ids=input_ids,
+                position_ids=position_ids,
+                attention_mask=attention_mask,
+                past_key_values=cache,
+                use_cache=True,
+            )
+        finally:
+            self._select.index = None
+        logits: Tensor = output.logits[0]
+        return logits

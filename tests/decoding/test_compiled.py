@@ -1,0 +1,111 @@
+"""A compiled model decodes what the model decodes, in shapes that it has met before."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+
+from conftest import TEXTS
+from families import MODES, tiny_sbd
+from setblock.decoding.generate import generate_batch
+from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.shapes import PassShapes, fixed_capacity
+from setblock.model.sbd_model import SBDModel
+
+PROMPTS = [text[:length] for text, length in zip(TEXTS, (12, 50, 3, 30, 20, 9), strict=False)]
+OTHERS = [text[:length] for text, length in zip(TEXTS[1:], (40, 2, 33, 17, 52, 8), strict=False)]
+SETTINGS = [
+    DecodingSettings(method=method, sampler=sampler, block_size=8, max_new_tokens=tokens, temperature=temperature)
+    for method, sampler, tokens, temperature in (
+        ("sbd", EntropyBounded(gamma=1.0), 21, 0.0),
+        ("exact", EntropyBounded(gamma=4.0), 30, 0.0),
+        ("ntp", None, 5, 0.0),
+        ("sbd", EntropyBounded(gamma=0.0), 8, 1.0),
+        ("exact", EntropyBounded(gamma=4.0), 17, 1.0),
+        ("sbd", EntropyBounded(gamma=3.0), 40, 0.0),
+    )
+]
+
+
+def model(tokenizer: PreTrainedTokenizerBase, family: str = "llama", **options: Any) -> SBDModel:
+    sbd = tiny_sbd(family, tokenizer, dtype=torch.float64, **options)
+    sbd.end_of_text_ids = (0, 40, 41)  # answers of random models end sometimes
+    return sbd
+
+
+def decoded(sbd: SBDModel, prompts: list[str], settings: list[DecodingSettings] = SETTINGS) -> list[Any]:
+    generations = generate_batch(sbd, prompts, settings=settings, raw=True)
+    return [(each.token_ids, each.passes, each.finish_reason) for each in generations]
+
+
+@pytest.mark.parametrize(
+    ("family", "mode"), [*(("llama", mode) for mode in MODES), ("gemma2", "shifted"), ("gpt2", "unshifted")]
+)
+def test_decodes_the_same_without_compiling_anew(tokenizer: PreTrainedTokenizerBase, family: str, mode: str) -> None:
+    """In one batch, every method; rows end at different passes. What comes later is padded to shapes that are there."""
+    sbd = model(tokenizer, family, mode=mode)
+    expected = [decoded(sbd, prompts) for prompts in (PROMPTS, OTHERS)]
+    sbd.compile(backend="eager")  # traces and guards as any backend does, and generates no code
+    assert decoded(sbd, PROMPTS) == expected[0]
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert decoded(sbd, OTHERS) == expected[1]
+        assert decoded(sbd, PROMPTS) == expected[0]
+
+
+def test_compiles_once_for_each_shape(tokenizer: PreTrainedTokenizerBase) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    sbd = model(tokenizer)
+    sbd.compile(backend=backend)
+    settings = DecodingSettings(sampler=EntropyBounded(gamma=1.0), block_size=8, max_new_tokens=32)
+    for prompt in PROMPTS:
+        generate_batch(sbd, [prompt], settings=settings, raw=True)
+    assert len(graphs) == 2, "block pass, and commit with first pass"
+    for prompt in PROMPTS:
+        generate_batch(sbd, [prompt], settings=replace(settings, method="exact"), raw=True)
+    assert len(graphs) <= 4, "the same two with outputs that are checked"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch warns of what it does itself
+def test_inductor_decodes_the_same(tokenizer: PreTrainedTokenizerBase) -> None:
+    sbd = model(tokenizer, num_hidden_layers=1)
+    settings = [each for each in SETTINGS if each.method == "sbd"]
+    expected = decoded(sbd, PROMPTS[:3], settings)
+    sbd.compile()
+    assert decoded(sbd, PROMPTS[:3], settings) == expected
+
+
+def test_plain_generate_goes_on_working(tokenizer: PreTrainedTokenizerBase) -> None:
+    sbd = model(tokenizer)
+    inputs = torch.tensor([[5, 6, 7]])
+    expected = sbd.model.generate(inputs, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    sbd.compile(backend="eager")
+    generate_batch(sbd, PROMPTS, settings=SETTINGS, raw=True)
+    assert torch.equal(sbd.model.generate(inputs, max_new_tokens=6, do_sample=False, pad_token_id=0), expected)
+
+
+@given(k=st.integers(1, 64), data=st.data())
+def test_fixed_shapes_are_few_and_large_enough(k: int, data: st.DataObject) -> None:
+    needed = data.draw(st.integers(1, 2 * k))
+    fixed = PassShapes(fixed=True, block_size=k, capacity=256)
+    tight = PassShapes(fixed=False, block_size=k, capacity=256)
+    assert needed <= fixed.queries(needed) in (k, 2 * k)
+    assert tight.queries(needed) == needed == tight.keys(needed)
+    checked = data.draw(st.integers(0, max(0, k - 1)))
+    assert checked <= fixed.checked(checked) in (0, k - 1)
+    assert fixed.keys(needed) == 256
+
+
+@given(needed=st.integers(1, 1 << 17))
+def test_fixed_capacities_are_few_and_large_enough(needed: int) -> None:
+    assert needed <= fixed_capacity(needed) < max(257, 2 * needed)
+    assert fixed_capacity(needed) in {1 << power for power in range(8, 18)}
