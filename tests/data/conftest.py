@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import huggingface_hub
 import pytest
 
 _START = "<|reserved_special_token_1|>"
@@ -27,7 +28,7 @@ Write = Callable[[str, Iterable[Any]], Path]
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left in a user's cache, or taken from it; and there is no hub."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     datasets.disable_progress_bars()
 
 

@@ -1,0 +1,277 @@
+"""`setblock data inspect`, and `setblock train` on files: what is shown is what is trained on, and runs go on."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import datasets
+import huggingface_hub
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from setblock.cli.data_picture import attention_kinds
+from setblock.cli.data_row import inspected_row
+from setblock.data.packing import PADDING
+from setblock.training.recipe import load_recipe
+from setblock.training.trainer import SBDTrainer
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def chats(tmp_path) -> Path:
+    path = tmp_path / "chats.jsonl"
+    messages = (
+        [{"role": "user", "content": f"What is {i}?"}, {"role": "assistant", "content": f"It is {i}." * (1 + i % 3)}]
+        for i in range(40)
+    )
+    path.write_text("".join(json.dumps({"messages": each}) + "\n" for each in messages))
+    return path
+
+
+@pytest.fixture
+def recipe(tmp_path, chats, sbd_folder) -> Path:
+    content = {
+        "model": {"path": str(sbd_folder)},
+        "data": {"source": str(chats), "row_length": 64, "evaluation_fraction": 0.2},
+        "training": {
+            "output_dir": str(tmp_path / "model"),
+            "block_sizes": [4],
+            "logit_shift": True,
+            "noise_on": "targets",
+            "max_steps": 6,
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+            "learning_rate": 1e-2,
+            "use_cpu": True,
+            "save_steps": 2,
+            "report_to": "none",
+        },
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_a_row_as_json(run, recipe, chats):
+    outcome = run("data", "inspect", recipe, "--json", "--row", 1)
+    assert (outcome.code, outcome.stderr) == (0, "")
+    shown = json.loads(outcome.stdout)
+    clean, noisy, counts = shown["clean"], shown["noisy"], shown["statistics"]
+    assert {len(column) for column in clean.values()} == {64}
+    assert len({len(column) for column in noisy.values()}) == 1
+    assert len(shown["where"]) == max(clean["document_ids"]) + 1
+    assert all(re.fullmatch(rf"{re.escape(str(chats))}, line \d+", where) for where in shown["where"])
+    for token, label, position, document in zip(
+        clean["input_ids"], clean["labels"], clean["position_ids"], clean["document_ids"], strict=True
+    ):
+        assert label in (None, token)
+        assert document != PADDING or (label is None and position == 0)
+    # What a clean output learns is the next token's label, of the same document.
+    ends = [*(a != b for a, b in zip(clean["document_ids"], clean["document_ids"][1:], strict=False)), True]
+    for i, learns in enumerate(clean["predicts"]):
+        assert learns == (None if ends[i] else clean["labels"][i + 1])
+    # The noisy half holds the answers, each token as it is or masked.
+    at = {(d, p): t for d, p, t in zip(clean["document_ids"], clean["position_ids"], clean["input_ids"], strict=True)}
+    assert None in noisy["input_ids"]
+    for token, position, document in zip(noisy["input_ids"], noisy["position_ids"], noisy["document_ids"], strict=True):
+        assert token in (None, at[document, position])
+    assert shown["block_size"] == 4
+    assert (
+        counts["documents"]
+        + json.loads(run("data", "inspect", recipe, "--json", "--evaluation").stdout)["statistics"]["documents"]
+        == 40
+    )
+    assert 0 < counts["padding"] < 0.5
+
+
+def test_a_row_as_text(run, recipe, chats):
+    outcome = run("data", "inspect", recipe, "--tokens", 30)
+    assert outcome.code == 0
+    for said in (
+        "rows",
+        "documents",
+        "padding",
+        "row 0: 64 clean tokens",
+        f"{chats}, line 1",
+        "<mask>",
+        "'<|endoftext|>'",
+    ):
+        assert said in outcome.stdout, said
+    assert "… and 34 more; --tokens 0 shows all" in outcome.stdout
+    assert "more; --tokens" not in run("data", "inspect", recipe, "--tokens", 0).stdout
+    generated = ("--set", "data.source=word-problems", "--set", "data.documents=3", "--set", "data.row_length=null")
+    recipe.write_text(recipe.read_text().replace("  evaluation_fraction: 0.2\n", ""))
+    outcome = run("data", "inspect", recipe, *generated, "--set", "training.objective=ntp")
+    assert "noisy" not in outcome.stdout
+    assert re.search(r"padding +0\.0%", outcome.stdout)
+
+
+def test_of_a_stream(run, recipe, chats):
+    recipe.write_text(recipe.read_text().replace("  evaluation_fraction: 0.2\n", "  streaming: true\n"))
+    first, second = (json.loads(run("data", "inspect", recipe, "--json", "--row", 2).stdout) for _ in range(2))
+    assert first == second
+    assert first["statistics"]["rows"] is None
+    assert "of the stream, so far" in run("data", "inspect", recipe).stdout
+
+
+def test_what_is_shown_is_what_is_trained_on(run, recipe, monkeypatch):
+    """Every row that the trainer gets is the one of its number, and the noise of the first step is that step's."""
+    trained: list[tuple[int, Any, Any]] = []
+    training_inputs = SBDTrainer.training_inputs
+
+    def spy(self, rows, *, step, block_size):
+        inputs = training_inputs(self, rows, step=step, block_size=block_size)
+        trained.append((step, rows, inputs))
+        return inputs
+
+    monkeypatch.setattr(SBDTrainer, "training_inputs", spy)
+    assert run("train", recipe, "--set", "training.max_steps=1").code == 0
+    checked, arguments = load_recipe(recipe)
+    for _, rows, inputs in trained:
+        for b, index in enumerate(rows["row_ids"].tolist()):
+            shown = inspected_row(checked, arguments, row=index)
+            assert torch.equal(shown.inputs.input_ids[0, :64], rows["input_ids"][b])
+            assert shown.labels.tolist() == rows["labels"][b].tolist()
+            ours, theirs = shown.inputs.input_ids[0, 64:], inputs.input_ids[b, 64:]
+            assert ((ours == shown.mask_token_id) == (theirs[: len(ours)] == 1)).all()
+
+
+def test_a_picture_of_the_mask(run, recipe, tmp_path):
+    outcome = run("data", "inspect", recipe, "--picture", tmp_path / "mask.png")
+    assert (outcome.code, outcome.message) == (0, f"setblock: wrote {tmp_path / 'mask.png'}")
+    assert (tmp_path / "mask.png").read_bytes().startswith(b"\x89PNG")
+    outcome = run("data", "inspect", recipe, "--picture", tmp_path / "nowhere" / "mask.png")
+    assert (outcome.code, "can't write picture" in outcome.message) == (1, True)
+    assert "can't write picture" in run("data", "inspect", recipe, "--picture", tmp_path / "mask.docx").message
+    row = inspected_row(*load_recipe(recipe), row=0)
+    kinds = attention_kinds(row)
+    assert set(kinds.ravel().tolist()) == {0, 1, 2, 3, 4}
+    assert (kinds[:64, 64:] == 0).all()  # clean tokens see no noisy one
+    is_padding = (row.inputs.document_ids[0] == PADDING).numpy()
+    assert (kinds[~is_padding][:, is_padding] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--row", "99"), 2, "--row must be in 0.."),
+        (("--set", "data.row_length=8"), 1, "line 1: the document has"),
+        (("--set", "data.sauce=x"), 1, "unknown key 'data.sauce'"),
+        (("--set", "data.loss_on=user"), 1, "data.loss_on: Input should be 'assistant' or 'all'"),
+        (("--set", "data.evaluation_fraction=1.5"), 1, "data.evaluation_fraction: Input should be less than 1"),
+        (("--set", "data.source=null"), 1, "give either source or mixture"),
+        (
+            ("--set", "data.mixture=[{source: a, weight: 0}]"),
+            1,
+            "data.mixture.0.weight: Input should be greater than 0",
+        ),
+        (("--set", "data.prompt_column=q"), 1, "prompt_column and completion_column go together"),
+        (("--set", "data.streaming=true"), 1, "evaluation_fraction needs streaming: false"),
+        (("--set", "data.source=nobody/nothing"), 1, "can't load data source nobody/nothing: there is no such file"),
+        (("--set", "data.source=nothing.jsonl"), 1, "data source nothing.jsonl: no such file"),
+        (("--set", "data.chat_template=nothing.jinja"), 1, "can't read data.chat_template nothing.jinja: No such file"),
+        (
+            ("--set", "data.too_long=truncate", "--set", "training.complete_last_block=true"),
+            1,
+            "data.too_long: truncate and training.complete_last_block exclude each other",
+        ),
+        (
+            (
+                "--set",
+                "data.evaluation_fraction=null",
+                "--set",
+                "data.streaming=true",
+                "--set",
+                "training.max_steps=-1",
+            ),
+            1,
+            "data.streaming has no end: give training.max_steps",
+        ),
+        (
+            (
+                *("--set", "data.evaluation_fraction=null", "--set", "data.streaming=true"),
+                *("--set", "training.dataloader_num_workers=2"),
+            ),
+            1,
+            "training.dataloader_num_workers must be 0 or 1, not 2",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", [("data", "inspect"), ("train",)])
+def test_mistakes_are_one_line(run, recipe, command, arguments, code, said):
+    if command == ("train",) and "--row" in arguments:
+        pytest.skip("an option of inspect")
+    outcome = run(*command, recipe, *arguments)
+    assert outcome.code == code
+    assert outcome.message.startswith("setblock: error: ")
+    assert said in outcome.message
+
+
+def test_a_malformed_line_and_a_missing_template(run, recipe, chats, copied):
+    whole = chats.read_text()
+    chats.write_text(whole + '{"messages": \n')
+    for command in (("data", "inspect"), ("train",)):
+        assert f"error: {chats}, line 41: not JSON" in run(*command, recipe).message
+    chats.write_text(whole)
+    (copied / "chat_template.jinja").unlink()
+    outcome = run("train", recipe, "--set", f"model.path={copied}")
+    assert (outcome.code, f"{chats}, line 1: messages need a chat template" in outcome.message) == (1, True)
+
+
+def test_no_rows_to_evaluate_on(run, recipe):
+    outcome = run("data", "inspect", recipe, "--evaluation", "--set", "data.evaluation_fraction=null")
+    assert (outcome.code, "the recipe has no data to evaluate on" in outcome.message) == (1, True)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_run_goes_on_in_the_middle_of_an_epoch(run, recipe, tmp_path, monkeypatch, streaming):
+    """The rows of each step, and the weights in the end, are those of a run that was not interrupted."""
+    if streaming:
+        recipe.write_text(recipe.read_text().replace("  evaluation_fraction: 0.2\n", "  streaming: true\n"))
+    rows: dict[int, list[list[int]]] = {}
+    compute_loss = SBDTrainer.compute_loss
+
+    def spy(self, model, inputs, *args, **kwargs):
+        if model.training:
+            rows.setdefault(self.state.global_step, []).extend(inputs["input_ids"].tolist())
+        return compute_loss(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(SBDTrainer, "compute_loss", spy)
+    assert run("train", recipe, "--output", tmp_path / "whole").code == 0
+    expected = dict(rows)
+    assert len(expected) == 6
+    rows.clear()
+
+    # 1. A run that was stopped after the third step: only its checkpoint of the second is left
+    assert run("train", recipe, "--set", "training.save_total_limit=null").code == 0
+    for left in (tmp_path / "model").glob("*"):
+        if left.name not in ("checkpoint-2", "recipe.json"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    rows.clear()
+
+    # 2. Goes on with the third
+    outcome = run("train", recipe)
+    assert outcome.message == "setblock: going on from step 2"
+    assert rows == {step: expected[step] for step in range(2, 6)}
+    weights, found = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "model"))
+    assert all(torch.equal(weights[name], found[name]) for name in weights)
+
+
+def test_what_is_left_out_is_told_by_train(run, recipe, chats):
+    with chats.open("a") as file:
+        file.write(
+            json.dumps({"messages": [{"role": "user", "content": "x" * 99}, {"role": "assistant", "content": ""}]})
+        )
+    outcome = run("train", recipe, "--set", "data.too_long=drop", "--set", "data.evaluation_fraction=null")
+    assert outcome.code == 0
+    assert "warning: data: 1 of 41 documents are longer than 64 tokens and were dropped" in outcome.message
+    assert f"the first: {chats}, line 41" in outcome.message
