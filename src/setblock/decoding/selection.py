@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.samplers import BlockView, Memory, Sampler, Selection
+from setblock.errors import SetBlockError
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ class RowSamplers:
         Args:
             logits, candidates, revealed: as in `BlockView`.
             is_new: [B] bool, rows in whose block no pass has revealed anything yet; what was remembered of them is forgotten.
+
+        Raises:
+            SetBlockError: a sampler reveals nothing where there are candidates, or what is none.
         """
         if len(self._groups) == 1:
             block = BlockView(logits, candidates, revealed, self._recall(0, is_new))
@@ -65,7 +69,16 @@ class RowSamplers:
         return RowSelection(reveal, logits, entropy)
 
     def _ask(self, index: int, block: BlockView) -> Selection:
-        selection = self._groups[index][0].select(block)
+        sampler = self._groups[index][0]
+        selection = sampler.select(block)
+        chosen = selection.reveal & block.candidates
+        if bool(
+            (block.candidates.any(dim=1) & ~chosen.any(dim=1)).any() | (selection.reveal & ~block.candidates).any()
+        ):
+            # The one would decode for ever, the other write over what is fixed.
+            raise SetBlockError(
+                f"sampler {sampler} must reveal at least one candidate of each row, and candidates only"
+            )
         self._memories[index] = selection.memory
         return selection
 
