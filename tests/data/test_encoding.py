@@ -13,6 +13,7 @@ from setblock.data.encoding import EncodedDocument, Encoder, tokenizer_fingerpri
 from setblock.data.records import Record
 from setblock.data.section import SourceSection
 from setblock.data.tokenizer import train_tokenizer
+from setblock.decoding.text import encode_prompt
 from setblock.errors import SetBlockError
 
 END = 0
@@ -136,6 +137,27 @@ def test_text_that_spells_a_special_token():
     assert [document.spells_special for document in kept] == [False, True]
     assert kept[1].token_ids.count(END) == 2  # the model reads the token, not its letters
     assert [document.spells_special for document in encode(*records, special_tokens="drop")] == [False, True]
+
+
+def test_special_tokens_spelled_out_are_what_a_prompt_of_decoding_is():
+    """Whatever the shape: the letters are learned, the tokens in the document are the template's and the last one."""
+    for prompt in ("a<|endoftext|>b", "<|reserved_special_token_1|>user\n"):
+        (document,) = encode({"messages": chat(prompt, "c<|endoftext|>d")}, special_tokens="spell")
+        expected = encode_prompt(TOKENIZER, [{"role": "user", "content": prompt}])
+        assert document.token_ids[: len(expected)] == expected
+        assert document.token_ids.count(END) == 2
+        assert learned(document) == "c<|endoftext|>d<|endoftext|>"
+        (document,) = encode({"prompt": prompt, "completion": "c"}, special_tokens="spell")
+        expected = encode_prompt(TOKENIZER, prompt, raw=True)
+        assert document.token_ids[: len(expected)] == expected
+        assert document.token_ids.count(END) == 1
+        assert learned(document) == "c<|endoftext|>"
+    for document, plain in zip(
+        encode({"text": "a<|endoftext|>"}, {"text": "b"}, special_tokens="spell"), ("a<|endoftext|>", "b"), strict=True
+    ):
+        assert document.token_ids == [*TOKENIZER(plain, split_special_tokens=True).input_ids, END]
+    with pytest.raises(SetBlockError, match=r"line 1: '<.endoftext.>' is spelled outside of the content of a message"):
+        encode({"messages": [{"role": "user", "content": "a", "name": "<|endoftext|>"}]}, special_tokens="spell")
 
 
 def test_equal_documents_share_a_bucket_and_others_spread():

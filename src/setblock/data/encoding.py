@@ -45,7 +45,8 @@ class Encoder:
         tokenizer: chats are written by its template.
         section: names the columns; those it leaves open are found by their usual names.
         loss_on: `assistant`: answers and completions; `all`: prompts, too. The `text` shape always carries loss all over.
-        special_tokens: what to do with a document whose own text spells a special token, `error` being to raise.
+        special_tokens: what to do with a document whose own text spells a special token: raise (`error`), mark it to be left
+            out (`drop`), learn the letters (`spell`) or the token (`keep`).
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -79,41 +80,57 @@ class Encoder:
     def _spell(self, record: Record, shape: "_Shape", special: re.Pattern[str]) -> "_Spelled":
         try:
             values = [_value_of(record, column, shape) for column in shape.columns]
-            found = next((match for text in _strings(values) if (match := special.search(text))), None)
-            if found and self.special_tokens == "error":
+            found = next((match[0] for text in _strings(values) if (match := special.search(text))), None)
+            contents: list[str] | None = None
+            if found is not None and self.special_tokens == "error":
                 raise SetBlockError(
-                    f"its text spells the special token {found[0]!r}: set data.special_tokens to drop such documents, or "
-                    "to keep them, with the token as a model reads it"
+                    f"its text spells the special token {found!r}: set data.special_tokens to spell (learn its letters, which "
+                    "is how a prompt is read), keep (learn the token), or drop"
                 )
-            if found and self.special_tokens == "drop":
+            if found is not None and self.special_tokens == "drop":
                 pieces: list[Piece] = []
-            elif shape.name == "messages":
-                tools = record.columns.get("tools")
-                pieces = chat_pieces(self.tokenizer, values[0], tools=tools, loss_on_all=self.loss_on == "all")
-            elif shape.name == "text":
-                pieces = [(values[0], True)]
             else:
-                pieces = [(values[0], self.loss_on == "all"), (values[1], True)]
+                if found is not None and self.special_tokens == "spell":
+                    values, contents = _held_apart(values, shape, special)
+                pieces = self._pieces(values, shape, record.columns.get("tools"))
         except SetBlockError as error:
             raise SetBlockError(f"{record.where}: {error}") from error
-        return _Spelled(pieces, found is not None)
+        return _Spelled(pieces, found is not None, contents)
+
+    def _pieces(self, values: list[Any], shape: "_Shape", tools: Any) -> list[Piece]:
+        if shape.name == "messages":
+            return chat_pieces(self.tokenizer, values[0], tools=tools, loss_on_all=self.loss_on == "all")
+        if shape.name == "text":
+            return [(values[0], True)]
+        return [(values[0], self.loss_on == "all"), (values[1], True)]
 
     def _tokenised(
         self, records: list[Record], spelled: list["_Spelled"], shape: "_Shape"
     ) -> Iterator[EncodedDocument]:
         is_chat = shape.name == "messages"
         first, last = ([], []) if is_chat else (_beginning(self.tokenizer), [self.tokenizer.eos_token_id])
-        ids = iter(_tokenise(self.tokenizer, [text for each in spelled for text, _ in each.pieces]))
-        chats = ["".join(text for text, _ in each.pieces) for each in spelled] if is_chat else []
-        whole = iter(_tokenise(self.tokenizer, chats))
+        batch = [each for each in spelled if each.contents is None]
+        ids = iter(_tokenise(self.tokenizer, [text for each in batch for text, _ in each.pieces]))
+        whole = iter(_tokenise(self.tokenizer, ["".join(text for text, _ in each.pieces) for each in batch if is_chat]))
         for record, each in zip(records, spelled, strict=True):
-            parts = list(islice(ids, len(each.pieces)))
-            if is_chat:
-                parts = self._as_read(record, each.pieces, parts, next(whole))
+            if each.contents is not None:
+                parts = [self._letters(text, each.contents) for text, _ in each.pieces]
+            else:
+                parts = list(islice(ids, len(each.pieces)))
+                if is_chat:
+                    parts = self._as_read(record, each.pieces, parts, next(whole))
             carries = [flag for (_, flag), part in zip(each.pieces, parts, strict=True) for _ in part]
             token_ids = [*first, *(token for part in parts for token in part), *last]
             carries_loss = [each.pieces[0][1] if each.pieces else False] * len(first) + carries + [True] * len(last)
             yield EncodedDocument(token_ids, carries_loss, record.where, each.spells_special, _bucket(token_ids))
+
+    def _letters(self, text: str, contents: list[str]) -> list[int]:
+        """The tokens of a text in which placeholders stand for contents, whose special tokens are no tokens but letters."""
+        ids: list[int] = []
+        for part, piece in enumerate(_PLACEHOLDER.split(text)):
+            is_content = part % 2 == 1
+            ids += _tokenise(self.tokenizer, [contents[int(piece)] if is_content else piece], plain=is_content)[0]
+        return ids
 
     def _as_read(
         self, record: Record, pieces: list[Piece], parts: list[list[int]], whole: list[int]
@@ -155,6 +172,28 @@ class _Shape:
 class _Spelled:
     pieces: list[Piece]
     spells_special: bool
+    contents: list[str] | None  # what placeholders in the pieces stand for; None where there are none
+
+
+_PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
+
+
+def _held_apart(values: list[Any], shape: _Shape, special: re.Pattern[str]) -> tuple[list[Any], list[str]]:
+    """Values with placeholders for their texts, and the texts: what a template writes and what it is given stay apart."""
+    if shape.name != "messages":
+        return [f"\ue000{index}\ue001" for index in range(len(values))], values
+    messages = [dict(message) if isinstance(message, dict) else message for message in values[0]]
+    contents = []
+    for message in messages:
+        if isinstance(message, dict) and isinstance(message.get("content"), str):
+            contents.append(message["content"])
+            message["content"] = f"\ue000{len(contents) - 1}\ue001"
+    left = next((match[0] for text in _strings(messages) if (match := special.search(text))), None)
+    if left is not None:
+        raise SetBlockError(
+            f"{left!r} is spelled outside of the content of a message, where it can't be told from the token"
+        )
+    return [messages], contents
 
 
 def _shape_of(section: SourceSection, record: Record) -> _Shape:
@@ -223,8 +262,12 @@ def _beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id and ids[-1] != tokenizer.bos_token_id else ids
 
 
-def _tokenise(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids if texts else []
+def _tokenise(tokenizer: PreTrainedTokenizerBase, texts: list[str], *, plain: bool = False) -> list[list[int]]:
+    if not texts:
+        return []
+    ids: list[list[int]] = tokenizer(
+        texts, add_special_tokens=False, split_special_tokens=plain, verbose=False
+    ).input_ids
     return ids
 
 

@@ -11,7 +11,7 @@ from setblock.data.word_problems import Split
 
 LossOn = Literal["assistant", "all"]
 TooLong = Literal["error", "drop", "truncate"]
-SpecialTokens = Literal["error", "drop", "keep"]
+SpecialTokens = Literal["error", "drop", "spell", "keep"]
 
 
 class _Section(BaseModel):
