@@ -275,3 +275,17 @@ def test_what_is_left_out_is_told_by_train(run, recipe, chats):
     assert outcome.code == 0
     assert "warning: data: 1 of 41 documents are longer than 64 tokens and were dropped" in outcome.message
     assert f"the first: {chats}, line 41" in outcome.message
+
+
+def test_a_run_does_not_go_on_with_other_documents(run, recipe, chats):
+    """Nor does it mind that the same ones are in a file that was written anew."""
+    assert run("train", recipe, "--set", "training.max_steps=2").code == 0
+    model = Path(yaml.safe_load(recipe.read_text())["training"]["output_dir"])
+    (model / "config.json").unlink()  # killed while it saved
+    again = ("train", recipe, "--set", "training.max_steps=2")
+    text = chats.read_text()
+    chats.write_text(text.replace("What is 3?", "What is 4?"))
+    outcome = run(*again)
+    assert (outcome.code, "holds a run on other documents" in outcome.stderr) == (1, True)
+    chats.write_text(text)
+    assert run(*again).code == 0

@@ -30,6 +30,12 @@ class RecipeRows:
     train: RowDataset | RowStream
     evaluation: RowDataset | None
 
+    @property
+    def fingerprint(self) -> str | None:
+        """A hash of the documents to train on; None where they are generated, or not known beforehand."""
+        rows = self.train.rows if isinstance(self.train, RowDataset) else None
+        return rows.corpus.fingerprint if isinstance(rows, CorpusRows) else None
+
 
 class CorpusRows(Sequence[Row]):
     """The rows of a corpus. Only which documents each holds is in memory: a row is made when it is asked for."""

@@ -21,18 +21,30 @@ _FREE = re.compile(r"output_dir|logging_.*|save_.*|eval_.*|report_to|disable_tqd
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
-def claim(folder: Path, recipe: Recipe) -> None:
-    """Record in `folder` which recipe is trained there.
+def claim(folder: Path, recipe: Recipe, *, documents: str | None = None) -> None:
+    """Record in `folder` which recipe is trained there, and on what.
+
+    Args:
+        folder: the run's output folder.
+        recipe: what is trained.
+        documents: a hash of the documents that it is trained on, if it is known.
 
     Raises:
-        SetBlockError: it already holds the run of another recipe, which this one would silently go on with.
+        SetBlockError: it already holds the run of another recipe, or of other documents, which this one would silently go on
+            with.
     """
     wanted = json.loads(recipe.model_dump_json())
+    wanted["documents"] = documents
     wanted["training"] = {key: value for key, value in wanted["training"].items() if not _FREE.fullmatch(key)}
     path = folder / _RECIPE_FILE
     if path.is_file():
         recorded = json.loads(path.read_text())
         for key, there, here in _differences(recorded, wanted):
+            if key == "documents":
+                raise SetBlockError(
+                    f"{folder} holds a run on other documents, the recipe's data has changed since: delete it, or give another "
+                    "training.output_dir"
+                )
             raise SetBlockError(
                 f"{folder} holds a run with {key} {there!r}, not {here!r}: delete it, or give another training.output_dir"
             )

@@ -78,7 +78,7 @@ def train(recipe: Recipe, args: SBDConfig) -> Path:
         data_collator=RowCollator(pad_token_id=sbd.end_of_text_ids[0]),
         processing_class=sbd.tokenizer,
     )
-    claim(output, recipe)
+    claim(output, recipe, documents=rows.fingerprint)
     checkpoint = newest_checkpoint(output)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
 
