@@ -13,6 +13,7 @@ from setblock.cli.evaluate import evaluate
 from setblock.cli.generate import generate
 from setblock.cli.messages import print_error, print_message, print_warning, silence_loggers
 from setblock.cli.option_groups import with_option_groups
+from setblock.cli.roofline import roofline
 from setblock.cli.train import train
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 
@@ -63,7 +64,7 @@ def _setblock(
     """Set Block Decoding: several tokens per forward pass from any Hugging Face causal LM."""
 
 
-for command in (generate, compare, evaluate, train):
+for command in (generate, compare, evaluate, train, roofline):
     app.command()(with_option_groups(command))
 
 data = typer.Typer(no_args_is_help=True, help="Look at the data of a recipe.")

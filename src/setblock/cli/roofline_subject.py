@@ -1,0 +1,183 @@
+"""What `setblock roofline` predicts: from what was typed to a model's shape, a machine and types."""
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from setblock.cli.messages import silence_libraries
+from setblock.cli.options import MODEL
+from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
+from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, Hardware, hardware_named
+from setblock.roofline.machine import THIS_MACHINE
+from setblock.roofline.precision import BITS, NumberType, Precision
+from setblock.roofline.prediction import Prediction
+from setblock.roofline.presets import PAPER_MODEL, PRESETS, preset_config
+from setblock.roofline.shape import ModelShape, shape_of
+
+if TYPE_CHECKING:
+    import torch
+
+HARDWARE_PANEL = "Hardware"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectOptions:
+    """Which model, in which types, on which machine."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="P",
+            help=f"Folder or hub id, of which only the config is read, or one of {', '.join(PRESETS)}. "
+            f"Default: {PAPER_MODEL} on the paper's H100.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
+    dtype: Annotated[
+        NumberType | None,
+        typer.Option(
+            "--dtype",
+            help="Type of activations, and of weights and cache unless they are given. Default: the config's, or bfloat16; "
+            "float8 where no model is given, as in the paper.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
+    weights: Annotated[
+        NumberType | None, typer.Option("--weights", help="Type of the weights.", rich_help_panel=MODEL)
+    ] = None
+    kv: Annotated[
+        NumberType | None,
+        typer.Option("--kv", help="Type of the cached keys and values.", rich_help_panel=MODEL),
+    ] = None
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            "--hardware",
+            metavar="NAME",
+            help=f"One of {', '.join(HARDWARE)}, or {THIS_MACHINE}, which is measured. Default: h100.",
+            rich_help_panel=HARDWARE_PANEL,
+        ),
+    ] = None
+    bandwidth: Annotated[
+        float | None,
+        typer.Option("--bandwidth", metavar="GB/s", help="Of its memory, instead.", rich_help_panel=HARDWARE_PANEL),
+    ] = None
+    peak: Annotated[
+        float | None,
+        typer.Option(
+            "--peak",
+            metavar="TFLOPS",
+            help="Of its arithmetic, dense, in the type that is used, instead.",
+            rich_help_panel=HARDWARE_PANEL,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model without weights: its shape, and the config to make one of, if need be."""
+
+    shape: ModelShape
+    config: Any
+    default_dtype: str
+
+
+def prediction_for(options: SubjectOptions) -> Prediction:
+    """The prediction of what was asked for.
+
+    Raises:
+        SetBlockError: the model, the machine or a type can't be used.
+    """
+    subject = read_subject(options.model or PAPER_MODEL)
+    dtype = options.dtype or ("float8" if options.model is None else subject.default_dtype)
+    precision = Precision.of(dtype, weights=options.weights, kv=options.kv)
+    return Prediction(shape=subject.shape, hardware=_hardware(options, dtype), precision=precision)
+
+
+def read_subject(source: str) -> Subject:
+    """A preset, or the config of a checkpoint.
+
+    Raises:
+        SetBlockError: there is no such config, or blocks can't be decoded with such a model.
+    """
+    if source in PRESETS:
+        return Subject(PRESETS[source], preset_config(source), "bfloat16")
+    from transformers import AutoConfig
+
+    from setblock.model.loading import refuse_unsupported
+
+    silence_libraries()
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except Exception as error:  # Transformers raises anything over a broken or missing config
+        reason = " ".join(str(error).split())
+        raise SetBlockError(f"can't read the config of model {source}: {reason}") from error
+    try:
+        refuse_unsupported(config)
+        shape = shape_of(config, name=source)
+    except SetBlockError as error:
+        raise SetBlockError(f"model {source}: {error}") from error
+    _check_shape(shape, config)
+    dtype = str(config.get_text_config().dtype).removeprefix("torch.")
+    return Subject(shape, config, dtype if dtype in BITS else "bfloat16")
+
+
+def _check_shape(shape: ModelShape, config: Any) -> None:
+    """Warn of an architecture whose matrices are not those that were read from its config."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):  # shapes without memory
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception:  # a model that can't be made here can still be predicted
+        return
+    real = sum(weight.numel() for weight in model.parameters() if weight.ndim > 1)
+    if abs(real - shape.parameters) > 0.01 * real:
+        warnings.warn(
+            f"{shape.name} has {real / 1e6:,.1f} million weights in its matrices, and {shape.parameters / 1e6:,.1f} million "
+            "are in the prediction: parts of its architecture are not modelled",
+            SetBlockWarning,
+            stacklevel=2,
+        )
+
+
+def _hardware(options: SubjectOptions, dtype: str) -> Hardware:
+    name = options.hardware or ("paper-h100" if options.model is None else "h100")
+    hardware = this_machine(dtype) if name == THIS_MACHINE else hardware_named(name)
+    if options.bandwidth is None and options.peak is None:
+        return hardware
+    return hardware.with_figures(
+        bandwidth=None if options.bandwidth is None else options.bandwidth * GB,
+        peak=None if options.peak is None else options.peak * TFLOPS,
+    )
+
+
+def this_machine(dtype: str) -> Hardware:
+    """Measured; types of fewer than 16 bits are taken for bfloat16."""
+    from setblock.roofline.machine import measured_hardware
+
+    return measured_hardware(torch_dtype(dtype if BITS[dtype] >= 16 else "bfloat16"), device=this_device())
+
+
+def torch_dtype(name: str) -> "torch.dtype":
+    """PyTorch's own.
+
+    Raises:
+        ParameterError: passes can't be run in it.
+    """
+    import torch
+
+    if BITS[name] < 16:
+        raise ParameterError(f"passes are measured in float32, bfloat16 or float16, not in {name}")
+    return cast("torch.dtype", getattr(torch, name))
+
+
+def this_device() -> "torch.device":
+    """A GPU if there is one."""
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,137 @@
+"""The time of a pass: each operation at the speed of memory or of arithmetic, whichever is slower (paper, section 4).
+
+Knows costs and hardware. What it gives is a lower bound for a machine that overlaps nothing between operations and all within
+one, not a measurement.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from setblock.roofline.cost import Operation, pass_operations
+from setblock.roofline.hardware import Hardware
+from setblock.roofline.precision import Precision
+from setblock.roofline.shape import ModelShape
+from setblock.roofline.speedup import predicted_speedup
+
+
+class PassTimes(Protocol):
+    """Anything that knows how long a pass takes."""
+
+    def seconds(self, tokens: int, *, batch: int, kv_length: int, outputs: int | None = None) -> float:
+        """Of one pass over `tokens` of each of `batch` requests with `kv_length` cached positions.
+
+        `outputs` are the positions of each request whose logits are computed, all of them by default.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """A model of these types on this hardware."""
+
+    shape: ModelShape
+    hardware: Hardware
+    precision: Precision
+
+    def seconds(self, tokens: int, *, batch: int, kv_length: int, outputs: int | None = None) -> float:
+        """See `PassTimes`."""
+        operations = self.operations(tokens, batch=batch, kv_length=kv_length, outputs=outputs)
+        return sum(self.operation_seconds(operation) for operation in operations)
+
+    def operations(self, tokens: int, *, batch: int, kv_length: int, outputs: int | None = None) -> Iterator[Operation]:
+        """What the pass does."""
+        return pass_operations(
+            self.shape,
+            self.precision,
+            tokens=tokens,
+            batch=batch,
+            kv_length=kv_length,
+            outputs=tokens if outputs is None else outputs,
+        )
+
+    def operation_seconds(self, operation: Operation) -> float:
+        """Of one operation."""
+        return max(self.arithmetic_seconds(operation), operation.bytes / self.hardware.bandwidth)
+
+    @property
+    def weight_memory(self) -> float:
+        """Bytes that all matrices take."""
+        return self.shape.parameters * self.precision.weight_bytes
+
+    def kv_memory(self, length: int) -> float:
+        """Bytes that the cache of one request takes, all layers keeping every position."""
+        return length * self.shape.kv_numbers * self.precision.kv_bytes
+
+    def batch_in_memory(self, length: int) -> int | None:
+        """How many requests fit beside the weights, activations left out; None where the memory's size is not known."""
+        if self.hardware.memory is None:
+            return None
+        return max(0, int((self.hardware.memory - self.weight_memory) // self.kv_memory(length)))
+
+    def arithmetic_seconds(self, operation: Operation) -> float:
+        """Of its arithmetic alone, at the peak."""
+        return operation.flops / self.hardware.peak(operation.bits)
+
+
+def slowdown(times: PassTimes, block_size: int, *, batch: int, kv_length: int) -> float:
+    """A block pass over a one-token pass (table 3)."""
+    block = times.seconds(block_size, batch=batch, kv_length=kv_length)
+    return block / times.seconds(1, batch=batch, kv_length=kv_length)
+
+
+def block_speedup(times: PassTimes, nfe_speedup: float, *, block_size: int, batch: int, kv_length: int) -> float:
+    """Wall-clock speed-up over one token a pass (eq. 16; table 4).
+
+    Args:
+        nfe_speedup: how many times fewer passes blocks take, in 1..`block_size`. A trained model's, to be measured.
+    """
+    one, block, fused = pass_times(times, block_size, batch=batch, kv_length=kv_length)
+    return predicted_speedup(block_size / nfe_speedup, block_size=block_size, one_token=one, block=block, fused=fused)
+
+
+def break_even_nfe(times: PassTimes, *, block_size: int, batch: int, kv_length: int) -> float | None:
+    """The NFE speed-up from which blocks are faster than one token a pass; None where not even whole blocks are.
+
+    Eq. 16 set to 1 and solved for k / l.
+    """
+    one, block, fused = pass_times(times, block_size, batch=batch, kv_length=kv_length)
+    passes_per_block = (block_size * one - fused) / block + 1
+    return block_size / passes_per_block if passes_per_block >= 1 else None
+
+
+def pass_times(times: PassTimes, block_size: int, *, batch: int, kv_length: int) -> tuple[float, float, float]:
+    """time(1), time(k) and time(2k) of eq. 16; the fused pass computes the logits of its new block only."""
+    one = times.seconds(1, batch=batch, kv_length=kv_length)
+    block = times.seconds(block_size, batch=batch, kv_length=kv_length)
+    fused = times.seconds(2 * block_size, batch=batch, kv_length=kv_length, outputs=block_size)
+    return one, block, fused
+
+
+def last_paying_batch(
+    times: PassTimes, nfe_speedup: float, *, block_size: int, kv_length: int, limit: int = 2**14
+) -> int | None:
+    """The largest batch at which blocks are faster than one token a pass.
+
+    Takes it that above the last power of two that pays, they stop paying once and for all: compute, which blocks cost more of,
+    can only gain in weight as a batch grows.
+
+    Returns:
+        0 where no batch pays, and None where `limit` still does.
+    """
+
+    def pays(batch: int) -> bool:
+        return block_speedup(times, nfe_speedup, block_size=block_size, batch=batch, kv_length=kv_length) > 1
+
+    if pays(limit):
+        return None
+    paying = [batch for batch in _powers_of_two(limit) if pays(batch)]
+    low = max(paying, default=0)
+    high = min(max(2 * low, 1), limit)  # low pays or is 0, high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if pays(middle) else (low, middle)
+    return low
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    return [2**i for i in range(limit.bit_length()) if 2**i <= limit]

@@ -1,0 +1,189 @@
+"""The shape of a decoder, from the config of a Hugging Face causal LM: grouped queries, gates, experts, windows, heads.
+
+Knows the names that configs give to sizes. Reads no weights, and needs neither PyTorch nor Transformers. Counts matrices only:
+norms and biases are thousandths of a model.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from setblock.errors import SetBlockError
+
+# Feed-forward layers of two matrices; all others are taken for gated ones of three, as nearly all are. Configs don't say.
+_NOT_GATED = frozenset(
+    "arcee codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj nemotron opt persimmon phi starcoder2".split()
+)
+_LEARNED_POSITIONS = frozenset(["gpt2", "gpt_bigcode", "gpt_neo"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """Layers that are alike.
+
+    Attributes:
+        count: how many of them the model has.
+        window: positions that a query sees, itself included; None for all.
+        width: of the feed-forward layer, or of one expert where there are experts.
+        experts: 0 in a dense layer.
+        active_experts: that each token goes through.
+        shared_width: of what every token goes through beside its experts.
+    """
+
+    count: int
+    window: int | None
+    width: int
+    experts: int = 0
+    active_experts: int = 0
+    shared_width: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A decoder-only model.
+
+    Attributes:
+        hidden: width between layers.
+        heads, kv_heads, head_dim: of attention.
+        gated: whether feed-forward layers have a gate, a third matrix.
+        vocabulary: rows of the embedding, and outputs of the LM head.
+        tied: whether the two are one matrix.
+        positions: learned ones; 0 for rotary.
+        layers: in groups of alike ones.
+    """
+
+    name: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    gated: bool
+    vocabulary: int
+    tied: bool
+    layers: tuple[LayerShape, ...]
+    positions: int = 0
+
+    @property
+    def parameters(self) -> int:
+        """Of all matrices."""
+        embeddings = (self.vocabulary * (1 if self.tied else 2) + self.positions) * self.hidden
+        return self._layer_parameters(active_only=False) + embeddings
+
+    @property
+    def active_parameters(self) -> int:
+        """Of the matrices that one token is multiplied by: its experts and the LM head, no embedding."""
+        return self._layer_parameters(active_only=True) + self.vocabulary * self.hidden
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers that one position takes in the cache, over all layers."""
+        return 2 * sum(layer.count for layer in self.layers) * self.kv_heads * self.head_dim
+
+    def _layer_parameters(self, *, active_only: bool) -> int:
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        one_wide = self.hidden * (3 if self.gated else 2)  # of a feed-forward layer, for each unit of width
+        total = 0
+        for layer in self.layers:
+            copies = layer.active_experts if active_only else layer.experts
+            width = layer.width * copies + layer.shared_width if layer.experts else layer.width
+            total += layer.count * (attention + one_wide * width + self.hidden * layer.experts)
+        return total
+
+
+def shape_of(config: Any, *, name: str | None = None) -> ModelShape:
+    """The shape that a config describes.
+
+    Args:
+        config: a `PretrainedConfig`, or the mapping that a `config.json` holds.
+        name: what to call the model; its `model_type` by default.
+
+    Raises:
+        SetBlockError: a size is missing, or the architecture has parts that are not modelled.
+    """
+    if not isinstance(config, Mapping):
+        config = config.get_text_config()
+    kind = str(_read(config, "model_type", default="unknown"))
+    if _read(config, "kv_lora_rank"):
+        raise SetBlockError(f"{kind} has multi-head latent attention, which the roofline does not model")
+    hidden = _size(config, "hidden_size", "n_embd")
+    heads = _size(config, "num_attention_heads", "n_head")
+    return ModelShape(
+        name=name or kind,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_read(config, "num_key_value_heads", default=heads),
+        head_dim=_read(config, "head_dim", default=hidden // heads),
+        gated=kind not in _NOT_GATED,
+        vocabulary=_size(config, "vocab_size"),
+        tied=bool(_read(config, "tie_word_embeddings", default=True)),
+        positions=_size(config, "max_position_embeddings", "n_positions") if kind in _LEARNED_POSITIONS else 0,
+        layers=_layers(config, kind, hidden),
+    )
+
+
+def _layers(config: Any, kind: str, hidden: int) -> tuple[LayerShape, ...]:
+    number = _size(config, "num_hidden_layers", "n_layer")
+    windows = _windows(config, kind, number)
+    sparse = _sparse(config, number)
+    width = _read(config, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
+    expert_width = _read(config, "moe_intermediate_size", default=width)
+    shared = _read(config, "n_shared_experts", "num_shared_experts", default=0) * expert_width
+    experts = {
+        "width": expert_width,
+        "experts": _read(config, *_EXPERTS, default=0),
+        "active_experts": _read(config, "num_experts_per_tok", "num_experts_per_token", default=0),
+        "shared_width": _read(config, "shared_expert_intermediate_size", default=shared),
+    }
+    alike = Counter(zip(windows, sparse, strict=True))
+    return tuple(
+        LayerShape(count=count, window=window, **(experts if is_sparse else {"width": width}))
+        for (window, is_sparse), count in alike.items()
+    )
+
+
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def _windows(config: Any, kind: str, number: int) -> list[int | None]:
+    """The window of each layer."""
+    window = _read(config, "sliding_window") or None
+    if _read(config, "use_sliding_window", default=True) is False:
+        window = None
+    kinds = _read(config, "layer_types", default=[])
+    if not kinds:
+        return [window] * number
+    for each in kinds:
+        if each not in ("full_attention", "sliding_attention"):
+            raise SetBlockError(f"{kind} has layers of type {each!r}, which the roofline does not model")
+    return [window if each == "sliding_attention" else None for each in kinds]
+
+
+def _sparse(config: Any, number: int) -> list[bool]:
+    """Which layers have experts."""
+    if not _read(config, *_EXPERTS, default=0):
+        return [False] * number
+    kinds = _read(config, "mlp_layer_types", default=[])
+    if kinds:
+        return [each == "sparse" for each in kinds]
+    dense = set(_read(config, "mlp_only_layers", default=[])) | set(
+        range(_read(config, "first_k_dense_replace", default=0))
+    )
+    step = _read(config, "decoder_sparse_step", default=1)
+    return [index not in dense and (index + 1) % step == 0 for index in range(number)]
+
+
+def _size(config: Any, *names: str) -> int:
+    value = _read(config, *names)
+    if not isinstance(value, int) or value < 1:
+        raise SetBlockError(f"the config has no valid {names[0]}: {value!r}")
+    return value
+
+
+def _read(config: Any, *names: str, default: Any = None) -> Any:
+    """The first of these names that the config has a value for."""
+    for name in names:
+        value = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+        if value is not None:
+            return value
+    return default
