@@ -188,6 +188,7 @@ def _print_prediction(prediction: Prediction, *, kv_length: int, block_size: int
             {"mode": "corrected", **at}
             | tables_json(made)
             | {"last_paying_batch": {str(nfe): batch for nfe, batch in paying.items()}}
+            | {"batch_in_memory": prediction.batch_in_memory(kv_length)}
             | {"operations": operations_json(prediction, batch=1, **at)}
             | subject_json(prediction)
         )
@@ -195,7 +196,7 @@ def _print_prediction(prediction: Prediction, *, kv_length: int, block_size: int
     console = stdout_console()
     print_subject(console, prediction)
     print_tables(console, made, **at)
-    print_paying(console, paying, **at)
+    print_paying(console, paying, fits=prediction.batch_in_memory(kv_length), **at)
     print_caveat(console)
 
 

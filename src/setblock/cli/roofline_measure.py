@@ -63,9 +63,10 @@ def measure_passes(
     cache = SlotCache(layers=layers, batch=batch, capacity=length)
     passes = {k: _pass(model, cache, batch=batch, kv_length=kv_length, tokens=k) for k in BLOCK_SIZES}
     passes[1]()
-    for layer in cache.layers:
-        layer.keys.normal_()
-        layer.values.normal_()
+    with torch.inference_mode():
+        for layer in cache.layers:
+            layer.keys.normal_()
+            layer.values.normal_()
 
     # 3. The times, interleaved, so that a machine's drift falls on all of them alike
     for run in passes.values():

@@ -52,10 +52,13 @@ def print_subject(console: Console, prediction: Prediction) -> None:
     )
 
 
-def print_paying(console: Console, paying: dict[int, int | None], *, kv_length: int, block_size: int) -> None:
-    """Where blocks stop paying."""
+def print_paying(
+    console: Console, paying: dict[int, int | None], *, kv_length: int, block_size: int, fits: int | None
+) -> None:
+    """Where blocks stop paying, and the batch that memory holds."""
     ends = "; ".join(f"NFE {nfe}x: {_batch(batch)}" for nfe, batch in paying.items())
-    line(console, f"largest batch that gains at k={block_size}, {kv_length:,} cached positions: {ends}")
+    text = f"largest batch that gains at k={block_size}, {kv_length:,} cached positions: {ends}"
+    line(console, text if fits is None else f"{text} (in memory: {fits})")
 
 
 def print_caveat(console: Console, hint: str = "") -> None:

@@ -18,7 +18,7 @@ _SLOWDOWN_BATCHES = (1, 4, 8, 16, 32)
 _BATCHES = tuple(2**i for i in range(9))  # 1..256
 _KV_LENGTHS = (128, 1024, 8192, 32768)
 _PAYING_KV_LENGTHS = tuple(2**i for i in range(7, 16))  # 128..32,768
-_MOST = 1024  # the largest batch drawn where speed-up has no end
+_MOST = 2048  # the largest batch that is drawn
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -86,14 +86,16 @@ def _paying_panel(axes: "Axes", prediction: PassTimes, *, nfe_speedups: Sequence
             for length in _PAYING_KV_LENGTHS
         }
         ends = {length: batch for length, batch in paying.items() if batch}
-        axes.plot(
-            list(ends), list(ends.values()), marker=".", label=f"NFE {nfe}", color=_shade(index, len(nfe_speedups))
-        )
+        colour = _shade(index, len(nfe_speedups))
+        axes.plot(list(ends), list(ends.values()), marker=".", label=f"NFE {nfe}", color=colour)
+        endless = [length for length, batch in paying.items() if batch is None]
+        axes.plot(endless, [_MOST / 1.25 ** (index + 1)] * len(endless), "^", color=colour, markersize=5)
+    axes.plot([], [], "^", color="0.5", markersize=5, label=f"no end up to {_MOST}")
     if isinstance(prediction, Prediction) and prediction.hardware.memory is not None:
         fits = [prediction.batch_in_memory(length) or 0 for length in _PAYING_KV_LENGTHS]
         axes.plot(_PAYING_KV_LENGTHS, fits, color="0.5", linestyle="--", label="fits in memory")
     _log_axis(axes, "x", _PAYING_KV_LENGTHS)
-    _log_axis(axes, "y", [2**i for i in range(11)])
+    _log_axis(axes, "y", [2**i for i in range(12)])
     axes.set(
         xlabel="cached positions", ylabel="largest batch that gains", title="Where blocks stop paying", ylim=(1, _MOST)
     )
