@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from setblock.masks import CLEAN, MaskMod, decode_mask, to_block_mask, to_dense, train_mask
@@ -163,6 +163,47 @@ def test_block_mask_equals_dense_mask(long_rows: list[list[Token]], window: int 
     for b, q, kv in itertools.product(range(2), range(blocks.shape[1]), range(blocks.shape[2])):
         part = expected[b, q * size : (q + 1) * size, kv * size : (kv + 1) * size]
         assert bool(blocks[b, q, kv]) == bool(part.any())
+
+
+@pytest.mark.parametrize("window", [None, 17])
+@pytest.mark.parametrize("pairs_at_once", [1, 1 << 17, 1 << 30])
+def test_block_mask_is_flex_attentions_own(
+    long_rows: list[list[Token]], window: int | None, pairs_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tile for tile what `create_block_mask` makes, however many rows of tiles are evaluated at a time."""
+    monkeypatch.setattr("setblock.masks._PAIRS_AT_ONCE", pairs_at_once)
+    queries, keys = len(long_rows[0]) - 5, len(long_rows[0])
+    mask_mod = mask_of(long_rows, window)
+    ours = to_block_mask(mask_mod, batch=2, queries=queries, keys=keys)
+    theirs = create_block_mask(mask_mod, B=2, H=None, Q_LEN=queries, KV_LEN=keys, device="cpu")
+    assert ours.shape == theirs.shape
+    for name in ("kv", "full_kv", "q", "full_q"):
+        count, order = f"{name}_num_blocks", f"{name}_indices"
+        assert torch.equal(getattr(ours, count), getattr(theirs, count)), name
+        for wanted, mine, their in zip(
+            getattr(ours, count).flatten(),
+            getattr(ours, order).flatten(0, 2),
+            getattr(theirs, order).flatten(0, 2),
+            strict=True,
+        ):
+            assert torch.equal(mine[:wanted], their[:wanted]), name
+
+
+def test_a_block_mask_is_made_of_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tensor of queries x keys is ever made: at 32k tokens and as many noisy ones it would be 4 GiB of booleans."""
+    length, at_once, evaluated = 4096, 1 << 20, 0
+    monkeypatch.setattr("setblock.masks._PAIRS_AT_ONCE", at_once)
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        nonlocal evaluated
+        assert q_idx.numel() * kv_idx.numel() <= at_once
+        evaluated += q_idx.numel()
+        return q_idx >= kv_idx
+
+    block_mask = to_block_mask(mask_mod, batch=1, queries=length, keys=length)
+    assert evaluated == length
+    assert int(block_mask.kv_num_blocks.sum()) == 32  # tiles on the diagonal
+    assert int(block_mask.full_kv_num_blocks.sum()) == 32 * 31 / 2
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

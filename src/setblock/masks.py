@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, or_masks
+from torch.nn.attention.flex_attention import BlockMask, and_masks, or_masks
+from torch.nn.functional import pad
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -134,5 +135,35 @@ def to_dense(mask_mod: MaskMod, *, batch: int, queries: int, keys: int, device: 
 def to_block_mask(
     mask_mod: MaskMod, *, batch: int, queries: int, keys: int, device: torch.device | str = "cpu"
 ) -> BlockMask:
-    """Compile a `mask_mod` to a FlexAttention `BlockMask` of the same shape as `to_dense` gives."""
-    return create_block_mask(mask_mod, B=batch, H=None, Q_LEN=queries, KV_LEN=keys, device=device)
+    """Compile a `mask_mod` to a FlexAttention `BlockMask` of the same shape as `to_dense` gives.
+
+    What `torch.nn.attention.flex_attention.create_block_mask` makes, without the tensor [queries, keys] that it makes it from
+    unless it is compiled: a few rows of tiles at a time are evaluated, and of each tile only the number of pairs is kept.
+    """
+    rows, columns = -(-queries // _TILE), -(-keys // _TILE)
+    pairs = torch.zeros((batch, 1, rows, columns), dtype=torch.long, device=device)
+    b = torch.arange(batch, device=device)[:, None, None, None]
+    h = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
+    kv_idx = torch.arange(keys, device=device)[None, None, None, :]
+    at_once = max(1, _PAIRS_AT_ONCE // (batch * keys * _TILE))
+    for row in range(0, rows, at_once):
+        q_idx = torch.arange(row * _TILE, min(queries, (row + at_once) * _TILE), device=device)  # [n]
+        allowed = mask_mod(b, h, q_idx[None, None, :, None], kv_idx).expand(batch, 1, len(q_idx), keys)
+        tiles = pad(allowed, (0, columns * _TILE - keys, 0, -len(q_idx) % _TILE))  # whole tiles, False behind the end
+        tiles = tiles.view(batch, 1, -1, _TILE, columns, _TILE)
+        pairs[:, :, row : row + at_once] = tiles.sum(dim=(3, 5))
+    full = pairs == _TILE * _TILE
+    partial = (pairs > 0) & ~full
+    return BlockMask.from_kv_blocks(
+        *_ordered(partial), *_ordered(full), BLOCK_SIZE=_TILE, mask_mod=mask_mod, seq_lengths=(queries, keys)
+    )
+
+
+_TILE = 128  # queries and keys of a tile: FlexAttention's own default
+_PAIRS_AT_ONCE = 1 << 24
+
+
+def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
+    """[B, 1, R] how many tiles of each row are wanted, and [B, 1, R, C] which, those first; int32. `tiles` is [B, 1, R, C]."""
+    order = tiles.long().argsort(dim=-1, descending=True, stable=True)
+    return tiles.sum(dim=-1, dtype=torch.int32), order.int()

@@ -70,14 +70,14 @@ def plain_logits(model: PreTrainedModel, tokens: list[int], block_start: int) ->
         attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
         use_cache=False,
     )
-    return output.logits[0].float()
+    return output.logits[0]
 
 
 def block_by_block(
     model: PreTrainedModel, rows: dict[str, Tensor], inputs: TrainingInputs, *, logit_shift: bool
 ) -> tuple[Tensor, Tensor]:
     """Both sums of eq. 14 by its own loops; only x̂ itself is taken from `inputs`."""
-    ntp, matp = torch.zeros(()), torch.zeros(())
+    ntp, matp = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     clean = rows["input_ids"].shape[1]
     for b in range(len(rows["input_ids"])):
         for document in set(rows["document_ids"][b].tolist()) - {PADDING}:

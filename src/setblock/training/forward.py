@@ -1,12 +1,23 @@
-"""One forward pass of training: inputs -> logits, under the training mask."""
+"""One forward pass of training: inputs -> logits, or inputs -> loss, under the training mask."""
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from setblock.errors import SetBlockError
 from setblock.masks import train_mask
-from setblock.model.attention import attention_mask
+from setblock.model.attention import AttentionMask, attention_mask, layer_windows
 from setblock.model.forward import logits_at
+from setblock.training.cross_entropy import LOGITS_AT_ONCE
+from setblock.training.head import SplitHead
 from setblock.training.inputs import TrainingInputs
+from setblock.training.loss import SBDLoss, sbd_loss, sbd_loss_in_chunks
+
+LARGEST_DENSE_MASK = 1 << 30
+"""Bytes that the attention masks of a pass may take where they are dense: a row of 32,768 tokens by PyTorch's SDPA, which is
+16,384 and as many noisy ones."""
 
 
 def training_logits(
@@ -17,10 +28,71 @@ def training_logits(
     Args:
         model: the model itself.
         wrapped: what to call in the model's stead, where a trainer has wrapped it.
+
+    Raises:
+        SetBlockError: the attention mask would be larger than `LARGEST_DENSE_MASK`.
     """
+    return logits_at(
+        model,
+        index,
+        input_ids=inputs.input_ids,
+        position_ids=inputs.position_ids,
+        attention_mask=_mask(model, inputs),
+        wrapped=wrapped,
+    )
+
+
+def training_loss(
+    model: PreTrainedModel,
+    inputs: TrainingInputs,
+    *,
+    head: SplitHead | None,
+    ntp_weight: float,
+    matp_weight: float,
+    wrapped: nn.Module | None = None,
+    logits_at_once: int = LOGITS_AT_ONCE,
+) -> SBDLoss:
+    """Eq. 14 over one batch, from one forward pass.
+
+    Args:
+        head: the model's, to compute the logits in chunks where there are more than `logits_at_once`; None to never do.
+        model, wrapped: see `training_logits`, which also says what is raised.
+    """
+    index = torch.cat([inputs.ntp.index, inputs.matp.index])  # [M]
+    terms: dict[str, Any] = {
+        "ntp_targets": inputs.ntp.token_ids,
+        "matp_targets": inputs.matp.token_ids,
+        "ntp_weight": ntp_weight,
+        "matp_weight": matp_weight,
+    }
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    chunk = max(1, logits_at_once // vocabulary)
+    if head is None or len(index) <= chunk:
+        return sbd_loss(training_logits(model, inputs, index, wrapped=wrapped), **terms)
+
+    # The loss is computed inside of the forward pass, where what wraps the model has its weights ready.
+    found: list[SBDLoss] = []
+
+    def take_loss(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        hidden = args[0].reshape(-1, args[0].shape[-1])[index]  # [M, D]
+        found.append(sbd_loss_in_chunks(hidden, head=head, parameters=head.trained, chunk=chunk, **terms))
+
+    handle = head.module.register_forward_pre_hook(take_loss)
+    try:
+        logits = training_logits(model, inputs, index[:0], wrapped=wrapped)  # [0, V]
+    finally:
+        handle.remove()
+    (loss,) = found
+    # Nothing is added; but what wraps the model waits for gradients of its output before it works on its weights' own.
+    return SBDLoss(**(vars(loss) | {"total": loss.total + logits.sum()}))
+
+
+def _mask(model: PreTrainedModel, inputs: TrainingInputs) -> AttentionMask:
+    config = model.config.get_text_config()
     batch, length = inputs.input_ids.shape
-    mask = attention_mask(
-        model.config.get_text_config(),
+    _refuse_large_mask(model, batch=batch, length=length)
+    return attention_mask(
+        config,
         lambda window: train_mask(
             position_ids=inputs.position_ids,
             document_ids=inputs.document_ids,
@@ -34,11 +106,17 @@ def training_logits(
         device=inputs.input_ids.device,
         dtype=model.dtype,
     )
-    return logits_at(
-        model,
-        index,
-        input_ids=inputs.input_ids,
-        position_ids=inputs.position_ids,
-        attention_mask=mask,
-        wrapped=wrapped,
-    )
+
+
+def _refuse_large_mask(model: PreTrainedModel, *, batch: int, length: int) -> None:
+    config = model.config.get_text_config()
+    if config._attn_implementation == "flex_attention":
+        return
+    size = 1 if config._attn_implementation == "sdpa" else model.dtype.itemsize
+    needed = batch * length * length * size * len(layer_windows(config))
+    if needed > LARGEST_DENSE_MASK:
+        raise SetBlockError(
+            f"the attention mask of {batch} x {length:,} tokens would take {needed / 2**30:.1f} GiB, more than the "
+            f"{LARGEST_DENSE_MASK / 2**30:g} GiB allowed: set model.attn_implementation to flex_attention, or lower "
+            "training.per_device_train_batch_size or data.row_length"
+        )

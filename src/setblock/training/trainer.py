@@ -10,11 +10,14 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel, Trainer
 
 from setblock.training.config import SBDConfig
-from setblock.training.forward import training_logits
+from setblock.training.cross_entropy import LOGITS_AT_ONCE
+from setblock.training.forward import training_loss
+from setblock.training.head import split_head
 from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
-from setblock.training.loss import SBDLoss, sbd_loss
+from setblock.training.loss import SBDLoss
 from setblock.training.optimizer import MuonAdamW
 
+_LOGGED = ("ntp_sum", "matp_sum", "ntp_count", "matp_count")  # of `SBDLoss`
 _EVALUATION = 1 << 31  # stands for the step in an evaluation's seed: the same noise every time, and no step's
 
 
@@ -37,6 +40,10 @@ class SBDTrainer(Trainer):
         self.model_accepts_loss_kwargs = True  # makes Trainer count the targets of the whole accumulated batch for us
         self.mask_token_id = mask_token_id
         self.end_of_text_id = end_of_text_id
+        self._head = None if args.cross_entropy == "plain" else split_head(self.model)
+        if self._head is None and args.cross_entropy == "chunked":
+            raise ValueError("cross_entropy 'chunked' can't be had: what this model does to its logits is not known")
+        self._logits_at_once = LOGITS_AT_ONCE if args.cross_entropy == "auto" else 0
         self._sums: defaultdict[str, float] = defaultdict(float)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
@@ -75,10 +82,15 @@ class SBDTrainer(Trainer):
 
     def losses(self, model: nn.Module, inputs: TrainingInputs) -> SBDLoss:
         """One forward pass and both terms of eq. 14."""
-        plain = self.accelerator.unwrap_model(model)
-        index = torch.cat([inputs.ntp.index, inputs.matp.index])
-        logits = training_logits(plain, inputs, index, wrapped=model)
-        return sbd_loss(logits, ntp_targets=inputs.ntp.token_ids, matp_targets=inputs.matp.token_ids)
+        return training_loss(
+            self.accelerator.unwrap_model(model),
+            inputs,
+            head=self._head,
+            ntp_weight=self.args.ntp_weight,
+            matp_weight=self.args.matp_weight / self.args.noisy_copies,
+            wrapped=model,
+            logits_at_once=self._logits_at_once,
+        )
 
     def compute_loss(
         self,
@@ -96,23 +108,23 @@ class SBDTrainer(Trainer):
         loss = self.losses(model, self.training_inputs(rows, step=step, block_size=block_size).to(device))
 
         prefix = "" if training else "eval_"
-        for name, value in vars(loss).items():
+        for name in _LOGGED:
+            value = getattr(loss, name)
             self._sums[prefix + name] += float(value.detach() if isinstance(value, Tensor) else value)
-        total = self.args.ntp_weight * loss.ntp_sum
-        total = total + self.args.matp_weight / self.args.noisy_copies * loss.matp_sum
-        count = num_items_in_batch if num_items_in_batch is not None else loss.ntp_count
-        total = total / count
+        total = loss.total / (num_items_in_batch if num_items_in_batch is not None else loss.ntp_count)
         if training and self.args.average_tokens_across_devices and num_items_in_batch is not None:
             total = total * self.accelerator.num_processes  # DDP averages gradients, the count is of all processes
         return (total, {}) if return_outputs else total
 
     def _take_means(self, prefix: str) -> dict[str, float]:
-        means = {}
-        for term in ("ntp", "matp"):
-            total, count = self._sums.pop(f"{prefix}{term}_sum", 0.0), self._sums.pop(f"{prefix}{term}_count", 0.0)
-            if count:
-                means[f"{prefix}{term}_loss"] = total / count
-        return means
+        """The mean of each term over all processes since it was last taken: every process must take it."""
+        taken = [self._sums.pop(prefix + name, 0.0) for name in _LOGGED]
+        if self.accelerator.num_processes > 1:
+            sums = torch.tensor(taken, dtype=torch.float64, device=self.args.device)
+            taken = self.accelerator.reduce(sums, reduction="sum").tolist()
+        ntp_sum, matp_sum, ntp_count, matp_count = taken
+        terms = {"ntp": (ntp_sum, ntp_count), "matp": (matp_sum, matp_count)}
+        return {f"{prefix}{term}_loss": total / count for term, (total, count) in terms.items() if count}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the mean of each loss term since the last log."""

@@ -1,0 +1,97 @@
+"""Cross entropy of an LM head's logits without all of the logits: in chunks, gradients first.
+
+Knows hidden states, a head and target ids. Knows nothing of models, or of which output predicts what.
+
+The logits of M targets over a vocabulary of V are the largest tensor of a training step: in float32, with their softmax and
+their gradient, M * V * 12 bytes, 70 GiB for 48k targets and V = 128k. Here only a chunk of them is there at a time, and its
+gradients are taken while it is. So the backward pass has nothing left to compute, and needs no weights either: those of a
+sharded model may be gone by then.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LOGITS_AT_ONCE = 1 << 26
+"""Logits that a chunk may have: 256 MiB in float32."""
+
+Head = Callable[[Tensor], Tensor]
+
+
+def in_float32(logits: Tensor) -> Tensor:
+    """The same in float32, or in float64 if they are."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def chunked_cross_entropy(
+    hidden: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    *,
+    head: Head,
+    parameters: Sequence[Tensor],
+    chunk: int,
+) -> tuple[Tensor, Tensor]:
+    """The weighted sum of the targets' cross entropies, in nats, and each of them.
+
+    The weights come in here, and not as a product with what comes out, because the gradients are taken here.
+
+    Args:
+        hidden: [M, D].
+        targets: [M] int64.
+        weights: [M] float32.
+        head: from hidden states [m, D] to logits [m, V].
+        parameters: what the head's logits depend on, besides the hidden states, that is trained.
+        chunk: how many targets have their logits at once; at least 1.
+
+    Returns:
+        The sum, a scalar, and the cross entropies [M], through which no gradient goes; both in float32 at least.
+    """
+    wanted = torch.is_grad_enabled() and (hidden.requires_grad or any(p.requires_grad for p in parameters))
+    apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedCrossEntropy.apply
+    return apply(hidden, targets, weights, head, chunk, wanted, *parameters)
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        head: Head,
+        chunk: int,
+        wanted: bool,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        kind = torch.promote_types(hidden.dtype, torch.float32)
+        losses = torch.zeros(len(hidden), dtype=kind, device=hidden.device)
+        hidden_gradient = torch.zeros_like(hidden) if wanted else None
+        # Many chunks add up in each of these: more digits than half precision has.
+        gradients = [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in parameters]
+        for start in range(0, len(hidden), chunk):
+            here = slice(start, start + chunk)
+            with torch.set_grad_enabled(wanted):
+                part = hidden[here].detach().requires_grad_(wanted)
+                each = F.cross_entropy(in_float32(head(part)), targets[here], reduction="none")  # [m]
+                total = (each * weights[here]).sum()
+            losses[here] = each.detach()
+            if hidden_gradient is not None:
+                of_part, *of_parameters = torch.autograd.grad(total, [part, *parameters], allow_unused=True)
+                hidden_gradient[here] = of_part
+                for gradient, new in zip(gradients, of_parameters, strict=True):
+                    if new is not None:
+                        gradient += new
+        if hidden_gradient is not None:
+            kept = [gradient.to(p.dtype) for gradient, p in zip(gradients, parameters, strict=True)]
+            ctx.save_for_backward(hidden_gradient, *kept)
+        ctx.mark_non_differentiable(losses)
+        return (losses * weights).sum(), losses
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        hidden_gradient, *gradients = (saved * upstream[0] for saved in ctx.saved_tensors)
+        return hidden_gradient, None, None, None, None, None, *gradients

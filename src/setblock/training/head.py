@@ -1,0 +1,100 @@
+"""A model's head: hidden states -> logits, with whatever the model does to its logits afterwards.
+
+Knows the scalings that Transformers' models have. Trusts none of them: which one a model has is found by trying it out.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
+Scaling = Callable[[Tensor], Tensor]
+
+_FACTORS = ("logit_scale", "logits_scaling", "lm_head_multiplier")  # Cohere; Granite, HyperCLOVA X; Falcon-H1
+_TOLERANCE = 0.02  # relative; rounding stays below it in any dtype, a scaling that is left out well above
+
+
+class SplitHead:
+    """The head of a model as a function of hidden states, to be called inside of the model's forward pass.
+
+    Attributes:
+        module: the model's own head.
+        scaling: what the model does to the logits afterwards.
+    """
+
+    def __init__(self, module: nn.Module, scaling: Scaling) -> None:
+        self.module = module
+        self.scaling = scaling
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[m, D] to [m, V]."""
+        # `forward`, since we are in a hook of the module: what wraps it (sharding, casting) has been done already.
+        logits: Tensor = self.scaling(self.module.forward(hidden[None])[0])
+        return logits
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """What of it is trained."""
+        return [p for p in self.module.parameters() if p.requires_grad]
+
+
+def split_head(model: PreTrainedModel) -> SplitHead | None:
+    """The head of a model, or None where nothing this package knows of gives the model's own logits.
+
+    Runs the model once, over a few tokens. A model whose weights are not all here (DeepSpeed's third stage) can't be tried.
+    """
+    module = model.get_output_embeddings()
+    if module is None or is_deepspeed_zero3_enabled() or any(p.is_meta for p in model.parameters()):
+        return None
+    hidden, logits = _one_pass(model, module)
+    for scaling in _scalings(model.config.get_text_config()):
+        head = SplitHead(module, scaling)
+        with torch.no_grad():
+            ours = head(hidden).float()
+        if ours.shape == logits.shape and (ours - logits).norm() <= _TOLERANCE * logits.norm():
+            return head
+    return None
+
+
+def _one_pass(model: PreTrainedModel, module: nn.Module) -> tuple[Tensor, Tensor]:
+    """What the head is given [T, D], and the logits [T, V] that come of it."""
+    seen: list[Tensor] = []
+
+    def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
+        seen.append(args[0])
+
+    handle = module.register_forward_pre_hook(keep)
+    training = model.training
+    try:
+        vocabulary = len(model.get_input_embeddings().weight)
+        tokens = (torch.arange(6, device=model.device) * 7 + 11)[None] % vocabulary
+        with torch.no_grad():
+            logits: Tensor = model.eval()(input_ids=tokens, use_cache=False).logits[0].float()
+    finally:
+        handle.remove()
+        model.train(training)
+    return seen[0][0], logits
+
+
+def _scalings(config: PretrainedConfig) -> Iterator[Scaling]:
+    yield _unchanged
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap:
+        yield partial(_capped, cap=cap)
+    for name in _FACTORS:
+        factor = getattr(config, name, None)
+        if isinstance(factor, int | float) and factor:
+            yield partial(torch.mul, other=factor)
+            yield partial(torch.mul, other=1 / factor)
+
+
+def _unchanged(logits: Tensor) -> Tensor:
+    return logits
+
+
+def _capped(logits: Tensor, *, cap: float) -> Tensor:
+    return torch.tanh(logits / cap) * cap
