@@ -136,8 +136,8 @@ class Corpus(Sequence[Document]):
             warnings.warn(f"data: {complaint}", SetBlockWarning, stacklevel=2)
         self._indices = np.array(indices)
         self.lengths = np.array(lengths)
-        kept = np.stack([columns["bucket"][self._indices].astype(np.int64), self.lengths])
-        self.fingerprint = hashlib.blake2b(kept.tobytes(), digest_size=8).hexdigest()
+        identity = np.stack([columns["bucket"][self._indices].astype(np.int64), self.lengths])
+        self.fingerprint = hashlib.blake2b(identity.tobytes(), digest_size=8).hexdigest()
 
     def __len__(self) -> int:
         return len(self._indices)
