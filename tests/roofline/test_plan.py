@@ -117,7 +117,7 @@ def test_files_that_are_no_results(tmp_path, text, said):
 
 
 def test_no_file(tmp_path):
-    with pytest.raises(SetBlockError, match="can't read .*nothing"):
+    with pytest.raises(SetBlockError, match=r"can't read .*nothing"):
         read_evaluations(tmp_path / "nothing")
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from roofline.predictions import predicted
 from setblock.roofline.prediction import block_speedup, slowdown
 from setblock.roofline.printed import PrintedPrediction
 from setblock.roofline.tables import tables
-from roofline.predictions import predicted
 
 BLOCK_SIZES = (2, 4, 8, 16, 32, 64)
 # Table 3: batch -> slowdown for each block size, as printed for every KV length of 16..16,384.

@@ -105,7 +105,8 @@ def print_passes(console: Console, passes: "Sequence[MeasuredPass]", *, batch: i
     rows = [
         (
             str(each.block_size),
-            f"{1e3 * each.median:.2f} ({1e3 * each.lower_quartile:.2f}-{1e3 * each.upper_quartile:.2f})",
+            f"{1e3 * each.median:.2f}",
+            f"{1e3 * each.lower_quartile:.2f}-{1e3 * each.upper_quartile:.2f}",
             f"{1e3 * each.predicted:.2f}",
             f"{each.share:.0%}",
             f"{each.median / one.median:.2f}",
@@ -113,7 +114,7 @@ def print_passes(console: Console, passes: "Sequence[MeasuredPass]", *, batch: i
         )
         for each in passes
     ]
-    columns = ("k", "measured, ms (quartiles)", "predicted, ms", "of it reached", "slowdown", "predicted slowdown")
+    columns = ("k", "ms", "quartiles", "predicted", "reached", "slowdown", "predicted")
     console.print(grid(f"block passes, batch {batch}, {kv_length:,} cached positions", columns, rows))
 
 

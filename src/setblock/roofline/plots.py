@@ -43,7 +43,15 @@ def draw(
     except ImportError as error:
         raise SetBlockError("--plot needs matplotlib: pip install 'setblock[pictures]'") from error
     nfe_speedups = [nfe for nfe in nfe_speedups if nfe <= block_size]
-    with rc_context({"svg.hashsalt": "setblock", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+    with rc_context(
+        {
+            "svg.hashsalt": "setblock",
+            "svg.fonttype": "none",
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
+    ):
         figure = Figure(figsize=(13, 4.2), layout="constrained")
         left, middle, right = figure.subplots(1, 3)
         _slowdown_panel(left, prediction, kv_length=kv_length)
