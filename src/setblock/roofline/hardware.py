@@ -74,10 +74,10 @@ _ROWS = (
     _row("mi300x", bandwidth=5.3 * TB, memory=192, fp32=163.4, bf16=1307.4, eight=2614.9),
     # Apple, October 2021: 10.4 TFLOPS of the 32-core GPU, 400 GB/s. One figure for all types: none is named for others.
     _row("m1-max", bandwidth=0.4 * TB, memory=64, fp32=10.4, bf16=10.4, eight=None),
-    # Apple's specification: 120 GB/s. Apple names no TFLOPS: 10 cores of 128 lanes at 1.67 GHz (arXiv 2502.05317).
-    _row("m4", bandwidth=0.12 * TB, memory=32, fp32=4.26, bf16=4.26, eight=None),
-    # Apple's specification of the 40-core GPU: 546 GB/s. Four times the cores of the M4, so four times its TFLOPS.
-    _row("m4-max", bandwidth=0.546 * TB, memory=128, fp32=17.0, bf16=17.0, eight=None),
+    # Apple's specification: 120 GB/s. Apple names no TFLOPS: 10 cores of 128 lanes at the 1.47 GHz that third parties report.
+    _row("m4", bandwidth=0.12 * TB, memory=32, fp32=3.76, bf16=3.76, eight=None),
+    # Apple's specification of the 40-core GPU: 546 GB/s. Four times the cores of the M4, so roughly four times its TFLOPS.
+    _row("m4-max", bandwidth=0.546 * TB, memory=128, fp32=15, bf16=15, eight=None),
 )
 
 HARDWARE = {hardware.name: hardware for hardware in _ROWS}
