@@ -176,12 +176,14 @@ def full_logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
             allowed[query, first:last] = True
         zero_or_least = torch.where(allowed, 0.0, torch.finfo(model.model.dtype).min).to(model.model.dtype)
         masks[kind] = zero_or_least[None, None].to(model.device)
-    output = model.model(
-        input_ids=torch.tensor([tokens], device=model.device),
-        position_ids=torch.arange(length, device=model.device)[None],
-        attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-        use_cache=False,
-    )
+    positions = torch.arange(length, device=model.device)[None]
+    with model.block_only(positions >= block_start):
+        output = model.model(
+            input_ids=torch.tensor([tokens], device=model.device),
+            position_ids=positions,
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            use_cache=False,
+        )
     logits: Tensor = output.logits[0].float().cpu()
     assert model.facts is not None
     logits[:, model.facts.mask_token_id] = -torch.inf

@@ -110,7 +110,8 @@ def run_pass(model: SBDModel, state: BatchState, cache: SlotCache, *, prefill: b
     offset = torch.arange(len(rows), device=rows.device)[:, None] * length
     outputs = (offset + (source - committed).clamp(0, length - 1)).flatten()
     forward = compiled.logits_at if compiled else partial(logits_at, model.model)
-    logits = forward(outputs, input_ids=tokens, position_ids=safe, attention_mask=mask, cache=cache).float()
+    with model.block_only(in_block):
+        logits = forward(outputs, input_ids=tokens, position_ids=safe, attention_mask=mask, cache=cache).float()
     logits = logits.view(*target.shape, -1)  # [A, k + m, V]
     if facts is not None:
         logits[..., facts.mask_token_id] = -torch.inf  # a mask is never an answer

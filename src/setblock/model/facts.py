@@ -24,6 +24,7 @@ class SBDFacts:
         logit_shift: whether the output at a masked position predicts that position (False, the paper) or the next (True).
         first_token_from_causal: whether a block's first token is read from the causal logit of the last committed token.
             Always so with `logit_shift`, where no block output predicts it.
+        noisy_adapter: whether the checkpoint holds, in a folder of its own, an adapter that acts on the future block alone.
         version: version of this format.
     """
 
@@ -31,6 +32,7 @@ class SBDFacts:
     block_sizes: tuple[int, ...] = ()
     logit_shift: bool = False
     first_token_from_causal: bool = False
+    noisy_adapter: bool = False
     version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -39,7 +41,10 @@ class SBDFacts:
 
     def write_to(self, config: PretrainedConfig) -> None:
         """Record the facts in a model's config."""
-        setattr(config, CONFIG_KEY, {**asdict(self), "block_sizes": list(self.block_sizes)})
+        recorded = {**asdict(self), "block_sizes": list(self.block_sizes)}
+        if not self.noisy_adapter:
+            del recorded["noisy_adapter"]  # earlier releases don't know it
+        setattr(config, CONFIG_KEY, recorded)
 
 
 def read_facts(config: PretrainedConfig) -> SBDFacts | None:
@@ -71,7 +76,7 @@ def read_facts(config: PretrainedConfig) -> SBDFacts | None:
         raise SetBlockError(
             f"config.json: {CONFIG_KEY}.block_sizes must be a list of integers of at least 1, not {sizes!r}"
         )
-    for name in ("logit_shift", "first_token_from_causal"):
+    for name in ("logit_shift", "first_token_from_causal", "noisy_adapter"):
         if not isinstance(fields.get(name, False), bool):
             raise SetBlockError(f"config.json: {CONFIG_KEY}.{name} must be true or false, not {fields[name]!r}")
     fields["block_sizes"] = tuple(sorted(sizes))

@@ -18,11 +18,12 @@ from transformers import (
 )
 
 from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.model.adapter import load_adapter
 from setblock.model.attention import layer_windows
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.facts import read_facts
 from setblock.model.probe import probe
-from setblock.model.quantization import Quantization, quantize
+from setblock.model.quantization import Quantization, four_bits, quantize
 from setblock.model.sbd_model import SBDModel
 
 
@@ -50,11 +51,12 @@ def load(
         attn_implementation: `sdpa`, `flex_attention` or `eager`; by default the fastest that the model allows.
         trust_remote_code: run code that comes with the checkpoint. Off unless asked for.
         quantization: `int8`: weights of linear layers in eight bits, by torchao (`pip install 'setblock[quantize]'`). Such a
-            model can be decoded with, not trained or saved.
+            model can be decoded with, not trained or saved. `nf4`: in four bits, by bitsandbytes, on a GPU; an adapter can be
+            trained on such a model.
 
     Raises:
-        SetBlockError: there is no such model, a file of it is broken, its architecture can't be decoded in blocks, or torchao
-            is wanted and not installed.
+        SetBlockError: there is no such model, a file of it is broken, its architecture can't be decoded in blocks, or a
+            package or device that is wanted is not there.
     """
     # 1. What it is
     source = str(path)
@@ -66,8 +68,14 @@ def load(
     except SetBlockError as error:
         raise SetBlockError(f"model {source}: {error}") from error
 
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if quantization is not None and facts is not None and facts.noisy_adapter:
+        raise SetBlockError(f"model {source} has an adapter on its future block, and can't be quantised")
+
     # 2. Its files
     tokenizer = _tokenizer_of(source, trust_remote_code)
+    in_four_bits = {"quantization_config": four_bits(), "device_map": {"": device}} if quantization == "nf4" else {}
     with _reading(source, "its weights"):
         model, report = AutoModelForCausalLM.from_pretrained(
             source,
@@ -77,16 +85,18 @@ def load(
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported below, by name
             output_loading_info=True,
+            **in_four_bits,
         )
     _check_weights(source, report)
+    if facts is not None and facts.noisy_adapter:
+        with _reading(source, "its adapter"):
+            load_adapter(model, source)
 
     # 3. How its weights are stored, and where it runs
-    if quantization is not None:
+    if quantization == "int8":
         quantize(model)
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        model = model.to(device).eval()
+        model = model.eval() if in_four_bits else model.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # PyTorch asserts that it was built for the device
         raise SetBlockError(f"can't use device {str(device)!r}: {_line(error)}") from error
     sbd = SBDModel(model, tokenizer, facts=facts, quantization=quantization)

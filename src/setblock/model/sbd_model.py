@@ -2,15 +2,19 @@
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from setblock.errors import SetBlockError
+from setblock.model.adapter import ADAPTER_FOLDER, gate_of
 from setblock.model.compiled import CompiledModel
 from setblock.model.custom_generate import write_custom_generate
 from setblock.model.facts import SBDFacts
@@ -28,6 +32,10 @@ class SBDModel:
         quantization: how its weights are stored where that is not in their own type; it can then not be trained or saved.
         end_of_text_ids: ids that end an answer.
         compiled: the model compiled, once `compile` was called.
+        gate: of its adapter, where that acts on the future block alone.
+
+    Raises:
+        SetBlockError: by its facts it has such an adapter, and it was loaded without.
     """
 
     def __init__(
@@ -44,6 +52,9 @@ class SBDModel:
         self.quantization = quantization
         self.end_of_text_ids = _end_of_text_ids(model, tokenizer)
         self.compiled: CompiledModel | None = None
+        self.gate = gate_of(model)
+        if self.gate is None and facts is not None and facts.noisy_adapter:
+            raise SetBlockError("the model was loaded without its adapter: load it with setblock.load")
 
     @property
     def device(self) -> torch.device:
@@ -66,29 +77,56 @@ class SBDModel:
 
         Args:
             backend: `torch.compile`'s.
+
+        Raises:
+            SetBlockError: it has an adapter that acts on the future block alone.
         """
+        if self.gate is not None:
+            raise SetBlockError("a model with an adapter on its future block can't be compiled")
         self.compiled = CompiledModel(self.model, backend=backend)
 
+    def block_only(self, in_block: Tensor) -> AbstractContextManager[None]:
+        """While active, the adapter, if there is one, acts where `in_block` [B, T] is True, in the future block."""
+        return nullcontext() if self.gate is None else self.gate.open_at(in_block)
+
     def prepare_for_training(
-        self, *, block_sizes: Sequence[int], logit_shift: bool, first_token_from_causal: bool = False
+        self,
+        *,
+        block_sizes: Sequence[int],
+        logit_shift: bool,
+        first_token_from_causal: bool = False,
+        noisy_adapter: bool = False,
     ) -> SBDFacts:
         """Give the model a mask token if it has none yet, and record what it is about to be trained for.
 
+        Args:
+            noisy_adapter: what is trained is an adapter that acts on the future block alone.
+
         Raises:
-            SetBlockError: its weights are quantised.
+            SetBlockError: its weights are quantised in a way that can't be trained on, or it has an adapter already.
         """
-        self._refuse_quantized("trained")
+        if self.quantization != "nf4":
+            self._refuse_quantized("trained")
+        self._refuse_adapter("trained")
         facts = self.facts or SBDFacts(mask_token_id=add_mask_token(self.model, self.tokenizer))
         self.facts = replace(
             facts,
             block_sizes=tuple(sorted(set(block_sizes))),
             logit_shift=logit_shift,
             first_token_from_causal=first_token_from_causal or logit_shift,
+            noisy_adapter=noisy_adapter,
         )
         self.facts.write_to(self.model.config)
         return self.facts
 
-    def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        dtype: torch.dtype | None = None,
+        state: dict[str, Tensor] | None = None,
+        adapter: Path | None = None,
+    ) -> None:
         """Save a checkpoint that stock Transformers loads too: safetensors, config (with the facts), tokenizer, and a few
         lines through which its `generate` decodes in blocks.
 
@@ -98,15 +136,18 @@ class SBDModel:
         Args:
             folder: where to; made if need be.
             dtype: store the weights rounded to this type. The config still names the type they are to run in.
+            state: the weights, where the model itself has not all of them.
+            adapter: a folder that PEFT wrote, to go with the checkpoint.
 
         Raises:
-            SetBlockError: its weights are quantised.
+            SetBlockError: its weights are quantised, or it has an adapter.
         """
         self._refuse_quantized("saved")
+        self._refuse_adapter("saved")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as temporary:
-            state = self.model.state_dict()
+            state = self.model.state_dict() if state is None else state
             if dtype is not None:
                 state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in state.items()}
             self.model.save_pretrained(temporary, state_dict=state)
@@ -115,6 +156,8 @@ class SBDModel:
                 _rewrite_dtype(Path(temporary) / "config.json", self.model.dtype)
             if self.facts is not None:
                 write_custom_generate(Path(temporary))
+            if adapter is not None:
+                shutil.copytree(adapter, Path(temporary) / ADAPTER_FOLDER)
             files = (path for path in Path(temporary).rglob("*") if path.is_file())
             written = sorted(files, key=lambda path: path.name == "config.json")
             # An older checkpoint in the folder stops being one before any of its files changes.
@@ -131,6 +174,12 @@ class SBDModel:
     def _refuse_quantized(self, what: str) -> None:
         if self.quantization is not None:
             raise SetBlockError(f"a model whose weights are {self.quantization} can't be {what}: load it without")
+
+    def _refuse_adapter(self, what: str) -> None:
+        if self.gate is not None:
+            raise SetBlockError(
+                f"a model with an adapter on its future block can't be {what} again: take its base model"
+            )
 
 
 def _rewrite_dtype(path: Path, dtype: torch.dtype) -> None:

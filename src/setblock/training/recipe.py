@@ -8,13 +8,14 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from setblock.data.section import DATA_KINDS, DataSection, TextsSection
 from setblock.errors import SetBlockError
+from setblock.training.adapters import AdapterSection
 from setblock.training.config import SBDConfig
 
 
@@ -31,9 +32,22 @@ class ModelSection(_Section):
     )
     vocab_size: int | None = Field(None, description="with config: ids of the tokenizer that is trained on the data")
     seed: int = Field(0, description="with config: seed of the random weights")
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="with path: type of the weights; null: float32, under an adapter the checkpoint's own"
+    )
+    attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = Field(
+        None,
+        description="null: the fastest that the model allows with a dense mask; flex_attention: for long rows, on a GPU",
+    )
+    quantization: Literal["nf4"] | None = Field(
+        None, description="with an adapter, on a GPU: hold the frozen weights in four bits"
+    )
 
     @model_validator(mode="after")
     def _one_start(self) -> "ModelSection":
+        for name in ("dtype", "quantization"):
+            if self.config is not None and getattr(self, name) is not None:
+                raise ValueError(f"{name} goes with path, not with config")
         if (self.path is None) == (self.config is None):
             raise ValueError("give either path or config")
         if self.config is not None and ("model_type" not in self.config or self.vocab_size is None):
@@ -47,6 +61,15 @@ class Recipe(_Section):
     model: ModelSection
     data: DataSection
     training: dict[str, Any]
+    adapter: AdapterSection | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Recipe":
+        if self.adapter is not None and self.model.path is None:
+            raise ValueError("adapter needs model.path: an adapter of random weights is nothing")
+        if self.adapter is None and self.model.quantization is not None:
+            raise ValueError("model.quantization needs an adapter: weights in four bits can't be trained themselves")
+        return self
 
 
 class _Loader(yaml.SafeLoader):
@@ -86,6 +109,8 @@ def load_recipe(path: str | Path, *, overrides: Mapping[str, Any] | None = None)
     arguments = _training_arguments(path, recipe.training)
     if recipe.model.path is not None and Path(recipe.model.path).resolve() == Path(arguments.output_dir).resolve():
         raise SetBlockError(f"recipe {path}: training.output_dir must not be model.path itself, {recipe.model.path!r}")
+    if recipe.adapter is not None and recipe.adapter.only_noisy and arguments.objective == "ntp":
+        raise SetBlockError(f"recipe {path}: adapter.only_noisy trains nothing with training.objective ntp")
     _check_together(path, recipe.data, arguments)
     return recipe, arguments
 

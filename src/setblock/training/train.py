@@ -1,6 +1,7 @@
 """Recipe in, checkpoint out: model + data + trainer."""
 
 import itertools
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +23,11 @@ from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError
 from setblock.model.loading import NotTrainedForBlocks, load, load_tokenizer, refuse_unsupported
 from setblock.model.sbd_model import SBDModel
+from setblock.training.adapters import add_adapter
 from setblock.training.checkpoints import claim, is_finished, newest_checkpoint
 from setblock.training.config import SBDConfig
 from setblock.training.recipe import ModelSection, Recipe
+from setblock.training.result import save_result
 from setblock.training.trainer import SBDTrainer
 
 _TOKENIZER_TEXTS = 20_000
@@ -49,27 +52,22 @@ def train(recipe: Recipe, args: SBDConfig) -> Path:
     except OSError as error:
         raise SetBlockError(f"can't write to training.output_dir {output}: {error.strerror}") from error
     set_seed(args.seed)
-    sbd = starting_model(recipe.model, recipe.data)
-    use_chat_template(recipe.data, sbd.tokenizer)
-    if args.objective == "sbd":
-        sbd.prepare_for_training(
-            block_sizes=args.block_sizes,
-            logit_shift=args.logit_shift,
-            first_token_from_causal=args.first_token_from_causal,
-        )
+    sbd = prepared_model(recipe, args)
 
     # 2. Data
-    rows = rows_of(
-        recipe.data,
-        sbd.tokenizer,
-        context_length=context_length_of(sbd.model.config),
-        vocabulary=len(sbd.model.get_input_embeddings().weight),
-        mask_token_id=sbd.facts.mask_token_id if sbd.facts else None,
-    )
+    with args.main_process_first():  # the others then find its tokenised documents
+        rows = rows_of(
+            recipe.data,
+            sbd.tokenizer,
+            context_length=context_length_of(sbd.model.config),
+            vocabulary=len(sbd.model.get_input_embeddings().weight),
+            mask_token_id=sbd.facts.mask_token_id if sbd.facts else None,
+        )
 
     # 3. Train
+    model = sbd.model if recipe.adapter is None else add_adapter(sbd, recipe.adapter)
     trainer = SBDTrainer(
-        sbd.model,
+        model,
         args,
         mask_token_id=sbd.facts.mask_token_id if sbd.facts else None,
         end_of_text_id=sbd.end_of_text_ids[0],
@@ -78,26 +76,77 @@ def train(recipe: Recipe, args: SBDConfig) -> Path:
         data_collator=RowCollator(pad_token_id=sbd.end_of_text_ids[0]),
         processing_class=sbd.tokenizer,
     )
-    claim(output, recipe, documents=rows.fingerprint)
+    with args.main_process_first():
+        claim(output, recipe, documents=rows.fingerprint)
     checkpoint = newest_checkpoint(output)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
 
     # 4. Save
-    if trainer.is_world_process_zero():
-        sbd.save(output)
+    save_result(
+        trainer,
+        sbd,
+        output,
+        adapter=recipe.adapter,
+        starting=lambda: prepared_model(recipe, args, device="cpu", quantized=False),
+    )
+    trainer.accelerator.wait_for_everyone()
     return output
 
 
-def starting_model(section: ModelSection, data: DataSection) -> SBDModel:
-    """The model a recipe starts from: loaded, or made from its config with random weights and a tokenizer of its own."""
+def prepared_model(
+    recipe: Recipe, args: SBDConfig, *, device: torch.device | str | None = None, quantized: bool = True
+) -> SBDModel:
+    """The model a recipe starts from, with its chat template and its mask token.
+
+    Args:
+        device: where to put it; by default where it is trained, or on the CPU where its weights are yet to be spread.
+        quantized: hold its weights in four bits, if the recipe says so.
+    """
+    section = recipe.model if quantized else recipe.model.model_copy(update={"quantization": None})
+    if device is None:
+        is_spread = args.deepspeed_plugin is not None or os.environ.get("ACCELERATE_USE_FSDP") == "true"
+        device = "cpu" if is_spread else args.device
+    if section.attn_implementation == "flex_attention" and args.device.type == "cpu":
+        raise SetBlockError(
+            "model.attn_implementation flex_attention trains on a GPU only: it has no backward pass on a CPU"
+        )
+    sbd = starting_model(section, recipe.data, device=device, has_adapter=recipe.adapter is not None)
+    use_chat_template(recipe.data, sbd.tokenizer)
+    if args.objective == "sbd":
+        sbd.prepare_for_training(
+            block_sizes=args.block_sizes,
+            logit_shift=args.logit_shift,
+            first_token_from_causal=args.first_token_from_causal,
+            noisy_adapter=recipe.adapter is not None and recipe.adapter.only_noisy,
+        )
+    return sbd
+
+
+def starting_model(
+    section: ModelSection, data: DataSection, *, device: torch.device | str = "cpu", has_adapter: bool = False
+) -> SBDModel:
+    """The model a recipe starts from: loaded, or made from its config with random weights and a tokenizer of its own.
+
+    Args:
+        device: where to put it, if it is loaded.
+        has_adapter: an adapter is trained, and the weights stay as they are.
+    """
     if section.path is not None:
+        dtype = None if has_adapter else torch.float32
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotTrainedForBlocks)  # that is about to change
-            return load(section.path, dtype=torch.float32)
+            return load(
+                section.path,
+                dtype=dtype if section.dtype is None else getattr(torch, section.dtype),
+                device=device,
+                attn_implementation=section.attn_implementation,
+                quantization=section.quantization,
+            )
     config, tokenizer = starting_tokenizer(section, data)
     torch.manual_seed(section.seed)
     with _making_a_model():
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        attention = section.attn_implementation
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     refuse_unsupported(config)
     return SBDModel(model, tokenizer)
 

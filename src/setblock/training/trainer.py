@@ -1,6 +1,8 @@
 """`SBDTrainer`: Transformers' `Trainer` with the doubled input and the loss of eq. 14."""
 
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,16 +11,24 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, Trainer
 
+from setblock.masks import CLEAN
+from setblock.model.adapter import gate_of
 from setblock.training.config import SBDConfig
 from setblock.training.cross_entropy import LOGITS_AT_ONCE
 from setblock.training.forward import training_loss
 from setblock.training.head import split_head
-from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
+from setblock.training.inputs import Targets, TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.loss import SBDLoss
 from setblock.training.optimizer import MuonAdamW
 
 _LOGGED = ("ntp_sum", "matp_sum", "ntp_count", "matp_count")  # of `SBDLoss`
 _EVALUATION = 1 << 31  # stands for the step in an evaluation's seed: the same noise every time, and no step's
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model in PEFT's wrapper, where it is in one."""
+    get_base_model: Callable[[], nn.Module] | None = getattr(model, "get_base_model", None)
+    return model if get_base_model is None else get_base_model()
 
 
 class SBDTrainer(Trainer):
@@ -40,6 +50,7 @@ class SBDTrainer(Trainer):
         self.model_accepts_loss_kwargs = True  # makes Trainer count the targets of the whole accumulated batch for us
         self.mask_token_id = mask_token_id
         self.end_of_text_id = end_of_text_id
+        self._gate = gate_of(unwrapped(self.model))
         self._head = None if args.cross_entropy == "plain" else split_head(self.model)
         if self._head is None and args.cross_entropy == "chunked":
             raise ValueError("cross_entropy 'chunked' can't be had: what this model does to its logits is not known")
@@ -81,7 +92,15 @@ class SBDTrainer(Trainer):
         return int(np.random.default_rng((self.args.seed, step)).choice(self.args.block_sizes))
 
     def losses(self, model: nn.Module, inputs: TrainingInputs) -> SBDLoss:
-        """One forward pass and both terms of eq. 14."""
+        """One forward pass and both terms of eq. 14.
+
+        An adapter on noisy tokens changes nothing that the next-token term depends on: it is left out of training then.
+        """
+        if self._gate is not None:
+            self._gate.set(inputs.block_ids != CLEAN)
+            if model.training:
+                none = inputs.ntp.index[:0]
+                inputs = replace(inputs, ntp=Targets(none, none))
         return training_loss(
             self.accelerator.unwrap_model(model),
             inputs,

@@ -1,0 +1,60 @@
+"""Adapters: what is trained where not all weights are, by PEFT.
+
+Knows LoRA's settings and how PEFT puts it into a model. Knows nothing of data or training loops.
+"""
+
+from pydantic import BaseModel, ConfigDict, Field
+from transformers import PreTrainedModel
+
+from setblock.errors import SetBlockError
+from setblock.model.adapter import Gate, quiet_peft
+from setblock.model.sbd_model import SBDModel
+
+
+class AdapterSection(BaseModel):
+    """The `adapter` section of a recipe: LoRA (arXiv 2106.09685), and the mask token's embedding beside it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    r: int = Field(16, ge=1, description="rank of the update of each layer")
+    alpha: int = Field(32, ge=1, description="the update is scaled by alpha / r")
+    dropout: float = Field(0.0, ge=0, lt=1, description="of the update's inputs, in training")
+    target_modules: str | list[str] = Field(
+        "all-linear", min_length=1, description="names of layers, a pattern, or all linear layers but the head"
+    )
+    only_noisy: bool = Field(
+        False, description="act on the future block only: next-token decoding stays the base model's, to the bit"
+    )
+    keep_adapter: bool = Field(False, description="save the adapter, too, beside the weights it was merged into")
+
+
+def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:
+    """Put a new adapter into the model, freeze everything else, and return the model in PEFT's wrapper, to be trained.
+
+    The layers of `sbd.model` itself are changed; the wrapper adds how they are saved and loaded.
+
+    Raises:
+        SetBlockError: PEFT is not installed, or the model has no such layers.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise SetBlockError("training an adapter needs PEFT: pip install 'setblock[peft]'") from error
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=section.r,
+        lora_alpha=section.alpha,
+        lora_dropout=section.dropout,
+        target_modules=section.target_modules,
+        trainable_token_indices=None if sbd.facts is None else [sbd.facts.mask_token_id],
+    )
+    try:
+        with quiet_peft():
+            wrapped: PreTrainedModel = get_peft_model(sbd.model, config)
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        raise SetBlockError(f"adapter: {' '.join(str(error).split())}") from error
+    # Where this is set, PEFT asks the hub on each save whether the vocabulary has grown, and then saves all embeddings.
+    config.base_model_name_or_path = None
+    if section.only_noisy:
+        Gate(sbd.model)
+    return wrapped

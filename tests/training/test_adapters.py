@@ -1,0 +1,361 @@
+"""Adapters: what they leave alone, what they change, and that a saved one is the trained one."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from families import tiny_model, tiny_sbd
+from setblock.decoding.generate import generate_batch
+from setblock.decoding.naive import naive_decode
+from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.settings import DecodingSettings
+from setblock.errors import SetBlockError
+from setblock.masks import CLEAN
+from setblock.model.adapter import ADAPTER_FOLDER, Gate
+from setblock.model.loading import load
+from setblock.model.sbd_model import SBDModel
+from setblock.training import result
+from setblock.training.adapters import AdapterSection, add_adapter
+from setblock.training.checkpoints import newest_checkpoint
+from setblock.training.recipe import load_recipe
+from setblock.training.train import train
+from setblock.training.trainer import SBDTrainer
+
+pytest.importorskip("peft")
+
+PROMPTS = ["Tom has 12 apples.", "Ana reads"]
+STEPS = 4
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def base(
+    request: pytest.FixtureRequest, trained_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A checkpoint without a mask token: tied embeddings and linear layers, or GPT-2's own kind of layer."""
+    folder = tmp_path_factory.mktemp("base")
+    model = tiny_model(
+        request.param,
+        vocab_size=len(trained_tokenizer),
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        **({"n_positions": 512} if request.param == "gpt2" else {"max_position_embeddings": 512}),
+    )
+    SBDModel(model, trained_tokenizer).save(folder)
+    return folder
+
+
+def recipe_of(base: Path, folder: Path, *, training: dict[str, Any] | None = None, **adapter: Any) -> Path:
+    content = {
+        "model": {"path": str(base)},
+        "data": {"documents": 8, "evaluation_documents": 2},
+        "adapter": {"r": 4, "alpha": 16} | adapter,
+        "training": {
+            "output_dir": str(folder / "model"),
+            "block_sizes": [4],
+            "max_steps": STEPS,
+            "per_device_train_batch_size": 2,
+            "learning_rate": 3e-2,
+            "lr_scheduler_type": "constant",
+            "use_cpu": True,
+            "logging_steps": 1,
+            "save_steps": 2,
+            "report_to": "none",
+            "disable_tqdm": True,
+        }
+        | (training or {}),
+    }
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def trained(base: Path, folder: Path, **adapter: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    return train(*load_recipe(recipe_of(base, folder, **adapter)))
+
+
+def plain_logits(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """[B, T, V] of plain Transformers."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.inference_mode():
+        return model(torch.tensor([tokenizer(PROMPTS[0]).input_ids])).logits
+
+
+def test_a_merged_adapter_computes_what_the_unmerged_one_did(
+    base: Path, tmp_path: Path, trained_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models: list[Any] = []
+    save = result.save_result
+
+    def keep(trainer: SBDTrainer, *args: Any, **kwargs: Any) -> None:
+        models.append(trainer.model.eval())
+        save(trainer, *args, **kwargs)
+
+    monkeypatch.setattr("setblock.training.train.save_result", keep)
+    folder = trained(base, tmp_path, keep_adapter=True)
+    sbd = load(folder)
+    assert sbd.facts is not None
+    tokens = torch.tensor([[*trained_tokenizer(PROMPTS[0]).input_ids, sbd.facts.mask_token_id]])
+    with torch.inference_mode():
+        unmerged, merged = models[0](input_ids=tokens).logits, sbd.model(tokens).logits
+        before = load_quietly(base).model(tokens[:, :-1]).logits
+    torch.testing.assert_close(merged, unmerged, atol=1e-4, rtol=1e-4)
+    vocabulary = before.shape[-1]
+    assert (merged[:, :-1, :vocabulary] - before).abs().max() > 0.1, "nothing was learned"
+    assert (folder / ADAPTER_FOLDER / "adapter_model.safetensors").is_file()
+    assert sbd.gate is None
+    assert not any("lora" in name for name, _ in sbd.model.named_modules())
+    torch.testing.assert_close(plain_logits(folder, trained_tokenizer), merged[:, :-1], atol=1e-5, rtol=1e-5)
+
+
+def load_quietly(folder: Path) -> SBDModel:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return load(folder)
+
+
+@pytest.fixture(scope="module")
+def noisy(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose adapter was trained on noisy tokens only."""
+    return trained(base, tmp_path_factory.mktemp("noisy"), only_noisy=True)
+
+
+def test_next_token_decoding_stays_the_base_models_to_the_bit(
+    base: Path, noisy: Path, trained_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Of the checkpoint under this package and under plain Transformers; but for the mask token, which is new."""
+    adapted, before = load(noisy), load_quietly(base)
+    assert adapted.gate is not None
+    tokens = torch.tensor([trained_tokenizer(PROMPTS[0]).input_ids])
+    assert adapted.facts is not None
+    others = torch.arange(before.model.config.vocab_size) != adapted.facts.mask_token_id
+    with torch.inference_mode():
+        expected = before.model(tokens).logits[..., others]
+        assert torch.equal(adapted.model(tokens).logits[..., : len(others)][..., others], expected)
+    assert torch.equal(plain_logits(noisy, trained_tokenizer)[..., : len(others)][..., others], expected)
+    settings = DecodingSettings(method="ntp", max_new_tokens=20)
+    ours, theirs = (generate_batch(m, PROMPTS, settings=settings, raw=True) for m in (adapted, before))
+    assert [answer.token_ids for answer in ours] == [answer.token_ids for answer in theirs]
+
+
+def test_the_cache_and_the_causal_logits_of_block_decoding_are_the_base_models(noisy: Path) -> None:
+    """Exact mode's text is next-token decoding's, which only holds if what it commits is the base model's."""
+    adapted = load(noisy)
+    texts = [
+        [
+            answer.token_ids
+            for answer in generate_batch(
+                adapted, PROMPTS, settings=DecodingSettings(method=method, block_size=4, max_new_tokens=20), raw=True
+            )
+        ]
+        for method in ("exact", "ntp")
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_block_decoding_uses_the_adapter_as_the_naive_twin_does(
+    noisy: Path, trained_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    adapted, closed = load(noisy), load(noisy)
+    assert adapted.gate is not None
+    closed.gate = None  # what decoding would be if the adapter were left out
+    settings = DecodingSettings(block_size=4, max_new_tokens=24)
+    sampler = EntropyBounded(gamma=1.0)
+    settings = DecodingSettings(block_size=4, max_new_tokens=24, sampler=sampler)
+    fast = generate_batch(adapted, PROMPTS, settings=settings, raw=True)
+    for text, answer in zip(PROMPTS, fast, strict=True):
+        prompt = trained_tokenizer(text).input_ids
+        tokens, _ = naive_decode(adapted, prompt, settings, sampler=sampler)
+        assert list(answer.token_ids) == tokens
+    assert [a.token_ids for a in fast] != [
+        a.token_ids for a in generate_batch(closed, PROMPTS, settings=settings, raw=True)
+    ]
+
+
+def test_a_model_with_such_an_adapter_is_told_from_its_base(noisy: Path, tmp_path: Path) -> None:
+    adapted = load(noisy)
+    for what, action in (
+        ("saved", lambda: adapted.save(tmp_path / "copy")),
+        ("trained", lambda: adapted.prepare_for_training(block_sizes=[4], logit_shift=False)),
+    ):
+        with pytest.raises(SetBlockError, match=f"can't be {what} again: take its base model"):
+            action()
+    with pytest.raises(SetBlockError, match="can't be compiled"):
+        adapted.compile()
+    with pytest.raises(SetBlockError, match="can't be quantised"):
+        load(noisy, quantization="int8")
+    alone = AutoModelForCausalLM.from_pretrained(noisy)
+    with pytest.raises(SetBlockError, match="loaded without its adapter"):
+        SBDModel(alone, adapted.tokenizer, facts=adapted.facts)
+
+
+@pytest.mark.parametrize("only_noisy", [False, True])
+def test_an_interrupted_run_ends_in_the_adapter_of_one_that_was_not(
+    base: Path, tmp_path: Path, only_noisy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"only_noisy": only_noisy, "keep_adapter": True}
+    whole = trained(base, tmp_path / "whole", **options)
+    step = SBDTrainer.training_step
+
+    def interrupted(self: SBDTrainer, *args: Any, **kwargs: Any) -> Any:
+        if self.state.global_step == 3:
+            raise KeyboardInterrupt
+        return step(self, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SBDTrainer, "training_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trained(base, tmp_path / "broken", **options)
+    checkpoint = newest_checkpoint(tmp_path / "broken" / "model")
+    assert checkpoint is not None
+    assert checkpoint.name == "checkpoint-2"
+    broken = trained(base, tmp_path / "broken", **options)
+    for name in ("model.safetensors", f"{ADAPTER_FOLDER}/adapter_model.safetensors"):
+        assert (broken / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def trainable(tokenizer: PreTrainedTokenizerBase, family: str = "llama", **adapter: Any) -> tuple[SBDModel, Any]:
+    """An SBD model and its wrapper, the adapter's second matrices random so that it does something."""
+    sbd = tiny_sbd(family, tokenizer)
+    wrapped = add_adapter(sbd, AdapterSection(r=2, **adapter))
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in wrapped.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(generator=generator)
+    return sbd, wrapped.eval()
+
+
+def test_only_the_adapter_and_the_mask_tokens_embedding_are_trained(tokenizer: PreTrainedTokenizerBase) -> None:
+    sbd, wrapped = trainable(tokenizer)
+    assert sbd.facts is not None
+    trained = {name for name, p in wrapped.named_parameters() if p.requires_grad}
+    assert all("lora_" in name or "trainable_tokens" in name for name in trained)
+    (row,) = (p for name, p in wrapped.named_parameters() if "trainable_tokens" in name)
+    assert len(row) == 1
+    assert not any("lm_head" in name and "lora_" in name for name in trained)
+
+
+def test_the_gate_opens_for_the_tokens_it_is_given(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Closed it is the base model; open everywhere, LoRA as PEFT has it; between, causal tokens before it see nothing."""
+    plain = tiny_sbd("llama", tokenizer).model
+    _, ungated = trainable(tokenizer)
+    sbd, _ = trainable(tokenizer, only_noisy=True)
+    gate = sbd.model._setblock_gate
+    assert isinstance(gate, Gate)
+    tokens = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    with torch.inference_mode():
+        of_base, of_lora = plain(tokens).logits, ungated(input_ids=tokens).logits
+        assert not torch.equal(of_base, of_lora)
+        assert torch.equal(sbd.model(tokens).logits, of_base)
+        with gate.open_at(torch.ones_like(tokens).bool()):
+            assert torch.equal(sbd.model(tokens).logits, of_lora)
+        with gate.open_at(torch.tensor([[False] * 4 + [True] * 2])):
+            part = sbd.model(tokens).logits
+        assert torch.equal(part[:, :4], of_base[:, :4])
+        assert not torch.isclose(part[:, 4:], of_base[:, 4:]).any(dim=-1).all()
+        assert torch.equal(sbd.model(tokens).logits, of_base), "the gate stayed open"
+
+
+def test_a_layer_that_sees_a_part_of_the_tokens_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
+    sbd, _ = trainable(tokenizer, only_noisy=True)
+    sbd.model._setblock_gate.set(torch.ones(1, 5).bool())
+    with pytest.raises(SetBlockError, match="layers that see every token of a pass"):
+        sbd.model(torch.tensor([[5, 6, 7, 8]]))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "phi3", "mixtral", "qwen3_moe"])
+def test_the_gate_in_other_families(tokenizer: PreTrainedTokenizerBase, family: str) -> None:
+    plain = tiny_sbd(family, tokenizer).model
+    # Experts hold their weights in one tensor, which PEFT changes as a whole.
+    layers = ["q_proj", "v_proj"] if family in ("mixtral", "qwen3_moe") else "all-linear"
+    sbd, _ = trainable(tokenizer, family, only_noisy=True, target_modules=layers)
+    tokens = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    with torch.inference_mode():
+        assert torch.equal(sbd.model(tokens).logits, plain(tokens).logits)
+        with sbd.model._setblock_gate.open_at(torch.tensor([[False] * 4 + [True] * 2])):
+            part = sbd.model(tokens).logits
+    # To the rounding of experts, which take their tokens together.
+    torch.testing.assert_close(part[:, :4], plain(tokens).logits[:, :4], atol=1e-3, rtol=1e-3)
+    assert not torch.equal(part[:, 4:], plain(tokens).logits[:, 4:])
+
+
+def test_experts_are_refused(tokenizer: PreTrainedTokenizerBase) -> None:
+    """A gate that some layer does not heed would be none."""
+    with pytest.raises(SetBlockError, match=r"only_noisy can't be had with .*mlp.* name other layers"):
+        trainable(tokenizer, "mixtral", only_noisy=True)
+
+
+def test_the_gate_of_a_training_pass_is_the_noisy_half(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen from where it matters: what the clean half is given and gives is the base model's, in every step."""
+    opened: list[Tensor] = []
+    inputs: list[Tensor] = []
+    made = SBDTrainer.training_inputs
+
+    def spy(self: SBDTrainer, rows: Any, **kwargs: Any) -> Any:
+        found = made(self, rows, **kwargs)
+        inputs.append(found.block_ids)
+        return found
+
+    set_gate = Gate.set
+    monkeypatch.setattr(Gate, "set", lambda self, tokens: (opened.append(tokens), set_gate(self, tokens))[1])
+    monkeypatch.setattr(SBDTrainer, "training_inputs", spy)
+    trained(base, tmp_path, only_noisy=True)
+    assert len(opened) >= STEPS
+    for gate, block_ids in zip(opened, inputs, strict=False):
+        assert torch.equal(gate, block_ids != CLEAN)
+        assert 0 < int(gate.sum()) < gate.numel()
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        ({"r": 0}, "adapter.r: Input should be greater than or equal to 1"),
+        ({"alpha": 0}, "adapter.alpha: Input should be greater than or equal to 1"),
+        ({"dropout": 1.0}, "adapter.dropout: Input should be less than 1"),
+        ({"rank": 8}, "unknown key 'adapter.rank'"),
+    ],
+)
+def test_values_that_are_not_valid(tmp_path: Path, adapter: dict[str, Any], message: str) -> None:
+    with pytest.raises(SetBlockError, match=message):
+        load_recipe(recipe_of(tmp_path / "base", tmp_path, **adapter))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"adapter.only_noisy": True, "training.objective": "ntp"}, "adapter.only_noisy trains nothing"),
+        ({"adapter": None, "model.quantization": "nf4"}, "model.quantization needs an adapter"),
+        ({"model.quantization": "int8"}, "model.quantization: Input should be 'nf4'"),
+        (
+            {"model.path": None, "model.config": {"model_type": "llama"}, "model.vocab_size": 300},
+            "adapter needs model.path",
+        ),
+    ],
+)
+def test_what_does_not_go_together(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(SetBlockError, match=message):
+        load_recipe(recipe_of(tmp_path / "base", tmp_path), overrides=overrides)
+
+
+def test_layers_that_are_not_there(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(SetBlockError, match=r"adapter: Target modules .*nowhere.* not found") as refusal:
+        trained(base, tmp_path, target_modules=["nowhere"])
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_four_bits_and_flex_attention_need_a_gpu(base: Path, tmp_path: Path) -> None:
+    for overrides, message in (
+        ({"model.quantization": "nf4"}, "quantisation nf4 needs a GPU"),
+        ({"model.attn_implementation": "flex_attention"}, "flex_attention trains on a GPU only"),
+    ):
+        with pytest.raises(SetBlockError, match=message):
+            train(*load_recipe(recipe_of(base, tmp_path), overrides=overrides))
