@@ -49,11 +49,15 @@ def train(
     if "disable_tqdm" not in checked.training:  # else off, since the libraries are silenced
         arguments.disable_tqdm = not sys.stderr.isatty()
     folder = Path(arguments.output_dir)
+    is_main = (
+        arguments.process_index == 0
+    )  # of those that `torchrun` or `accelerate launch` started; one speaks for all
     if is_finished(folder):
-        typer.echo(f"{folder} is already trained; delete it or give another --output to train again")
+        if is_main:
+            typer.echo(f"{folder} is already trained; delete it or give another --output to train again")
         return
     checkpoint = newest_checkpoint(folder)
-    if checkpoint is not None:
+    if checkpoint is not None and is_main:
         print_message(f"going on from step {step_of(checkpoint)}")
     started = time.perf_counter()
     try:
@@ -64,4 +68,5 @@ def train(
         print_message(f"interrupted; run the same command again to go on from step {step}")
         raise typer.Exit(130) from interruption
     minutes, seconds = divmod(round(time.perf_counter() - started), 60)
-    typer.echo(f"saved to {saved} after {minutes} min {seconds} s")
+    if is_main:
+        typer.echo(f"saved to {saved} after {minutes} min {seconds} s")
