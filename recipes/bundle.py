@@ -1,6 +1,6 @@
 """Turn a trained checkpoint into the bundled reference model: weights rounded to bfloat16, to be run in float32.
 
-    python recipes/bundle.py runs/word-problems-sbd
+    python recipes/bundle.py runs/word-problems-sbd-more
 
 Half the size, and what is evaluated afterwards is what users get.
 """

@@ -1,0 +1,252 @@
+"""What an SBD training step costs beside a plain next-token step over the same packed rows: seconds, and peak memory.
+
+    python benchmarks/training_step.py --out benchmarks/results/training_step.json
+
+Rows are full of documents of one length, of which a share is prompt, that carries no loss. The plain step (objective `ntp`)
+computes its logits at targets only, as the SBD step does; one that computed all of them would be dearer. Each step makes its
+inputs and mask, runs forward and backward, and updates the weights by AdamW. Both steps take turns in one run, and every ratio
+is of two steps that followed each other. Memory is the most that two steps held beyond the model's weights, with gradients and
+AdamW's state, in a process of its own: as Linux counts what is resident, or on a GPU as PyTorch counts what is allocated. A
+table for people, JSON on the last line.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from hardware import provenance
+from setblock.data.documents import Document
+from setblock.data.packing import RowCollator, RowDataset, pack
+from setblock.training.cross_entropy import LOGITS_AT_ONCE
+from setblock.training.forward import training_loss
+from setblock.training.head import split_head
+from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
+from setblock.training.noising import Noising
+from subjects import parameters, random_model
+from timing import seconds, spread
+
+OBJECTIVES = ("ntp", "sbd")
+END = 0
+
+
+def main() -> None:
+    """Measure, print, and write."""
+    options = parse_options()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if options.memory_of:
+        objective, share = options.memory_of.split(":")
+        print(json.dumps(peak_bytes(objective, float(share), options)))
+        return
+    steps = {
+        (objective, share): step_of(objective, share, options)
+        for share in options.prompt_shares
+        for objective in OBJECTIVES
+    }
+    results: dict[str, Any] = {
+        "benchmark": "training_step",
+        **provenance(),
+        "parameters": parameters(random(options)),
+        **{name: getattr(options, name) for name in SIZES},
+        "shares": [],
+    }
+    for share in options.prompt_shares:
+        plain, sbd = steps["ntp", share], steps["sbd", share]
+        times = [(seconds(plain), seconds(sbd)) for _ in range(options.warmup + options.repeats)][options.warmup :]
+        memory = {objective: memory_of(objective, share) for objective in OBJECTIVES}
+        results["shares"].append(
+            {
+                "prompt_share": share,
+                "clean_tokens": options.rows * options.row_length,
+                "ntp_seconds": asdict(spread([n for n, _ in times])),
+                "sbd_seconds": asdict(spread([s for _, s in times])),
+                "ratio": asdict(spread([s / n for n, s in times])),
+                "peak_bytes": memory,
+            }
+        )
+    print_table(results)
+    results = rounded(results)
+    if options.out:
+        Path(options.out).parent.mkdir(parents=True, exist_ok=True)
+        Path(options.out).write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results))
+
+
+def step_of(objective: str, share: float, options: argparse.Namespace) -> Callable[[], object]:
+    """One training step of a model of its own, ready to be run again and again; each draws another noise and block size."""
+    model = random(options).model.train()
+    head = None if options.cross_entropy == "plain" else split_head(model)
+    at_once = LOGITS_AT_ONCE if options.cross_entropy == "auto" else 0
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    rows = packed_rows(share, options)
+    cast = torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=options.bf16)
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        inputs = inputs_of(objective, rows, steps, options).to(model.device)
+        with cast:
+            loss = training_loss(model, inputs, head=head, ntp_weight=1.0, matp_weight=1.0, logits_at_once=at_once)
+        torch.autograd.backward(loss.total / loss.ntp_count)
+        optimizer.step()
+        optimizer.zero_grad()
+        steps += 1
+
+    return step
+
+
+def packed_rows(share: float, options: argparse.Namespace) -> dict[str, Tensor]:
+    """Full rows of documents of random tokens, the first `share` of each a prompt."""
+    generator = torch.Generator().manual_seed(0)
+    length = options.document_length
+    learned = [i >= round(share * length) for i in range(length)]
+    documents = [
+        Document(torch.randint(5, options.vocabulary - 1, (length,), generator=generator).tolist(), learned)
+        for _ in range(options.rows * options.row_length // length)
+    ]
+    dataset = RowDataset(pack(documents, row_length=options.row_length, pad_token_id=END))
+    return RowCollator(pad_token_id=END)([dataset[i] for i in range(options.rows)])
+
+
+def inputs_of(objective: str, rows: dict[str, Tensor], step: int, options: argparse.Namespace) -> TrainingInputs:
+    """What the trainer would make of the rows; block sizes in turn, the same for every share."""
+    if objective == "ntp":
+        return ntp_inputs(rows)
+    return doubled_inputs(
+        rows,
+        block_size=options.block_sizes[step % len(options.block_sizes)],
+        noising=Noising(noise_on="targets"),
+        logit_shift=False,
+        mask_token_id=options.vocabulary - 1,
+        end_of_text_id=END,
+        context_length=4096,
+        seed=(0, step),
+    )
+
+
+def random(options: argparse.Namespace) -> Any:
+    """The model that is trained."""
+    return random_model(
+        hidden=options.hidden, layers=options.layers, vocabulary=options.vocabulary, dtype=torch.float32
+    )
+
+
+def memory_of(objective: str, share: float) -> int | None:
+    """`peak_bytes` in a process of its own: what a process once held, the system may go on counting."""
+    arguments = [sys.executable, *sys.argv, "--memory-of", f"{objective}:{share}"]
+    done = subprocess.run(arguments, check=True, capture_output=True, text=True)
+    peak: int | None = json.loads(done.stdout.splitlines()[-1])
+    return peak
+
+
+def peak_bytes(objective: str, share: float, options: argparse.Namespace) -> int | None:
+    """The most that two steps held beyond the model's weights, or None where nobody counts."""
+    step = step_of(objective, share, options)
+    if torch.cuda.is_available():
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+    elif RESET_PEAK.exists():
+        held = resident("VmRSS")
+        RESET_PEAK.write_text("5")
+    else:
+        return None
+    for _ in range(2):
+        step()
+    return (torch.cuda.max_memory_allocated() if torch.cuda.is_available() else resident("VmHWM")) - held
+
+
+RESET_PEAK = Path("/proc/self/clear_refs")  # Linux: a 5 makes the peak what is resident now
+
+
+def resident(field: str) -> int:
+    """Bytes of this process in memory, now (`VmRSS`) or at most (`VmHWM`)."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def rounded(value: Any) -> Any:
+    """The same with six significant digits."""
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def print_table(results: dict[str, Any]) -> None:
+    """One row for each share of prompt tokens."""
+    table = Table(
+        title=f"{results['parameters'] / 1e6:.0f}M parameters, {results['rows']} rows of {results['row_length']} tokens; "
+        f"{results['gpu'] or results['cpu']}, {results['threads']} threads",
+        caption="seconds and ratios: median (quartiles); memory: beyond the model's weights",
+        title_justify="left",
+    )
+    for column in ("prompt tokens", "plain step, s", "SBD step, s", "SBD / plain", "plain, MiB", "SBD, MiB"):
+        table.add_column(column, justify="right")
+    for row in results["shares"]:
+        table.add_row(
+            f"{row['prompt_share']:.0%}",
+            *(
+                f"{s['median']:.2f} ({s['lower_quartile']:.2f}-{s['upper_quartile']:.2f})"
+                for s in (row["ntp_seconds"], row["sbd_seconds"], row["ratio"])
+            ),
+            *("-" if peak is None else f"{peak / 2**20:,.0f}" for peak in row["peak_bytes"].values()),
+        )
+    Console().print(table)
+
+
+SIZES = (
+    *("hidden", "layers", "vocabulary", "rows", "row_length", "document_length", "block_sizes"),
+    *("repeats", "cross_entropy", "bf16"),
+)
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--prompt-shares", nargs="+", type=float, default=[0.0, 0.5], metavar="SHARE", help="of prompt tokens (0 0.5)")
+    add("--hidden", type=int, default=768, help="width, a multiple of 64 (768)")
+    add("--layers", type=int, default=11)
+    add("--vocabulary", type=int, default=32_000)
+    add("--rows", type=int, default=4, help="of a step (4)")
+    add("--row-length", type=int, default=512, help="clean tokens of a row (512)")
+    add("--document-length", type=int, default=128, help="tokens of each document in it (128)")
+    add("--block-sizes", nargs="+", type=int, default=[4, 8, 16], metavar="K", help="in turn (4 8 16)")
+    add("--cross-entropy", choices=("auto", "plain", "chunked"), default="auto")
+    add("--bf16", action="store_true", help="autocast to bfloat16")
+    add("--repeats", type=int, default=15, help="timed pairs of steps (15)")
+    add("--warmup", type=int, default=2)
+    add("--threads", type=int, help="PyTorch's threads (its own choice)")
+    add("--quick", action="store_true", help="tiny sizes: checks that it runs, measures nothing")
+    add("--out", metavar="FILE", help="write the JSON there too, indented")
+    add("--memory-of", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.quick:
+        tiny = {"hidden": 64, "layers": 1, "vocabulary": 768, "rows": 2, "row_length": 64, "document_length": 32}
+        vars(options).update(tiny, repeats=2, warmup=1)
+    for share in options.prompt_shares:
+        if not 0 <= share < 1:
+            parser.error(f"--prompt-shares must be at least 0 and below 1, not {share}")
+    for name in ("rows", "row_length", "document_length", "layers", "repeats"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}")
+    if options.row_length % options.document_length:
+        parser.error(f"--row-length must be a multiple of --document-length, not {options.row_length}")
+    if options.hidden % 64 or options.hidden < 64:
+        parser.error(f"--hidden must be a multiple of 64, not {options.hidden}")
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The recipes that come with the package: each is one, says where its values come from, and names files that are there."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import PreTrainedTokenizerBase
+
+from setblock.data.chat import chat_pieces, read_template
+from setblock.data.section import TextsSection
+from setblock.training.recipe import load_recipe
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted([*ROOT.glob("recipes/*.yaml"), *ROOT.glob("examples/*.yaml")])
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_is_valid(path: Path) -> None:
+    # On a machine without a GPU, Transformers allows bf16 only where a CPU is asked for.
+    recipe, arguments = load_recipe(path, overrides={"training.use_cpu": True})
+    assert arguments.output_dir == f"runs/{path.stem}"
+    if isinstance(recipe.data, TextsSection) and recipe.data.chat_template is not None:
+        assert (ROOT / recipe.data.chat_template).is_file()
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b-sbd", "qwen3-8b-sbd"])
+def test_the_papers_recipes_have_the_papers_values(name: str) -> None:
+    recipe, arguments = load_recipe(ROOT / "recipes" / f"{name}.yaml", overrides={"training.use_cpu": True})
+    assert isinstance(recipe.data, TextsSection)
+    assert recipe.data.row_length == 32_768
+    assert arguments.block_sizes == list(range(2, 17))
+    assert (arguments.ntp_weight, arguments.matp_weight, arguments.logit_shift) == (1.0, 1.0, False)
+    assert (arguments.learning_rate, arguments.warmup_steps, arguments.max_steps) == (3e-4, 200, 34_000)
+    tokens = 8 * arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * recipe.data.row_length
+    assert tokens == pytest.approx(2e6, rel=0.05)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("recipes/accelerate/*.yaml")), ids=lambda path: path.stem)
+def test_accelerate_can_read_its_files(path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config = load_config_from_file(str(path))
+    assert config.num_processes == 8
+    assert config.mixed_precision == "bf16"
+    assert set(yaml.safe_load(path.read_text())) >= {"distributed_type", "num_machines"}
+
+
+@pytest.mark.parametrize("name", ["llama-3", "chatml"])
+def test_templates_mark_what_the_assistant_says(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    end = {"llama-3": "<|eot_id|>", "chatml": "<|im_end|>"}[name]
+    tokenizer.chat_template = read_template(str(ROOT / "recipes" / "templates" / f"{name}.jinja"))
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Three and four?"},
+        {"role": "assistant", "content": "Seven."},
+        {"role": "user", "content": "And one?"},
+        {"role": "assistant", "content": "Eight."},
+    ]
+    pieces = chat_pieces(tokenizer, messages)
+    assert [text for text, carries_loss in pieces if carries_loss] == [f"Seven.{end}", f"Eight.{end}"]
+    text = "".join(text for text, _ in pieces)
+    asked = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
+    assert text.startswith(asked), "decoding begins where the answer did in training"
