@@ -33,9 +33,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY) ## decode a held-out problem both ways, then fifty more
 	@echo "== one held-out problem: one token a pass, then in blocks"
-	@$(BIN)/setblock compare --gamma 0.002
+	@$(BIN)/setblock compare --gamma 0.03
 	@echo "== fifty held-out problems"
-	@$(BIN)/setblock evaluate --task word-problems --method sbd --gamma 0.002 --limit 50
+	@$(BIN)/setblock evaluate --task word-problems --method sbd --gamma 0.03 --limit 50
 
 test: $(READY) ## run the tests
 	@$(BIN)/pytest

@@ -37,7 +37,7 @@ from setblock.evaluation.interval import wilson_interval
 from setblock.model.sbd_model import SBDModel
 
 Grid = Mapping[str, DecodingSettings]
-GAMMAS = (0.0001, 0.001, 0.002, 0.003, 0.01, 0.03, 0.1, 0.35, 1.5)
+GAMMAS = (0.0001, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.1, 0.35, 1.5)
 THRESHOLDS = (0.7, 0.9, 0.95, 0.99, 0.999)
 
 
