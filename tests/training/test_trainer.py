@@ -10,6 +10,7 @@ import torch
 from families import tiny_model
 from setblock.data.documents import Document
 from setblock.data.packing import RowCollator, RowDataset, unpacked
+from setblock.errors import SetBlockError
 from setblock.training.config import SBDConfig
 from setblock.training.trainer import SBDTrainer
 
@@ -198,3 +199,9 @@ def test_the_defaults_are_the_papers(tmp_path: Path) -> None:
     config = SBDConfig(output_dir=str(tmp_path), use_cpu=True)
     assert config.block_sizes == list(range(2, 17))
     assert (config.objective, config.ntp_weight, config.matp_weight, config.logit_shift) == ("sbd", 1.0, 1.0, False)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_liger_without_a_gpu_is_refused_in_one_line(make: Make) -> None:
+    with pytest.raises(SetBlockError, match=r"training.cross_entropy liger needs a GPU and `pip install liger-kernel`"):
+        make(cross_entropy="liger")

@@ -25,7 +25,7 @@ class SBDConfig(TrainingArguments):
         matrix_optimizer: `adamw`: Transformers' `optim` for all parameters. `muon`: Muon for the matrices inside the model,
             AdamW for the rest, at the same learning rate.
         cross_entropy: `auto`: with all logits at once where they are few, in chunks where they are many
-            (`setblock.training.cross_entropy`). `plain`, `chunked`: always so.
+            (`setblock.training.cross_entropy`). `plain`, `chunked`: always so. `liger`: by Liger's kernel, on a GPU.
         mask_rate_per, noise_on, noisy_copies, complete_last_block, random_offsets: see `setblock.training.noising.Noising`.
     """
 
@@ -36,7 +36,7 @@ class SBDConfig(TrainingArguments):
     logit_shift: bool = False
     first_token_from_causal: bool = False
     matrix_optimizer: Literal["adamw", "muon"] = "adamw"
-    cross_entropy: Literal["auto", "plain", "chunked"] = "auto"
+    cross_entropy: Literal["auto", "plain", "chunked", "liger"] = "auto"
     mask_rate_per: MaskRatePer = "document"
     noise_on: NoiseOn = "document"
     noisy_copies: int = 1
@@ -76,7 +76,7 @@ class SBDConfig(TrainingArguments):
 _CHOICES = {
     "objective": ("sbd", "ntp"),
     "matrix_optimizer": ("adamw", "muon"),
-    "cross_entropy": ("auto", "plain", "chunked"),
+    "cross_entropy": ("auto", "plain", "chunked", "liger"),
     "mask_rate_per": ("document", "block"),
     "noise_on": ("document", "targets"),
 }

@@ -26,6 +26,19 @@ def in_float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
+def liger_cross_entropy(hidden: Tensor, targets: Tensor, *, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The sum of the targets' cross entropies under a head that is one linear layer, by Liger's kernel (arXiv 2410.10989).
+
+    Does what `chunked_cross_entropy` does, on a GPU and in fewer kernels. Arguments as there; `weight` is [V, D], `bias` [V].
+    """
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    if not len(hidden):
+        return hidden.sum()
+    total: Tensor = liger_fused_linear_cross_entropy(hidden, weight, targets, bias=bias, reduction="sum")
+    return total
+
+
 def chunked_cross_entropy(
     hidden: Tensor,
     targets: Tensor,

@@ -13,7 +13,7 @@ from setblock.model.forward import logits_at
 from setblock.training.cross_entropy import LOGITS_AT_ONCE
 from setblock.training.head import SplitHead
 from setblock.training.inputs import TrainingInputs
-from setblock.training.loss import SBDLoss, sbd_loss, sbd_loss_in_chunks
+from setblock.training.loss import SBDLoss, sbd_loss, sbd_loss_by_liger, sbd_loss_in_chunks
 
 LARGEST_DENSE_MASK = 1 << 30
 """Bytes that the attention masks of a pass may take where they are dense: a row of 32,768 tokens by PyTorch's SDPA, which is
@@ -51,11 +51,13 @@ def training_loss(
     matp_weight: float,
     wrapped: nn.Module | None = None,
     logits_at_once: int = LOGITS_AT_ONCE,
+    by_liger: bool = False,
 ) -> SBDLoss:
     """Eq. 14 over one batch, from one forward pass.
 
     Args:
         head: the model's, to compute the logits in chunks where there are more than `logits_at_once`; None to never do.
+        by_liger: compute them by Liger's kernel instead; the head must be one linear layer then.
         model, wrapped: see `training_logits`, which also says what is raised.
     """
     index = torch.cat([inputs.ntp.index, inputs.matp.index])  # [M]
@@ -75,7 +77,11 @@ def training_loss(
 
     def take_loss(_: nn.Module, args: tuple[Tensor, ...]) -> None:
         hidden = args[0].reshape(-1, args[0].shape[-1])[index]  # [M, D]
-        found.append(sbd_loss_in_chunks(hidden, head=head, parameters=head.trained, chunk=chunk, **terms))
+        if by_liger:
+            assert isinstance(head.module, nn.Linear)
+            found.append(sbd_loss_by_liger(hidden, head=head.module, **terms))
+        else:
+            found.append(sbd_loss_in_chunks(hidden, head=head, parameters=head.trained, chunk=chunk, **terms))
 
     handle = head.module.register_forward_pre_hook(take_loss)
     try:

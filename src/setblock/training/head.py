@@ -37,6 +37,11 @@ class SplitHead:
         return logits
 
     @property
+    def is_linear(self) -> bool:
+        """Whether it is one linear layer and nothing else."""
+        return type(self.module) is nn.Linear and self.scaling is _unchanged
+
+    @property
     def trained(self) -> list[nn.Parameter]:
         """What of it is trained."""
         return [p for p in self.module.parameters() if p.requires_grad]

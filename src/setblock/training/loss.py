@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from setblock.training.cross_entropy import Head, chunked_cross_entropy, in_float32
+from setblock.training.cross_entropy import Head, chunked_cross_entropy, in_float32, liger_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,30 @@ def sbd_loss_in_chunks(
         total=total,
         ntp_sum=losses[:split].sum(),
         matp_sum=losses[split:].sum(),
+        ntp_count=split,
+        matp_count=len(matp_targets),
+    )
+
+
+def sbd_loss_by_liger(
+    hidden: Tensor,
+    *,
+    head: nn.Linear,
+    ntp_targets: Tensor,
+    matp_targets: Tensor,
+    ntp_weight: float = 1.0,
+    matp_weight: float = 1.0,
+) -> SBDLoss:
+    """`sbd_loss_in_chunks` by Liger's kernel, of a head that is one linear layer."""
+    split = len(ntp_targets)
+    sums = [
+        liger_cross_entropy(part, targets, weight=head.weight, bias=head.bias)
+        for part, targets in ((hidden[:split], ntp_targets), (hidden[split:], matp_targets))
+    ]
+    return SBDLoss(
+        total=ntp_weight * sums[0] + matp_weight * sums[1],
+        ntp_sum=sums[0],
+        matp_sum=sums[1],
         ntp_count=split,
         matp_count=len(matp_targets),
     )

@@ -1,5 +1,6 @@
 """`SBDTrainer`: Transformers' `Trainer` with the doubled input and the loss of eq. 14."""
 
+import importlib.util
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,12 +12,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, Trainer
 
+from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
 from setblock.model.adapter import gate_of
 from setblock.training.config import SBDConfig
 from setblock.training.cross_entropy import LOGITS_AT_ONCE
 from setblock.training.forward import training_loss
-from setblock.training.head import split_head
+from setblock.training.head import SplitHead, split_head
 from setblock.training.inputs import Targets, TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.loss import SBDLoss
 from setblock.training.optimizer import MuonAdamW
@@ -29,6 +31,20 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The model in PEFT's wrapper, where it is in one."""
     get_base_model: Callable[[], nn.Module] | None = getattr(model, "get_base_model", None)
     return model if get_base_model is None else get_base_model()
+
+
+def _check_cross_entropy(args: SBDConfig, head: SplitHead | None) -> None:
+    """Refuse a way of computing the loss that this model or this machine has not."""
+    wanted = args.cross_entropy
+    if wanted in ("chunked", "liger") and head is None:
+        raise SetBlockError(
+            f"training.cross_entropy {wanted}: what the model does to its logits is not known; take auto"
+        )
+    if wanted == "liger":
+        if importlib.util.find_spec("liger_kernel") is None or args.device.type == "cpu":
+            raise SetBlockError("training.cross_entropy liger needs a GPU and `pip install liger-kernel`; take auto")
+        if head is not None and not head.is_linear:
+            raise SetBlockError("training.cross_entropy liger needs a head of one linear layer alone; take chunked")
 
 
 class SBDTrainer(Trainer):
@@ -52,8 +68,7 @@ class SBDTrainer(Trainer):
         self.end_of_text_id = end_of_text_id
         self._gate = gate_of(unwrapped(self.model))
         self._head = None if args.cross_entropy == "plain" else split_head(self.model)
-        if self._head is None and args.cross_entropy == "chunked":
-            raise ValueError("cross_entropy 'chunked' can't be had: what this model does to its logits is not known")
+        _check_cross_entropy(args, self._head)
         self._logits_at_once = LOGITS_AT_ONCE if args.cross_entropy == "auto" else 0
         self._sums: defaultdict[str, float] = defaultdict(float)
 
@@ -109,6 +124,7 @@ class SBDTrainer(Trainer):
             matp_weight=self.args.matp_weight / self.args.noisy_copies,
             wrapped=model,
             logits_at_once=self._logits_at_once,
+            by_liger=self.args.cross_entropy == "liger",
         )
 
     def compute_loss(
