@@ -12,6 +12,7 @@ from typer.main import get_command
 from setblock.cli import decoding_options
 from setblock.cli import evaluate as evaluate_command
 from setblock.cli.main import app
+from setblock.decoding.defaults import DRAFT_GAMMA
 from setblock.decoding.samplers import EntropyBounded
 from setblock.evaluation import harness
 
@@ -72,7 +73,8 @@ def test_evaluate_says_what_it_counts(run):
 
 
 def test_defaults_are_the_library_s():
-    assert f"Default: {EntropyBounded().gamma}." in inspect.getsource(decoding_options)
+    gammas = f"Default: {EntropyBounded().gamma}; {DRAFT_GAMMA:g} in method exact."
+    assert gammas in inspect.getsource(decoding_options)
     assert harness.DEFAULT_LIMIT == evaluate_command_default("limit") == 100
     assert evaluate_command_default("batch_size") == harness.DEFAULT_BATCH_SIZE
 

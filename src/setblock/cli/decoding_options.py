@@ -59,7 +59,7 @@ class DecodingOptions:
             "--gamma",
             "G",
             "Entropy bound in nats, at least 0, of a sampler that has one: how uncertain, together, the tokens that one "
-            "pass reveals may be. 0 reveals one token a pass, inf the whole block. Default: 0.1.",
+            "pass reveals may be. 0 reveals one token a pass, inf the whole block. Default: 0.1; 1 in method exact.",
         ),
     ] = None
     block_size: Annotated[

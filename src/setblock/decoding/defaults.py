@@ -8,6 +8,7 @@ from setblock.model.sbd_model import SBDModel
 DEFAULT_MAX_NEW_TOKENS = 256
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_DRAFT_PASSES = 1
+DRAFT_GAMMA = 1.0  # with one pass, as good as any (docs/exact.md)
 
 
 def block_size_for(model: SBDModel, settings: DecodingSettings) -> int:
@@ -32,5 +33,5 @@ def draft_passes_for(settings: DecodingSettings) -> int:
 
 
 def sampler_for(settings: DecodingSettings) -> Sampler:
-    """The sampler that the request asks for, else its method's."""
-    return settings.sampler or EntropyBounded()
+    """The sampler that the request asks for, else its method's: drafts may be careless, since what is wrong is repaired."""
+    return settings.sampler or (EntropyBounded(DRAFT_GAMMA) if settings.method == "exact" else EntropyBounded())
