@@ -10,6 +10,7 @@ used, and the draw is exact.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,17 +57,18 @@ def _unless_all(values: list[float], off: float, device: torch.device) -> Tensor
     return None if all(value == off for value in values) else torch.tensor(values, device=device, dtype=torch.float32)
 
 
-def choose_tokens(logits: Tensor, draws: Draws, *, positions: Tensor) -> Tensor:
+def choose_tokens(logits: Tensor, draws: Draws, *, positions: Tensor, best: Tensor | None = None) -> Tensor:
     """Choose a token for each position.
 
     Args:
         logits: [B, k, V] float32.
         positions: [B, k] int64, absolute.
+        best: [B, k] int64, the token of the greatest logit (the smallest id of a tie), where it is known already.
 
     Returns:
         [B, k] int64 token ids.
     """
-    greedy = logits.max(dim=-1).indices  # argmax is three times as slow on CPUs; both take the first of a tie
+    greedy = most_likely(logits).token_ids if best is None else best
     if draws.is_greedy:
         return greedy
     scaled = cut(logits / draws.temperature.clamp(min=1e-6, max=1e30)[:, None, None], draws)
@@ -75,6 +77,18 @@ def choose_tokens(logits: Tensor, draws: Draws, *, positions: Tensor) -> Tensor:
     exponential = -torch.log1p(-uniform)  # the smallest of exponential / probability is a draw
     sampled = (scaled - exponential.log()).argmax(dim=-1)
     return torch.where(draws.temperature[:, None] > 0, sampled, greedy)
+
+
+class MostLikely(NamedTuple):
+    """The greatest logits [...] float32, and their tokens [...] int64, the smallest id of a tie."""
+
+    logits: Tensor
+    token_ids: Tensor
+
+
+def most_likely(logits: Tensor) -> MostLikely:
+    """Of logits [..., V]. Where they are not all numbers, the greatest isn't one either."""
+    return MostLikely(*logits.max(dim=-1))  # argmax is three times as slow on CPUs; both take the first of a tie
 
 
 def cut(scaled: Tensor, draws: Draws) -> Tensor:

@@ -47,8 +47,9 @@ def check_drafts(state: BatchState, commit: Logits, *, draws: Draws) -> Check:
 
     A draft's first token is not among them: it came from a causal logit. `commit` has the logits that tokens are chosen from.
     """
-    chosen = choose_tokens(commit.logits, draws, positions=commit.positions)  # [B, m]
-    drafted = state.tokens.gather(1, commit.positions.clamp(0, state.tokens.shape[1] - 1))
+    best = commit.most_likely.token_ids
+    chosen = choose_tokens(commit.logits, draws, positions=commit.positions, best=best)  # [B, m]
+    drafted = state.tokens.gather(1, commit.positions)
     agrees = (chosen == drafted) | ~commit.known
     prefix = agrees.long().cumprod(dim=1).bool()
     first_wrong = prefix.sum(dim=1, keepdim=True)  # [B, 1]: m where all agree

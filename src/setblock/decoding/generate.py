@@ -67,7 +67,7 @@ def open_batch(model: SBDModel, prompts: Sequence[Sequence[int]], settings: Sequ
         SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.
     """
     rows = open_rows(model, prompts, settings)
-    needed = rows.state.tokens.shape[1]
+    needed = int(rows.state.limit.max())
     cache = SlotCache(
         layers=model.model.config.get_text_config().num_hidden_layers,
         batch=len(prompts),

@@ -72,9 +72,10 @@ def decode_step(
     positions = state.block_positions
     known = shaped.block.known if check is None else shaped.block.known & ~check.rejected[:, None]
     candidates = state.candidates() & known
-    of_block = shaped.block.logits
+    of_block, best = shaped.block.logits, shaped.block.most_likely
     selection = samplers.select(
         of_block,
+        greatest=best.logits,
         candidates=candidates,
         revealed=state.revealed,
         is_new=state.block_passes == 0,
@@ -82,10 +83,11 @@ def decode_step(
     )
     is_next = (state.is_exact | state.is_ntp)[:, None] & (positions == state.block_start[:, None])
     reveal = selection.reveal | (candidates & is_next)
-    chosen_from = selection.logits
-    if chosen_from is not of_block:
-        chosen_from = torch.where(is_next[..., None], of_block, chosen_from)
-    chosen = choose_tokens(chosen_from, draws, positions=positions)
+    if selection.logits is of_block:
+        chosen = choose_tokens(of_block, draws, positions=positions, best=best.token_ids)
+    else:
+        chosen_from = torch.where(is_next[..., None], of_block, selection.logits)
+        chosen = choose_tokens(chosen_from, draws, positions=positions)
     state.block_passes += ((known[:, 1:].any(dim=1) | reveal.any(dim=1)) & ~is_prefill).long()
     state.reveal(chosen, reveal)
 
@@ -118,5 +120,5 @@ def _shaped(logits: PassLogits, state: BatchState, rules: LogitRules) -> PassLog
 def _is_broken(logits: PassLogits) -> Tensor:
     """[B] bool, rows with logits that are not numbers, or infinite, or that leave no token to choose."""
     parts = (logits.block,) if logits.commit is None else (logits.block, logits.commit)
-    broken = [(each.known & ~each.logits.amax(dim=-1).isfinite()).any(dim=1) for each in parts]
-    return torch.stack(broken).any(dim=0)
+    broken = [(each.known & ~each.most_likely.logits.isfinite()).any(dim=1) for each in parts]
+    return broken[0] if len(broken) == 1 else broken[0] | broken[1]

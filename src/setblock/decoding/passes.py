@@ -12,10 +12,12 @@ is cut into several.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from setblock.decoding.choice import MostLikely, most_likely
 from setblock.decoding.feed import Feed, Runner
 from setblock.decoding.shapes import PassShapes
 from setblock.decoding.state import BatchState
@@ -35,6 +37,11 @@ class Logits:
     logits: Tensor
     positions: Tensor
     known: Tensor
+
+    @cached_property
+    def most_likely(self) -> MostLikely:
+        """Of each position: three ask for it, and a vocabulary is long."""
+        return most_likely(self.logits)
 
 
 @dataclass(frozen=True)
@@ -62,31 +69,36 @@ def run_pass(runner: Runner, state: BatchState, *, end: Tensor) -> PassLogits:
     facts = runner.model.facts
     is_prefill = state.is_prefill
     shapes = runner.shapes(block_size=state.revealed.shape[1], is_prefill=is_prefill)
-    rows = shapes.rows(end > state.committed)  # [A]
-    end, is_prefill = end[rows, None], is_prefill[rows, None]  # [A, 1]
-    committed, block_start = state.committed[rows, None], state.block_start[rows, None]  # [A, 1]
+    part = _Part(shapes.rows(end > state.committed), batch=state.batch)
+    end, is_prefill = part.of(end)[:, None], part.of(is_prefill)[:, None]  # [A, 1]
+    committed, block_start = part.of(state.committed)[:, None], part.of(state.block_start)[:, None]  # [A, 1]
     length = shapes.queries(int((end - committed).max()))  # Q
-    positions = committed + torch.arange(length, device=rows.device)  # [A, Q]
+    positions = committed + torch.arange(length, device=end.device)  # [A, Q]
     is_real = positions < end
     in_block = is_real & (positions >= block_start)
     limits = torch.where(in_block, end, positions + 1).masked_fill(~is_real, 1)
     safe = positions.masked_fill(~is_real, 0)
-    tokens = state.tokens[rows].gather(1, safe)
+    tokens = part.of(state.tokens).gather(1, safe)
     if facts is not None:
         column = (positions - block_start).clamp(0, shapes.block_size - 1)
-        is_masked = in_block & ~state.revealed[rows].gather(1, column)
+        is_masked = in_block & ~part.of(state.revealed).gather(1, column)
         tokens = tokens.masked_fill(is_masked, facts.mask_token_id)
 
     # 2. Forward, with logits at the outputs that predict the block and, of exact rows, the tokens that are committed
-    target, source, known = _block_outputs(state, rows, facts, fed=end)  # [A, k]
+    first_is_causal = _first_is_causal(state, part, facts)  # [A], or None where no row's is
+    target = part.of(state.block_positions)  # [A, k]
+    source = _block_sources(target, first_is_causal, facts)
+    known = (source < end) & (target < part.of(state.block_end)[:, None])
     size = target.shape[1]
-    checked, to_check = _commit_outputs(state, rows, shapes, is_prefill)  # [A, m]
-    target, known = torch.cat([target, checked], dim=1), torch.cat([known, to_check], dim=1)
-    source = torch.cat([source, checked - 1], dim=1)
+    if state.has_exact:
+        is_draft = part.of(state.is_exact)[:, None] & ~is_prefill
+        checked, to_check = _commit_outputs(committed, block_start, is_draft, shapes)  # [A, m]
+        target, known = torch.cat([target, checked], dim=1), torch.cat([known, to_check], dim=1)
+        source = torch.cat([source, checked - 1], dim=1)
     # Of a row that takes no part, nothing is known; nor anything new of one that is fed again what it had to give up.
-    known &= (end > committed) & ~(is_prefill & state.prefilled[rows, None])
+    known &= (end > committed) & ~(is_prefill & part.of(state.prefilled)[:, None])
     feed = Feed(
-        rows=rows,
+        rows=part.rows,
         batch=state.batch,
         tokens=tokens,
         positions=safe,
@@ -100,61 +112,79 @@ def run_pass(runner: Runner, state: BatchState, *, end: Tensor) -> PassLogits:
     )
     logits = runner.logits(feed)  # [A, k + m, V]
     if facts is not None:
-        logits[..., facts.mask_token_id] = -torch.inf  # a mask is never an answer
+        logits[..., facts.mask_token_id].fill_(-torch.inf)  # a mask is never an answer
 
     # 3. The block's first token may come from a causal logit of an earlier pass of the same block
-    if state.first_logits is None:
-        state.first_logits = logits.new_zeros((state.batch, logits.shape[-1]))
-    first_is_causal = _first_is_causal(state, rows, facts)
-    fresh = first_is_causal & known[:, 0] & (committed < block_start)[:, 0]
-    state.first_logits[rows[fresh]] = logits[fresh, 0]
-    logits[first_is_causal, 0] = state.first_logits[rows[first_is_causal]]
-    state.committed[rows] = torch.minimum(end, block_start)[:, 0]
+    if first_is_causal is not None:
+        if state.first_logits is None:
+            state.first_logits = logits.new_zeros((state.batch, logits.shape[-1]))
+        fresh = known[:, 0] & (committed < block_start)[:, 0]
+        first = torch.where(fresh[:, None], logits[:, 0], part.of(state.first_logits))  # [A, V]
+        logits[:, 0] = torch.where(first_is_causal[:, None], first, logits[:, 0])
+        state.first_logits = part.put(first, state.first_logits)
+    state.committed = part.put(torch.minimum(end, block_start)[:, 0], state.committed)
     state.prefilled |= state.committed >= state.prefill_end
 
     # 4. From the A rows that took part to all B
-    logits, target, known = (_spread(each, rows, state.batch) for each in (logits, target, known))
+    logits, target, known = (part.put(each) for each in (logits, target, known))
     block = Logits(logits[:, :size], target[:, :size], known[:, :size])
     if target.shape[1] == size:
         return PassLogits(block, None)
     return PassLogits(block, Logits(logits[:, size:], target[:, size:], known[:, size:]))
 
 
-def _first_is_causal(state: BatchState, rows: Tensor, facts: SBDFacts | None) -> Tensor:
-    """[A] bool, rows whose block's first token is predicted by the last token before the block."""
+class _Part:
+    """The A rows of a batch that take part in a pass.
+
+    Args:
+        rows: [A] int64, in order.
+        batch: B.
+    """
+
+    def __init__(self, rows: Tensor, *, batch: int) -> None:
+        self.rows, self._batch, self._is_all = rows, batch, len(rows) == batch
+
+    def of(self, whole: Tensor) -> Tensor:
+        """[A, ...] of what all rows have [B, ...]; itself where they are all of them."""
+        return whole if self._is_all else whole[self.rows]
+
+    def put(self, part: Tensor, whole: Tensor | None = None) -> Tensor:
+        """[B, ...] of `part` [A, ...] and, of the other rows, `whole` [B, ...] or zeros."""
+        if self._is_all:
+            return part
+        whole = part.new_zeros((self._batch, *part.shape[1:])) if whole is None else whole.clone()
+        whole[self.rows] = part
+        return whole
+
+
+def _first_is_causal(state: BatchState, part: _Part, facts: SBDFacts | None) -> Tensor | None:
+    """[A] bool, rows whose block's first token is predicted by the last token before the block; None where there is none."""
     if facts is None or facts.first_token_from_causal:
-        return torch.ones_like(rows, dtype=torch.bool)
-    return state.is_ntp[rows] | state.is_exact[rows]
+        return torch.ones_like(part.rows, dtype=torch.bool)
+    return part.of(state.is_ntp | state.is_exact) if state.has_ntp or state.has_exact else None
 
 
-def _block_outputs(
-    state: BatchState, rows: Tensor, facts: SBDFacts | None, *, fed: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """[A, k] each position of the block, the position whose output predicts it, and whether this pass reaches that."""
-    target = state.block_positions[rows]
-    is_first = target == state.block_start[rows, None]
-    shifted = is_first & _first_is_causal(state, rows, facts)[:, None]
+def _block_sources(target: Tensor, first_is_causal: Tensor | None, facts: SBDFacts | None) -> Tensor:
+    """[A, k] the position whose output predicts each position `target` [A, k] of the block."""
     if facts is None or facts.logit_shift:
-        shifted = torch.ones_like(shifted)
-    source = target - shifted.long()
-    return target, source, (source < fed) & (target < state.block_end[rows, None])
+        return target - 1
+    if first_is_causal is None:
+        return target
+    source = target.clone()
+    source[:, 0] -= first_is_causal.long()
+    return source
 
 
-def _commit_outputs(state: BatchState, rows: Tensor, shapes: PassShapes, is_prefill: Tensor) -> tuple[Tensor, Tensor]:
-    """[A, m] positions after the first of what is committed, and which of them are drafts of exact rows and so to be checked.
-    `is_prefill` is [A, 1]."""
-    committed, block_start = state.committed[rows, None], state.block_start[rows, None]
-    is_draft = state.is_exact[rows, None] & ~is_prefill
+def _commit_outputs(
+    committed: Tensor, block_start: Tensor, is_draft: Tensor, shapes: PassShapes
+) -> tuple[Tensor, Tensor]:
+    """[A, m] positions after the first of what is committed, and which of them are drafts and so to be checked.
+
+    Args:
+        committed, block_start: [A, 1].
+        is_draft: [A, 1] bool, exact rows that commit a block.
+    """
     drafted = (block_start - committed - 1).masked_fill(~is_draft, 0)
     count = shapes.checked(int(drafted.max().clamp(min=0)))
-    target = committed + 1 + torch.arange(count, device=rows.device)
+    target = committed + 1 + torch.arange(count, device=committed.device)
     return target, (target < block_start) & is_draft
-
-
-def _spread(part: Tensor, rows: Tensor, batch: int) -> Tensor:
-    """[A, ...] of the rows that took part to [B, ...]."""
-    if len(rows) == batch:
-        return part
-    whole = part.new_zeros((batch, *part.shape[1:]))
-    whole[rows] = part
-    return whole

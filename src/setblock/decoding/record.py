@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from setblock.decoding.loop import DecodingStep
 from setblock.decoding.passes import Logits
-from setblock.decoding.ragged import stacked
+from setblock.decoding.ragged import fitted, stacked
 from setblock.decoding.state import BatchState
 
 
@@ -92,10 +92,8 @@ class Record:
             positions = step.logits.commit.positions[rows, columns]
             self.revealing[rows, positions] = number[rows]
             self.entropies[rows, positions] = step.check.entropy[rows, columns]
-        rows, columns = step.revealed.nonzero(as_tuple=True)
-        positions = step.positions[rows, columns]
-        self.revealing[rows, positions] = number[rows]
-        self.entropies[rows, positions] = step.entropy[rows, columns]
+        _write(self.revealing, number[:, None], at=step.positions, where=step.revealed)
+        _write(self.entropies, step.entropy, at=step.positions, where=step.revealed)
         self._keep(step.logits.block, step.revealed, step.token_ids)
 
     def taken(self, rows: Tensor, *, capacity: int) -> "Record":
@@ -145,6 +143,11 @@ class Record:
             self.top_logprobs[rows, positions], self.top_ids[rows, positions] = top.values, top.indices
 
 
+def _write(kept: Tensor, values: Tensor, *, at: Tensor, where: Tensor) -> None:
+    """Put `values` [B, k] or [B, 1] at columns `at` [B, k] of `kept` [B, C], no two of a row the same, `where` it is said."""
+    kept.scatter_(1, at, torch.where(where, values, kept.gather(1, at)))
+
+
 _OF_ROWS = ("is_ntp", "prefill", "block", "commit")
 _OF_POSITIONS = ("revealing", "entropies", "logprob", "top_logprobs", "top_ids")
 
@@ -171,8 +174,8 @@ def open_record(state: BatchState, *, num_alternatives: int | None = None) -> Re
     )
 
 
-def joined_records(records: Sequence[Record]) -> Record:
-    """The rows of several records in one."""
+def joined_records(records: Sequence[Record], *, capacity: int) -> Record:
+    """The rows of several records in one, of `capacity` positions each."""
     kept = [record.num_alternatives for record in records if record.num_alternatives is not None]
     width = max(kept, default=0)
 
@@ -180,7 +183,8 @@ def joined_records(records: Sequence[Record]) -> Record:
         parts: list[Tensor] = [getattr(record, name) for record in records]
         if parts[0].dim() == 3:
             parts = [pad(part, (0, width - part.shape[2])) for part in parts]
-        return stacked(parts)
+        whole = stacked(parts)
+        return fitted(whole, capacity) if name in _OF_POSITIONS else whole
 
     columns = {name: column(name) for name in (*_OF_ROWS, *_OF_POSITIONS)}
     return Record(**columns, num_alternatives=max(kept, default=None))

@@ -52,12 +52,13 @@ class Rows:
     @torch.inference_mode()
     def joined(cls, parts: Sequence["Rows"]) -> "Rows":
         """The rows of several in one."""
+        state = joined([part.state for part in parts])
         return _with_rules(
             parts[0].model,
             settings=[each for part in parts for each in part.settings],
-            state=joined([part.state for part in parts]),
+            state=state,
             samplers=RowSamplers.joined([part.samplers for part in parts]),
-            record=joined_records([part.record for part in parts]),
+            record=joined_records([part.record for part in parts], capacity=state.tokens.shape[1]),
             texts=[each for part in parts for each in part.texts],
             started=[each for part in parts for each in part.started],
         )
@@ -93,9 +94,11 @@ class Rows:
             draws=self.draws,
         )
         self.record.add(step)
-        took_part = step.took_part.tolist()
-        stopping = [row for row, settings in enumerate(self.settings) if settings.stop and took_part[row]]
-        self._read(stopping)
+        stopping = [row for row, settings in enumerate(self.settings) if settings.stop]
+        if stopping:
+            took_part = step.took_part.tolist()
+            stopping = [row for row in stopping if took_part[row]]
+            self._read(stopping)
         for row in stopping:
             length = self.texts[row].stop_length
             if length is not None:

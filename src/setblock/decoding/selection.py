@@ -75,6 +75,7 @@ class RowSamplers:
         self,
         logits: Tensor,
         *,
+        greatest: Tensor,
         candidates: Tensor,
         revealed: Tensor,
         is_new: Tensor,
@@ -83,7 +84,7 @@ class RowSamplers:
         """Ask each row's sampler.
 
         Args:
-            logits, candidates, revealed: as in `BlockView`.
+            logits, greatest, candidates, revealed: as in `BlockView`.
             is_new: [B] bool, rows in whose block no pass has revealed anything yet; what was remembered of them is forgotten.
             is_asked: [B] bool, rows of which the pass says anything; what is remembered of others stays. None for all rows.
 
@@ -91,7 +92,8 @@ class RowSamplers:
             SetBlockError: a sampler reveals nothing where there are candidates, or what is none.
         """
         if len(self._groups) == 1:
-            block = BlockView(logits, candidates, revealed, self._recall(0, is_new, size=candidates.shape[1]))
+            memory = self._recall(0, is_new, size=candidates.shape[1])
+            block = BlockView(logits, candidates, revealed, memory, greatest)
             selection = self._ask(0, block, is_asked)
             return RowSelection(
                 selection.reveal, logits if selection.logits is None else selection.logits, block.entropy
@@ -99,7 +101,7 @@ class RowSamplers:
         reveal, entropy = torch.zeros_like(candidates), logits.new_zeros(candidates.shape)
         for index, (_, rows) in enumerate(self._groups):
             memory = self._recall(index, is_new[rows], size=candidates.shape[1])
-            block = BlockView(logits[rows], candidates[rows], revealed[rows], memory)
+            block = BlockView(logits[rows], candidates[rows], revealed[rows], memory, greatest[rows])
             selection = self._ask(index, block, None if is_asked is None else is_asked[rows])
             reveal[rows], entropy[rows] = selection.reveal, block.entropy
             if selection.logits is not None:
@@ -110,9 +112,7 @@ class RowSamplers:
         sampler = self._groups[index][0]
         selection = sampler.select(block)
         chosen = selection.reveal & block.candidates
-        if bool(
-            (block.candidates.any(dim=1) & ~chosen.any(dim=1)).any() | (selection.reveal & ~block.candidates).any()
-        ):
+        if bool((block.candidates.any(dim=1) ^ chosen.any(dim=1)).any() | (selection.reveal ^ chosen).any()):
             # The one would decode for ever, the other write over what is fixed.
             raise SetBlockError(
                 f"sampler {sampler} must reveal at least one candidate of each row, and candidates only"

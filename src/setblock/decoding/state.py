@@ -8,17 +8,18 @@ its own position, in its own pass.
       exactly            the next pass
 
 Between a row's first pass of a block and its last, committed equals block_start. Rows may join a state and leave it between
-passes. Shapes: B rows, C positions, k the largest block size, E the most ids that end an answer.
+passes. Shapes: B rows, k the largest block size, C positions, a block past the last limit, E the most ids that end an answer.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from setblock.decoding.ragged import stacked
+from setblock.decoding.ragged import fitted, stacked
 from setblock.decoding.settings import DecodingSettings
 
 NO_TOKEN = -1
@@ -81,10 +82,25 @@ class BatchState:
         """B."""
         return self.tokens.shape[0]
 
-    @property
+    @cached_property
     def block_positions(self) -> Tensor:
         """[B, k] the positions of each row's block, running past `block_end` where it is shorter than k."""
         return self.block_start[:, None] + torch.arange(self.revealed.shape[1], device=self.tokens.device)
+
+    @cached_property
+    def has_ntp(self) -> bool:
+        """Whether any row decodes one token a pass; asked of the device once."""
+        return bool(self.is_ntp.any())
+
+    @cached_property
+    def has_exact(self) -> bool:
+        """Whether any row decodes exactly; asked of the device once."""
+        return bool(self.is_exact.any())
+
+    @cached_property
+    def has_adaptive(self) -> bool:
+        """Whether any row's block may end at a gap; asked of the device once."""
+        return bool(self.is_adaptive.any())
 
     @property
     def is_prefill(self) -> Tensor:
@@ -100,13 +116,12 @@ class BatchState:
 
     def candidates(self) -> Tensor:
         """[B, k] bool, the masked positions that still matter: in the block, and before its first end-of-text."""
-        return ~self.revealed & self._needed() & ~self.finished[:, None]
+        return ~self.revealed & self._needed(self._ends()) & ~self.finished[:, None]
 
     def reveal(self, chosen: Tensor, reveal: Tensor) -> None:
         """Fix `chosen` [B, k] tokens where `reveal` [B, k] bool says so."""
-        positions = self.block_positions.clamp(max=self.tokens.shape[1] - 1)
-        rows, columns = reveal.nonzero(as_tuple=True)
-        self.tokens[rows, positions[rows, columns]] = chosen[rows, columns]
+        here = self.tokens.gather(1, self.block_positions)
+        self.tokens.scatter_(1, self.block_positions, torch.where(reveal, chosen, here))
         self.revealed |= reveal
         # The first token of an exact row's block comes from the causal logits after all that is verified.
         self.verified = torch.where(reveal[:, 0] & self.is_exact, self.block_start + 1, self.verified)
@@ -114,7 +129,7 @@ class BatchState:
     def correct(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
         """Where drafts of `rows` [B] bool were wrong from `positions` [B] on: put the right `tokens` [B] there, and begin a
         block with them. What comes before is committed."""
-        at = positions.clamp(max=self.tokens.shape[1] - 1)[:, None]
+        at = positions[:, None]
         self.tokens.scatter_(1, at, torch.where(rows, tokens, self.tokens.gather(1, at)[:, 0])[:, None])
         self.open_blocks(rows, positions)
         self.revealed[:, 0] |= rows
@@ -132,14 +147,16 @@ class BatchState:
         self.stopped |= stopped
         self.finished |= stopped | full
         # 2. Is the block? An adaptive one is, and a draft that has had its passes: as far as they go without a gap.
-        needed = self._needed()
-        whole = ~(~self.revealed & needed).any(dim=1)
-        run = (self.revealed & needed).long().cumprod(dim=1).sum(dim=1)
+        ends = self._ends()
+        needed = self._needed(ends)
+        length = needed.sum(dim=1)
+        run = torch.minimum(self._run(), length)
+        whole = run == length
         submitted = self.is_exact & (self.committed == self.block_start) & (run > 0)
         drafted = submitted & (whole | (self.block_passes >= self.draft_passes))
         done = torch.where(self.is_exact, drafted, whole | (self.is_adaptive & (run > 0)))
-        ended = (self._ends() & needed).any(dim=1) & whole
-        beyond = self._shifted(run) & self.is_adaptive[:, None] & ~whole[:, None]
+        ended = (ends & needed).any(dim=1) & whole
+        beyond = self._shifted(run) & (self.is_adaptive & ~whole)[:, None] if self.has_adaptive else None
         self.open_blocks(done & ~self.finished, self.block_start + run, empty=ended, revealed=beyond)
 
     def open_blocks(
@@ -151,10 +168,12 @@ class BatchState:
         if empty is not None:
             end = torch.where(empty, start, end)
         self.block_start = torch.where(rows, start, self.block_start)
+        vars(self).pop("block_positions", None)  # to be computed anew
         self.block_end = torch.where(rows, end, self.block_end)
         self.block_passes = self.block_passes.masked_fill(rows, 0)
-        fresh = torch.zeros_like(self.revealed) if revealed is None else revealed
-        self.revealed = torch.where(rows[:, None], fresh, self.revealed)
+        self.revealed = self.revealed & ~rows[:, None]
+        if revealed is not None:
+            self.revealed |= revealed & rows[:, None]
 
     @torch.inference_mode()  # as the passes are that made these tensors: outside, they could not be changed in place
     def finish(self, row: int, *, end: int) -> None:
@@ -175,7 +194,7 @@ class BatchState:
             field.name: None if (part := getattr(self, field.name)) is None else part[rows] for field in fields(self)
         }
         state = BatchState(**parts)
-        state.tokens = state.tokens[:, : int(state.limit.max())]
+        state.tokens = state.tokens[:, : _capacity(state.limit, state.block_size)]
         state.revealed = state.revealed[:, : int(state.block_size.max())]
         return state
 
@@ -194,8 +213,8 @@ class BatchState:
 
     def final_end(self) -> Tensor:
         """[B] the position up to which tokens are written and will not change: there are no gaps before it."""
-        run = self.revealed.long().cumprod(dim=1).sum(dim=1)
-        end = torch.where(self.is_exact, self.verified, torch.minimum(self.block_start + run, self.block_end))
+        end = torch.minimum(self.block_start + self._run(), self.block_end)
+        end = torch.where(self.is_exact, self.verified, end)
         return torch.where(self.finished, self.answer_end, end)
 
     def answer_ends(self) -> Tensor:
@@ -219,6 +238,10 @@ class BatchState:
         at = torch.where(positions < start, positions, torch.where(in_block, seen_from, never))
         return torch.full((self.batch, vocab_size), never, device=at.device).scatter_reduce(1, self.tokens, at, "amin")
 
+    def _run(self) -> Tensor:
+        """[B] how many positions are revealed from the block's beginning on, without a gap."""
+        return self.revealed.cumprod(dim=1).sum(dim=1)
+
     def _first_end(self, final_end: Tensor) -> Tensor:
         """[B] the position of the first end-of-text among an answer's final tokens; `final_end` [B] where there is none."""
         positions = torch.arange(self.tokens.shape[1], device=self.tokens.device)
@@ -237,15 +260,17 @@ class BatchState:
 
     def _ends(self) -> Tensor:
         """[B, k] bool, revealed positions of the block that hold an end-of-text."""
-        positions = self.block_positions.clamp(max=self.tokens.shape[1] - 1)
-        return self.revealed & self._is_end(self.tokens.gather(1, positions))
+        return self.revealed & self._is_end(self.tokens.gather(1, self.block_positions))
 
-    def _needed(self) -> Tensor:
-        """[B, k] bool, positions of the block up to its first revealed end-of-text."""
-        ends = self._ends().cumsum(dim=1)
-        before = torch.roll(ends, 1, dims=1)
-        before[:, 0] = 0
-        return (before == 0) & (self.block_positions < self.block_end[:, None])
+    def _needed(self, ends: Tensor) -> Tensor:
+        """[B, k] bool, positions of the block up to its first revealed end-of-text. `ends` as `_ends` gives it."""
+        is_up_to_first = ends.cumsum(dim=1) <= ends
+        return is_up_to_first & (self.block_positions < self.block_end[:, None])
+
+
+def _capacity(limit: Tensor, block_size: Tensor) -> int:
+    """C, such that no position of any row's block is past it."""
+    return int(limit.max()) + int(block_size.max())
 
 
 @torch.inference_mode()
@@ -266,6 +291,8 @@ def joined(states: Sequence[BatchState]) -> BatchState:
     names = [field.name for field in fields(BatchState) if field.name != "first_logits"]
     parts = {name: stacked([getattr(state, name) for state in states]) for name in names}
     parts["ends"] = stacked([state.ends for state in states], fill=NO_TOKEN)
+    # The row of the largest limit may get a larger block from another.
+    parts["tokens"] = fitted(parts["tokens"], _capacity(parts["limit"], parts["block_size"]))
     return BatchState(**parts, first_logits=first_logits)
 
 
@@ -281,7 +308,7 @@ def open_state(
 ) -> BatchState:
     """The state of requests before their prefill. What each row gets where its settings leave it open is already decided."""
     lengths = [len(prompt) for prompt in prompts]
-    tokens = torch.zeros((len(prompts), max(limits)), dtype=torch.long)
+    tokens = torch.zeros((len(prompts), max(limits) + max(block_sizes)), dtype=torch.long)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = torch.tensor(prompt)
     most_ends = max(1, max(map(len, ends)))

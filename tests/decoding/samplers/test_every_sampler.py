@@ -99,7 +99,8 @@ def test_a_row_that_begins_a_block_forgets_the_last(name: str, data: st.DataObje
         for number, logits in enumerate(said.logits):
             is_new = torch.full((len(revealed),), number == 0)
             candidates = said.needed & ~revealed
-            found.append(asked.select(logits, candidates=candidates, revealed=revealed, is_new=is_new).reveal)
+            of_row = {"candidates": candidates, "revealed": revealed, "is_new": is_new}
+            found.append(asked.select(logits, greatest=logits.amax(dim=-1), **of_row).reveal)
             revealed = revealed | found[-1]
         return found
 

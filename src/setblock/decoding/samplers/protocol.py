@@ -21,12 +21,14 @@ class BlockView:
         revealed: [B, k] bool, positions that earlier passes fixed.
         memory: what the sampler's last `Selection` left for this pass, zeroed in rows whose block is new; empty in a batch's
             first pass.
+        greatest: [B, k] float32, the greatest logit of each position, where it is known already.
     """
 
     logits: Tensor
     candidates: Tensor
     revealed: Tensor
     memory: Memory = field(default_factory=dict)
+    greatest: Tensor | None = None
 
     @cached_property
     def log_probs(self) -> Tensor:
@@ -40,12 +42,12 @@ class BlockView:
 
     @property
     def entropy(self) -> Tensor:
-        """[B, k] float32, nats."""
+        """[B, k] float32, nats; meaningful at candidates only, as the logits are."""
         return self._moments.entropy
 
     @property
     def confidence(self) -> Tensor:
-        """[B, k] float32, the probability of the most likely token."""
+        """[B, k] float32, the probability of the most likely token, at candidates only."""
         return self._moments.confidence
 
     @cached_property
@@ -56,28 +58,55 @@ class BlockView:
 
     @cached_property
     def _moments(self) -> "_Moments":
-        return _moments(self.logits)
+        greatest = self.logits.amax(dim=-1) if self.greatest is None else self.greatest
+        if self.logits.device.type != "cpu":
+            return _moments(self.logits, greatest)
+        return _moments_of_candidates(self.logits, greatest, self.candidates)
 
 
 class _Moments(NamedTuple):
+    """Of distributions [...]: their entropy in nats, and the probability of the most likely token."""
+
     entropy: Tensor
     confidence: Tensor
 
 
-def _moments(logits: Tensor) -> _Moments:
-    """Entropy and confidence [B, k] of logits [B, k, V].
+def _moments(logits: Tensor, greatest: Tensor, *, columns: int | None = None) -> _Moments:
+    """Of logits [..., V] whose greatest are given, read `columns` tokens at a time, or at once.
 
     With d = x - max(x), w = exp(d) and Z = sum(w): H = log Z - sum(w d) / Z, and the most likely token has probability 1 / Z. A
     vocabulary is long and decoding's own work is little else than reading it, so it is read as few times as can be: no
     probabilities are made.
     """
-    below = (logits - logits.amax(dim=-1, keepdim=True)).clamp_(min=_NEVER)
-    weights = below.exp()
-    total = weights.sum(dim=-1)
-    return _Moments(entropy=total.log() - below.mul_(weights).sum(dim=-1) / total, confidence=total.reciprocal())
+    total = product = torch.zeros_like(greatest)
+    for tile in torch.split(logits, columns or logits.shape[-1], dim=-1):
+        below = (tile - greatest[..., None]).clamp_(min=_NEVER)
+        weights = below.exp()
+        total = total + weights.sum(dim=-1)
+        product = product + below.mul_(weights).sum(dim=-1)
+    return _Moments(entropy=total.log() - product / total, confidence=total.reciprocal())
 
 
 _NEVER = -1e4  # exp of it is 0; of a banned token's -inf, w d would not be a number
+
+
+def _moments_of_candidates(logits: Tensor, greatest: Tensor, candidates: Tensor) -> _Moments:
+    """`_moments` [B, k] on a CPU, where arithmetic is dear and asking for a value is not: of each row, from its first candidate
+    to its last; elsewhere those of a sure token.
+
+    The temporaries of a tile stay in the caches. Those of a whole vocabulary would be memory that is asked of the system anew
+    each time, which takes longer than the arithmetic.
+    """
+    entropy, confidence = torch.zeros_like(greatest), torch.ones_like(greatest)
+    for row, wanted in enumerate(candidates.tolist()):
+        if any(wanted):
+            here = (row, slice(wanted.index(True), len(wanted) - wanted[::-1].index(True)))
+            found = _moments(logits[here], greatest[here], columns=_TILE_COLUMNS)
+            entropy[here], confidence[here] = found.entropy, found.confidence
+    return _Moments(entropy, confidence)
+
+
+_TILE_COLUMNS = 16384  # a megabyte for a block of 16
 
 
 @dataclass(frozen=True)
