@@ -50,14 +50,15 @@ def check_drafts(state: BatchState, commit: Logits, *, draws: Draws) -> Check:
     best = commit.most_likely.token_ids
     chosen = choose_tokens(commit.logits, draws, positions=commit.positions, best=best)  # [B, m]
     drafted = state.tokens.gather(1, commit.positions)
-    agrees = (chosen == drafted) | ~commit.known
+    known = commit.known & ~state.failed[:, None]
+    agrees = (chosen == drafted) | ~known
     prefix = agrees.long().cumprod(dim=1).bool()
     first_wrong = prefix.sum(dim=1, keepdim=True)  # [B, 1]: m where all agree
     columns = torch.arange(agrees.shape[1], device=agrees.device)
     replaced = (columns == first_wrong) & ~agrees
-    accepted = prefix & commit.known
+    accepted = prefix & known
 
-    is_checked = commit.known.any(dim=1)
+    is_checked = known.any(dim=1)
     state.verified = torch.where(is_checked, state.block_start, state.verified)
     at = first_wrong.clamp(max=agrees.shape[1] - 1)
     state.correct(replaced.any(dim=1), commit.positions.gather(1, at)[:, 0], chosen.gather(1, at)[:, 0])

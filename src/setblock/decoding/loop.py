@@ -64,7 +64,7 @@ def decode_step(
     committed = took_part & ~is_prefill & (state.committed < state.block_start)
     logits = run_pass(runner, state, end=end)
     shaped = _shaped(logits, state, rules)
-    state.fail(took_part & _is_broken(shaped))
+    state.failed |= _is_broken(shaped)
     check = None if shaped.commit is None else check_drafts(state, shaped.commit, draws=draws)
 
     # 2. Reveal what the sampler says. Where next-token decoding's text is promised, a block's first token is its own, and

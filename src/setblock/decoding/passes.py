@@ -19,7 +19,6 @@ from torch import Tensor
 
 from setblock.decoding.choice import MostLikely, most_likely
 from setblock.decoding.feed import Feed, Runner
-from setblock.decoding.shapes import PassShapes
 from setblock.decoding.state import BatchState
 from setblock.model.facts import SBDFacts
 
@@ -92,9 +91,13 @@ def run_pass(runner: Runner, state: BatchState, *, end: Tensor) -> PassLogits:
     size = target.shape[1]
     if state.has_exact:
         is_draft = part.of(state.is_exact)[:, None] & ~is_prefill
-        checked, to_check = _commit_outputs(committed, block_start, is_draft, shapes)  # [A, m]
-        target, known = torch.cat([target, checked], dim=1), torch.cat([known, to_check], dim=1)
-        source = torch.cat([source, checked - 1], dim=1)
+        drafted = (block_start - committed - 1).masked_fill(~is_draft, 0)  # [A, 1] tokens to be checked
+        count = shapes.checked(max(0, int(drafted.max())))  # m
+        if count > 0:
+            checked = committed + 1 + torch.arange(count, device=end.device)  # [A, m]
+            target = torch.cat([target, checked], dim=1)
+            source = torch.cat([source, checked - 1], dim=1)
+            known = torch.cat([known, (checked < block_start) & is_draft], dim=1)
     # Of a row that takes no part, nothing is known; nor anything new of one that is fed again what it had to give up.
     known &= (end > committed) & ~(is_prefill & part.of(state.prefilled)[:, None])
     feed = Feed(
@@ -173,18 +176,3 @@ def _block_sources(target: Tensor, first_is_causal: Tensor | None, facts: SBDFac
     source = target.clone()
     source[:, 0] -= first_is_causal.long()
     return source
-
-
-def _commit_outputs(
-    committed: Tensor, block_start: Tensor, is_draft: Tensor, shapes: PassShapes
-) -> tuple[Tensor, Tensor]:
-    """[A, m] positions after the first of what is committed, and which of them are drafts and so to be checked.
-
-    Args:
-        committed, block_start: [A, 1].
-        is_draft: [A, 1] bool, exact rows that commit a block.
-    """
-    drafted = (block_start - committed - 1).masked_fill(~is_draft, 0)
-    count = shapes.checked(int(drafted.max().clamp(min=0)))
-    target = committed + 1 + torch.arange(count, device=committed.device)
-    return target, (target < block_start) & is_draft

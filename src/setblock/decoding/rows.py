@@ -95,10 +95,11 @@ class Rows:
         )
         self.record.add(step)
         stopping = [row for row, settings in enumerate(self.settings) if settings.stop]
-        if stopping:
-            took_part = step.took_part.tolist()
-            stopping = [row for row in stopping if took_part[row]]
-            self._read(stopping)
+        if not stopping:
+            return step
+        took_part = step.took_part.tolist()
+        stopping = [row for row in stopping if took_part[row]]
+        self._read(stopping)
         for row in stopping:
             length = self.texts[row].stop_length
             if length is not None:

@@ -47,10 +47,10 @@ class BatchState:
             the next block.
         draft_passes: [B] of exact rows, after how many passes a draft is checked as far as it goes.
         verified: [B] of exact rows, the position up to which the tokens are next-token decoding's.
-        answer_end: [B] of finished rows, the position past the last of the answer.
+        answer_end: [B] the position past the last of the answer, as far as it is certain.
         finished: [B] bool.
         stopped: [B] bool, rows that ended with an end-of-text or a stop string.
-        failed: [B] bool, rows whose logits were not numbers.
+        failed: [B] bool, rows whose logits were not numbers. Nothing more is revealed in them; what they have is kept.
         first_logits: [B, V] float32 or None, the causal logits of the block's first token, from its first pass.
     """
 
@@ -116,7 +116,7 @@ class BatchState:
 
     def candidates(self) -> Tensor:
         """[B, k] bool, the masked positions that still matter: in the block, and before its first end-of-text."""
-        return ~self.revealed & self._needed(self._ends()) & ~self.finished[:, None]
+        return ~self.revealed & self._needed(self._ends()) & ~(self.finished | self.failed)[:, None]
 
     def reveal(self, chosen: Tensor, reveal: Tensor) -> None:
         """Fix `chosen` [B, k] tokens where `reveal` [B, k] bool says so."""
@@ -142,10 +142,9 @@ class BatchState:
         final_end = self.final_end()
         end = self._first_end(final_end)
         stopped = ~self.finished & (end < final_end)
-        full = ~self.finished & ~stopped & (final_end >= self.limit)
-        self.answer_end = torch.where(stopped, end + 1, torch.where(full, self.limit, self.answer_end))
+        self.answer_end = torch.where(stopped, end + 1, final_end)
         self.stopped |= stopped
-        self.finished |= stopped | full
+        self.finished |= stopped | self.failed | (final_end >= self.limit)
         # 2. Is the block? An adaptive one is, and a draft that has had its passes: as far as they go without a gap.
         ends = self._ends()
         needed = self._needed(ends)
@@ -204,12 +203,6 @@ class BatchState:
         rows = torch.arange(self.batch, device=self.finished.device) == row
         self.answer_end = torch.where(rows, self.final_end(), self.answer_end)
         self.finished = self.finished | rows
-
-    def fail(self, rows: Tensor) -> None:
-        """Give up `rows` [B] bool; what they have is kept."""
-        self.answer_end = torch.where(rows, self.final_end(), self.answer_end)
-        self.failed |= rows
-        self.finished |= rows
 
     def final_end(self) -> Tensor:
         """[B] the position up to which tokens are written and will not change: there are no gaps before it."""
