@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from rich.text import Text
 from typer.main import get_command
 
 from setblock.cli import decoding_options
@@ -52,11 +53,15 @@ def test_python_m_setblock_streams(sbd_folder):
     assert "tokens per forward" in figures
 
 
-@pytest.mark.parametrize("command", ["generate", "compare", "evaluate", "sweep", "calibrate", "train"])
+@pytest.mark.parametrize(
+    "command", ["generate", "compare", "trace", "evaluate", "sweep", "calibrate", "train", "merge", "push", "serve"]
+)
 def test_every_option_is_explained(command):
     parameters = get_command(app).commands[command].params
     assert len(parameters) > 2
     assert all(parameter.help for parameter in parameters)
+    for parameter in parameters:  # Rich takes what is in brackets for a style, unless they are escaped
+        assert Text.from_markup(parameter.help).plain == parameter.help.replace("\\[", "[")
 
 
 @pytest.mark.parametrize("command", ["generate", "compare", "evaluate"])

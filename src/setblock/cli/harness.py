@@ -26,7 +26,7 @@ class TasksOptions:
             "--tasks",
             metavar="NAMES",
             help="Tasks, groups or patterns of lm-evaluation-harness, separated by commas, such as gsm8k,mbpp; or task files. "
-            "The paper's are setblock_paper (needs `pip install 'setblock[eval]'`).",
+            "The paper's are setblock_paper (needs `pip install 'setblock\\[eval]'`).",
             rich_help_panel=HARNESS,
         ),
     ] = None

@@ -50,7 +50,7 @@ class ModelOptions:
         Quantization | None,
         typer.Option(
             "--quantization",
-            help="int8: the weights of linear layers in eight bits (needs `pip install 'setblock[quantize]'`).",
+            help="int8: the weights of linear layers in eight bits (needs `pip install 'setblock\\[quantize]'`).",
             rich_help_panel=MODEL,
         ),
     ] = None
