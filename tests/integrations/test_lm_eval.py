@@ -2,6 +2,10 @@
 
 import copy
 import importlib
+import json
+import os
+import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -235,3 +239,37 @@ def test_the_harness_runs_every_kind_of_task(trained_tokenizer, tmp_path):
     assert results["results"]["word_problems_text"]["bits_per_byte,none"] > 0
     assert results["config"]["setblock"]["tasks"]["word_problems_gsm8k"]["num_answers"] == 3
     assert results["config"]["setblock"]["settings"]["method"] == "exact"
+
+
+class TestCommand:
+    """The harness's own command, as a process of its own."""
+
+    def run(self, *arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "setblock.integrations.lm_eval", "run", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            timeout=300,
+            check=False,
+        )
+
+    def test_answers_a_task_file_on_whatever_device_there_is(self, model, tmp_path):
+        model.save(tmp_path / "model")
+        task = write_tasks(tmp_path / "tasks", problems=2) / "0.yaml"
+        arguments = f"pretrained={tmp_path / 'model'},method=exact,max_gen_toks=8"
+        told = self.run(
+            *("--model", "setblock", "--model_args", arguments, "--tasks", task, "--output_path", tmp_path / "results")
+        )
+        assert told.returncode == 0, told.stderr
+        assert "|word_problems_gsm8k|" in told.stdout
+        (written,) = (tmp_path / "results").rglob("results_*.json")
+        assert "word_problems_gsm8k" in json.loads(written.read_text())["results"]
+
+    def test_a_mistake_is_one_line(self, tmp_path):
+        told = self.run(
+            "--model", "setblock", "--model_args", "gamma=-1", "--tasks", write_tasks(tmp_path, problems=1) / "0.yaml"
+        )
+        assert told.returncode == 2
+        assert told.stderr.splitlines()[-1].startswith("setblock: error: gamma")
+        assert "Traceback" not in told.stderr

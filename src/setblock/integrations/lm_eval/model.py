@@ -33,6 +33,7 @@ from setblock.model.sbd_model import SBDModel
 
 DEFAULT_MAX_GEN_TOKS = 256  # as the harness's own models have it
 DEFAULT_MAX_LENGTH = 2048  # the same, where a model's config sets no limit
+_UNSAID_DEVICE = "cuda:0"  # the default of its command
 
 Progress = Callable[[str, int, int], None]
 
@@ -82,7 +83,8 @@ class SetBlockLM(TemplateLM):
         Args:
             pretrained: a folder or hub id, or a loaded model; None for the bundled one.
             settings: of decoding; or name them one by one.
-            dtype, device, trust_remote_code, attn_implementation, quantization: as in `setblock.load`.
+            dtype, device, trust_remote_code, attn_implementation, quantization: as in `setblock.load`; but `cuda:0`, which the
+                harness's command says where its user says nothing, is the CPU where there is no CUDA.
             compile: run passes through `torch.compile`.
             batch_size: how many requests a pass takes, at least 1. Changes no answer and no count.
             max_batch_size: not used; the harness hands it over.
@@ -105,7 +107,7 @@ class SetBlockLM(TemplateLM):
             pretrained = load(
                 BUNDLED_MODEL if pretrained is None else pretrained,
                 dtype=_dtype(dtype),
-                device=device,
+                device=None if device == _UNSAID_DEVICE and not torch.cuda.is_available() else device,
                 trust_remote_code=trust_remote_code,
                 attn_implementation=attn_implementation,
                 quantization=quantization,
