@@ -27,9 +27,9 @@ from setblock.data.documents import Document, encode_problems
 from setblock.data.exercises import SPLITS
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
+from setblock.evaluation.answers import answers_to
 from setblock.evaluation.fingerprint import model_fingerprint, provenance
 from setblock.evaluation.interval import wilson_interval
-from setblock.evaluation.outcomes import answer
 from setblock.evaluation.tasks import WordProblems
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
@@ -83,7 +83,7 @@ def measured(name: str, path: Path, options: argparse.Namespace) -> Figures:
     batches = [documents[i : i + options.batch_size] for i in range(0, len(documents), options.batch_size)]
     losses = [loss for batch in track(batches, description=f"{name}: loss") for loss in ntp_losses(model, batch)]
     ntp = DecodingSettings(method="ntp")
-    answers = answer(model, examples, ntp, batch_size=options.batch_size)
+    answers = answers_to(examples, model, ntp, batch_size=options.batch_size)
     correct = [int(example.check(each.text)) for example, each in zip(examples, answers, strict=True)]
     return Figures(f"{name} ({path.name})", model_fingerprint(model), losses, correct)
 

@@ -64,12 +64,28 @@ def test_figures_are_sums_over_the_examples(model):
     assert low < found.accuracy < high
 
 
-def test_batch_size_changes_no_count(model):
-    def counts(batch_size):
-        found = evaluate(model, Greetings(), settings=SETTINGS, limit=5, batch_size=batch_size)
-        return found.totals.tokens, found.totals.forwards, found.ntp.tokens, found.identical_to_ntp
+def test_batches_change_no_count(model):
+    def counts(batch_size, continuous=False):
+        done = []
+        found = evaluate(
+            model,
+            Greetings(),
+            settings=SETTINGS,
+            limit=5,
+            batch_size=batch_size,
+            continuous=continuous,
+            on_progress=lambda *told: done.append(told),
+        )
+        assert done[-1] == ("ntp", 5)
+        return (
+            found.totals.tokens,
+            found.totals.forwards,
+            found.totals.correct,
+            found.ntp.tokens,
+            found.identical_to_ntp,
+        )
 
-    assert counts(1) == counts(3) == counts(8)
+    assert counts(1) == counts(3) == counts(8) == counts(1, continuous=True) == counts(3, continuous=True)
 
 
 def test_ntp_runs_once_and_is_its_own_measure(model):

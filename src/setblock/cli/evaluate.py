@@ -14,6 +14,7 @@ from setblock.cli.messages import print_json, progress_bars
 from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.sampler import sampler_json, sampler_text
 from setblock.decoding.settings import DecodingSettings
+from setblock.errors import SetBlockError
 from setblock.evaluation.sandbox import Level
 from setblock.evaluation.sandbox import check as check_sandbox
 from setblock.evaluation.task_names import unknown_task
@@ -76,6 +77,15 @@ def evaluate(
             rich_help_panel=options.TASK,
         ),
     ] = DEFAULT_BATCH_SIZE,
+    continuous: Annotated[
+        bool,
+        typer.Option(
+            "--continuous-batching",
+            help="Let an answer that is finished make room for the next, as the server does, rather than wait for the longest "
+            "of its batch. Changes no answer and no count.",
+            rich_help_panel=options.TASK,
+        ),
+    ] = False,
     harness: TasksOptions,
     model: ModelOptions,
     decoding: EvaluateOptions,
@@ -90,6 +100,8 @@ def evaluate(
     """
     settings = decoding.settings()
     if harness.tasks is not None:
+        if continuous:
+            raise SetBlockError("--continuous-batching goes with --task; --tasks are answered in batches")
         evaluate_harness(
             harness, model, settings, gamma=decoding.gamma, limit=limit, batch_size=batch_size, as_json=as_json
         )
@@ -114,6 +126,7 @@ def evaluate(
             settings=settings,
             limit=limit,
             batch_size=batch_size,
+            continuous=continuous,
             on_progress=on_progress,
         )
     if as_json:

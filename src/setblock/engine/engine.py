@@ -33,7 +33,12 @@ class Engine:
     """
 
     def __init__(self, model: SBDModel, limits: EngineLimits | None = None) -> None:
-        """Raises `SetBlockError` if the model's attention can't be computed for packed requests."""
+        """Raises `SetBlockError` if the model is compiled, or its attention can't be computed for packed requests."""
+        if model.compiled is not None:
+            raise SetBlockError(
+                "a compiled model is compiled for passes of few sizes, and those of continuous batching have all sizes: leave "
+                "out --compile"
+            )
         probe_packing(model)
         self.limits = limits or EngineLimits()
         pages, page_tokens = -(-self.limits.kv_tokens // self.limits.page_tokens), self.limits.page_tokens

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from setblock.decoding.generate import Generation, generate_batch
+from setblock.decoding.generation import Generation
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.evaluation.answers import answers_to
 from setblock.evaluation.comparison import nfe_speedup
 from setblock.evaluation.tasks import Example, Task, WordProblems
 from setblock.model.sbd_model import SBDModel
@@ -96,15 +97,8 @@ class DecodingEvaluator(TrainerCallback):
         return figures
 
     def _answers(self, model: SBDModel, settings: DecodingSettings) -> list[Generation]:
-        raw = model.tokenizer.chat_template is None
-        answers: list[Generation] = []
-        size = self._section.batch_size
         with torch.no_grad():
-            for first in range(0, len(self._examples), size):
-                batch = self._examples[first : first + size]
-                prompts = [example.prompt if raw else example.question for example in batch]
-                answers += generate_batch(model, prompts, settings=settings, raw=raw)
-        return answers
+            return answers_to(self._examples, model, settings, batch_size=self._section.batch_size)
 
     def _warn_if_stuck(self, step: int, figures: dict[str, float]) -> None:
         speedups = [value for name, value in figures.items() if name.startswith("eval_nfe_speedup")]

@@ -6,14 +6,16 @@ Knows tasks and counts. Knows nothing of any task in particular, nor of how a bl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
 from setblock.decoding.calibrated import default_settings, with_calibration
 from setblock.decoding.defaults import block_size_for
-from setblock.decoding.generate import Generation, generate_batch
+from setblock.decoding.generation import Generation
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt
 from setblock.errors import ParameterError, SetBlockError
+from setblock.evaluation.answers import answers_to, prompts_of
 from setblock.evaluation.comparison import nfe_speedup
 from setblock.evaluation.interval import wilson_interval
 from setblock.evaluation.nll import mean_nll
@@ -131,7 +133,8 @@ def evaluate(
     settings: DecodingSettings | None = None,
     limit: int = DEFAULT_LIMIT,
     batch_size: int = DEFAULT_BATCH_SIZE,
-    on_progress: Callable[[str, int], None] | None = None,
+    continuous: bool = False,
+    on_progress: Callable[[str, int], None] = lambda method, done: None,
 ) -> Evaluation:
     """Evaluate a model on the first `limit` examples of a task, by NTP and, if it is another, by the method of `settings`.
 
@@ -139,7 +142,8 @@ def evaluate(
         settings: how to decode. NTP uses the same, but for the method.
         limit: how many examples, at least 1.
         batch_size: how many are decoded at once, at least 1. Changes the time, never an answer or a count.
-        on_progress: called after each batch with the method and the number of examples that it has answered so far.
+        continuous: whether an answer that is finished makes room for the next, as in a server; likewise.
+        on_progress: called now and then with the method and the number of examples that it has answered so far.
 
     Raises:
         SetBlockError: an argument is out of its range, or the model can't do what is asked.
@@ -155,12 +159,15 @@ def evaluate(
     for method in dict.fromkeys(
         (settings.method, "ntp")
     ):  # the one asked for first: whatever it refuses is told at once
-        started, answers = time.perf_counter(), []
-        for first in range(0, len(examples), batch_size):
-            batch = examples[first : first + batch_size]
-            answers += _answer(model, batch, replace(settings, method=method))
-            if on_progress is not None:
-                on_progress(method, len(answers))
+        started = time.perf_counter()
+        answers = answers_to(
+            examples,
+            model,
+            replace(settings, method=method),
+            batch_size=batch_size,
+            continuous=continuous,
+            on_progress=partial(on_progress, method),
+        )
         runs[method] = answers, _totals(examples, answers, seconds=time.perf_counter() - started)
 
     (answers, totals), (ntp_answers, ntp_totals) = runs[settings.method], runs["ntp"]
@@ -189,7 +196,7 @@ def _likelihoods(
 ) -> Likelihoods | None:
     if not all(isinstance(example, CutExample) for example in examples):
         return None
-    texts, raw = _prompts(model, examples)
+    texts, raw = prompts_of(examples, model)
     prompts = [encode_prompt(model.tokenizer, text, raw=raw) for text in texts]
     references = [
         model.tokenizer(example.reference, add_special_tokens=False, split_special_tokens=True).input_ids
@@ -201,17 +208,6 @@ def _likelihoods(
         ntp=mean_nll(model, zip(prompts, (answer.token_ids for answer in ntp_answers), strict=True)),
         reference=mean_nll(model, zip(prompts, references, strict=True)),
     )
-
-
-def _answer(model: SBDModel, examples: Sequence[Example], settings: DecodingSettings) -> list[Generation]:
-    prompts, raw = _prompts(model, examples)
-    return generate_batch(model, prompts, settings=settings, raw=raw)
-
-
-def _prompts(model: SBDModel, examples: Sequence[Example]) -> tuple[list[str], bool]:
-    """The examples' texts, and whether they are to be continued as they stand, without a chat template."""
-    raw = model.tokenizer.chat_template is None
-    return [example.prompt if raw else example.question for example in examples], raw
 
 
 def _totals(examples: Sequence[Example], answers: Sequence[Generation], *, seconds: float) -> Totals:

@@ -1,14 +1,12 @@
 """Outcomes: what became of each example under one way to decode, in numbers that can be counted up again later."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from setblock.decoding.generate import Generation, generate_batch
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.generation import Generation
 from setblock.errors import SetBlockError
 from setblock.evaluation.tasks import Example
-from setblock.model.sbd_model import SBDModel
 
 
 @dataclass(frozen=True)
@@ -76,29 +74,3 @@ def differing(one: Sequence[int], other: Sequence[int]) -> int:
     """Positions at which two answers differ; past the end of the shorter one all do. Never less than their edit distance."""
     same = sum(a == b for a, b in zip(one, other, strict=False))
     return max(len(one), len(other)) - same
-
-
-def answer(
-    model: SBDModel,
-    examples: Sequence[Example],
-    settings: DecodingSettings,
-    *,
-    batch_size: int,
-    on_progress: Callable[[int], None] | None = None,
-) -> list[Generation]:
-    """The model's answers, in the order of the examples.
-
-    Args:
-        batch_size: how many are decoded at once. Examples of like length share a batch, which changes no answer.
-        on_progress: called after each batch with the number of examples answered so far.
-    """
-    raw = model.tokenizer.chat_template is None
-    order = sorted(range(len(examples)), key=lambda index: len(examples[index].prompt))
-    answers: dict[int, Generation] = {}
-    for first in range(0, len(order), batch_size):
-        batch = order[first : first + batch_size]
-        prompts = [examples[index].prompt if raw else examples[index].question for index in batch]
-        answers.update(zip(batch, generate_batch(model, prompts, settings=settings, raw=raw), strict=True))
-        if on_progress is not None:
-            on_progress(len(answers))
-    return [answers[index] for index in range(len(examples))]

@@ -12,8 +12,9 @@ from typing import Any
 from setblock.decoding.operating_point import NTP, OperatingPoint
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
+from setblock.evaluation.answers import answers_to
 from setblock.evaluation.fingerprint import code_identity, model_fingerprint, provenance, task_identity
-from setblock.evaluation.outcomes import answer, outcomes_of
+from setblock.evaluation.outcomes import outcomes_of
 from setblock.evaluation.sweep import Sweep, SweepRow
 from setblock.evaluation.sweep_file import check_same, open_sweep
 from setblock.evaluation.tasks import Example, Task
@@ -108,7 +109,7 @@ def _decoded(
             on_progress(point, count)
 
     started = time.perf_counter()
-    answers = answer(model, examples, point.settings(shared), batch_size=batch_size, on_progress=done)
+    answers = answers_to(examples, model, point.settings(shared), batch_size=batch_size, on_progress=done)
     seconds = time.perf_counter() - started
     own = [each.token_ids for each in answers]
     reference = own if ntp is None else ntp.token_ids
