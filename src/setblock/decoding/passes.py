@@ -152,10 +152,11 @@ class _Part:
         return whole if self._is_all else whole[self.rows]
 
     def put(self, part: Tensor, whole: Tensor | None = None) -> Tensor:
-        """[B, ...] of `part` [A, ...] and, of the other rows, `whole` [B, ...] or zeros."""
+        """[B, ...] of `part` [A, ...] and, of the other rows, `whole` [B, ...], which may be written to, or zeros."""
         if self._is_all:
             return part
-        whole = part.new_zeros((self._batch, *part.shape[1:])) if whole is None else whole.clone()
+        if whole is None:
+            whole = part.new_zeros((self._batch, *part.shape[1:]))
         whole[self.rows] = part
         return whole
 
