@@ -11,6 +11,7 @@ import typer
 
 from setblock.cli.messages import print_message
 from setblock.cli.model import ModelOptions, load_model
+from setblock.cli.serve_vllm import VllmOptions, check_options, serve_by_vllm
 from setblock.engine.limits import EngineLimits
 from setblock.errors import ParameterError, SetBlockError
 from setblock.server.limits import ServerLimits
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 SERVER, LIMITS = "Server", "Limits"
 KEYS_VARIABLE = "SETBLOCK_API_KEYS"
+EngineName = Literal["setblock", "vllm"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 _SERVER, _ENGINE = ServerLimits(), EngineLimits()
 
@@ -63,8 +65,22 @@ class LimitOptions:
 
 
 def serve(
+    context: typer.Context,
     model: ModelOptions,
     limits: LimitOptions,
+    vllm: VllmOptions,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- WORDS]", help="Further words for vLLM, as they stand.", show_default=False),
+    ] = None,
+    engine: Annotated[
+        EngineName,
+        typer.Option(
+            "--engine",
+            help="setblock: this package's own, on this machine. vllm: vLLM with this package's plugin, installed beside it.",
+            rich_help_panel=SERVER,
+        ),
+    ] = "setblock",
     host: Annotated[
         str,
         typer.Option(
@@ -116,10 +132,17 @@ def serve(
 ) -> None:
     """Serve a model: OpenAI's API under /v1, a playground at /, metrics for Prometheus at /metrics.
 
-    SIGTERM and Ctrl-C let running requests finish; a second one stops at once.
-    """  # fmt: skip
+    SIGTERM and Ctrl-C let running requests finish; a second one stops at once. With --engine vllm all of this is
+    vLLM's, and options that it has no place for are refused.
+    """
+    check_options(context, engine=engine)
     if not 0 <= port <= 65535:
         raise ParameterError(f"--port must be between 0 and 65535, not {port}")
+    is_local = _is_loopback(host)
+    if engine == "vllm":
+        is_open = not (is_local or no_keys)
+        serve_by_vllm(model, vllm, words or (), host=host, port=port, name=name, is_open=is_open)
+        return
     if find_spec("fastapi") is None or find_spec("uvicorn") is None or find_spec("prometheus_client") is None:
         raise SetBlockError("setblock serve needs: pip install 'setblock[serve]'")
     from setblock.server.access import LOOPBACK_NAMES, read_keys
@@ -128,18 +151,17 @@ def serve(
     from setblock.server.run import serve as run
 
     keys = read_keys(key_file, os.environ.get(KEYS_VARIABLE))
-    is_local = _is_loopback(host)
     if not (is_local or keys or no_keys):
         raise SetBlockError(
             f"--host {host} lets other machines in: give API keys by --key-file or {KEYS_VARIABLE}, or say --no-keys"
         )
-    engine, server = (_chosen(kind, limits) for kind in (EngineLimits, ServerLimits))
+    of_engine, of_server = (_chosen(kind, limits) for kind in (EngineLimits, ServerLimits))
     bound, address = listen(Address(host, port))
     loaded = load_model(model, blocks=False)
     config = ServerConfig(
         name=name or _name_of(model.path),
-        engine=engine,
-        limits=server,
+        engine=of_engine,
+        limits=of_server,
         keys=keys,
         hosts=(*allowed_hosts, *LOOPBACK_NAMES) if allowed_hosts else LOOPBACK_NAMES if is_local else (),
         logs_text=log_text,

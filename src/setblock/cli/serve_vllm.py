@@ -1,0 +1,114 @@
+"""`setblock serve --engine vllm`: the command of vLLM that serves a checkpoint, shown or run."""
+
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import typer
+
+from setblock.cli.model import ModelOptions
+from setblock.errors import SetBlockError
+
+VLLM = "vLLM"
+VllmDecoding = Literal["blocks", "plain", "ngram"]  # as in `setblock.integrations.vllm.command`
+KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmOptions:
+    """What only vLLM is asked for."""
+
+    decoding: Annotated[
+        VllmDecoding,
+        typer.Option(
+            "--decoding",
+            help="blocks, by this package's plugin; plain next-token decoding or n-gram speculation, by vLLM alone.",
+            rich_help_panel=VLLM,
+        ),
+    ] = "blocks"
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            "--block-size",
+            metavar="K",
+            help="The largest that a request may ask for. Default: the largest trained, at most 16.",
+            rich_help_panel=VLLM,
+        ),
+    ] = None
+    print_command: Annotated[
+        bool, typer.Option("--print-command", help="Show vLLM's command and do nothing else.", rich_help_panel=VLLM)
+    ] = False
+
+
+# Parameters of `serve` that vLLM's command has a place for; the others are for our own engine, and those below for vLLM alone.
+_SHARED = {"engine", "path", "dtype", "trust_remote_code", "host", "port", "name", "no_keys"}
+_OWN = {"decoding", "block_size", "print_command", "words"}
+
+
+def check_options(context: typer.Context, *, engine: str) -> None:
+    """Refuse what was typed and does not concern the engine.
+
+    Raises:
+        SetBlockError: names it.
+    """
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        given = "WORDS" if name == "words" else parameter.opts[0]
+        if engine == "vllm" and name not in _SHARED | _OWN:
+            raise SetBlockError(f"{given} does not go with --engine vllm; what is vLLM's own goes after --")
+        if engine != "vllm" and name in _OWN:
+            raise SetBlockError(f"{given} goes with --engine vllm only")
+
+
+def serve_by_vllm(
+    model: ModelOptions,
+    options: VllmOptions,
+    words: Sequence[str],
+    *,
+    host: str,
+    port: int,
+    name: str | None,
+    is_open: bool,
+) -> None:
+    """Become vLLM's command, or print it.
+
+    Args:
+        words: further words for vLLM.
+        is_open: whether other machines are let in without a key.
+
+    Raises:
+        SetBlockError: vLLM can't serve the model so, is not installed, or would let other machines in without a key.
+    """
+    from setblock.integrations.vllm.command import vllm_command
+    from setblock.model.bundled import BUNDLED_MODEL
+
+    typed = [*(["--dtype", model.dtype] if model.dtype != "auto" else [])]
+    typed += ["--trust-remote-code"] if model.trust_remote_code else []
+    command = vllm_command(
+        model.path or BUNDLED_MODEL,
+        decoding=options.decoding,
+        block_size=options.block_size,
+        host=host,
+        port=port,
+        served_model_name=name,
+        extra=[*typed, *words],
+    )
+    if options.print_command:
+        typer.echo(shlex.join(command))
+        return
+    if is_open and not os.environ.get(KEY_VARIABLE) and "--api-key" not in words:
+        raise SetBlockError(
+            f"--host {host} lets other machines in: give an API key in {KEY_VARIABLE}, or say --no-keys"
+        )
+    found = shutil.which(command[0])
+    if found is None:
+        raise SetBlockError(
+            f"there is no command vllm here: docs/vllm.md tells how to install it; then run {shlex.join(command)}"
+        )
+    os.execv(found, command)  # signals and the exit code are vLLM's
