@@ -41,7 +41,8 @@ class Command:
 COMMANDS = tuple(
     Command(result, program, tuple(arguments.split(",")) if arguments else (), minutes)
     for result, program, arguments, minutes in (
-        ("passes", "passes", "--size,220m", 5),
+        ("passes", "passes", "--size,220m", 2),
+        ("passes_bundled", "passes", "--size,bundled,--block-sizes,1,2,4,8,16", 1),
         (
             "passes_weights",
             "passes",

@@ -3,7 +3,8 @@
     python benchmarks/passes.py --size 220m --weights float32 bfloat16 --out benchmarks/results/passes.json
     python benchmarks/passes.py --weights bfloat16 "bfloat16 int8" --compile --out benchmarks/results/passes_weights.json
 
-A model of random weights, one request by default. All passes of all variants take turns in one run.
+A model of random weights or, as size `bundled`, that of the package; one request by default. All passes of all variants take
+turns in one run.
 
     library   `setblock.decoding.passes.run_pass`: the pass as decoding runs it, with building inputs and mask
     model     the same forward pass alone, its inputs, mask and cache slots made beforehand
@@ -15,16 +16,19 @@ times into speed-ups. A table for people, JSON on the last line.
 """
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
+import setblock
 from measuring.hardware import roofline_hardware
 from measuring.output import at_least_one, begin, finish, machine, note, parser_of, show, table, with_quartiles
 from measuring.subjects import SIZES, PassKind, compiled, parameters, passes, random_model
 from measuring.timing import Spread, interleaved, seconds
+from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.quantization import quantize
 from setblock.model.sbd_model import SBDModel
 from setblock.roofline.precision import Precision
@@ -34,6 +38,7 @@ from setblock.roofline.speedup import predicted_speedup
 
 WEIGHTS = ("float32", "bfloat16", "float32 int8", "bfloat16 int8")
 NFE_SPEEDUPS = (2, 4, 8)
+BUNDLED = "bundled"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -93,10 +98,19 @@ def wanted(options: argparse.Namespace) -> list[tuple[str, PassKind, int]]:
 def subject(variant: str, options: argparse.Namespace) -> SBDModel:
     """The model, its weights as the variant's name says."""
     dtype = getattr(torch, variant.split()[0])
-    sbd = random_model(SIZES[options.size], dtype=dtype, block_size=max(options.block_size, *options.block_sizes))
+    if options.size == BUNDLED:
+        sbd = setblock.load(BUNDLED_MODEL, dtype=dtype)
+    else:
+        sbd = random_model(SIZES[options.size], dtype=dtype, block_size=max(options.block_size, *options.block_sizes))
     if "int8" in variant:
         quantize(sbd.model)
     return compiled(sbd, backend=options.backend) if "compiled" in variant else sbd
+
+
+def config_of(size: str) -> dict[str, Any]:
+    """The config of a size's models."""
+    found: dict[str, Any] = json.loads((BUNDLED_MODEL / "config.json").read_text()) if size == BUNDLED else SIZES[size]
+    return found
 
 
 def variant_rows(variant: str, times: dict[str, Spread], options: argparse.Namespace) -> dict[str, Any]:
@@ -104,7 +118,7 @@ def variant_rows(variant: str, times: dict[str, Spread], options: argparse.Names
     dtype, k = variant.split()[0], options.block_size
     hardware = roofline_hardware(getattr(torch, dtype), device=device_of(), quick=options.quick)
     precision = Precision.of(dtype, weights="int8" if "int8" in variant else None)
-    config = {**SIZES[options.size], "max_position_embeddings": 1}
+    config = {**config_of(options.size), "max_position_embeddings": 1}
     prediction = Prediction(shape=shape_of(config), hardware=hardware, precision=precision)
     at = {"batch": options.batch, "kv_length": options.kv_length}
     rows = {}
@@ -164,7 +178,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--size", choices=SIZES, default="100m", help=f"of {', '.join(SIZES)} (100m)")
+    add("--size", choices=[*SIZES, BUNDLED], default="100m", help=f"of {', '.join([*SIZES, BUNDLED])} (100m)")
     add(
         "--weights",
         nargs="+",

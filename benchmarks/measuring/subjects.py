@@ -30,13 +30,14 @@ PassKind = Literal["one token", "block", "fused"]
 
 
 def _llama(hidden: int, layers: int, vocabulary: int = 32_000) -> dict[str, Any]:
+    heads = hidden // 64
     return {
         "model_type": "llama",
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "intermediate_size": hidden * 11 // 4,
-        "num_attention_heads": hidden // 64,
-        "num_key_value_heads": max(1, hidden // 128),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2 if heads % 2 == 0 else heads,
         "vocab_size": vocabulary,
         "tie_word_embeddings": True,
     }
