@@ -49,7 +49,7 @@ COMMANDS = tuple(
             "--weights,float32,float32 int8,bfloat16,bfloat16 int8,--block-sizes,16,--compile",
             6,
         ),
-        ("side_by_side_trained", "side_by_side", "--subjects,trained,--compile", 8),
+        ("side_by_side_trained", "side_by_side", "--subjects,trained,--no-llama-cpp", 2),
         ("side_by_side_100m", "side_by_side", "--subjects,100m-bfloat16,--compile", 6),
         ("side_by_side_220m", "side_by_side", "--subjects,220m-bfloat16", 7),
         ("side_by_side_220m_float32", "side_by_side", "--subjects,220m-float32,--rounds,3", 8),
