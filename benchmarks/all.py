@@ -41,7 +41,7 @@ class Command:
 COMMANDS = tuple(
     Command(result, program, tuple(arguments.split(",")) if arguments else (), minutes)
     for result, program, arguments, minutes in (
-        ("passes", "passes", "--size,220m", 2),
+        ("passes", "passes", "--size,400m", 3),
         ("passes_bundled", "passes", "--size,bundled,--block-sizes,1,2,4,8,16", 1),
         (
             "passes_weights",
@@ -49,10 +49,10 @@ COMMANDS = tuple(
             "--weights,float32,float32 int8,bfloat16,bfloat16 int8,--block-sizes,16,--compile",
             6,
         ),
-        ("side_by_side_trained", "side_by_side", "--subjects,trained,--no-llama-cpp", 2),
+        ("side_by_side_trained", "side_by_side", "--subjects,trained", 3),
         ("side_by_side_100m", "side_by_side", "--subjects,100m-bfloat16,--compile", 6),
-        ("side_by_side_220m", "side_by_side", "--subjects,220m-bfloat16", 7),
-        ("side_by_side_220m_float32", "side_by_side", "--subjects,220m-float32,--rounds,3", 8),
+        ("side_by_side_400m", "side_by_side", "--subjects,400m-bfloat16,--tokens,64,--rounds,3", 7),
+        ("side_by_side_400m_float32", "side_by_side", "--subjects,400m-float32,--tokens,64,--rounds,3", 8),
         ("side_by_side_1b", "side_by_side", "--subjects,1b-bfloat16,--tokens,64,--rounds,3,--acceptance,0.8", 9),
         ("growth_batch", "growth", "--batches,1,2,4,8,16,32,--kv-lengths,512", 9),
         ("growth_kv", "growth", "--batches,1,8,--kv-lengths,128,512,2048,8192,--rounds,2", 9),

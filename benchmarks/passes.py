@@ -1,6 +1,6 @@
 """What a pass costs: over one token, over a block, and the fused pass over two blocks, for weights of several types.
 
-    python benchmarks/passes.py --size 220m --weights float32 bfloat16 --out benchmarks/results/passes.json
+    python benchmarks/passes.py --size 400m --weights float32 bfloat16 --out benchmarks/results/passes.json
     python benchmarks/passes.py --weights bfloat16 "bfloat16 int8" --compile --out benchmarks/results/passes_weights.json
 
 A model of random weights or, as size `bundled`, that of the package; one request by default. All passes of all variants take

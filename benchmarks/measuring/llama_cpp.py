@@ -1,11 +1,15 @@
-"""The same weights in llama.cpp: a GGUF file of a Llama-shaped model, and a server in this process that decodes token ids
-greedily.
+"""The same weights in llama.cpp: a GGUF file of a Llama-shaped model, and a process that decodes token ids greedily.
 
 Knows llama.cpp's names. Needs `pip install gguf xllamacpp`, the latter a wheel of llama.cpp, built for AVX2.
 """
 
 import importlib.util
+import multiprocessing
+import os
 import re
+import signal
+import weakref
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +101,9 @@ def _name_of(name: str) -> str:
 class LlamaCpp:
     """A model in llama.cpp, decoding one request at a time, greedily and with nothing kept between requests.
 
+    It lives in a process of its own, which is stopped while it has nothing to do: its threads, waiting for work, would take
+    time from whoever is measured next.
+
     Args:
         path: a GGUF file.
         threads: of its matrix products.
@@ -108,26 +115,41 @@ class LlamaCpp:
     def __init__(
         self, path: Path, *, threads: int, context: int, draft: Path | None = None, draft_tokens: int = 8
     ) -> None:
-        import xllamacpp
-
-        params = xllamacpp.CommonParams()
-        params.model.path = str(path)
-        params.n_ctx = context
-        params.n_parallel = 1
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-        params.n_gpu_layers = 999 if torch.cuda.is_available() else 0
-        params.verbosity = -1
-        params.fit_params = False
-        params.cache_ram_mib = 0
-        if draft is not None:
-            params.speculative.draft.mparams.path = str(draft)
-            params.speculative.draft.n_max = draft_tokens
-            params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
-        self._server = xllamacpp.Server(params)
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        options = {"threads": threads, "context": context, "draft": draft, "draft_tokens": draft_tokens}
+        process = spawn.Process(target=_serve, args=(theirs, path, options), daemon=True)
+        process.start()
+        theirs.close()  # so that its end is seen here
+        # Killed, since a stopped process heeds nothing else.
+        self.close = weakref.finalize(self, process.kill)
+        self._pid: int = process.pid  # type: ignore[assignment]
+        self._receive()
+        os.kill(self._pid, signal.SIGSTOP)
 
     def decode(self, prompt: list[int], *, max_new_tokens: int, never_ends: bool) -> list[int]:
         """Token ids of the answer, its end-of-text included."""
-        answer = self._server.handle_completions(
+        os.kill(self._pid, signal.SIGCONT)
+        self._pipe.send((prompt, max_new_tokens, never_ends))
+        answer = self._receive()
+        os.kill(self._pid, signal.SIGSTOP)
+        return answer
+
+    def _receive(self) -> list[int]:
+        try:
+            found: list[int] = self._pipe.recv()
+        except EOFError:
+            raise RuntimeError("llama.cpp's process ended; what it said is above") from None
+        return found
+
+
+def _serve(pipe: Connection, path: Path, options: dict[str, Any]) -> None:
+    """What the process does: load the model, say so, and answer requests until it is killed."""
+    server = _server(path, **options)
+    pipe.send([])
+    while True:
+        prompt, max_new_tokens, never_ends = pipe.recv()
+        answer = server.handle_completions(
             {
                 "prompt": prompt,
                 "max_tokens": max_new_tokens,
@@ -137,4 +159,23 @@ class LlamaCpp:
                 "cache_prompt": False,
             }
         )
-        return [int(token) for token in re.findall(r"<(\d+)>", answer["choices"][0]["text"])]
+        pipe.send([int(token) for token in re.findall(r"<(\d+)>", answer["choices"][0]["text"])])
+
+
+def _server(path: Path, *, threads: int, context: int, draft: Path | None, draft_tokens: int) -> Any:
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(path)
+    params.n_ctx = context
+    params.n_parallel = 1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.n_gpu_layers = 999 if torch.cuda.is_available() else 0
+    params.verbosity = -1
+    params.fit_params = False
+    params.cache_ram_mib = 0
+    if draft is not None:
+        params.speculative.draft.mparams.path = str(draft)
+        params.speculative.draft.n_max = draft_tokens
+        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+    return xllamacpp.Server(params)

@@ -46,7 +46,7 @@ def _llama(hidden: int, layers: int, vocabulary: int = 32_000) -> dict[str, Any]
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": _llama(64, 2, 768),
     "100m": _llama(768, 11),
-    "220m": _llama(1024, 16),
+    "400m": _llama(1280, 20),
     "1b": _llama(2048, 20),
     "8b": preset_config("llama-3.1-8b"),
 }
@@ -55,7 +55,7 @@ SIZES: dict[str, dict[str, Any]] = {
 DRAFTS: dict[str, dict[str, Any]] = {
     "tiny": _llama(64, 1, 768),
     "100m": _llama(256, 4),
-    "220m": _llama(320, 4),
+    "400m": _llama(384, 5),
     "1b": _llama(640, 6),
     "8b": _llama(2048, 12, 128_256),
 }

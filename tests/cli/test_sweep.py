@@ -11,7 +11,7 @@ QUICK = ("--limit", 2, "--max-new-tokens", 6)
 GRID = ("--grid", "gamma=0.1,inf", "--grid", "block_size=4")
 
 
-def test_a_file_a_picture_a_page_and_json(run, sbd_folder, tmp_path):
+def test_a_file_a_picture_a_page_and_json(run, sbd_folder, tmp_path, monkeypatch):
     out, figure, page = (tmp_path / name for name in ("s.jsonl", "s.svg", "s.html"))
     outputs = ("--out", out, "--figure", figure, "--page", page, "--json")
     outcome = run("sweep", "--model", sbd_folder, *QUICK, *GRID, *outputs)
@@ -36,8 +36,10 @@ def test_a_file_a_picture_a_page_and_json(run, sbd_folder, tmp_path):
     assert json.loads(again.stdout) == result
     assert out.read_bytes() == before
     assert json.loads(run("sweep", "--from", out, "--json").stdout) == result
-    table = run("sweep", "--from", out).stdout
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = run("sweep", "--from", out).stdout  # to a pipe, where nothing is cut
     assert "2 word-problems, test split" in table
+    assert all(row["label"] in table for row in result["rows"])
     other = run("sweep", "--model", sbd_folder, *QUICK, *GRID, "--out", out, "--seed", 1)
     assert other.code == 1
     assert "holds another sweep: its task is" in other.message

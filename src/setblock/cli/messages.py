@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+_PIPE_WIDTH = 160
+
 
 def print_json(result: dict[str, Any]) -> None:
     """One JSON object on stdout. JSON has no infinity: an infinite gamma is the string `inf`, as it is typed."""
@@ -45,8 +47,9 @@ def print_figures(text: str) -> None:
 
 
 def stdout_console() -> Console:
-    """Made when it is needed, so that it sees what stdout is then."""
-    return Console(highlight=False)
+    """Made when it is needed, so that it sees what stdout is then. A pipe has no width that a table must be cut to."""
+    is_cut = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if is_cut else _PIPE_WIDTH)
 
 
 def stderr_console() -> Console:

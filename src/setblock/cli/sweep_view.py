@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -23,9 +24,13 @@ def sweep_table(sweep: "Sweep") -> Table:
         caption="●: no other is right as often in as few passes. Passes leave the prefill out; intervals are 95%.",
         title_justify="left",
         caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
     )
-    for column in ("setting", "accuracy", "interval", "NFE speed-up", "passes", "commits", "as ntp", "tokens differ"):
-        table.add_column(column, justify="left" if column == "setting" else "right")
+    table.add_column("setting", overflow="fold")  # a name cut short would be any sampler's
+    for column in ("accuracy", "interval", "NFE speed-up", "passes", "commits", "as ntp", "tokens differ"):
+        table.add_column(column, justify="right")
     rows = [sweep.ntp, *sweep.rows]
     front = front_of(rows)
     for row in rows:
@@ -34,7 +39,7 @@ def sweep_table(sweep: "Sweep") -> Table:
         table.add_row(
             f"{row.point.label}{' ●' if on_front else ''}",
             f"{row.accuracy:.1%}",
-            f"{low:.1%} to {high:.1%}",
+            f"{100 * low:.1f} to {high:.1%}",
             "" if speedup is None else f"{speedup:.2f}",
             f"{row.mean_passes:.1f}",
             f"{sum(row.outcomes.commit) / row.num_examples:.1f}",

@@ -1,0 +1,71 @@
+"""Every architecture of the list, as a tiny random model: what vLLM decodes is what `setblock.generate` decodes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from families import tiny_sbd
+from integrations.slot_engine import generated
+from integrations.vllm.engines import offline
+from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.settings import DecodingSettings
+from setblock.integrations.vllm.architectures import STOCK
+from setblock.model.sbd_model import SBDModel
+
+# vLLM's attention on a CPU wants heads of at least 32.
+SHAPE = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "LlamaForCausalLM": ("llama", SHAPE),
+    "MistralForCausalLM": ("mistral", SHAPE | {"sliding_window": None}),
+    "MixtralForCausalLM": ("mixtral", SHAPE),
+    "Qwen2ForCausalLM": ("qwen2", SHAPE),
+    "Qwen3ForCausalLM": ("qwen3", SHAPE | {"head_dim": 32}),
+    "Qwen3MoeForCausalLM": ("qwen3_moe", SHAPE | {"head_dim": 32}),
+}
+REQUESTS: tuple[tuple[DecodingSettings, dict[str, Any]], ...] = (
+    (DecodingSettings(sampler=EntropyBounded(3.0)), {"gamma": 3.0}),
+    (DecodingSettings(method="exact", block_size=8), {"method": "exact", "block_size": 8}),
+    (DecodingSettings(method="ntp"), {"method": "ntp"}),
+)
+
+
+def test_every_architecture_is_tested() -> None:
+    assert set(FAMILIES) == set(STOCK)
+
+
+@pytest.fixture(params=list(FAMILIES))
+def model(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerBase) -> SBDModel:
+    family, shape = FAMILIES[request.param]
+    # Far from flat, so that rounding decides nothing.
+    return tiny_sbd(family, tokenizer, mode="shifted", initializer_range=0.25, **shape)
+
+
+@pytest.fixture
+def engine(model: SBDModel, tmp_path: Path) -> Iterator[Any]:
+    model.save(tmp_path)
+    made = offline(model=tmp_path, max_model_len=128)
+    yield made
+    made.llm_engine.engine_core.shutdown()
+
+
+def test_tokens_are_those_of_generate(engine: Any, model: SBDModel, prompts: Sequence[list[int]]) -> None:
+    from vllm import SamplingParams
+
+    asked = [
+        (prompt, replace(settings, max_new_tokens=48), SamplingParams(max_tokens=48, extra_args=dict(extra)))
+        for settings, extra in REQUESTS
+        for prompt in prompts
+    ]
+    given = engine.generate(
+        [{"prompt_token_ids": prompt} for prompt, *_ in asked], [params for *_, params in asked], use_tqdm=False
+    )
+    saved = 0
+    for (prompt, settings, _), output in zip(asked, given, strict=True):
+        expected, passes = generated(model, prompt, settings)
+        assert list(output.outputs[0].token_ids) == expected
+        saved += len(expected) - passes
+    assert saved > 0  # blocks were revealed several tokens at a time, commits and all
