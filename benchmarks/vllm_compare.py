@@ -1,7 +1,8 @@
 """Block decoding beside plain decoding and speculation, of the same weights and prompts in the same vLLM.
 
     python benchmarks/vllm_compare.py --model MODEL --draft-model SMALLER --out results.json      on a GPU
-    .venv-vllm/bin/python benchmarks/vllm_compare.py --quick                                      in miniature, on the CPU
+    .venv-vllm/bin/python benchmarks/vllm_compare.py --cpu --draft-model runs/draft --out results.json   on a CPU
+    .venv-vllm/bin/python benchmarks/vllm_compare.py --quick                                      in miniature: that it works
 
 Starts `vllm serve` once for each way to decode, and runs `vllm bench serve` at each number of requests at once. For every
 gamma the same server is asked, since gamma belongs to the request. Word problems are the prompts, unless a file of
@@ -12,6 +13,7 @@ file already is not measured again.
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,11 +33,13 @@ from rich.table import Table
 
 from setblock.data.word_problems import word_problems
 from setblock.errors import SetBlockError
+from setblock.evaluation.fingerprint import provenance
 from setblock.integrations.vllm.command import NGRAM, overrides_for
 from setblock.integrations.vllm.vllm_api import check_version, installed_version
 from setblock.model.bundled import BUNDLED_MODEL
 
 NAME = "model"
+COMMAND = shlex.join(["python", "benchmarks/vllm_compare.py", *sys.argv[1:]])
 GREEDY = {"temperature": 0}
 # What a bench result is kept of; times in milliseconds.
 KEPT = (
@@ -96,7 +100,13 @@ def main() -> None:
     """Measure what is missing in the results, and print the table."""
     options = _options()
     check_version()
-    results: dict[str, Any] = {"vllm": installed_version(), "model": options.model, "measured": {}}
+    results: dict[str, Any] = {
+        "vllm": installed_version(),
+        "model": options.name,
+        **provenance(),
+        "command": COMMAND,
+        "measured": {},
+    }
     if options.out is not None and options.out.exists():
         results = json.loads(options.out.read_text())
     compared = ways(options.model, draft_model=options.draft_model, gammas=options.gamma, block_size=options.block_size)
@@ -107,7 +117,7 @@ def main() -> None:
         prompts = options.prompts or _write_word_problems(Path(folder) / "prompts.jsonl", options.num_prompts)
         for server in dict.fromkeys(way.server for way, _ in missing):
             words = [*server, "--max-num-seqs", str(max(options.concurrency)), *options.extra]
-            with _serving(options.model, words, port=options.port, quick=options.quick):
+            with _serving(options.model, words, port=options.port, cpu=options.cpu):
                 for way, level in missing:
                     if way.server == server:
                         progress.update(bar, description=_key(way, level))
@@ -142,6 +152,7 @@ def table(results: dict[str, Any]) -> Table:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--model", default=str(BUNDLED_MODEL), help="an SBD checkpoint; the bundled one by default")
+    parser.add_argument("--name", help="of the model in the results; its path, or `bundled`")
     parser.add_argument("--draft-model", help="a smaller model with the same vocabulary, for speculation")
     parser.add_argument("--gamma", type=float, nargs="+", default=[0.01, 0.03, 0.1, 0.35])
     parser.add_argument("--block-size", type=int)
@@ -152,10 +163,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=18300)
     parser.add_argument("--out", type=Path, help="results, as JSON; a run goes on where it stopped")
     parser.add_argument(
+        "--cpu", action="store_true", help="on the CPU, in float32, with what `make test-vllm` installs"
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="in miniature, on the CPU: says that it works, and no more"
     )
     parser.add_argument("extra", nargs="*", help="further words for `vllm serve`, after --")
     options = parser.parse_args()
+    options.cpu |= options.quick
+    options.name = options.name or ("bundled" if options.model == str(BUNDLED_MODEL) else options.model)
     if options.quick:
         options.gamma, options.concurrency, options.num_prompts = [0.03], [2], 4
         options.draft_model = options.draft_model or options.model  # a draft that is always right
@@ -177,9 +193,9 @@ def _vllm(*words: str) -> list[str]:
 
 
 @contextmanager
-def _serving(model: str, words: Sequence[str], *, port: int, quick: bool) -> Iterator[None]:
-    command = _vllm("serve", model, "--port", str(port), "--served-model-name", NAME, *words, *(SMALL if quick else []))
-    environment = os.environ | (ON_CPU if quick else {})
+def _serving(model: str, words: Sequence[str], *, port: int, cpu: bool) -> Iterator[None]:
+    command = _vllm("serve", model, "--port", str(port), "--served-model-name", NAME, *words, *(SMALL if cpu else []))
+    environment = os.environ | (ON_CPU if cpu else {})
     process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
     try:
         while process.poll() is None:

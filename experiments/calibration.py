@@ -69,7 +69,8 @@ def report_lines(options: argparse.Namespace) -> Iterator[str]:
     yield "```text"
     yield f"python experiments/calibration.py {' '.join(sys.argv[1:])}"
     yield "```"
-    yield from split_lines(sweeps[0], tolerance, options)
+    if options.splits:
+        yield from split_lines(sweeps[0], tolerance, options)
     if len(sweeps) > 1:
         yield from transfer_lines(sweeps, tolerance, fixed_gamma=options.fixed_gamma)
 
@@ -191,13 +192,13 @@ def parse_options() -> argparse.Namespace:
     add("sweeps", nargs="+", type=Path, metavar="FILE", help="of `setblock sweep`; several for the transfer")
     add("--tolerance", default="accuracy=1", metavar="MEASURE=PERCENT", help="as in `setblock calibrate` (accuracy=1)")
     add("--confidence", type=float, default=0.95, help="as in `setblock calibrate` (0.95)")
-    add("--splits", type=int, default=10, help="how many (10)")
+    add("--splits", type=int, default=10, help="how many; 0: the transfer alone (10)")
     add("--calibration-share", type=float, default=0.5, help="of the examples, to calibrate on (0.5)")
     add("--fixed-gamma", type=float, default=0.1, help="what the transfer is compared with (0.1)")
     add("--out", type=Path, metavar="FILE", help="write the report there too")
     options = parser.parse_args()
-    if options.splits < 1:
-        parser.error(f"--splits must be at least 1, not {options.splits}")
+    if options.splits < 0:
+        parser.error(f"--splits must be at least 0, not {options.splits}")
     if not 0 < options.calibration_share < 1:
         parser.error(f"--calibration-share must be above 0 and below 1, not {options.calibration_share:g}")
     return options

@@ -2,11 +2,14 @@
 
 import json
 import math
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
@@ -123,6 +126,12 @@ class Registry:
         monkeypatch.setitem(vars(vllm_api), "MODELS_CONFIG_MAP", self.configs)
         monkeypatch.setattr(vllm_api, "installed_version", lambda: version)
         register()
+
+
+def test_the_extra_installs_what_is_supported() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (wanted,) = project["optional-dependencies"]["vllm"]
+    assert Requirement(wanted).specifier == vllm_api.SUPPORTED
 
 
 def test_the_plugin_registers_every_architecture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,9 +63,7 @@ def test_tokens_are_those_of_generate(engine: Any, model: SBDModel, prompts: Seq
     given = engine.generate(
         [{"prompt_token_ids": prompt} for prompt, *_ in asked], [params for *_, params in asked], use_tqdm=False
     )
-    saved = 0
     for (prompt, settings, _), output in zip(asked, given, strict=True):
         expected, passes = generated(model, prompt, settings)
         assert list(output.outputs[0].token_ids) == expected
-        saved += len(expected) - passes
-    assert saved > 0  # blocks were revealed several tokens at a time, commits and all
+        assert passes < len(expected) or settings.method != "sbd"  # several tokens at a time, commits and all
