@@ -22,6 +22,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,6 +63,8 @@ ON_CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_CI_ENV": "1",
 }
+# Model Runner V2's n-gram kernel does not run under Triton's interpreter: on a CPU it is compared within the runner before.
+FIRST_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 SMALL = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--max-num-batched-tokens", "1024"]
 
 
@@ -71,19 +74,33 @@ class Way:
 
     Attributes:
         name: as it stands in the results.
-        server: words of `vllm serve`; equal words, one server.
+        server: words of `vllm serve`; equal words and environment, one server.
         request: a request's further fields.
+        environment: of the server.
+        base: the way that its throughput is told against.
     """
 
     name: str
     server: tuple[str, ...] = ()
     request: dict[str, Any] = field(default_factory=lambda: dict(GREEDY))
+    environment: dict[str, str] = field(default_factory=dict)
+    base: str = "plain"
+
+    @property
+    def serving(self) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        """What tells servers apart."""
+        return self.server, tuple(self.environment.items())
 
 
-def ways(model: str, *, draft_model: str | None, gammas: Sequence[float], block_size: int | None) -> list[Way]:
+def ways(
+    model: str, *, draft_model: str | None, gammas: Sequence[float], block_size: int | None, cpu: bool
+) -> list[Way]:
     """What is compared."""
     ngram = ("--speculative-config", json.dumps(NGRAM))
     found = [Way("plain"), Way("n-gram", ngram)]
+    if cpu:
+        first = partial(Way, environment=FIRST_RUNNER, base="plain, first runner")
+        found = [Way("plain"), first("plain, first runner"), first("n-gram, first runner", ngram)]
     if draft_model is not None:
         draft = {
             "method": "draft_model",
@@ -109,17 +126,23 @@ def main() -> None:
     }
     if options.out is not None and options.out.exists():
         results = json.loads(options.out.read_text())
-    compared = ways(options.model, draft_model=options.draft_model, gammas=options.gamma, block_size=options.block_size)
+    compared = ways(
+        options.model,
+        draft_model=options.draft_model,
+        gammas=options.gamma,
+        block_size=options.block_size,
+        cpu=options.cpu,
+    )
     wanted = [(way, level) for way in compared for level in options.concurrency]
     missing = [(way, level) for way, level in wanted if _key(way, level) not in results["measured"]]
     with Progress() as progress, TemporaryDirectory() as folder:
         bar = progress.add_task("measuring", total=len(missing))
         prompts = options.prompts or _write_word_problems(Path(folder) / "prompts.jsonl", options.num_prompts)
-        for server in dict.fromkeys(way.server for way, _ in missing):
-            words = [*server, "--max-num-seqs", str(max(options.concurrency)), *options.extra]
-            with _serving(options.model, words, port=options.port, cpu=options.cpu):
+        for serving in dict.fromkeys(way.serving for way, _ in missing):
+            words = [*serving[0], "--max-num-seqs", str(max(options.concurrency)), *options.extra]
+            with _serving(options.model, words, dict(serving[1]), port=options.port, cpu=options.cpu):
                 for way, level in missing:
-                    if way.server == server:
+                    if way.serving == serving:
                         progress.update(bar, description=_key(way, level))
                         found = _bench(options, way, level, prompts=prompts, folder=Path(folder))
                         results["measured"][_key(way, level)] = {"way": asdict(way), "concurrency": level, **found}
@@ -134,9 +157,9 @@ def table(results: dict[str, Any]) -> Table:
     for column in ("decoding", "at once", "tokens/s", "x plain", "ms to first token", "ms a token", "tokens a pass"):
         made.add_column(column, justify="left" if column == "decoding" else "right")
     measured = results["measured"].values()
-    plain = {row["concurrency"]: row["output_throughput"] for row in measured if row["way"]["name"] == "plain"}
+    throughput = {(row["way"]["name"], row["concurrency"]): row["output_throughput"] for row in measured}
     for row in measured:
-        base, passes = plain.get(row["concurrency"]), row.get("diffusion_denoising_steps")
+        base, passes = throughput.get((row["way"]["base"], row["concurrency"])), row.get("diffusion_denoising_steps")
         made.add_row(
             row["way"]["name"],
             str(row["concurrency"]),
@@ -193,9 +216,9 @@ def _vllm(*words: str) -> list[str]:
 
 
 @contextmanager
-def _serving(model: str, words: Sequence[str], *, port: int, cpu: bool) -> Iterator[None]:
+def _serving(model: str, words: Sequence[str], own: dict[str, str], *, port: int, cpu: bool) -> Iterator[None]:
     command = _vllm("serve", model, "--port", str(port), "--served-model-name", NAME, *words, *(SMALL if cpu else []))
-    environment = os.environ | (ON_CPU if cpu else {})
+    environment = os.environ | (ON_CPU if cpu else {}) | own
     process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
     try:
         while process.poll() is None:
