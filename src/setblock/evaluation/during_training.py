@@ -5,7 +5,7 @@ run is the same with it and without.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,12 +18,10 @@ from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.evaluation.answers import answers_to
 from setblock.evaluation.comparison import nfe_speedup
-from setblock.evaluation.tasks import Example, Task, WordProblems
+from setblock.evaluation.tasks import TASKS, Example
 from setblock.model.sbd_model import SBDModel
 from setblock.training.evaluation_section import DecodingEvaluationSection
 from setblock.training.trainer import SBDTrainer, unwrapped
-
-TASKS: dict[str, Callable[[], Task]] = {"word-problems": lambda: WordProblems(split="validation")}
 
 _PATIENCE = 3  # evaluations after which blocks should save passes
 _LEAST_SPEEDUP = 1.1
@@ -51,7 +49,7 @@ class DecodingEvaluator(TrainerCallback):
         self._trainer = trainer
         self._model = model
         self._section = section
-        self._examples = list(islice(TASKS[section.task]().examples(), section.limit))
+        self._examples = list(islice(TASKS[section.task](split="validation").examples(), section.limit))
         self._speedups: list[float] = []
         common: dict[str, Any] = {"block_size": section.block_size, "max_new_tokens": section.max_new_tokens}
         self._settings = {
