@@ -13,7 +13,6 @@ file already is not measured again.
 import argparse
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -32,15 +31,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from measuring.hardware import provenance
 from setblock.data.word_problems import word_problems
 from setblock.errors import SetBlockError
-from setblock.evaluation.fingerprint import provenance
 from setblock.integrations.vllm.command import NGRAM, overrides_for
 from setblock.integrations.vllm.vllm_api import check_version, installed_version
 from setblock.model.bundled import BUNDLED_MODEL
 
 NAME = "model"
-COMMAND = shlex.join(["python", "benchmarks/vllm_compare.py", *sys.argv[1:]])
 GREEDY = {"temperature": 0}
 # What a bench result is kept of; times in milliseconds.
 KEPT = (
@@ -121,7 +119,6 @@ def main() -> None:
         "vllm": installed_version(),
         "model": options.name,
         **provenance(),
-        "command": COMMAND,
         "measured": {},
     }
     if options.out is not None and options.out.exists():
@@ -175,7 +172,6 @@ def table(results: dict[str, Any]) -> Table:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--model", default=str(BUNDLED_MODEL), help="an SBD checkpoint; the bundled one by default")
-    parser.add_argument("--name", help="of the model in the results; its path, or `bundled`")
     parser.add_argument("--draft-model", help="a smaller model with the same vocabulary, for speculation")
     parser.add_argument("--gamma", type=float, nargs="+", default=[0.01, 0.03, 0.1, 0.35])
     parser.add_argument("--block-size", type=int)
@@ -194,7 +190,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("extra", nargs="*", help="further words for `vllm serve`, after --")
     options = parser.parse_args()
     options.cpu |= options.quick
-    options.name = options.name or ("bundled" if options.model == str(BUNDLED_MODEL) else options.model)
+    options.name = "bundled" if options.model == str(BUNDLED_MODEL) else options.model
     if options.quick:
         options.gamma, options.concurrency, options.num_prompts = [0.03], [2], 4
         options.draft_model = options.draft_model or options.model  # a draft that is always right

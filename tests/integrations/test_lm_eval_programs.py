@@ -114,7 +114,7 @@ def test_mbpp_judges_by_running_the_tests(mbpp):
 @pytest.mark.parametrize(
     "hostile", ["import os\nos.fork()", "open('/etc/passwd').read()", "import sys\nsys.exit(0)", "while True: pass"]
 )
-def test_hostile_programs_fail_and_the_evaluation_goes_on(mbpp, hostile, monkeypatch, tmp_path):
+def test_hostile_programs_fail_and_the_evaluation_goes_on(mbpp, hostile, tmp_path):
     path = tmp_path / "programs.py"
     path.write_text(path.read_text().replace("cpu_seconds=30", "cpu_seconds=1"))
     accuracy, prompts = score(*mbpp, lambda prompt: hostile if "add 11" in prompt else "def add(a):\n  return a + 12")
