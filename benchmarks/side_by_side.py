@@ -11,12 +11,14 @@ drafts of which `--acceptance` are right. Prompt lookup is left out there: a ran
 n-grams would always be found.
 
 Seconds are of whole answers, from prompt ids to answer ids, prefill included. Speed-ups are over Transformers' plain
-`generate` and over our own plain decoding, each within one round. Predictions are eq. 16 of the paper from the times of
+`generate` and over our own plain decoding, each within one round; the latter once more without the prefill of either, which is
+what eq. 16 is about. Predictions are eq. 16 of the paper from the times of
 passes, measured in the same run. A table for people, JSON on the last line.
 """
 
 import argparse
 import itertools
+import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -33,7 +35,7 @@ from measuring.forced import FixedCount, Script
 from measuring.llama_cpp import MISSING
 from measuring.output import at_least_one, begin, finish, machine, note, parser_of, show, table, with_quartiles
 from measuring.subjects import DRAFTS, SIZES, compiled, parameters, passes, random_model, random_prompt
-from measuring.timing import interleaved, seconds, spread
+from measuring.timing import interleaved, seconds, spread, timed
 from setblock.data.word_problems import answer_in, word_problems
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt
@@ -202,13 +204,15 @@ def compared(
 
     # 2. Rounds; a prompt goes through all contenders before the next one
     rounds: dict[str, list[float]] = {each.name: [] for each in contenders}
+    prefills: dict[str, list[float]] = {each.name: [] for each in contenders}
     for _ in range(options.rounds):
-        totals = dict.fromkeys(rounds, 0.0)
+        for totals in (*rounds.values(), *prefills.values()):
+            totals.append(0.0)
         for prompt in prompts:
             for each in contenders:
-                totals[each.name] += seconds(partial(each.decode, prompt))
-        for name, total in totals.items():
-            rounds[name].append(total)
+                answer, taken = timed(partial(each.decode, prompt))
+                rounds[each.name][-1] += taken
+                prefills[each.name][-1] += math.nan if answer.prefill_seconds is None else answer.prefill_seconds
 
     # 3. Eq. 16 from times of passes
     k = options.block_size
@@ -222,7 +226,8 @@ def compared(
     )
     cost = {kind.replace(" ", "_"): each.median for kind, each in times.items()}
     rows = {
-        each.name: row_of(each, answers, rounds, plain) | {"first_seconds": first[each.name]} for each in contenders
+        each.name: row_of(each, answers, rounds, prefills, plain) | {"first_seconds": first[each.name]}
+        for each in contenders
     }
     for name, row in rows.items():
         nfe = row["nfe_speedup"]
@@ -240,7 +245,11 @@ def compared(
 
 
 def row_of(
-    contender: Contender, answers: dict[str, list[Answer]], rounds: dict[str, list[float]], plain: list[list[int]]
+    contender: Contender,
+    answers: dict[str, list[Answer]],
+    rounds: dict[str, list[float]],
+    prefills: dict[str, list[float]],
+    plain: list[list[int]],
 ) -> dict[str, Any]:
     """What is told of one contender."""
     mine, own = answers[contender.name], rounds[contender.name]
@@ -259,6 +268,13 @@ def row_of(
     }
     for column, other in (("over_transformers", PLAIN), ("over_ours_plain", OURS_PLAIN)):
         row[column] = asdict(spread([theirs / mine for theirs, mine in zip(rounds[other], own, strict=True)]))
+    decoding, plainly = (
+        [whole - prefill for whole, prefill in zip(rounds[name], prefills[name], strict=True)]
+        for name in (contender.name, OURS_PLAIN)
+    )
+    if not any(map(math.isnan, decoding)):
+        ratios = [theirs / mine for theirs, mine in zip(plainly, decoding, strict=True)]
+        row["after_prefill_over_ours_plain"] = asdict(spread(ratios))
     return row
 
 
@@ -266,9 +282,17 @@ def subject_table(name: str, subject: dict[str, Any], where: str) -> Any:
     """A row a contender."""
     made = table(
         f"{name}: {subject['parameters'] / 1e6:.1f}M parameters, {subject['dtype']}; {where}",
-        *("contender", "tokens/s", "speed-up over Transformers", "over ours, plain", "eq. 16", "in passes"),
+        *(
+            "contender",
+            "tokens/s",
+            "speed-up over Transformers",
+            "over ours, plain",
+            "after the prefill",
+            "eq. 16",
+            "in passes",
+        ),
         *("same text", "right"),
-        caption=f"whole answers, prefill included; medians (quartiles) of {subject['rounds']} rounds",
+        caption=f"whole answers, prefill included unless said otherwise; medians (quartiles) of {subject['rounds']} rounds",
     )
     for contender, row in subject["contenders"].items():
         made.add_row(
@@ -276,6 +300,7 @@ def subject_table(name: str, subject: dict[str, Any], where: str) -> Any:
             f"{row['tokens_per_second']:.1f}",
             with_quartiles(row["over_transformers"]),
             with_quartiles(row["over_ours_plain"]),
+            f"{after['median']:.2f}" if (after := row.get("after_prefill_over_ours_plain")) else "",
             f"{row['predicted_speedup']:.2f}" if "predicted_speedup" in row else "",
             f"{row['nfe_speedup']:.2f}" if row["nfe_speedup"] else "",
             f"{row['same_as_plain']:.1%}",

@@ -102,6 +102,7 @@ def side_by_side_table(found: Json) -> str:
 def subject_table(subject: Json) -> str:
     """All contenders on one model."""
     graded = any("right_answers" in row for row in subject["contenders"].values())
+    split = any("after_prefill_over_ours_plain" in row for row in subject["contenders"].values())
     rows = []
     for name, row in subject["contenders"].items():
         cells = [
@@ -111,12 +112,18 @@ def subject_table(subject: Json) -> str:
                 spread(row["over_transformers"]),
                 spread(row["over_ours_plain"]),
             ),
+            *(
+                [spread(row["after_prefill_over_ours_plain"])]
+                if "after_prefill_over_ours_plain" in row
+                else [""] * split
+            ),
             f"{row['predicted_speedup']:.2f}" if "predicted_speedup" in row else "",
             f"{row['nfe_speedup']:.2f}" if row["nfe_speedup"] else "",
             f"{row['same_as_plain']:.1%}",
         ]
         rows.append([*cells, f"{row['right_answers']:.1%}"] if graded else cells)
-    columns = ["", "tokens/s", "over Transformers", "over ours, plain", "eq. 16", "in passes", "same text"]
+    after = ["after the prefill"] * split
+    columns = ["", "tokens/s", "over Transformers", "over ours, plain", *after, "eq. 16", "in passes", "same text"]
     what = (
         f"{subject['problems']} held-out problems"
         if graded

@@ -5,8 +5,9 @@
 
 A study is a set of variants, each a few overrides of the recipe; `--list` names them. Every variant starts from the recipe's
 `model.path`, the next-token model, and trains for as many steps as give it the compute of `--steps` steps of the recipe: a
-variant whose step takes more noisy tokens gets fewer. Runs are kept in `--out`, one folder each. What is finished is not run
-again, and what was interrupted goes on. `STUDY.jsonl` has a line for each evaluation of each run, `STUDY.png` shows them.
+variant whose step takes more noisy tokens gets fewer. In `cheaper`, variants get a share of that. Runs are kept in `--out`, one
+folder each. What is finished is not run again, and what was interrupted goes on. `STUDY.jsonl` has a line for each evaluation
+of each run, `STUDY.png` shows them.
 """
 
 import argparse
@@ -27,6 +28,17 @@ from setblock.training.recipe import load_recipe
 
 Overrides = Mapping[str, Any]
 GAMMAS = (0.01, 0.1, 0.35)
+SHARE = "share"  # of the compute that a variant gets; the one key that is not the recipe's
+
+# What the paper has where recipes/word-problems-sbd.yaml has something else
+PAPER: Overrides = {
+    "block_sizes": list(range(2, 17)),
+    "logit_shift": False,
+    "noise_on": "document",
+    "mask_rate_per": "document",
+    "noisy_copies": 1,
+    "complete_last_block": False,
+}
 
 # Each variant is the recipe with these values instead; an empty one is the recipe itself.
 STUDIES: dict[str, dict[str, Overrides]] = {
@@ -66,6 +78,10 @@ STUDIES: dict[str, dict[str, Overrides]] = {
         "unshifted": {"logit_shift": False},
         "unshifted, first token causal": {"logit_shift": False, "first_token_from_causal": True},
     },
+    "cheaper": {
+        "the paper's": PAPER,
+        "as the recipe, a third": {SHARE: 1 / 3},
+    },
 }
 
 
@@ -102,7 +118,8 @@ def run_folder(options: argparse.Namespace, overrides: Overrides, seed: int) -> 
 def steps_of(options: argparse.Namespace, overrides: Overrides) -> int:
     """Steps that take as much as `--steps` of the recipe itself: a token is a token, clean or noisy."""
     steps: int = options.steps
-    return max(1, round(steps * cost_of_step(options, {}) / cost_of_step(options, overrides)))
+    share = float(overrides.get(SHARE, 1))
+    return max(1, round(steps * share * cost_of_step(options, {}) / cost_of_step(options, overrides)))
 
 
 def cost_of_step(options: argparse.Namespace, overrides: Overrides) -> float:
@@ -111,9 +128,9 @@ def cost_of_step(options: argparse.Namespace, overrides: Overrides) -> float:
     Copies are of answers alone where `noise_on` is `targets`: those are `--answer-share` of the tokens.
     """
     training = yaml.safe_load(Path(options.recipe).read_text())["training"] | dict(overrides)
-    share = options.answer_share if training.get("noise_on") == "targets" else 1.0
+    noisy = options.answer_share if training.get("noise_on") == "targets" else 1.0
     is_taught = training.get("distillation_weight", 0) > 0 and training.get("teacher") == "base"
-    return float(1 + training.get("noisy_copies", 1) * share + is_taught / 3)  # a forward pass without a backward one
+    return float(1 + training.get("noisy_copies", 1) * noisy + is_taught / 3)  # a forward pass without a backward one
 
 
 def train(options: argparse.Namespace, folder: Path, study: str, variant: str, overrides: Overrides, seed: int) -> None:
@@ -121,7 +138,7 @@ def train(options: argparse.Namespace, folder: Path, study: str, variant: str, o
     steps = steps_of(options, overrides)
     print(f"== {study}: {variant}, seed {seed}: {steps} steps", flush=True)
     every = max(1, math.ceil(steps / options.evaluations))
-    values: dict[str, Any] = {f"training.{key}": value for key, value in overrides.items()} | {
+    values: dict[str, Any] = {f"training.{key}": value for key, value in overrides.items() if key != SHARE} | {
         "training.max_steps": steps,
         "training.seed": seed,
         "training.data_seed": seed,
@@ -164,19 +181,24 @@ def report(out: str, study: str, rows: Sequence[Mapping[str, Any]]) -> None:
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{study}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    gammas = sorted(
-        {float(key.rsplit("_", 1)[1]) for row in rows for key in row if key.startswith("eval_nfe_speedup_")}
-    )
+    settings = {key.rsplit("_", 1)[1] for row in rows for key in row if key.startswith("eval_nfe_speedup_")}
+    names = sorted(settings, key=lambda name: (name == "exact", name != "exact" and float(name)))
     picture = folder / f"{study}.png"
-    draw(rows, gammas, picture)
-    print(f"\n{study}: {picture}\n| variant | runs | plain |" + "".join(f" gamma {g:g} |" for g in gammas))
-    print("|---|---|---|" + "---|" * len(gammas))
+    draw(rows, names, picture)
+    print(f"\n{study}: {picture}\n| variant | runs | plain |" + "".join(f" {title(name)} |" for name in names))
+    print("|---|---|---|" + "---|" * len(names))
     for variant in dict.fromkeys(row["variant"] for row in rows):
         last = [max(group, key=lambda row: row["step"]) for group in by_seed(rows, variant)]
         cells = [
-            f"{mean(last, f'eval_accuracy_{g:g}'):.1%} ({mean(last, f'eval_nfe_speedup_{g:g}'):.2f}x)" for g in gammas
+            f"{mean(last, f'eval_accuracy_{name}'):.1%} ({mean(last, f'eval_nfe_speedup_{name}'):.2f}x)"
+            for name in names
         ]
         print(f"| {variant} | {len(last)} | {mean(last, 'eval_accuracy_ntp'):.1%} | {' | '.join(cells)} |")
+
+
+def title(name: str) -> str:
+    """Of a decoding setting: a gamma or `exact`."""
+    return name if name == "exact" else f"gamma {name}"
 
 
 def by_seed(rows: Sequence[Mapping[str, Any]], variant: str) -> list[list[Mapping[str, Any]]]:
@@ -194,31 +216,31 @@ def mean(rows: Sequence[Mapping[str, Any]], key: str) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def draw(rows: Sequence[Mapping[str, Any]], gammas: Sequence[float], path: Path) -> None:
+def draw(rows: Sequence[Mapping[str, Any]], names: Sequence[str], path: Path) -> None:
     """Above, NFE speed-up against compute (figure 5 of the paper: its steps against its NFE), below accuracy; a column for each
-    gamma and a line for each run."""
+    setting and a line for each run."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(
-        2, len(gammas), figsize=(4 * len(gammas), 6.4), sharex=True, sharey="row", squeeze=False, layout="constrained"
+        2, len(names), figsize=(4 * len(names), 6.4), sharex=True, sharey="row", squeeze=False, layout="constrained"
     )
     variants = list(dict.fromkeys(row["variant"] for row in rows))
-    for column, gamma in enumerate(gammas):
+    for column, name in enumerate(names):
         for number, variant in enumerate(variants):
             for index, group in enumerate(by_seed(rows, variant)):
                 ordered = sorted(group, key=lambda row: row["step"])
                 compute = [row["compute"] for row in ordered]
                 label = variant if index == 0 else None
                 for axis, key, factor in (
-                    (axes[0, column], f"eval_nfe_speedup_{gamma:g}", 1),
-                    (axes[1, column], f"eval_accuracy_{gamma:g}", 100),
+                    (axes[0, column], f"eval_nfe_speedup_{name}", 1),
+                    (axes[1, column], f"eval_accuracy_{name}", 100),
                 ):
                     values = [row.get(key, math.nan) * factor for row in ordered]
                     axis.plot(compute, values, color=f"C{number}", marker="o", markersize=3, linewidth=1.2, label=label)
-        axes[0, column].set_title(f"gamma {gamma:g}")
+        axes[0, column].set_title(title(name))
         axes[1, column].set_xlabel("training: documents, noisy copies counted")
     axes[0, 0].set_ylabel("NFE speed-up over plain decoding")
     axes[1, 0].set_ylabel("accuracy, %")

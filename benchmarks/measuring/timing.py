@@ -4,10 +4,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 Action = Callable[[], object]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,18 @@ def spread(values: list[float]) -> Spread:
     return Spread(statistics.median(values), lower, upper, len(values))
 
 
-def seconds(action: Action) -> float:
-    """Wall-clock of one call, the device's work included."""
+def timed(action: Callable[[], Result]) -> tuple[Result, float]:
+    """What one call gives, and its wall-clock in seconds, the device's work included."""
     synchronise()
     started = time.perf_counter()
-    action()
+    result = action()
     synchronise()
-    return time.perf_counter() - started
+    return result, time.perf_counter() - started
+
+
+def seconds(action: Action) -> float:
+    """Wall-clock of one call, the device's work included."""
+    return timed(action)[1]
 
 
 def interleaved(actions: Mapping[str, Action], *, repeats: int, warmup: int = 2) -> dict[str, Spread]:

@@ -173,6 +173,8 @@ def test_a_run_says_how_it_goes(run, recipe, tmp_path):
     decoded = [entry for entry in entries if "eval_accuracy_ntp" in entry]
     assert [entry["step"] for entry in decoded] == [0, 4, 6]
     assert all(entry["eval_nfe_speedup_inf"] > entry["eval_nfe_speedup_0.1"] / 2 > 0 for entry in decoded)
+    assert all(entry["eval_nfe_speedup_exact"] > 0 for entry in decoded)
+    assert all(entry["eval_accuracy_exact"] == entry["eval_accuracy_ntp"] for entry in decoded)
     card = (folder / "README.md").read_text()
     assert "library_name: transformers" in card
     assert f"| eval_nfe_speedup_inf | {decoded[-1]['eval_nfe_speedup_inf']:.4g} |" in card

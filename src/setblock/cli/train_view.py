@@ -30,7 +30,8 @@ def log_text(logs: Mapping[str, Any]) -> str:
     parts = [f"{name} {form.format(logs[key])}" for key, (name, form) in _SHOWN.items() if key in logs]
     for key, value in logs.items():
         if key.startswith("eval_nfe_speedup_"):
-            parts.append(f"NFE speed-up {value:.2f}x at gamma {key.removeprefix('eval_nfe_speedup_')}")
+            name = key.removeprefix("eval_nfe_speedup_")
+            parts.append(f"NFE speed-up {value:.2f}x {'in exact mode' if name == 'exact' else f'at gamma {name}'}")
         elif key.startswith("eval_accuracy_"):
             parts.append(f"accuracy {value:.1%} ({key.removeprefix('eval_accuracy_')})")
     return ", ".join(parts)

@@ -14,6 +14,7 @@ from setblock.masks import decode_mask
 from setblock.model.attention import attention_mask
 from setblock.model.cache import SlotCache
 from setblock.model.forward import logits_at
+from setblock.model.grouped import grouped_attention
 from setblock.model.sbd_model import SBDModel
 
 
@@ -49,7 +50,7 @@ class PaddedRunner:
         offset = torch.arange(rows, device=feed.rows.device)[:, None] * queries
         compiled = model.compiled if feed.is_fixed else None
         forward = compiled.logits_at if compiled else partial(logits_at, model.model)
-        with model.block_only(feed.in_block):
+        with model.block_only(feed.in_block), grouped_attention(model.model):
             logits = forward(
                 (offset + feed.outputs).flatten(),
                 input_ids=feed.tokens,

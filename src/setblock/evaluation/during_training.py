@@ -28,7 +28,7 @@ _LEAST_SPEEDUP = 1.1
 
 
 class DecodingEvaluator(TrainerCallback):
-    """Logs `eval_accuracy_ntp`, and for each gamma `eval_nfe_speedup_GAMMA` and `eval_accuracy_GAMMA`.
+    """Logs `eval_accuracy_ntp`, and for each gamma and method `exact` `eval_nfe_speedup_NAME` and `eval_accuracy_NAME`.
 
     Warns, once, where blocks still save nothing when they should have begun to: by then something is wrong with data, masks or
     the learning rate.
@@ -55,6 +55,8 @@ class DecodingEvaluator(TrainerCallback):
         self._settings = {
             f"{gamma:g}": DecodingSettings(sampler=EntropyBounded(gamma), **common) for gamma in section.gammas
         }
+        if section.exact:
+            self._settings["exact"] = DecodingSettings(method="exact", **common)
         self._ntp = DecodingSettings(method="ntp", max_new_tokens=section.max_new_tokens)
 
     def on_train_begin(

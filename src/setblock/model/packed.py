@@ -22,6 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.masks import MaskMod
 from setblock.model.attention import AttentionMask, attention_mask
+from setblock.model.grouped import GROUPED_SDPA
 
 _NAME = "setblock_packed"
 
@@ -134,7 +135,8 @@ def _attention_function(module: nn.Module, implementation: str) -> Callable[...,
     if implementation == "eager":  # each model's own, beside its attention layer
         eager: Callable[..., tuple[Tensor, Any]] = sys.modules[type(module).__module__].eager_attention_forward
         return eager
-    function: Callable[..., tuple[Tensor, Any]] = ALL_ATTENTION_FUNCTIONS[implementation]
+    name = GROUPED_SDPA if implementation == "sdpa" else implementation
+    function: Callable[..., tuple[Tensor, Any]] = ALL_ATTENTION_FUNCTIONS[name]
     return function
 
 

@@ -17,6 +17,7 @@ class DecodingEvaluationSection(BaseModel):
         250, ge=1, description="optimiser steps between two evaluations; one comes before the first step"
     )
     gammas: tuple[float, ...] = Field((0.1,), min_length=1, description="entropy bounds to decode with")
+    exact: bool = Field(True, description="decode in method exact, too: the speed-up that loses nothing")
     block_size: int | None = Field(None, ge=1, description="null: as decoding has it by default")
     max_new_tokens: int | None = Field(None, ge=1, description="null: as decoding has it by default")
     batch_size: int = Field(32, ge=1, description="examples decoded at once")

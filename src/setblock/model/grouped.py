@@ -1,0 +1,73 @@
+"""SDPA with grouped queries, for decoding: keys and values are read where they stand in the cache.
+
+Knows how Transformers calls attention. Knows nothing of blocks.
+
+Under a mask, with more than one query, Transformers' `sdpa` writes the keys and values of the whole cache out anew for each
+query head of a group, in every layer of every pass. Here a group's queries become queries of one head instead, [B, H', G Q, D]
+with the mask repeated for them: the same products, by the same kernels, of a cache that is not copied. (`enable_gqa` has no
+fast kernel on CUDA under a mask.)
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+GROUPED_SDPA = "setblock_grouped_sdpa"
+
+
+@contextmanager
+def grouped_attention(model: PreTrainedModel) -> Iterator[None]:
+    """While active, a model whose attention is `sdpa` has the one below in its place; others keep theirs."""
+    config = model.config.get_text_config()
+    usual = config._attn_implementation
+    if usual == "sdpa":
+        config._attn_implementation = GROUPED_SDPA
+    try:
+        yield
+    finally:
+        config._attn_implementation = usual
+
+
+def _grouped_sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What Transformers calls: query [B, H, Q, D], key and value [B, H', K, D], mask [B, 1, Q, K]. Returns [B, Q, H, D].
+
+    Transformers' `sdpa` is left what is not plain masked attention, and so many queries that their masks outweigh the keys.
+    """
+    (batch, heads, queries, size), groups = query.shape, key.shape[1]
+    is_plain = not dropout and all(kwargs.get(name) is None for name in _SPECIAL)
+    copies_less = queries <= 2 * groups * size  # [Q, K] for each head of a group, against [H', K, D] keys and values
+    if heads == groups or attention_mask is None or attention_mask.shape[1] > 1 or not is_plain or not copies_less:
+        result: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return result
+    of_group = heads // groups  # G
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        query.reshape(batch, groups, of_group * queries, size),
+        key,
+        value,
+        attn_mask=attention_mask.repeat(1, 1, of_group, 1),
+        scale=scaling,
+    )  # [B, H', G Q, D]
+    return attended.view(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
+
+
+_SPECIAL = ("position_bias", "softcap", "cache")
+"""Arguments by which Transformers' `sdpa` does something else."""
+
+AttentionInterface.register(GROUPED_SDPA, _grouped_sdpa)
