@@ -5,6 +5,7 @@ Knows how to call a model. Knows nothing of what the tokens mean.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -51,6 +52,7 @@ def logits_at(
     attention_mask: AttentionMask,
     cache: Cache | None = None,
     wrapped: nn.Module | None = None,
+    **more: Any,
 ) -> Tensor:
     """Run the model once and return the logits [M, V] at `index` [M] of the flattened [B * T] inputs.
 
@@ -60,6 +62,7 @@ def logits_at(
         attention_mask: from `setblock.model.attention.attention_mask`.
         cache: where the keys and values go, and come from; None for a pass without a cache.
         wrapped: what to call in the model's stead, where a trainer has wrapped it.
+        more: for the attention function, to which Transformers hands what it does not know.
     """
     with head_reads_only(model, index):
         output = (model if wrapped is None else wrapped)(
@@ -68,6 +71,7 @@ def logits_at(
             attention_mask=attention_mask,
             past_key_values=cache,
             use_cache=cache is not None,
+            **more,
         )
     logits: Tensor = output.logits[0]
     return logits

@@ -1,15 +1,18 @@
 """One forward pass of training: inputs -> logits, or inputs -> loss, under the training mask."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from setblock.data.packing import PADDING
 from setblock.errors import SetBlockError
-from setblock.masks import train_mask
+from setblock.masks import MaskMod, train_mask
 from setblock.model.attention import AttentionMask, attention_mask, layer_windows
+from setblock.model.documents import DOCUMENT_SDPA, document_attention, document_masks, document_rows
 from setblock.model.forward import logits_at
 from setblock.training.cross_entropy import LOGITS_AT_ONCE, chunked_loss
 from setblock.training.distillation import Distillation, LogitsOf, divergences, logits_of_hidden
@@ -18,8 +21,8 @@ from setblock.training.inputs import TrainingInputs
 from setblock.training.loss import SBDLoss, sbd_loss, sbd_loss_by_liger, sbd_loss_in_chunks
 
 LARGEST_DENSE_MASK = 1 << 30
-"""Bytes that the attention masks of a pass may take where they are dense: a row of 32,768 tokens by PyTorch's SDPA, which is
-16,384 and as many noisy ones."""
+"""Bytes that the attention masks of a pass may take where they are dense: by PyTorch's SDPA a document of 32,768 tokens, which
+is 16,384 and as many noisy ones."""
 
 
 def training_logits(
@@ -34,14 +37,19 @@ def training_logits(
     Raises:
         SetBlockError: the attention mask would be larger than `LARGEST_DENSE_MASK`.
     """
-    return logits_at(
-        model,
-        index,
-        input_ids=inputs.input_ids,
-        position_ids=inputs.position_ids,
-        attention_mask=_mask(model, inputs),
-        wrapped=wrapped,
-    )
+    config = model.config.get_text_config()
+    common: dict[str, Any] = {
+        "input_ids": inputs.input_ids,
+        "position_ids": inputs.position_ids,
+        "wrapped": wrapped,
+    }
+    if config._attn_implementation not in ("sdpa", DOCUMENT_SDPA):
+        return logits_at(model, index, attention_mask=_mask(model, inputs), **common)
+    rows = document_rows(inputs.document_ids, padding=PADDING)
+    _refuse_large_mask(model, inputs, sum(row.pairs for row in rows))
+    masks = document_masks(config, rows, partial(_train_mask, inputs), device=inputs.input_ids.device)
+    with document_attention(config):
+        return logits_at(model, index, attention_mask=masks, document_rows=rows, **common)
 
 
 def training_loss(
@@ -125,18 +133,14 @@ def training_loss(
 
 
 def _mask(model: PreTrainedModel, inputs: TrainingInputs) -> AttentionMask:
+    """Over whole rows."""
     config = model.config.get_text_config()
     batch, length = inputs.input_ids.shape
-    _refuse_large_mask(model, batch=batch, length=length)
+    if config._attn_implementation != "flex_attention":
+        _refuse_large_mask(model, inputs, batch * length * length * model.dtype.itemsize)
     return attention_mask(
         config,
-        lambda window: train_mask(
-            position_ids=inputs.position_ids,
-            document_ids=inputs.document_ids,
-            block_ids=inputs.block_ids,
-            limits=inputs.limits,
-            window=window,
-        ),
+        partial(_train_mask, inputs),
         batch=batch,
         queries=length,
         keys=length,
@@ -145,15 +149,23 @@ def _mask(model: PreTrainedModel, inputs: TrainingInputs) -> AttentionMask:
     )
 
 
-def _refuse_large_mask(model: PreTrainedModel, *, batch: int, length: int) -> None:
-    config = model.config.get_text_config()
-    if config._attn_implementation == "flex_attention":
-        return
-    size = 1 if config._attn_implementation == "sdpa" else model.dtype.itemsize
-    needed = batch * length * length * size * len(layer_windows(config))
+def _train_mask(inputs: TrainingInputs, window: int | None) -> MaskMod:
+    return train_mask(
+        position_ids=inputs.position_ids,
+        document_ids=inputs.document_ids,
+        block_ids=inputs.block_ids,
+        limits=inputs.limits,
+        window=window,
+    )
+
+
+def _refuse_large_mask(model: PreTrainedModel, inputs: TrainingInputs, size: int) -> None:
+    """`size`: bytes of a mask."""
+    batch, length = inputs.input_ids.shape
+    needed = size * len(layer_windows(model.config.get_text_config()))
     if needed > LARGEST_DENSE_MASK:
         raise SetBlockError(
-            f"the attention mask of {batch} x {length:,} tokens would take {needed / 2**30:.1f} GiB, more than the "
+            f"the attention masks of {batch} x {length:,} tokens would take {needed / 2**30:.1f} GiB, more than the "
             f"{LARGEST_DENSE_MASK / 2**30:g} GiB allowed: set model.attn_implementation to flex_attention, or lower "
             "training.per_device_train_batch_size or data.row_length"
         )

@@ -15,6 +15,7 @@ from setblock.data.packing import PADDING
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
 from setblock.model.adapter import gate_of
+from setblock.model.documents import document_attention
 from setblock.training.block_sizes import drawn_block_size
 from setblock.training.config import SBDConfig
 from setblock.training.cross_entropy import LOGITS_AT_ONCE
@@ -173,6 +174,12 @@ class SBDTrainer(Trainer):
             by_liger=self.args.cross_entropy == "liger",
             distillation=self._distillation,
         )
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The Trainer's; its backward pass may run layers again, as the forward pass ran them."""
+        with document_attention(self.model.config.get_text_config()):
+            loss: Tensor = super().training_step(*args, **kwargs)
+            return loss
 
     def compute_loss(
         self,
