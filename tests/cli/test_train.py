@@ -189,6 +189,17 @@ def test_a_run_says_how_it_goes(run, recipe, tmp_path):
     assert all(torch.equal(weights, theirs[name]) for name, weights in ours.items())
 
 
+@pytest.mark.parametrize("reporter", ["dvclive", "chess"])
+def test_a_reporter_that_is_not_installed(run, recipe, tmp_path, reporter):
+    folder = tmp_path / "model"
+    outcome = run("train", recipe, "--output", folder, "--set", f"training.report_to={reporter}")
+    assert outcome.code == 1
+    assert outcome.message.startswith(
+        f"setblock: error: training.report_to {reporter}: its package is not installed; take none"
+    )
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize(
     ("section", "said"),
     [

@@ -16,6 +16,7 @@ from transformers import (
     TrainerCallback,
     set_seed,
 )
+from transformers.integrations import get_available_reporting_integrations
 
 from setblock.data.packing import RowCollator
 from setblock.data.rows import corpus_texts, rows_of, use_chat_template
@@ -58,6 +59,7 @@ def train(
             output folder holds the run of another recipe.
     """
     # 1. Model and tokenizer
+    _refuse_missing_reporters(args)
     output = Path(args.output_dir)
     if is_finished(output):
         return output
@@ -112,6 +114,17 @@ def train(
             write_card(output, recipe=recipe.model_dump(mode="json"))
     trainer.accelerator.wait_for_everyone()
     return output
+
+
+def _refuse_missing_reporters(args: SBDConfig) -> None:
+    """The Trainer would find out after the model is loaded, and say so by a stack trace."""
+    installed = get_available_reporting_integrations()
+    missing = sorted(set(args.report_to) - set(installed))
+    if missing:
+        raise SetBlockError(
+            f"training.report_to {missing[0]}: its package is not installed; take none"
+            + "".join(f" or {name}" for name in installed)
+        )
 
 
 def prepared_model(
