@@ -30,7 +30,7 @@ class Logits:
     Attributes:
         logits: [B, m, V] float32; -inf for the mask token. Anything where not known.
         positions: [B, m] int64, the absolute positions they predict.
-        known: [B, m] bool, where the logits are valid.
+        known: [B, m] bool, where the logits are valid; nowhere where a token is revealed already.
     """
 
     logits: Tensor
@@ -83,11 +83,11 @@ def run_pass(runner: Runner, state: BatchState, *, end: Tensor) -> PassLogits:
         is_masked = in_block & ~part.of(state.revealed).gather(1, column)
         tokens = tokens.masked_fill(is_masked, facts.mask_token_id)
 
-    # 2. Forward, with logits at the outputs that predict the block and, of exact rows, the tokens that are committed
+    # 2. Forward, with logits at the outputs that predict masked tokens of the block and, of exact rows, what is committed
     first_is_causal = _first_is_causal(state, part, facts)  # [A], or None where no row's is
     target = part.of(state.block_positions)  # [A, k]
     source = _block_sources(target, first_is_causal, facts)
-    known = (source < end) & (target < part.of(state.block_end)[:, None])
+    known = (source < end) & (target < part.of(state.block_end)[:, None]) & ~part.of(state.revealed)
     size = target.shape[1]
     if state.has_exact:
         is_draft = part.of(state.is_exact)[:, None] & ~is_prefill

@@ -47,15 +47,21 @@ class PaddedRunner:
             device=model.device,
             dtype=model.model.dtype,
         )
-        offset = torch.arange(rows, device=feed.rows.device)[:, None] * queries
+        outputs = torch.arange(rows, device=feed.rows.device)[:, None] * queries + feed.outputs  # [A, m]
         compiled = model.compiled if feed.is_fixed else None
         forward = compiled.logits_at if compiled else partial(logits_at, model.model)
+        everything = feed.is_fixed or int(feed.wanted.sum()) in (0, feed.wanted.numel())
         with model.block_only(feed.in_block), grouped_attention(model.model):
             logits = forward(
-                (offset + feed.outputs).flatten(),
+                outputs.flatten() if everything else outputs[feed.wanted],
                 input_ids=feed.tokens,
                 position_ids=feed.positions,
                 attention_mask=mask,
                 cache=self.cache,
             )
-        return logits.float().view(*feed.outputs.shape, -1)
+        logits = logits.float()
+        if everything:
+            return logits.view(*outputs.shape, -1)
+        whole = logits.new_zeros((*outputs.shape, logits.shape[-1]))
+        whole[feed.wanted] = logits
+        return whole
