@@ -136,6 +136,14 @@ def test_nothing_is_computed_between_documents(monkeypatch: pytest.MonkeyPatch) 
     assert attended == [(15, 15), (20, 20)] * model.config.num_hidden_layers
 
 
+def test_a_model_that_hands_nothing_on_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("llama")
+    forward_of = model.model.forward
+    monkeypatch.setattr(model.model, "forward", lambda document_rows, **given: forward_of(**given))
+    with pytest.raises(SetBlockError, match=r"set model\.attn_implementation to eager or flex_attention"):
+        training_logits(model, row_of(40), torch.zeros(0, dtype=torch.long))
+
+
 def test_flex_attention_is_given_no_dense_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows beyond the dense limit run, and each layer gets a `BlockMask` that no dense mask went into."""
     monkeypatch.setattr(forward, "LARGEST_DENSE_MASK", 100)

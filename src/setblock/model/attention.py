@@ -1,10 +1,11 @@
-"""What each attention layer of a Hugging Face causal LM is given as its mask.
+"""What each attention layer of a Hugging Face causal LM is given as its mask, and which function it calls.
 
 Knows layer types, sliding windows and attention implementations. Knows nothing of blocks: the caller brings a function
 that makes the `mask_mod` for a window.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -69,3 +70,18 @@ def attention_mask(
     if len(windows) == 1:
         return realise(next(iter(windows.values())))
     return {kind: realise(window) for kind, window in windows.items()}
+
+
+@contextmanager
+def attention_by(name: str, config: PretrainedConfig) -> Iterator[None]:
+    """While active, a model's layers call the attention function that is registered by that name.
+
+    Args:
+        config: of the text model.
+    """
+    usual = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = usual

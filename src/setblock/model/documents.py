@@ -9,8 +9,8 @@ document's parts are attended together, by Transformers' own `sdpa`.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from setblock.errors import SetBlockError
 from setblock.masks import MaskMod
-from setblock.model.attention import AttentionMask, layer_windows
+from setblock.model.attention import AttentionMask, attention_by, layer_windows
 
 DOCUMENT_SDPA = "setblock_document_sdpa"
 
@@ -99,19 +100,12 @@ def document_masks(
     return {kind: realise(window) for kind, window in windows.items()}
 
 
-@contextmanager
-def document_attention(config: PretrainedConfig) -> Iterator[None]:
+def document_attention(config: PretrainedConfig) -> AbstractContextManager[None]:
     """While active, a model whose attention is `sdpa` takes `document_rows` and `document_masks`, and masks as before.
 
     To be active in the backward pass, too, where it runs layers again (activation checkpointing).
     """
-    usual = config._attn_implementation
-    if usual == "sdpa":
-        config._attn_implementation = DOCUMENT_SDPA
-    try:
-        yield
-    finally:
-        config._attn_implementation = usual
+    return attention_by(DOCUMENT_SDPA, config) if config._attn_implementation == "sdpa" else nullcontext()
 
 
 def _document_sdpa(
@@ -129,9 +123,17 @@ def _document_sdpa(
 
     Args:
         document_rows: as the model was given them; without them this is `sdpa`.
+
+    Raises:
+        SetBlockError: the model does not hand on what it was given.
     """
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if document_rows is None or attention_mask is None:
+        if attention_mask is not None and attention_mask.shape[2:] != (query.shape[2], key.shape[2]):
+            raise SetBlockError(
+                "this model hands its attention function no arguments that it does not know itself: set "
+                "model.attn_implementation to eager or flex_attention"
+            )
         result: tuple[Tensor, None] = sdpa(module, query, key, value, attention_mask, **kwargs)
         return result
     masks = iter(torch.split(attention_mask.flatten(), [n * n for row in document_rows for n in row.lengths]))

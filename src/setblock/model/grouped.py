@@ -8,8 +8,7 @@ with the mask repeated for them: the same products, by the same kernels, of a ca
 fast kernel on CUDA under a mask.)
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,20 +16,15 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from setblock.model.attention import attention_by
+
 GROUPED_SDPA = "setblock_grouped_sdpa"
 
 
-@contextmanager
-def grouped_attention(model: PreTrainedModel) -> Iterator[None]:
+def grouped_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     """While active, a model whose attention is `sdpa` has the one below in its place; others keep theirs."""
     config = model.config.get_text_config()
-    usual = config._attn_implementation
-    if usual == "sdpa":
-        config._attn_implementation = GROUPED_SDPA
-    try:
-        yield
-    finally:
-        config._attn_implementation = usual
+    return attention_by(GROUPED_SDPA, config) if config._attn_implementation == "sdpa" else nullcontext()
 
 
 def _grouped_sdpa(

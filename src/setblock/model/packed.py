@@ -21,7 +21,7 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.masks import MaskMod
-from setblock.model.attention import AttentionMask, attention_mask
+from setblock.model.attention import AttentionMask, attention_by, attention_mask
 from setblock.model.grouped import GROUPED_SDPA
 
 _NAME = "setblock_packed"
@@ -57,15 +57,13 @@ _LAYOUT: ContextVar[_Layout] = ContextVar("layout")
 def packed_attention(model: PreTrainedModel, rectangles: Sequence[Rectangle]) -> Iterator[AttentionMask]:
     """While active, the model's attention is that of the rectangles. Gives the `attention_mask` argument to call it with."""
     config = model.config.get_text_config()
-    usual = config._attn_implementation
     layout = _Layout(rectangles, _implementation(config))
     mask = _flat_mask(config, layout, device=model.device, dtype=model.dtype)
     reset = _LAYOUT.set(layout)
-    config._attn_implementation = _NAME
     try:
-        yield mask
+        with attention_by(_NAME, config):
+            yield mask
     finally:
-        config._attn_implementation = usual
         _LAYOUT.reset(reset)
 
 
