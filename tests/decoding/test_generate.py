@@ -53,7 +53,7 @@ def test_passes_are_counted(sbd: SBDModel, prompts: list[list[int]]) -> None:
 
 
 def test_forward_passes_are_as_wide_as_they_should_be(sbd: SBDModel, prompts: list[list[int]]) -> None:
-    """Prompt; then k, 2k, 2k tokens; logits for the k outputs of the block only."""
+    """Prompt; then k, 2k, 2k tokens; logits for the masked tokens of the block only, or for one where there are none."""
     fed, read = [], []
     sbd.model.register_forward_pre_hook(lambda m, a, kw: fed.append(tuple(kw["input_ids"].shape)), with_kwargs=True)
     # The last hook sees what the one that gathers positions has left.
@@ -62,7 +62,8 @@ def test_forward_passes_are_as_wide_as_they_should_be(sbd: SBDModel, prompts: li
     for _ in batch.steps():
         pass
     assert fed == [(1, len(prompts[0])), (1, 8), (1, 16), (1, 12)]
-    assert read == [8] * 4
+    assert sbd.facts is not None
+    assert read == [1, 8 - sbd.facts.first_token_from_causal, 8, 4]
 
 
 def test_steps_say_what_each_pass_revealed(sbd: SBDModel, prompts: list[list[int]]) -> None:

@@ -171,7 +171,7 @@ def test_a_long_prompt_holds_nobody_up(endless: SBDModel, texts: list[list[int]]
 
 
 def test_the_model_sees_real_tokens_only(endless: SBDModel, texts: list[list[int]]) -> None:
-    """And its head what is wanted of them: the last of a prompt, a block's positions."""
+    """And its head what is wanted of them: the last of a prompt, a block's positions that are masked."""
     fed, read = [], []
     hooks = [
         endless.model.register_forward_pre_hook(
@@ -192,7 +192,7 @@ def test_the_model_sees_real_tokens_only(endless: SBDModel, texts: list[list[int
         for hook in hooks:
             hook.remove()
     assert fed == [(1, len(texts[1]) + len(texts[2])), (1, 8 + 1)]
-    assert read == [2, 8 + 1]
+    assert read == [2, 7 + 1]  # the prefill has revealed the block's first token
     assert (figures.prefill_tokens, figures.block_tokens, figures.commit_tokens) == (fed[0][1], 9, 0)
 
 

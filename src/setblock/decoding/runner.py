@@ -50,18 +50,20 @@ class PaddedRunner:
         outputs = torch.arange(rows, device=feed.rows.device)[:, None] * queries + feed.outputs  # [A, m]
         compiled = model.compiled if feed.is_fixed else None
         forward = compiled.logits_at if compiled else partial(logits_at, model.model)
-        everything = feed.is_fixed or int(feed.wanted.sum()) in (0, feed.wanted.numel())
+        index = outputs.flatten() if feed.is_fixed else outputs[feed.wanted]
+        wanted = len(index) > 0  # else one output all the same: not every kernel takes none
         with model.block_only(feed.in_block), grouped_attention(model.model):
             logits = forward(
-                outputs.flatten() if everything else outputs[feed.wanted],
+                index if wanted else outputs[0, :1],
                 input_ids=feed.tokens,
                 position_ids=feed.positions,
                 attention_mask=mask,
                 cache=self.cache,
             )
         logits = logits.float()
-        if everything:
+        if len(index) == outputs.numel():
             return logits.view(*outputs.shape, -1)
         whole = logits.new_zeros((*outputs.shape, logits.shape[-1]))
-        whole[feed.wanted] = logits
+        if wanted:
+            whole[feed.wanted] = logits
         return whole
