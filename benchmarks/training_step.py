@@ -28,6 +28,7 @@ from measuring.subjects import SIZES, random_model
 from measuring.timing import seconds, spread
 from setblock.data.documents import Document
 from setblock.data.packing import RowCollator, RowDataset, pack
+from setblock.model.documents import document_attention
 from setblock.training.cross_entropy import LOGITS_AT_ONCE
 from setblock.training.forward import training_loss
 from setblock.training.head import split_head
@@ -92,9 +93,10 @@ def step_of(objective: str, share: float, options: argparse.Namespace) -> Callab
     def step() -> None:
         nonlocal steps
         inputs = inputs_of(objective, rows, steps, options).to(model.device)
-        with cast:
-            loss = training_loss(model, inputs, head=head, ntp_weight=1.0, matp_weight=1.0, logits_at_once=at_once)
-        torch.autograd.backward(loss.total / loss.ntp_count)
+        with document_attention(model.config):
+            with cast:
+                loss = training_loss(model, inputs, head=head, ntp_weight=1.0, matp_weight=1.0, logits_at_once=at_once)
+            torch.autograd.backward(loss.total / loss.ntp_count)
         optimizer.step()
         optimizer.zero_grad()
         steps += 1

@@ -66,6 +66,8 @@ def training_loss(
 ) -> SBDLoss:
     """Eq. 14 over one batch, from one forward pass.
 
+    Where layers are run again in the backward pass (activation checkpointing), that is to run in `document_attention`, too.
+
     Args:
         head: the model's, to compute the logits in chunks where there are more than `logits_at_once`; None to never do.
         by_liger: compute them by Liger's kernel instead; the head must be one linear layer then.
