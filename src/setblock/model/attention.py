@@ -66,6 +66,11 @@ def attention_mask(
         # Eager attention adds its mask to the scores.
         return torch.zeros((), dtype=dtype, device=device).where(allowed, torch.finfo(dtype).min)
 
+    return by_layer_type(config, realise)
+
+
+def by_layer_type(config: PretrainedConfig, realise: Callable[[int | None], Tensor | BlockMask]) -> AttentionMask:
+    """The mask that `realise` makes for the model's window, or a dict of them, by layer type, where a model mixes them."""
     windows = layer_windows(config)
     if len(windows) == 1:
         return realise(next(iter(windows.values())))

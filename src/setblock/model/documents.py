@@ -22,7 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.errors import SetBlockError
 from setblock.masks import MaskMod
-from setblock.model.attention import AttentionMask, attention_by, layer_windows
+from setblock.model.attention import AttentionMask, attention_by, by_layer_type
 
 DOCUMENT_SDPA = "setblock_document_sdpa"
 
@@ -94,10 +94,7 @@ def document_masks(
                 masks.append(mask_mod(b, head, places[:, None], places[None]).flatten())
         return torch.cat(masks)[None, None, None]
 
-    windows = layer_windows(config)
-    if len(windows) == 1:
-        return realise(next(iter(windows.values())))
-    return {kind: realise(window) for kind, window in windows.items()}
+    return by_layer_type(config, realise)
 
 
 def document_attention(config: PretrainedConfig) -> AbstractContextManager[None]:
