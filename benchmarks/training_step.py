@@ -7,8 +7,8 @@ computes its logits at targets only, as the SBD step does; one that computed all
 its inputs and mask, runs forward and backward, and updates the weights by AdamW. Both steps take turns in one run, and
 every ratio is of two steps that followed each other. Memory is the most that two steps held beyond the model's weights,
 with gradients and AdamW's state, in a process of its own: as Linux counts what is resident, or on a GPU as PyTorch counts
-what is allocated. There, `--attention flex_attention` skips what the mask forbids, for rows of many thousand tokens. A
-table for people, JSON on the last line.
+what is allocated. On a CPU the process keeps what it frees, as `setblock train` does. On a GPU, `--attention flex_attention`
+skips what the mask forbids, for rows of many thousand tokens. A table for people, JSON on the last line.
 """
 
 import argparse
@@ -32,6 +32,7 @@ from setblock.model.documents import document_attention
 from setblock.training.cross_entropy import LOGITS_AT_ONCE
 from setblock.training.forward import training_loss
 from setblock.training.head import split_head
+from setblock.training.heap import keep_freed_memory
 from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.noising import Noising
 
@@ -42,6 +43,8 @@ END = 0
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write."""
     options = parse_options(arguments)
+    if not torch.cuda.is_available():
+        keep_freed_memory()
     if options.memory_of:
         objective, share = options.memory_of.split(":")
         print(json.dumps(peak_bytes(objective, float(share), options)))

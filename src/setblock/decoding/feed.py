@@ -42,6 +42,12 @@ class Feed:
     wanted: Tensor
     is_fixed: bool
 
+    def spread(self, logits: Tensor) -> Tensor:
+        """[A, m, V], with zeros where nothing is wanted, of the logits [M, V] of the M wanted outputs, row by row."""
+        whole = logits.new_zeros((*self.wanted.shape, logits.shape[-1]))
+        whole[self.wanted] = logits
+        return whole
+
 
 class Runner(Protocol):
     """Runs the passes of one batch through its model, and keeps their keys and values."""

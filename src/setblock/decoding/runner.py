@@ -51,19 +51,13 @@ class PaddedRunner:
         compiled = model.compiled if feed.is_fixed else None
         forward = compiled.logits_at if compiled else partial(logits_at, model.model)
         index = outputs.flatten() if feed.is_fixed else outputs[feed.wanted]
-        wanted = len(index) > 0  # else one output all the same: not every kernel takes none
         with model.block_only(feed.in_block), grouped_attention(model.model):
             logits = forward(
-                index if wanted else outputs[0, :1],
+                index if len(index) else outputs[0, :1],  # not every kernel takes none
                 input_ids=feed.tokens,
                 position_ids=feed.positions,
                 attention_mask=mask,
                 cache=self.cache,
             )
-        logits = logits.float()
-        if len(index) == outputs.numel():
-            return logits.view(*outputs.shape, -1)
-        whole = logits.new_zeros((*outputs.shape, logits.shape[-1]))
-        if wanted:
-            whole[feed.wanted] = logits
-        return whole
+        logits = logits.float()[: len(index)]
+        return logits.view(*outputs.shape, -1) if len(index) == outputs.numel() else feed.spread(logits)

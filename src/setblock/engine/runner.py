@@ -63,23 +63,19 @@ class PackedRunner:
 
         # 3. Forward; the head sees what is wanted, or one output if that is none
         outputs = place.gather(1, feed.outputs)[feed.wanted]  # [M]
-        wanted = len(outputs) > 0
         with (
             packed_attention(self.model.model, rectangles) as mask,
             self.model.block_only(feed.in_block[feed.is_real][None]),
         ):
             logits = logits_at(
                 self.model.model,
-                outputs if wanted else place[0, :1],
+                outputs if len(outputs) else place[0, :1],
                 input_ids=feed.tokens[feed.is_real][None],
                 position_ids=feed.positions[feed.is_real][None],
                 attention_mask=mask,
                 cache=self.cache,
             ).float()  # [M, V]
-        whole = logits.new_zeros((*feed.wanted.shape, logits.shape[-1]))
-        if wanted:
-            whole[feed.wanted] = logits
-        return whole
+        return feed.spread(logits[: len(outputs)])
 
     def _slots(self, rows: Tensor, ends: Tensor, visible: int) -> Tensor:
         """[A, visible] the slot of each position; from a row's end on the empty one, since what others have left in a page may

@@ -30,6 +30,7 @@ from setblock.training.alarms import NTPLossAlarm
 from setblock.training.card import write_card
 from setblock.training.checkpoints import claim, is_finished, newest_checkpoint, telling_of_full_disks
 from setblock.training.config import SBDConfig
+from setblock.training.heap import keep_freed_memory
 from setblock.training.metrics import MetricsFile
 from setblock.training.recipe import ModelSection, Recipe
 from setblock.training.result import save_result
@@ -68,6 +69,8 @@ def train(
     except OSError as error:
         raise SetBlockError(f"can't write to training.output_dir {output}: {error.strerror}") from error
     set_seed(args.seed)
+    if args.device.type == "cpu":
+        keep_freed_memory()
     sbd = prepared_model(recipe, args)
 
     # 2. Data
