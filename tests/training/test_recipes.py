@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.data.chat import chat_pieces, read_template
 from setblock.data.section import TextsSection
-from setblock.training.recipe import load_recipe
+from setblock.training.recipe import load_recipe, parse_override
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted([*ROOT.glob("recipes/*.yaml"), *ROOT.glob("examples/*.yaml")])
@@ -21,6 +21,26 @@ def test_every_recipe_is_valid(path: Path) -> None:
     assert arguments.output_dir == f"runs/{path.stem}"
     if isinstance(recipe.data, TextsSection) and recipe.data.chat_template is not None:
         assert (ROOT / recipe.data.chat_template).is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("no", "no"),
+        ("off", "off"),
+        ("true", True),
+        ("False", False),
+        ("1e-4", 1e-4),
+        ("2", 2),
+        ("null", None),
+        ("note", "note"),
+    ],
+)
+def test_values_are_what_yaml_1_2_takes_them_for(text: str, value: object) -> None:
+    """In YAML 1.1, `eval_strategy: no` is false."""
+    _, parsed = parse_override(f"a.b={text}")
+    assert parsed == value
+    assert type(parsed) is type(value)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b-sbd", "qwen3-8b-sbd"])

@@ -76,12 +76,17 @@ class Recipe(_Section):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 as PyYAML reads it, but for `1e-4`, which it takes for a string and YAML 1.2 for the number it is."""
+    """YAML 1.1 as PyYAML reads it, but for two things as in YAML 1.2: `1e-4` is a number, and `no` a word, as
+    `eval_strategy: no` means it."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+_BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOL, re.compile(r"(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(_FLOAT, re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
 
 
 def load_recipe(path: str | Path, *, overrides: Mapping[str, Any] | None = None) -> tuple[Recipe, SBDConfig]:
