@@ -38,11 +38,13 @@ class Command:
     minutes: int
 
 
+PREPACKED = "--weights,float32,float32 prepacked,bfloat16,bfloat16 prepacked"
+
 COMMANDS = tuple(
     Command(result, program, tuple(arguments.split(",")) if arguments else (), minutes)
     for result, program, arguments, minutes in (
-        ("passes", "passes", "--size,400m", 3),
-        ("passes_bundled", "passes", "--size,bundled,--block-sizes,1,2,4,8,16", 1),
+        ("passes", "passes", f"--size,400m,--block-sizes,1,8,16,{PREPACKED}", 4),
+        ("passes_bundled", "passes", f"--size,bundled,--block-sizes,1,2,4,8,16,{PREPACKED}", 2),
         (
             "passes_weights",
             "passes",
@@ -53,6 +55,12 @@ COMMANDS = tuple(
         ("side_by_side_100m", "side_by_side", "--subjects,100m-bfloat16,--compile", 6),
         ("side_by_side_400m", "side_by_side", "--subjects,400m-bfloat16,--tokens,64,--rounds,3", 7),
         ("side_by_side_400m_float32", "side_by_side", "--subjects,400m-float32,--tokens,64,--rounds,3", 8),
+        (
+            "side_by_side_400m_prepacked",
+            "side_by_side",
+            "--subjects,400m-bfloat16,400m-float32,--tokens,64,--rounds,3,--acceptance,0.95,--prepack",
+            9,
+        ),
         ("side_by_side_1b", "side_by_side", "--subjects,1b-bfloat16,--tokens,64,--rounds,3,--acceptance,0.8", 9),
         ("growth_batch", "growth", "--batches,1,2,4,8,16,32,--kv-lengths,512", 9),
         ("growth_kv", "growth", "--batches,1,8,--kv-lengths,128,512,2048,8192,--rounds,2", 9),

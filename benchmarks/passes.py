@@ -9,7 +9,8 @@ turns in one run.
     library   `setblock.decoding.passes.run_pass`: the pass as decoding runs it, with building inputs and mask
     model     the same forward pass alone, its inputs, mask and cache slots made beforehand
 
-int8 is torchao's weight-only quantisation (`setblock.load(quantization="int8")`), with activations of the type before it;
+int8 is torchao's weight-only quantisation (`setblock.load(quantization="int8")`), with activations of the type before it,
+prepacked is `SBDModel.prepack()`, on a CPU;
 compiled is `SBDModel.compile()`, to whose passes belongs their padding to fixed sizes. Predicted is the roofline on this
 machine's bandwidth and peak: measured first on a CPU, the data sheet's on a GPU. Eq. 16 of the paper turns the library's
 times into speed-ups. A table for people, JSON on the last line.
@@ -36,7 +37,7 @@ from setblock.roofline.prediction import Prediction
 from setblock.roofline.shape import shape_of
 from setblock.roofline.speedup import predicted_speedup
 
-WEIGHTS = ("float32", "bfloat16", "float32 int8", "bfloat16 int8")
+WEIGHTS = tuple(f"{dtype}{stored}" for stored in ("", " prepacked", " int8") for dtype in ("float32", "bfloat16"))
 NFE_SPEEDUPS = (2, 4, 8)
 BUNDLED = "bundled"
 
@@ -104,6 +105,8 @@ def subject(variant: str, options: argparse.Namespace) -> SBDModel:
         sbd = random_model(SIZES[options.size], dtype=dtype, block_size=max(options.block_size, *options.block_sizes))
     if "int8" in variant:
         quantize(sbd.model)
+    if "prepacked" in variant:
+        sbd.prepack()
     return compiled(sbd, backend=options.backend) if "compiled" in variant else sbd
 
 
@@ -197,7 +200,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--repeats", type=int, default=25, help="timed repeats of each pass (25)")
     options = parser.parse_args(arguments)
     if options.quick:
-        tiny = {"size": "tiny", "weights": ["float32", "float32 int8"], "block_sizes": [1, 4], "block_size": 4}
+        weights = ["float32", "float32 int8", *["float32 prepacked"] * (not torch.cuda.is_available())]
+        tiny = {"size": "tiny", "weights": weights, "block_sizes": [1, 4], "block_size": 4}
         vars(options).update(tiny, kv_length=32, repeats=2)
     at_least_one(parser, options, "block_sizes", "block_size", "batch", "kv_length", "repeats")
     return options

@@ -8,7 +8,7 @@ prompt lookup, and llama.cpp. All over the same weights and token ids, greedily,
 two layers trained for minutes by benchmarks/draft.py; without one that contender is left out. The others have random
 weights, and decode as they are told: blocks with the NFE speed-ups of `--nfe`, exact mode and assisted generation with
 drafts of which `--acceptance` are right. Prompt lookup is left out there: a random model repeats itself, so that its
-n-grams would always be found.
+n-grams would always be found. With `--prepack` ours is a copy of the model whose weights are laid out for the processor.
 
 Seconds are of whole answers, from prompt ids to answer ids, prefill included. Speed-ups are over Transformers' plain
 `generate` and over our own plain decoding, each within one round; the latter once more without the prefill of either, which is
@@ -34,7 +34,7 @@ from measuring.contenders import Answer, Contender, llama_cpp, ours, ours_script
 from measuring.forced import FixedCount, Script
 from measuring.llama_cpp import MISSING
 from measuring.output import at_least_one, begin, finish, machine, note, parser_of, show, table, with_quartiles
-from measuring.subjects import DRAFTS, SIZES, compiled, parameters, passes, random_model, random_prompt
+from measuring.subjects import DRAFTS, SIZES, compiled, parameters, passes, prepacked, random_model, random_prompt
 from measuring.timing import interleaved, seconds, spread, timed
 from setblock.data.word_problems import answer_in, word_problems
 from setblock.decoding.settings import DecodingSettings
@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """The bundled model, or another checkpoint that was trained for blocks on the same task, on held-out problems."""
     sbd = setblock.load(options.checkpoint)
+    own = prepacked(sbd) if options.prepack else sbd
     problems = list(itertools.islice(word_problems("test", seed=options.seed), options.problems))
     prompts = [encode_prompt(sbd.tokenizer, problem.question) for problem in problems]
     limit: dict[str, Any] = {"block_size": options.block_size, "max_new_tokens": options.answer_tokens}
@@ -78,7 +79,7 @@ def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
         transformers(
             "Transformers prompt lookup", sbd.model, max_new_tokens=options.answer_tokens, prompt_lookup_num_tokens=10
         ),
-        *(ours(each, sbd, how) for each, how in settings.items()),
+        *(ours(each, own, how) for each, how in settings.items()),
     ]
     draft = None
     if options.draft.exists():
@@ -102,18 +103,23 @@ def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
             tokens=options.answer_tokens,
             never_ends=False,
         )
-        row = compared(sbd, contenders, prompts, options, tokens=options.answer_tokens)
+        row = compared(own, contenders, prompts, options, tokens=options.answer_tokens)
     for contender, answers in row.pop("answers").items():
         texts = [sbd.tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
         right = sum(answer_in(text) == problem.answer for problem, text in zip(problems, texts, strict=True))
         row["contenders"][contender]["right_answers"] = right / len(problems)
-    return row | {"problems": len(problems), "draft": None if draft is None else parameters(draft)}
+    return row | {
+        "parameters": parameters(sbd),
+        "problems": len(problems),
+        "draft": None if draft is None else parameters(draft),
+    }
 
 
 def random(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """A model of random weights, one prompt, decoding as it is told."""
     size, dtype = name.rsplit("-", 1)
     sbd = random_model(SIZES[size], dtype=getattr(torch, dtype), block_size=options.block_size)
+    own = prepacked(sbd) if options.prepack else sbd
     draft = random_model(DRAFTS[size], dtype=getattr(torch, dtype))
     prompt = random_prompt(sbd, options.prompt)
     limit: dict[str, Any] = {"block_size": options.block_size, "max_new_tokens": options.tokens}
@@ -138,7 +144,7 @@ def random(name: str, options: argparse.Namespace) -> dict[str, Any]:
             ),
         ]
 
-    contenders = [plain, *of(sbd, "")]
+    contenders = [plain, *of(own, "")]
     contenders += [
         transformers(
             f"Transformers assisted, {rate:.0%} right",
@@ -159,9 +165,14 @@ def random(name: str, options: argparse.Namespace) -> dict[str, Any]:
         contenders.append(static)
     with tempfile.TemporaryDirectory() as folder:
         contenders += llama_cpps(sbd, None, Path(folder), options, tokens=options.tokens, never_ends=True)
-        row = compared(sbd, contenders, [prompt], options, tokens=options.tokens)
+        row = compared(own, contenders, [prompt], options, tokens=options.tokens)
     del row["answers"]
-    return row | {"prompt": options.prompt, "tokens": options.tokens, "draft": parameters(draft)}
+    return row | {
+        "parameters": parameters(sbd),
+        "prompt": options.prompt,
+        "tokens": options.tokens,
+        "draft": parameters(draft),
+    }
 
 
 def llama_cpps(
@@ -193,7 +204,11 @@ def compared(
     *,
     tokens: int,
 ) -> dict[str, Any]:
-    """Every contender on every prompt in turn, several rounds of that. Answers have at most `tokens`."""
+    """Every contender on every prompt in turn, several rounds of that. Answers have at most `tokens`.
+
+    Args:
+        sbd: what ours decode with.
+    """
     # 1. A round that does not count, whose first answers compile: what each writes, and how many passes that takes
     first: dict[str, float] = {}
     answers: dict[str, list[Answer]] = {}
@@ -234,7 +249,7 @@ def compared(
         if name.startswith("ours, blocks") and "compiled" not in name and 1 <= nfe <= k:
             row["predicted_speedup"] = predicted_speedup(k / nfe, block_size=k, **cost)
     return {
-        "parameters": parameters(sbd),
+        "prepacked": sbd.prepacked,
         "dtype": str(sbd.model.dtype).removeprefix("torch."),
         "rounds": options.rounds,
         "kv_length": length,
@@ -337,6 +352,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--repeats", type=int, default=15, help="of the passes that eq. 16 predicts from (15)")
     add("--compile", action="store_true", help="also ours through torch.compile; compiles for minutes")
     add("--backend", default="inductor", help="of torch.compile (inductor)")
+    add("--prepack", action="store_true", help="ours with prepacked weights, on a CPU")
     add("--no-llama-cpp", dest="llama_cpp", action="store_false", help="leave llama.cpp out")
     options = parser.parse_args(arguments)
     if options.quick:

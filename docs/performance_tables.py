@@ -130,9 +130,8 @@ def subject_table(subject: Json) -> str:
         else f"{subject['tokens']} tokens after {subject['prompt']}"
     )
     draft = f", draft model {subject['draft'] / 1e6:.1f}M" if subject.get("draft") else ""
-    title = (
-        f"{subject['parameters'] / 1e6:.1f}M parameters, {subject['dtype']}; {what}{draft}; {subject['rounds']} rounds."
-    )
+    stored = f"{subject['dtype']}{', ours prepacked' if subject.get('prepacked') else ''}"
+    title = f"{subject['parameters'] / 1e6:.1f}M parameters, {stored}; {what}{draft}; {subject['rounds']} rounds."
     return f"{title}\n\n{markdown([*columns, 'right'] if graded else columns, rows)}"
 
 

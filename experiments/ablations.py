@@ -40,7 +40,12 @@ PAPER: dict[str, Any] = {
 }
 
 # More steps from fewer tokens. A document costs 2.8 here and 2 in the paper: a third of its documents is 7/15 of its compute.
-SMALL_BATCHES: dict[str, Any] = {"per_device_train_batch_size": 4, "noisy_copies": 3, "learning_rate": 1.5e-3}
+SMALL_BATCHES: dict[str, Any] = {
+    "per_device_train_batch_size": 4,
+    "noisy_copies": 3,
+    "learning_rate": 1.5e-3,
+    SHARE: 7 / 15,
+}
 
 # Each variant is the recipe with these values instead; an empty one is the recipe itself.
 STUDIES: dict[str, dict[str, Overrides]] = {
@@ -82,7 +87,14 @@ STUDIES: dict[str, dict[str, Overrides]] = {
     },
     "cheaper": {
         "the paper's": PAPER,
-        "small batches, a third": SMALL_BATCHES | {SHARE: 7 / 15},
+        "small batches, a third": SMALL_BATCHES,
+    },
+    "short": {
+        "the short recipe": SMALL_BATCHES,
+        "without the NTP term": SMALL_BATCHES | {"ntp_weight": 0.0},
+        "blocks of 16 alone": SMALL_BATCHES | {"block_sizes": [16]},
+        "blocks of 2 to 16, uniform": SMALL_BATCHES | {"block_sizes": list(range(2, 17))},
+        "unshifted": SMALL_BATCHES | {"logit_shift": False},
     },
 }
 

@@ -3,6 +3,7 @@
 Knows how to make models of random weights and how to fill a cache with noise, so that a long one needs no prefill.
 """
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -93,6 +94,14 @@ def compiled(sbd: SBDModel, *, backend: str = "inductor") -> SBDModel:
     other = SBDModel(sbd.model, sbd.tokenizer, facts=sbd.facts, quantization=sbd.quantization)
     other.end_of_text_ids = sbd.end_of_text_ids
     other.compile(backend=backend)
+    return other
+
+
+def prepacked(sbd: SBDModel) -> SBDModel:
+    """A copy of the model, its weights prepacked; the one given stays as it is."""
+    other = SBDModel(copy.deepcopy(sbd.model), sbd.tokenizer, facts=sbd.facts)
+    other.end_of_text_ids = sbd.end_of_text_ids
+    other.prepack()
     return other
 
 

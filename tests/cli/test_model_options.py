@@ -40,6 +40,22 @@ def test_a_compiled_model(run, sbd_folder, loaded, monkeypatch):
     assert [model.compiled is not None for model in loaded] == [False, True]
 
 
+def test_prepacked_weights(run, sbd_folder, loaded):
+    plain = json.loads(run(*COMMAND, "--model", sbd_folder).stdout)
+    prepacked = json.loads(run(*COMMAND, "--model", sbd_folder, "--prepack").stdout)
+    assert {**plain, "seconds": 0} == {**prepacked, "seconds": 0}
+    assert [model.prepacked for model in loaded] == [False, True]
+
+
+@pytest.mark.parametrize(("option", "name"), [("--compile", "prepacked"), ("--quantization=int8", "int8")])
+def test_prepacked_weights_go_with_no_others(run, sbd_folder, option, name):
+    outcome = run(*COMMAND, "--model", sbd_folder, "--prepack", option)
+    assert outcome.code == 1
+    assert outcome.stderr.startswith("setblock: error: ")
+    assert name in outcome.stderr
+    assert outcome.stderr.count("\n") == 1
+
+
 def test_a_type_of_weights(run, sbd_folder, loaded):
     assert run(*COMMAND, "--model", sbd_folder, "--dtype", "bfloat16").code == 0
     assert loaded[0].model.dtype == torch.bfloat16

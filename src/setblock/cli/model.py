@@ -62,6 +62,14 @@ class ModelOptions:
             rich_help_panel=MODEL,
         ),
     ] = False
+    prepack: Annotated[
+        bool,
+        typer.Option(
+            "--prepack",
+            help="On a CPU: lay the weights out for its matrix kernels once, instead of in every pass.",
+            rich_help_panel=MODEL,
+        ),
+    ] = False
 
 
 def load_model(options: ModelOptions, *, blocks: bool) -> "SBDModel":
@@ -94,6 +102,8 @@ def load_model(options: ModelOptions, *, blocks: bool) -> "SBDModel":
     for warning in caught:
         if blocks or not issubclass(warning.category, NotTrainedForBlocks):
             warnings.warn(warning.message, stacklevel=2)
+    if options.prepack:
+        model.prepack()
     if options.compile:
         model.compile()
     return model

@@ -19,6 +19,7 @@ from setblock.model.compiled import CompiledModel
 from setblock.model.custom_generate import write_custom_generate
 from setblock.model.facts import SBDFacts
 from setblock.model.mask_token import add_mask_token
+from setblock.model.prepacked import prepack
 from setblock.model.quantization import Quantization
 
 
@@ -32,6 +33,7 @@ class SBDModel:
         quantization: how its weights are stored where that is not in their own type; it can then not be trained or saved.
         end_of_text_ids: ids that end an answer.
         compiled: the model compiled, once `compile` was called.
+        prepacked: whether `prepack` was called; it can then not be trained or saved.
         gate: of its adapter, where that acts on the future block alone.
 
     Raises:
@@ -52,6 +54,7 @@ class SBDModel:
         self.quantization = quantization
         self.end_of_text_ids = _end_of_text_ids(model, tokenizer)
         self.compiled: CompiledModel | None = None
+        self.prepacked = False
         self.gate = gate_of(model)
         if self.gate is None and facts is not None and facts.noisy_adapter:
             raise SetBlockError("the model was loaded without its adapter: load it with setblock.load")
@@ -79,11 +82,32 @@ class SBDModel:
             backend: `torch.compile`'s.
 
         Raises:
-            SetBlockError: it has an adapter that acts on the future block alone.
+            SetBlockError: it has an adapter that acts on the future block alone, or is prepacked.
         """
         if self.gate is not None:
             raise SetBlockError("a model with an adapter on its future block can't be compiled")
+        if self.prepacked:
+            raise SetBlockError("a prepacked model can't be compiled: leave out one of the two")
         self.compiled = CompiledModel(self.model, backend=backend)
+
+    def prepack(self) -> None:
+        """Lay the weights of linear layers out for this CPU's matrix kernels, once and for good.
+
+        What is decoded is the same up to the rounding of floating point.
+
+        Raises:
+            SetBlockError: the model is not on a CPU, is quantised or compiled, has an adapter that acts on the future block
+                alone, or weights that can't be prepacked here.
+        """
+        if self.gate is not None:
+            raise SetBlockError("a model with an adapter on its future block can't be prepacked")
+        if self.quantization is not None:
+            raise SetBlockError(f"{self.quantization} weights can't be prepacked: leave out one of the two")
+        if self.compiled is not None:
+            raise SetBlockError("a compiled model can't be prepacked: leave out one of the two")
+        if not self.prepacked:
+            prepack(self.model)
+            self.prepacked = True
 
     def block_only(self, in_block: Tensor) -> AbstractContextManager[None]:
         """While active, the adapter, if there is one, acts where `in_block` [B, T] is True, in the future block."""
@@ -103,10 +127,10 @@ class SBDModel:
             noisy_adapter: what is trained is an adapter that acts on the future block alone.
 
         Raises:
-            SetBlockError: its weights are quantised in a way that can't be trained on, or it has an adapter already.
+            SetBlockError: its weights are prepacked, or quantised in a way that can't be trained on; or it has an adapter.
         """
         if self.quantization != "nf4":
-            self._refuse_quantized("trained")
+            self._refuse_stored("trained")
         self._refuse_adapter("trained")
         facts = self.facts or SBDFacts(mask_token_id=add_mask_token(self.model, self.tokenizer))
         self.facts = replace(
@@ -141,9 +165,9 @@ class SBDModel:
             adapter: a folder that PEFT wrote, to go with the checkpoint.
 
         Raises:
-            SetBlockError: its weights are quantised, or it has an adapter.
+            SetBlockError: its weights are quantised or prepacked, or it has an adapter.
         """
-        self._refuse_quantized("saved")
+        self._refuse_stored("saved")
         self._refuse_adapter("saved")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -172,9 +196,10 @@ class SBDModel:
                 target.parent.mkdir(exist_ok=True)
                 os.replace(path, target)
 
-    def _refuse_quantized(self, what: str) -> None:
-        if self.quantization is not None:
-            raise SetBlockError(f"a model whose weights are {self.quantization} can't be {what}: load it without")
+    def _refuse_stored(self, what: str) -> None:
+        stored = "prepacked" if self.prepacked else self.quantization
+        if stored is not None:
+            raise SetBlockError(f"a model whose weights are {stored} can't be {what}: load it without")
 
     def _refuse_adapter(self, what: str) -> None:
         if self.gate is not None:

@@ -68,6 +68,7 @@ class SetBlockLM(TemplateLM):
         attn_implementation: str | None = None,
         quantization: Any = None,
         compile: bool = False,
+        prepack: bool = False,
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
         max_gen_toks: int = DEFAULT_MAX_GEN_TOKS,
@@ -86,6 +87,7 @@ class SetBlockLM(TemplateLM):
             dtype, device, trust_remote_code, attn_implementation, quantization: as in `setblock.load`; but `cuda:0`, which the
                 harness's command says where its user says nothing, is the CPU where there is no CUDA.
             compile: run passes through `torch.compile`.
+            prepack: lay the weights out for this CPU; see `SBDModel.prepack`.
             batch_size: how many requests a pass takes, at least 1. Changes no answer and no count.
             max_batch_size: not used; the harness hands it over.
             max_gen_toks: the most tokens of an answer whose task doesn't say.
@@ -112,6 +114,8 @@ class SetBlockLM(TemplateLM):
                 attn_implementation=attn_implementation,
                 quantization=quantization,
             )
+            if prepack:
+                pretrained.prepack()
             if compile:
                 pretrained.compile()
         self.model: SBDModel = pretrained

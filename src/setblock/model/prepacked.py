@@ -1,0 +1,83 @@
+"""Weights in the layout that a CPU's matrix kernels read, laid out once.
+
+Knows oneDNN's operators. Knows nothing of decoding: a prepacked model is called as any other.
+
+`nn.Linear` keeps a weight row by row. A kernel that multiplies few tokens by it either reads it so, slower than memory could
+give it, or lays it out anew in every pass.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from setblock.errors import SetBlockError
+
+_EXPECTED_TOKENS = 32
+"""oneDNN chooses a layout for a number of tokens: those of a fused pass over two blocks of 16."""
+
+
+class PrepackedLinear(nn.Module):
+    """What an `nn.Linear` computes, up to rounding; for inference alone.
+
+    Its weight is no parameter: it can't be moved or cast. In a state dict it is what it was before.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _EXPECTED_TOKENS)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self.weight, self.bias, "none", [], "")
+        return output
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.weight.to_dense()
+
+    def extra_repr(self) -> str:
+        """As `nn.Linear` has it."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def prepack(model: PreTrainedModel) -> None:
+    """Replace every linear layer, the LM head too, by a `PrepackedLinear`.
+
+    One layer at a time, so that little more memory is needed than before; a head that was tied to the embeddings gets a weight
+    of its own.
+
+    Raises:
+        SetBlockError: the model is not on a CPU, or has no linear layers or ones whose type oneDNN does not have here.
+    """
+    if model.device.type != "cpu":
+        raise SetBlockError(f"weights can be prepacked on a CPU, and the model is on {model.device}")
+    layers = [
+        (module, name, child)
+        for module in model.modules()
+        for name, child in module.named_children()
+        if type(child) is nn.Linear
+    ]
+    if not layers:
+        raise SetBlockError(f"{model.config.model_type} has no linear layers that could be prepacked")
+    for dtype in {child.weight.dtype for _, _, child in layers}:
+        if not _is_supported(dtype):
+            raise SetBlockError(f"{str(dtype).removeprefix('torch.')} weights can't be prepacked on this processor")
+    packed: dict[int, PrepackedLinear] = {}  # a layer that several modules share stays shared
+    for module, name, child in layers:
+        if id(child) not in packed:
+            packed[id(child)] = PrepackedLinear(child)
+        setattr(module, name, packed[id(child)])
+
+
+def _is_supported(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype is torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype is torch.float32
