@@ -21,7 +21,7 @@ import torch
 
 from measuring.forced import FixedCount
 from measuring.output import at_least_one, begin, finish, machine, parser_of, show, table
-from measuring.subjects import SIZES, parameters, random_model, random_prompt
+from measuring.subjects import SIZES, random_model, random_prompt
 from measuring.synchronisations import Synchronisations
 from measuring.timing import synchronise
 from setblock.decoding import loop, runner
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sbd = random_model(SIZES[options.size], dtype=getattr(torch, options.dtype), block_size=options.block_size)
     results |= {
         "size": options.size,
-        "parameters": parameters(sbd),
+        "parameters": sbd.num_parameters,
         "dtype": options.dtype,
         "vocabulary": sbd.model.config.vocab_size,
         "block_size": options.block_size,

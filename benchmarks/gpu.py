@@ -47,7 +47,7 @@ from measuring import checks
 from measuring.contenders import ours, transformers
 from measuring.hardware import roofline_hardware
 from measuring.output import begin, finish, note, parser_of, read, rounded, write
-from measuring.subjects import SIZES, PassKind, compiled, noisy_cache, parameters, passes, random_model
+from measuring.subjects import SIZES, PassKind, compiled, noisy_cache, passes, random_model
 from measuring.timing import interleaved
 from setblock.data.rows import rows_of
 from setblock.decoding.settings import DecodingSettings
@@ -342,7 +342,7 @@ def code_decoded(recipe: Path, gamma: float, options: argparse.Namespace) -> dic
     for name, each in answers.items():
         same = [_same_tokens(mine, other) for mine, other in zip(each, plain, strict=True)]
         row["contenders"][name]["tokens_until_different"] = statistics.mean(same)
-    return row | {"gamma": gamma, "prompts": len(prompts), "parameters": parameters(sbd)}
+    return row | {"gamma": gamma, "prompts": len(prompts)}
 
 
 def _same_tokens(mine: list[int], other: list[int]) -> int:

@@ -36,7 +36,7 @@ from measuring.output import (
     with_quartiles,
     write,
 )
-from measuring.subjects import SIZES, dynamic_cache, opened, parameters, random_model, random_prompt
+from measuring.subjects import SIZES, dynamic_cache, opened, random_model, random_prompt
 from measuring.timing import seconds, spread
 from setblock.decoding.settings import DecodingSettings
 from setblock.model.sbd_model import SBDModel
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     dtype = getattr(torch, options.dtype)
     sbd = random_model(SIZES[options.size], dtype=dtype, block_size=options.block_size)
     hardware = roofline_hardware(dtype, device=sbd.device, quick=options.quick)
-    results |= {"size": options.size, "dtype": options.dtype, "parameters": parameters(sbd)}
+    results |= {"size": options.size, "dtype": options.dtype, "parameters": sbd.num_parameters}
     results |= {"block_size": options.block_size, "roofline": told(hardware), "cells": {}}
     found = read(options.out, like=results) if options.out else None
     if found is not None:

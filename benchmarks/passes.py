@@ -27,7 +27,7 @@ import torch
 import setblock
 from measuring.hardware import roofline_hardware
 from measuring.output import at_least_one, begin, finish, machine, note, parser_of, show, table, with_quartiles
-from measuring.subjects import SIZES, PassKind, compiled, parameters, passes, random_model
+from measuring.subjects import SIZES, PassKind, compiled, passes, random_model
 from measuring.timing import Spread, interleaved, seconds
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.quantization import quantize
@@ -59,7 +59,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     for variant in variants_of(options):
         note(variant)
         sbd = subject(variant, options)
-        size = max(size, parameters(sbd))
+        size = max(size, sbd.num_parameters)
         for name, kind, k in wanted(options):
             made = passes(sbd, kind, block_size=k, kv_length=options.kv_length, batch=options.batch)
             for column, action in made.items():
@@ -204,6 +204,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         tiny = {"size": "tiny", "weights": weights, "block_sizes": [1, 4], "block_size": 4}
         vars(options).update(tiny, kv_length=32, repeats=2)
     at_least_one(parser, options, "block_sizes", "block_size", "batch", "kv_length", "repeats")
+    if any("prepacked" in weights for weights in options.weights) and (options.compile or torch.cuda.is_available()):
+        parser.error("--weights prepacked goes neither with --compile nor with a GPU")
     return options
 
 

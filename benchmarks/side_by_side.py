@@ -34,7 +34,7 @@ from measuring.contenders import Answer, Contender, llama_cpp, ours, ours_script
 from measuring.forced import FixedCount, Script
 from measuring.llama_cpp import MISSING
 from measuring.output import at_least_one, begin, finish, machine, note, parser_of, show, table, with_quartiles
-from measuring.subjects import DRAFTS, SIZES, compiled, parameters, passes, prepacked, random_model, random_prompt
+from measuring.subjects import DRAFTS, SIZES, compiled, passes, prepacked, random_model, random_prompt
 from measuring.timing import interleaved, seconds, spread, timed
 from setblock.data.word_problems import answer_in, word_problems
 from setblock.decoding.settings import DecodingSettings
@@ -108,11 +108,7 @@ def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
         texts = [sbd.tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
         right = sum(answer_in(text) == problem.answer for problem, text in zip(problems, texts, strict=True))
         row["contenders"][contender]["right_answers"] = right / len(problems)
-    return row | {
-        "parameters": parameters(sbd),
-        "problems": len(problems),
-        "draft": None if draft is None else parameters(draft),
-    }
+    return row | {"problems": len(problems), "draft": None if draft is None else draft.num_parameters}
 
 
 def random(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -167,12 +163,7 @@ def random(name: str, options: argparse.Namespace) -> dict[str, Any]:
         contenders += llama_cpps(sbd, None, Path(folder), options, tokens=options.tokens, never_ends=True)
         row = compared(own, contenders, [prompt], options, tokens=options.tokens)
     del row["answers"]
-    return row | {
-        "parameters": parameters(sbd),
-        "prompt": options.prompt,
-        "tokens": options.tokens,
-        "draft": parameters(draft),
-    }
+    return row | {"prompt": options.prompt, "tokens": options.tokens, "draft": draft.num_parameters}
 
 
 def llama_cpps(
@@ -249,6 +240,7 @@ def compared(
         if name.startswith("ours, blocks") and "compiled" not in name and 1 <= nfe <= k:
             row["predicted_speedup"] = predicted_speedup(k / nfe, block_size=k, **cost)
     return {
+        "parameters": sbd.num_parameters,
         "prepacked": sbd.prepacked,
         "dtype": str(sbd.model.dtype).removeprefix("torch."),
         "rounds": options.rounds,
@@ -377,6 +369,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "rounds",
         "repeats",
     )
+    if options.prepack and (options.compile or torch.cuda.is_available()):
+        parser.error("--prepack goes neither with --compile nor with a GPU")
     options.context = max(1024, options.prompt + options.tokens)
     return options
 

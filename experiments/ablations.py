@@ -5,7 +5,8 @@
 
 A study is a set of variants, each a few overrides of the recipe; `--list` names them. Every variant starts from the recipe's
 `model.path`, the next-token model, and trains for as many steps as give it the compute of `--steps` steps of the recipe: a
-variant whose step takes more noisy tokens gets fewer. In `cheaper`, variants get a share of that. Runs are kept in `--out`, one
+variant whose step takes more noisy tokens gets fewer. In `cheaper` and `short`, which varies
+recipes/word-problems-sbd-short.yaml, variants get a share of that. Runs are kept in `--out`, one
 folder each. What is finished is not run again, and what was interrupted goes on. `STUDY.jsonl` has a line for each evaluation
 of each run, `STUDY.png` shows them.
 """
@@ -24,6 +25,7 @@ import yaml
 from setblock.cli.main import app
 from setblock.training.checkpoints import is_finished
 from setblock.training.metrics import read_metrics
+from setblock.training.yaml_loader import YAMLLoader
 
 Overrides = Mapping[str, Any]
 GAMMAS = (0.01, 0.1, 0.35)
@@ -39,7 +41,8 @@ PAPER: dict[str, Any] = {
     "complete_last_block": False,
 }
 
-# More steps from fewer tokens. A document costs 2.8 here and 2 in the paper: a third of its documents is 7/15 of its compute.
+# More steps from fewer tokens: recipes/word-problems-sbd-short.yaml. A document costs 2.8 here and 2 in the paper, so a third
+# of the documents is 7/15 of the compute.
 SMALL_BATCHES: dict[str, Any] = {
     "per_device_train_batch_size": 4,
     "noisy_copies": 3,
@@ -143,7 +146,7 @@ def cost_of_step(options: argparse.Namespace, overrides: Overrides) -> float:
 
     Copies are of answers alone where `noise_on` is `targets`: those are `--answer-share` of the tokens.
     """
-    training = yaml.safe_load(Path(options.recipe).read_text())["training"] | dict(overrides)
+    training = yaml.load(Path(options.recipe).read_text(), Loader=YAMLLoader)["training"] | dict(overrides)
     noisy = options.answer_share if training.get("noise_on") == "targets" else 1.0
     is_taught = training.get("distillation_weight", 0) > 0 and training.get("teacher") == "base"
     of_document = 1 + training.get("noisy_copies", 1) * noisy + is_taught / 3
@@ -178,7 +181,7 @@ def train(options: argparse.Namespace, folder: Path, study: str, variant: str, o
 
 def rows_of(options: argparse.Namespace, variant: str, overrides: Overrides, seed: int) -> list[dict[str, Any]]:
     """The evaluations of a run, as far as it got."""
-    training = yaml.safe_load(Path(options.recipe).read_text())["training"] | dict(overrides)
+    training = yaml.load(Path(options.recipe).read_text(), Loader=YAMLLoader)["training"] | dict(overrides)
     batch, cost = training["per_device_train_batch_size"], cost_of_step(options, overrides)
     return [
         {

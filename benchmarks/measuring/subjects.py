@@ -105,11 +105,6 @@ def prepacked(sbd: SBDModel) -> SBDModel:
     return other
 
 
-def parameters(sbd: SBDModel) -> int:
-    """How many weights a model has, tied ones counted once."""
-    return sum(p.numel() for p in sbd.model.parameters())
-
-
 def random_prompt(sbd: SBDModel, length: int) -> list[int]:
     """Token ids, the same for the same length."""
     generator = torch.Generator().manual_seed(0)

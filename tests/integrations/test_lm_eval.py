@@ -273,3 +273,10 @@ class TestCommand:
         assert told.returncode == 2
         assert told.stderr.splitlines()[-1].startswith("setblock: error: gamma")
         assert "Traceback" not in told.stderr
+
+
+def test_prepacked_weights_are_all_counted():
+    plain, prepacked = (
+        SetBlockLM(prepack=prepack).get_model_info()["model_num_parameters"] for prepack in (False, True)
+    )
+    assert plain == prepacked > 4_000_000

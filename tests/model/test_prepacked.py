@@ -16,11 +16,12 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.evaluation.fingerprint import model_fingerprint
-from setblock.model.prepacked import PrepackedLinear
+from setblock.model.prepacked import PrepackedLinear, is_supported
+from setblock.model.sbd_model import SBDModel
 
-DTYPES = [torch.float32]
-if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-    DTYPES.append(torch.bfloat16)
+DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if is_supported(dtype)]
+
+pytestmark = pytest.mark.skipif(not DTYPES, reason="this PyTorch has no oneDNN")
 
 
 @given(data=st.data())
@@ -38,8 +39,17 @@ def test_a_layer_is_the_layer(data: st.DataObject) -> None:
     assert expected.shape == (*shape, outputs)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen2", "gpt2", "mixtral"])
-def test_decodes_the_same(family: str, tokenizer: PreTrainedTokenizerBase) -> None:
+@pytest.mark.parametrize(
+    ("family", "layers"),
+    [
+        ("llama", 3 * 7 + 1),
+        ("gemma2", 3 * 7 + 1),
+        ("qwen2", 3 * 7 + 1),
+        ("gpt2", 1),  # the others are Conv1D
+        ("mixtral", 3 * 4 + 1),  # experts are kept in one tensor
+    ],
+)
+def test_decodes_the_same(family: str, layers: int, tokenizer: PreTrainedTokenizerBase) -> None:
     sbd = tiny_sbd(family, tokenizer, mode="shifted")
     settings = [
         DecodingSettings(method=method, sampler=EntropyBounded(gamma=1.0), block_size=8, max_new_tokens=24)
@@ -55,6 +65,7 @@ def test_decodes_the_same(family: str, tokenizer: PreTrainedTokenizerBase) -> No
     expected = decoded()
     sbd.prepack()
     assert isinstance(sbd.model.get_output_embeddings(), PrepackedLinear)
+    assert sum(isinstance(module, PrepackedLinear) for module in sbd.model.modules()) == layers
     assert not [module for module in sbd.model.modules() if type(module) is nn.Linear]
     assert decoded() == expected
 
@@ -91,5 +102,23 @@ def test_what_it_does_not_go_with(tokenizer: PreTrainedTokenizerBase, tmp_path: 
     compiled.compile(backend="eager")
     with pytest.raises(SetBlockError, match="can't be prepacked"):
         compiled.prepack()
+    with pytest.raises(SetBlockError, match="can't be compiled"):
+        SBDModel(sbd.model, tokenizer, facts=sbd.facts).compile(backend="eager")
+    with pytest.raises(SetBlockError, match="can't be moved or cast"):
+        sbd.model.to(torch.float64)
+    on_no_cpu = tiny_sbd("llama", tokenizer)
+    on_no_cpu.model.to("meta")
+    with pytest.raises(SetBlockError, match="the model is on meta"):
+        on_no_cpu.prepack()
     with pytest.raises(SetBlockError, match="float64 weights can't be prepacked"):
         tiny_sbd("llama", tokenizer, dtype=torch.float64).prepack()
+
+
+def test_layers_that_are_shared_stay_shared(tokenizer: PreTrainedTokenizerBase) -> None:
+    sbd = tiny_sbd("llama", tokenizer)
+    layers = sbd.model.model.layers
+    layers[1].mlp.up_proj = layers[0].mlp.up_proj
+    layers[0].mlp.gate_proj = layers[0].mlp.up_proj  # under two names in one module
+    sbd.prepack()
+    assert layers[1].mlp.up_proj is layers[0].mlp.up_proj is layers[0].mlp.gate_proj
+    assert isinstance(layers[0].mlp.gate_proj, PrepackedLinear)

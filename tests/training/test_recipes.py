@@ -37,10 +37,20 @@ def test_every_recipe_is_valid(path: Path) -> None:
     ],
 )
 def test_values_are_what_yaml_1_2_takes_them_for(text: str, value: object) -> None:
-    """In YAML 1.1, `eval_strategy: no` is false."""
+    """In YAML 1.1, `no` is false."""
     _, parsed = parse_override(f"a.b={text}")
     assert parsed == value
     assert type(parsed) is type(value)
+
+
+def test_no_is_what_its_key_takes_it_for(tmp_path: Path) -> None:
+    text = (
+        (ROOT / "examples" / "tiny.yaml").read_text().replace("eval_strategy: steps", "eval_strategy: no\n  bf16: no")
+    )
+    (tmp_path / "recipe.yaml").write_text(text)
+    _, arguments = load_recipe(tmp_path / "recipe.yaml")
+    assert arguments.eval_strategy == "no"
+    assert arguments.bf16 is False
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b-sbd", "qwen3-8b-sbd"])

@@ -181,6 +181,9 @@ def _target(options: ModelOptions, output: Path | None) -> tuple[Path | None, Pa
     if output is not None:
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
             raise SetBlockError(f"{output} exists already: --output must be a new folder")
+        if not source.is_dir() and (options.prepack or options.quantization):
+            option = "--prepack" if options.prepack else "--quantization"
+            raise ParameterError(f"{options.path} is on a hub, and {option} leaves nothing to save: download it first")
         return (source if source.is_dir() else None), output
     if source.resolve() == BUNDLED_MODEL.resolve():
         raise ParameterError("the bundled model is read-only: give --output FOLDER for a copy, or --dry-run")

@@ -64,6 +64,7 @@ def _made(source: Path, options: ModelOptions, settings: DecodingSettings, *, ra
         "model": [options.path, options.dtype, options.quantization],
         "settings": repr(settings),
         "raw": raw,
+        **({"prepacked": True} if options.prepack else {}),  # adds up in another order
     }
 
 

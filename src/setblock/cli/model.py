@@ -66,7 +66,8 @@ class ModelOptions:
         bool,
         typer.Option(
             "--prepack",
-            help="On a CPU: lay the weights out for its matrix kernels once, instead of in every pass.",
+            help="On a CPU: lay the weights out for its matrix kernels once, not in every pass. Goes with neither "
+            "--quantization nor --compile.",
             rich_help_panel=MODEL,
         ),
     ] = False

@@ -16,6 +16,7 @@ from setblock.decoding.samplers.named import parameters_of, sampler_named
 from setblock.decoding.settings import DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.sbd_model import SBDModel
+from setblock.training.yaml_loader import YAMLLoader
 
 Grid = Mapping[str, Sequence[Any]]
 """A key and its values each; the grid is their product."""
@@ -90,7 +91,7 @@ def read_grids(path: Path) -> list[Grid]:
         SetBlockError: there is no such file, or it holds something else.
     """
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.load(path.read_text(), Loader=YAMLLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise SetBlockError(f"can't read {path}: {error}") from error
     except yaml.YAMLError as error:

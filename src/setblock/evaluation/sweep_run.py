@@ -85,7 +85,11 @@ def run_record(model: SBDModel, task: Task, examples: Sequence[Example], shared:
         if field.name not in _OF_POINTS and getattr(shared, field.name) != getattr(default, field.name)
     }
     return {
-        "model": {"name": model.model.name_or_path, "fingerprint": model_fingerprint(model)},
+        "model": {
+            "name": model.model.name_or_path,
+            "fingerprint": model_fingerprint(model),
+            **({"prepacked": True} if model.prepacked else {}),  # adds up in another order, and takes other times
+        },
         "task": task_identity(task, examples),
         "settings": json.loads(json.dumps(changed, default=str)),  # as it comes back from a file
         "code": code_identity(),

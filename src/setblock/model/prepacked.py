@@ -6,6 +6,8 @@ Knows oneDNN's operators. Knows nothing of decoding: a prepacked model is called
 give it, or lays it out anew in every pass.
 """
 
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,11 +23,12 @@ _EXPECTED_TOKENS = 32
 class PrepackedLinear(nn.Module):
     """What an `nn.Linear` computes, up to rounding; for inference alone.
 
-    Its weight is no parameter: it can't be moved or cast. In a state dict it is what it was before.
+    Its weight is no parameter: it can't be moved or cast. A state dict has it as it was before.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
+        self.training = linear.training
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _EXPECTED_TOKENS)
@@ -34,6 +37,9 @@ class PrepackedLinear(nn.Module):
         """[..., in_features] to [..., out_features]."""
         output: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self.weight, self.bias, "none", [], "")
         return output
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PrepackedLinear":
+        raise SetBlockError("prepacked weights can't be moved or cast: load the model as it is to be, then prepack it")
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -45,35 +51,35 @@ class PrepackedLinear(nn.Module):
 
 
 def prepack(model: PreTrainedModel) -> None:
-    """Replace every linear layer, the LM head too, by a `PrepackedLinear`.
+    """Replace every `nn.Linear`, the LM head too, by a `PrepackedLinear`.
 
     One layer at a time, so that little more memory is needed than before; a head that was tied to the embeddings gets a weight
-    of its own.
+    of its own. What is no `nn.Linear` stays as it is: GPT-2's `Conv1D`, experts that are kept in one tensor.
 
     Raises:
-        SetBlockError: the model is not on a CPU, or has no linear layers or ones whose type oneDNN does not have here.
+        SetBlockError: the model is not on a CPU, or has no `nn.Linear`, or weights of a type that oneDNN does not have here.
     """
     if model.device.type != "cpu":
         raise SetBlockError(f"weights can be prepacked on a CPU, and the model is on {model.device}")
-    layers = [
-        (module, name, child)
-        for module in model.modules()
-        for name, child in module.named_children()
-        if type(child) is nn.Linear
-    ]
-    if not layers:
+    places: dict[nn.Linear, list[tuple[nn.Module, str]]] = defaultdict(list)  # several where modules share a layer
+    for module in model.modules():
+        for name, child in module._modules.items():
+            if type(child) is nn.Linear:
+                places[child].append((module, name))
+    if not places:
         raise SetBlockError(f"{model.config.model_type} has no linear layers that could be prepacked")
-    for dtype in {child.weight.dtype for _, _, child in layers}:
-        if not _is_supported(dtype):
+    for dtype in {linear.weight.dtype for linear in places}:
+        if not is_supported(dtype):
             raise SetBlockError(f"{str(dtype).removeprefix('torch.')} weights can't be prepacked on this processor")
-    packed: dict[int, PrepackedLinear] = {}  # a layer that several modules share stays shared
-    for module, name, child in layers:
-        if id(child) not in packed:
-            packed[id(child)] = PrepackedLinear(child)
-        setattr(module, name, packed[id(child)])
+    while places:
+        linear, where = places.popitem()
+        packed = PrepackedLinear(linear)
+        for module, name in where:
+            setattr(module, name, packed)
 
 
-def _is_supported(dtype: torch.dtype) -> bool:
+def is_supported(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies by weights of this type on this processor."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype is torch.bfloat16:

@@ -19,7 +19,7 @@ from setblock.model.compiled import CompiledModel
 from setblock.model.custom_generate import write_custom_generate
 from setblock.model.facts import SBDFacts
 from setblock.model.mask_token import add_mask_token
-from setblock.model.prepacked import prepack
+from setblock.model.prepacked import PrepackedLinear, prepack
 from setblock.model.quantization import Quantization
 
 
@@ -32,8 +32,8 @@ class SBDModel:
         facts: its SBD facts, or None where it was never prepared for SBD: it can then decode one token a pass, and be trained.
         quantization: how its weights are stored where that is not in their own type; it can then not be trained or saved.
         end_of_text_ids: ids that end an answer.
+        num_parameters: how many weights it has, tied ones counted once.
         compiled: the model compiled, once `compile` was called.
-        prepacked: whether `prepack` was called; it can then not be trained or saved.
         gate: of its adapter, where that acts on the future block alone.
 
     Raises:
@@ -53,8 +53,8 @@ class SBDModel:
         self.facts = facts
         self.quantization = quantization
         self.end_of_text_ids = _end_of_text_ids(model, tokenizer)
+        self.num_parameters = sum(p.numel() for p in model.parameters())
         self.compiled: CompiledModel | None = None
-        self.prepacked = False
         self.gate = gate_of(model)
         if self.gate is None and facts is not None and facts.noisy_adapter:
             raise SetBlockError("the model was loaded without its adapter: load it with setblock.load")
@@ -71,6 +71,11 @@ class SBDModel:
         config = self.model.config.get_text_config()
         length = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
         return int(length) if length else None
+
+    @property
+    def prepacked(self) -> bool:
+        """Whether its weights are laid out for a CPU; it can then not be trained or saved."""
+        return any(isinstance(module, PrepackedLinear) for module in self.model.modules())
 
     def compile(self, *, backend: str = "inductor") -> None:
         """Run the passes after a prefill through `torch.compile`, padded to shapes that hardly ever change.
@@ -91,7 +96,7 @@ class SBDModel:
         self.compiled = CompiledModel(self.model, backend=backend)
 
     def prepack(self) -> None:
-        """Lay the weights of linear layers out for this CPU's matrix kernels, once and for good.
+        """Lay the weights of linear layers (`nn.Linear`) out for this CPU's matrix kernels, once and for good.
 
         What is decoded is the same up to the rounding of floating point.
 
@@ -107,7 +112,6 @@ class SBDModel:
             raise SetBlockError("a compiled model can't be prepacked: leave out one of the two")
         if not self.prepacked:
             prepack(self.model)
-            self.prepacked = True
 
     def block_only(self, in_block: Tensor) -> AbstractContextManager[None]:
         """While active, the adapter, if there is one, acts where `in_block` [B, T] is True, in the future block."""

@@ -9,16 +9,15 @@ import os
 import platform
 
 # Of <malloc.h>
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGEST = 2**31 - 1  # an int
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep what it frees of allocations up to 2 GiB, for as long as it lives.
+    """Let this process keep the memory that it frees, for as long as it lives.
 
-    It holds on to the most that it has needed, and up to its end nobody else gets any of it back.
+    It holds on to the most that it has needed: nobody else gets any of that before it ends.
 
     Returns:
         Whether it does. False, and nothing is changed, under another C library than glibc, or where the environment has
@@ -27,4 +26,5 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _VARIABLES):
         return False
     glibc = ctypes.CDLL(None)
-    return all(glibc.mallopt(parameter, _LARGEST) == 1 for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD))
+    settings = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1}  # no allocation is a mapping of its own, nothing is trimmed
+    return all(glibc.mallopt(parameter, value) == 1 for parameter, value in settings.items())

@@ -5,7 +5,6 @@ Knows the shape of the file. Knows nothing of models or training loops.
 
 import dataclasses
 import difflib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -18,6 +17,7 @@ from setblock.errors import SetBlockError
 from setblock.training.adapters import AdapterSection
 from setblock.training.config import SBDConfig
 from setblock.training.evaluation_section import DecodingEvaluationSection
+from setblock.training.yaml_loader import YAMLLoader
 
 
 class _Section(BaseModel):
@@ -75,20 +75,6 @@ class Recipe(_Section):
         return self
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 as PyYAML reads it, but for two things as in YAML 1.2: `1e-4` is a number, and `no` a word, as
-    `eval_strategy: no` means it."""
-
-
-_BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(_BOOL, re.compile(r"(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-_Loader.add_implicit_resolver(_FLOAT, re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
-
-
 def load_recipe(path: str | Path, *, overrides: Mapping[str, Any] | None = None) -> tuple[Recipe, SBDConfig]:
     """Read and check a recipe.
 
@@ -101,7 +87,7 @@ def load_recipe(path: str | Path, *, overrides: Mapping[str, Any] | None = None)
     """
     path = Path(path)
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=YAMLLoader)
     except OSError as error:
         raise SetBlockError(f"can't read recipe {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -161,7 +147,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not all(key.split(".")):
         raise SetBlockError(f"an override must be of the form section.key=value, not {text!r}")
     try:
-        return key, yaml.load(value, Loader=_Loader)
+        return key, yaml.load(value, Loader=YAMLLoader)
     except yaml.YAMLError as error:
         raise SetBlockError(f"the value of override {key!r} is not YAML: {_one_line(error)}") from error
 

@@ -193,7 +193,7 @@ class SetBlockLM(TemplateLM):
     def get_model_info(self) -> dict[str, Any]:
         """For the harness's result file: the model, how it decoded, and what that cost."""
         return {
-            "model_num_parameters": self.model.model.num_parameters(),
+            "model_num_parameters": self.model.num_parameters,
             "model_dtype": str(self.model.model.dtype),
             "setblock": {
                 "settings": described(self.settings),

@@ -1,0 +1,20 @@
+"""YAML files that people write, read as they mean it."""
+
+import re
+
+import yaml
+
+_BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
+
+
+class YAMLLoader(yaml.SafeLoader):
+    """YAML 1.1 as PyYAML reads it, but for two things as in YAML 1.2: `1e-4` is a number, and `no` a word, as
+    `eval_strategy: no` means it."""
+
+
+YAMLLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+YAMLLoader.add_implicit_resolver(_BOOL, re.compile(r"(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+YAMLLoader.add_implicit_resolver(_FLOAT, re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
