@@ -15,8 +15,8 @@ from transformers.cache_utils import Cache
 from setblock.model.attention import AttentionMask
 
 _FEW, _FULL = 6, 16
-"""Outputs between these are filled up to the second: on CPUs a float32 product of 7 to 15 rows takes MKL up to twice the time of
-one of 16. Elsewhere (bfloat16, prepacked weights, GPUs) a few rows more cost nothing."""
+"""Outputs between these are filled up to the second: on CPUs a float32 product of 7 to 15 rows takes MKL up to twice the time
+of one of 16. Elsewhere (bfloat16, prepacked weights, GPUs) a few rows more cost nothing."""
 
 
 class SelectOutputs:
