@@ -37,7 +37,7 @@ def content_of(name: str) -> str:
     result, _, stage = name.partition(" ")
     found = read(result)
     if found is None:
-        return not_measured(result)
+        return not_measured(result, stage)
     if stage:  # of the stages for GPUs
         pieces = {key: piece for key, piece in found["stages"].get(stage, {}).items() if "error" not in piece}
         if not pieces:
@@ -58,7 +58,7 @@ def read(result: str) -> Json | None:
     return found
 
 
-def not_measured(result: str, stage: str | None = None) -> str:
+def not_measured(result: str, stage: str = "") -> str:
     """How to get what is missing."""
     out = f"--out benchmarks/results/{result}.json"
     if result == "gpu":
