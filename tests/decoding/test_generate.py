@@ -52,18 +52,25 @@ def test_passes_are_counted(sbd: SBDModel, prompts: list[list[int]]) -> None:
         assert [bool(step.is_prefill.all()) for step in steps] == [True] + [False] * (len(steps) - 1)
 
 
-def test_forward_passes_are_as_wide_as_they_should_be(sbd: SBDModel, prompts: list[list[int]]) -> None:
-    """Prompt; then k, 2k, 2k tokens; logits for the masked tokens of the block only, or for one where there are none."""
+@pytest.mark.parametrize(("block_size", "tokens"), [(6, 15), (8, 20)])
+def test_forward_passes_are_as_wide_as_they_should_be(
+    sbd: SBDModel, prompts: list[list[int]], block_size: int, tokens: int
+) -> None:
+    """Prompt; then k, 2k, 2k tokens; logits for the masked tokens of the block only, of which 7 to 15 are filled up to 16."""
     fed, read = [], []
     sbd.model.register_forward_pre_hook(lambda m, a, kw: fed.append(tuple(kw["input_ids"].shape)), with_kwargs=True)
     # The last hook sees what the one that gathers positions has left.
     sbd.model.lm_head.register_forward_hook(lambda m, args, output: read.append(output.shape[1]))
-    batch = open_batch(sbd, prompts[:1], [DecodingSettings(block_size=8, max_new_tokens=20, sampler=WHOLE_BLOCK)])
+    batch = open_batch(
+        sbd, prompts[:1], [DecodingSettings(block_size=block_size, max_new_tokens=tokens, sampler=WHOLE_BLOCK)]
+    )
     for _ in batch.steps():
         pass
-    assert fed == [(1, len(prompts[0])), (1, 8), (1, 16), (1, 12)]
+    last = tokens - 2 * block_size
+    assert fed == [(1, len(prompts[0])), (1, block_size), (1, 2 * block_size), (1, block_size + last)]
     assert sbd.facts is not None
-    assert read == [1, 8 - sbd.facts.first_token_from_causal, 8, 4]
+    wanted = [1, block_size - sbd.facts.first_token_from_causal, block_size, last]
+    assert read == [16 if 6 < outputs < 16 else outputs for outputs in wanted]
 
 
 def test_steps_say_what_each_pass_revealed(sbd: SBDModel, prompts: list[list[int]]) -> None:

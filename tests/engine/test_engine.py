@@ -183,7 +183,7 @@ def test_the_model_sees_real_tokens_only(endless: SBDModel, texts: list[list[int
         engine = Engine(endless)
         fed.clear()
         read.clear()
-        engine.submit(Request("a", texts[1], DecodingSettings(block_size=8, max_new_tokens=20)))
+        engine.submit(Request("a", texts[1], DecodingSettings(block_size=6, max_new_tokens=20)))
         engine.submit(Request("b", texts[2], SLOW))
         engine.step()
         engine.step()
@@ -191,9 +191,9 @@ def test_the_model_sees_real_tokens_only(endless: SBDModel, texts: list[list[int
     finally:
         for hook in hooks:
             hook.remove()
-    assert fed == [(1, len(texts[1]) + len(texts[2])), (1, 8 + 1)]
-    assert read == [2, 7 + 1]  # the prefill has revealed the block's first token
-    assert (figures.prefill_tokens, figures.block_tokens, figures.commit_tokens) == (fed[0][1], 9, 0)
+    assert fed == [(1, len(texts[1]) + len(texts[2])), (1, 6 + 1)]
+    assert read == [2, 5 + 1]  # the prefill has revealed the block's first token
+    assert (figures.prefill_tokens, figures.block_tokens, figures.commit_tokens) == (fed[0][1], 7, 0)
 
 
 def test_logits_that_are_no_numbers_end_their_request_alone(
