@@ -62,7 +62,7 @@ COMMANDS = tuple(
             "--subjects,400m-bfloat16,400m-float32,--tokens,64,--rounds,3,--acceptance,0.95,--prepack",
             9,
         ),
-        ("side_by_side_1b", "side_by_side", "--subjects,1b-bfloat16,--tokens,64,--rounds,3,--acceptance,0.8", 9),
+        ("side_by_side_1b", "side_by_side", "--subjects,1b-bfloat16,--tokens,64,--rounds,2,--acceptance,0.8", 9),
         ("growth_batch", "growth", "--batches,1,2,4,8,16,32,--kv-lengths,512", 9),
         ("growth_kv", "growth", "--batches,1,8,--kv-lengths,128,512,2048,8192,--rounds,2", 9),
         ("breakdown", "breakdown", "", 2),
