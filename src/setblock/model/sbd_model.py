@@ -53,7 +53,7 @@ class SBDModel:
         self.facts = facts
         self.quantization = quantization
         self.end_of_text_ids = _end_of_text_ids(model, tokenizer)
-        self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.num_parameters = model.num_parameters()
         self.compiled: CompiledModel | None = None
         self.gate = gate_of(model)
         if self.gate is None and facts is not None and facts.noisy_adapter:
