@@ -98,6 +98,18 @@ STUDIES: dict[str, dict[str, Overrides]] = {
         "blocks of 16 alone": SMALL_BATCHES | {"block_sizes": [16]},
         "blocks of 2 to 16, uniform": SMALL_BATCHES | {"block_sizes": list(range(2, 17))},
         "unshifted": SMALL_BATCHES | {"logit_shift": False},
+        "NTP term x 0.3": SMALL_BATCHES | {"ntp_weight": 0.3},
+        "mask rate per document": SMALL_BATCHES | {"mask_rate_per": "document"},
+        "two copies": SMALL_BATCHES | {"noisy_copies": 2},
+        "two complementary copies": SMALL_BATCHES | {"noisy_copies": 2, "complementary_masks": True},
+        "a quarter whole": SMALL_BATCHES | {"full_mask_share": 0.25},
+        "growing masks": SMALL_BATCHES | {"mask_places": "growing"},
+        "masks in a tail": SMALL_BATCHES | {"mask_places": "tail"},
+        "small blocks first": SMALL_BATCHES | {"block_size_curriculum": 0.5},
+        "distilled from the clean half": SMALL_BATCHES | {"distillation_weight": 1.0},
+        "distilled from the clean half alone": SMALL_BATCHES | {"distillation_weight": 1.0, "matp_weight": 0.0},
+        "distilled from the base model": SMALL_BATCHES | {"distillation_weight": 1.0, "teacher": "base"},
+        "the paper's loss": PAPER | {key: SMALL_BATCHES[key] for key in SMALL_BATCHES if key != "noisy_copies"},
     },
 }
 
