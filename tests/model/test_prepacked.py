@@ -1,5 +1,6 @@
 """A prepacked model computes what the model computes, decodes by every method, and is still the same checkpoint."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from families import tiny_sbd
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.evaluation.fingerprint import model_fingerprint
 from setblock.model.prepacked import PrepackedLinear, is_supported
 from setblock.model.sbd_model import SBDModel
@@ -40,16 +41,16 @@ def test_a_layer_is_the_layer(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "layers"),
+    ("family", "layers", "most_stays"),
     [
-        ("llama", 3 * 7 + 1),
-        ("gemma2", 3 * 7 + 1),
-        ("qwen2", 3 * 7 + 1),
-        ("gpt2", 1),  # the others are Conv1D
-        ("mixtral", 3 * 4 + 1),  # experts are kept in one tensor
+        ("llama", 3 * 7 + 1, False),
+        ("gemma2", 3 * 7 + 1, False),
+        ("qwen2", 3 * 7 + 1, False),
+        ("gpt2", 1, True),  # the others are Conv1D
+        ("mixtral", 3 * 4 + 1, True),  # experts are kept in one tensor
     ],
 )
-def test_decodes_the_same(family: str, layers: int, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_decodes_the_same(family: str, layers: int, most_stays: bool, tokenizer: PreTrainedTokenizerBase) -> None:
     sbd = tiny_sbd(family, tokenizer, mode="shifted")
     settings = [
         DecodingSettings(method=method, sampler=EntropyBounded(gamma=1.0), block_size=8, max_new_tokens=24)
@@ -63,7 +64,8 @@ def test_decodes_the_same(family: str, layers: int, tokenizer: PreTrainedTokeniz
         return [(each.token_ids, each.passes) for each in answers]
 
     expected = decoded()
-    sbd.prepack()
+    with pytest.warns(SetBlockWarning, match="gains little here: [5-9].% of") if most_stays else nullcontext():
+        sbd.prepack()
     assert isinstance(sbd.model.get_output_embeddings(), PrepackedLinear)
     assert sum(isinstance(module, PrepackedLinear) for module in sbd.model.modules()) == layers
     assert not [module for module in sbd.model.modules() if type(module) is nn.Linear]

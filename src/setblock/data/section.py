@@ -5,20 +5,17 @@ Knows the keys and their valid values. Knows nothing of files, tokenizers or row
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from setblock.data.exercises import Split
+from setblock.section import Section
 
 LossOn = Literal["assistant", "all"]
 TooLong = Literal["error", "drop", "truncate"]
 SpecialTokens = Literal["error", "drop", "spell", "keep"]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class WordProblemsSection(_Section):
+class WordProblemsSection(Section):
     """Generated word problems (`setblock.data.word_problems`)."""
 
     source: Literal["word-problems"] = "word-problems"
@@ -31,7 +28,7 @@ class WordProblemsSection(_Section):
     evaluation_documents: int = Field(0, ge=0, description="documents of the validation split to evaluate on")
 
 
-class PythonCodeSection(_Section):
+class PythonCodeSection(Section):
     """The Python source of installed packages (`setblock.data.python_code`), in pieces."""
 
     source: Literal["python-code"]
@@ -57,7 +54,7 @@ class PythonCodeSection(_Section):
         return self
 
 
-class _Texts(_Section):
+class _Texts(Section):
     """Where texts are, and which columns hold them."""
 
     name: str | None = Field(None, description="configuration (subset) of a hub data set")

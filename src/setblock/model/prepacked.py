@@ -6,15 +6,16 @@ Knows oneDNN's operators. Knows nothing of decoding: a prepacked model is called
 give it, or lays it out anew in every pass.
 """
 
+import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, SetBlockWarning
 
 _EXPECTED_TOKENS = 32
 """oneDNN chooses a layout for a number of tokens: those of a fused pass over two blocks of 16."""
@@ -54,7 +55,8 @@ def prepack(model: PreTrainedModel) -> None:
     """Replace every `nn.Linear`, the LM head too, by a `PrepackedLinear`.
 
     One layer at a time, so that little more memory is needed than before; a head that was tied to the embeddings gets a weight
-    of its own. What is no `nn.Linear` stays as it is: GPT-2's `Conv1D`, experts that are kept in one tensor.
+    of its own. What is no `nn.Linear` stays as it is: GPT-2's `Conv1D`, experts that are kept in one tensor. Warns where
+    that is most of the model.
 
     Raises:
         SetBlockError: the model is not on a CPU, or has no `nn.Linear`, or weights of a type that oneDNN does not have here.
@@ -71,11 +73,26 @@ def prepack(model: PreTrainedModel) -> None:
     for dtype in {linear.weight.dtype for linear in places}:
         if not is_supported(dtype):
             raise SetBlockError(f"{str(dtype).removeprefix('torch.')} weights can't be prepacked on this processor")
+    if (left := _share_left(model, places)) > 0.5:
+        warnings.warn(
+            f"prepacking gains little here: {left:.0%} of the weights of {model.config.model_type} are not in linear layers "
+            "(nn.Linear) and stay as they are",
+            SetBlockWarning,
+            stacklevel=2,
+        )
     while places:
         linear, where = places.popitem()
         packed = PrepackedLinear(linear)
         for module, name in where:
             setattr(module, name, packed)
+
+
+def _share_left(model: PreTrainedModel, linears: Iterable[nn.Linear]) -> float:
+    """The share of the matrices that no linear layer has. Embeddings are not counted: a pass reads a few rows of them."""
+    laid_out = {linear.weight for linear in linears}
+    looked_up = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    left = sum(weight.numel() for weight in {*model.parameters()} - laid_out - looked_up if weight.ndim > 1)
+    return left / (left + sum(weight.numel() for weight in laid_out))
 
 
 def is_supported(dtype: torch.dtype) -> bool:

@@ -3,18 +3,17 @@
 Knows LoRA's settings and how PEFT puts it into a model. Knows nothing of data or training loops.
 """
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError
 from setblock.model.adapter import Gate, quiet_peft
 from setblock.model.sbd_model import SBDModel
+from setblock.section import Section
 
 
-class AdapterSection(BaseModel):
+class AdapterSection(Section):
     """The `adapter` section of a recipe: LoRA (arXiv 2106.09685), and the mask token's embedding beside it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     r: int = Field(16, ge=1, description="rank of the update of each layer")
     alpha: int = Field(32, ge=1, description="the update is scaled by alpha / r")

@@ -3,13 +3,13 @@
 Knows the keys and their valid values. Knows nothing of tasks or of decoding.
 """
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from setblock.section import Section
 
 
-class DecodingEvaluationSection(BaseModel):
+class DecodingEvaluationSection(Section):
     """Decode a few held-out examples now and then, one token a pass and in blocks, so that speed is seen to grow."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     task: str = Field("word-problems", description="a task of `setblock evaluate`; its validation split is taken")
     limit: int = Field(32, ge=1, description="how many examples")

@@ -4,27 +4,23 @@ Knows the shape of the file. Knows nothing of models or training loops.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from setblock.data.section import DATA_KINDS, DataSection, PythonCodeSection, TextsSection
 from setblock.errors import SetBlockError
+from setblock.section import UNKNOWN_KEY, Section, did_you_mean
 from setblock.training.adapters import AdapterSection
 from setblock.training.config import SBDConfig
 from setblock.training.evaluation_section import DecodingEvaluationSection
 from setblock.training.yaml_loader import YAMLLoader
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelSection(_Section):
+class ModelSection(Section):
     """What to start from: a checkpoint, or a config and a tokenizer trained on the recipe's data."""
 
     path: str | None = Field(None, description="a checkpoint's folder or hub id to start from")
@@ -56,7 +52,7 @@ class ModelSection(_Section):
         return self
 
 
-class Recipe(_Section):
+class Recipe(Section):
     """A whole recipe file. `training` holds the fields of `SBDConfig`."""
 
     model: ModelSection
@@ -167,9 +163,7 @@ def _training_arguments(path: Path, training: dict[str, Any]) -> SBDConfig:
     checked = {}
     for key, value in training.items():
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f", did you mean {close[0]!r}?" if close else ""
-            raise SetBlockError(f"recipe {path}: unknown key 'training.{key}'{hint}")
+            raise SetBlockError(f"recipe {path}: unknown key 'training.{key}'{did_you_mean(key, known)}")
         try:
             checked[key] = TypeAdapter(types[key]).validate_python(value)
         except ValidationError as error:
@@ -189,8 +183,9 @@ def _first_problem(error: ValidationError) -> str:
     problem = error.errors()[0]
     keys = [key for place, key in enumerate(problem["loc"]) if (place, key) not in [(1, kind) for kind in DATA_KINDS]]
     where = ".".join(map(str, keys))
-    if problem["type"] == "extra_forbidden":
-        return f"unknown key {where!r}"
+    if problem["type"] == UNKNOWN_KEY:
+        whole = ".".join(filter(None, (where, problem["ctx"]["key"])))
+        return f"unknown key {whole!r}{problem['ctx']['hint']}"
     if problem["type"] == "missing":
         return f"missing key {where!r}"
     return f"{where or 'top level'}: {problem['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,36 @@
+"""A section of a recipe: the keys that it has, and no others.
+
+Knows how a key that is not among them is told. Knows nothing of what the keys mean.
+"""
+
+import difflib
+from collections.abc import Collection
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+UNKNOWN_KEY = "unknown_key"
+"""Type of the error; its context has the `key` and a `hint`."""
+
+
+class Section(BaseModel):
+    """What every section is derived from: fixed once read, and strict about its keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, content: Self | dict[str, Any]) -> Self | dict[str, Any]:
+        # Pydantic's own error names the key, but not those that there are.
+        for key in content if isinstance(content, dict) else ():
+            if key not in cls.model_fields:
+                hint = did_you_mean(key, cls.model_fields) or f"; there are {', '.join(cls.model_fields)}"
+                raise PydanticCustomError(UNKNOWN_KEY, "unknown key {key}{hint}", {"key": str(key), "hint": hint})
+        return content
+
+
+def did_you_mean(key: object, known: Collection[str]) -> str:
+    """The known key that is nearest to an unknown one, as the end of a message; empty if none is near."""
+    close = difflib.get_close_matches(str(key), known, n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
