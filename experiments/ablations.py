@@ -5,10 +5,10 @@
 
 A study is a set of variants, each a few overrides of the recipe; `--list` names them. Every variant starts from the recipe's
 `model.path`, the next-token model, and trains for as many steps as give it the compute of `--steps` steps of the recipe: a
-variant whose step takes more noisy tokens gets fewer. In `cheaper` and `short`, which varies
-recipes/word-problems-sbd-short.yaml, variants get a share of that. Runs are kept in `--out`, one
-folder each. What is finished is not run again, and what was interrupted goes on. `STUDY.jsonl` has a line for each evaluation
-of each run, `STUDY.png` shows them.
+variant whose step takes more noisy tokens gets fewer. With `--base short` they vary short training in small batches, at 7/15 of
+that compute, in place of the recipe. Runs are kept in `--out`, one folder each. What is finished is not run again, and what was
+interrupted goes on. `STUDY.jsonl` (`STUDY-short.jsonl`) has a line for each evaluation of each run, a picture beside it shows
+them.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from setblock.training.yaml_loader import YAMLLoader
 
 Overrides = Mapping[str, Any]
 GAMMAS = (0.01, 0.1, 0.35)
+AS_IT_IS = "as it is"
 SHARE = "share"  # of the compute that a variant gets; the one key that is not the recipe's
 
 # What the paper has where recipes/word-problems-sbd.yaml has something else
@@ -41,8 +42,8 @@ PAPER: dict[str, Any] = {
     "complete_last_block": False,
 }
 
-# More steps from fewer tokens: recipes/word-problems-sbd-short.yaml. A document costs 2.8 here and 2 in the paper, so a third
-# of the documents is 7/15 of the compute.
+# More steps from fewer tokens. A document costs 2.8 here and 2 in the paper, so that a third of the documents is 7/15 of the
+# compute.
 SMALL_BATCHES: dict[str, Any] = {
     "per_device_train_batch_size": 4,
     "noisy_copies": 3,
@@ -58,41 +59,44 @@ COMPLEMENTARY: dict[str, Any] = SMALL_BATCHES | {
     SHARE: 1 / 3,
 }
 
-# Each variant is the recipe with these values instead; an empty one is the recipe itself.
+BASES: dict[str, Overrides] = {"recipe": {}, "short": SMALL_BATCHES}
+
+# Each variant is the base with these values instead; an empty one is the base itself.
 STUDIES: dict[str, dict[str, Overrides]] = {
     "terms": {
-        "as the recipe": {},
+        AS_IT_IS: {},
         "without the NTP term": {"ntp_weight": 0.0},
         "NTP term x 0.3": {"ntp_weight": 0.3},
     },
     "block-sizes": {
-        "as the recipe": {},
+        AS_IT_IS: {},
         "fixed 16": {"block_sizes": [16]},
         "2 to 16, uniform": {"block_sizes": list(range(2, 17))},
         "growing over the first half": {"block_size_curriculum": 0.5},
     },
     "masks": {
-        "as the recipe": {},
+        AS_IT_IS: {},
         "complementary": {"complementary_masks": True, "noisy_copies": 2},
+        "two copies": {"noisy_copies": 2},  # what complementary masks are to be held against
         "a quarter whole": {"full_mask_share": 0.25},
         "growing": {"mask_places": "growing"},
         "tail": {"mask_places": "tail"},
         "rate per document": {"mask_rate_per": "document"},
     },
     "copies": {
-        "as the recipe": {},
+        AS_IT_IS: {},
         "one": {"noisy_copies": 1},
         "two": {"noisy_copies": 2},
         "five": {"noisy_copies": 5},
     },
     "distillation": {
-        "as the recipe": {},
+        AS_IT_IS: {},
         "clean half": {"distillation_weight": 1.0},
         "clean half alone": {"distillation_weight": 1.0, "matp_weight": 0.0},
         "base": {"distillation_weight": 1.0, "teacher": "base"},
     },
     "logits": {
-        "as the recipe": {},
+        AS_IT_IS: {},
         "unshifted": {"logit_shift": False},
         "unshifted, first token causal": {"logit_shift": False, "first_token_from_causal": True},
     },
@@ -101,25 +105,6 @@ STUDIES: dict[str, dict[str, Overrides]] = {
         "small batches, a third": SMALL_BATCHES,
         "complementary, a third": COMPLEMENTARY,
         "complementary, a quarter whole, a third": COMPLEMENTARY | {"full_mask_share": 0.25},
-    },
-    "short": {
-        "the short recipe": SMALL_BATCHES,
-        "without the NTP term": SMALL_BATCHES | {"ntp_weight": 0.0},
-        "blocks of 16 alone": SMALL_BATCHES | {"block_sizes": [16]},
-        "blocks of 2 to 16, uniform": SMALL_BATCHES | {"block_sizes": list(range(2, 17))},
-        "unshifted": SMALL_BATCHES | {"logit_shift": False},
-        "NTP term x 0.3": SMALL_BATCHES | {"ntp_weight": 0.3},
-        "mask rate per document": SMALL_BATCHES | {"mask_rate_per": "document"},
-        "two copies": SMALL_BATCHES | {"noisy_copies": 2},
-        "two complementary copies": SMALL_BATCHES | {"noisy_copies": 2, "complementary_masks": True},
-        "a quarter whole": SMALL_BATCHES | {"full_mask_share": 0.25},
-        "growing masks": SMALL_BATCHES | {"mask_places": "growing"},
-        "masks in a tail": SMALL_BATCHES | {"mask_places": "tail"},
-        "small blocks first": SMALL_BATCHES | {"block_size_curriculum": 0.5},
-        "distilled from the clean half": SMALL_BATCHES | {"distillation_weight": 1.0},
-        "distilled from the clean half alone": SMALL_BATCHES | {"distillation_weight": 1.0, "matp_weight": 0.0},
-        "distilled from the base model": SMALL_BATCHES | {"distillation_weight": 1.0, "teacher": "base"},
-        "the paper's loss": PAPER | {key: SMALL_BATCHES[key] for key in SMALL_BATCHES if key != "noisy_copies"},
     },
 }
 
@@ -131,9 +116,9 @@ def main() -> None:
         for study, variants in STUDIES.items():
             print(f"{study}: {'; '.join(variants)}")
         return
-    names = list(STUDIES) if options.study == "all" else [options.study]
-    for study in names:
-        for variant, overrides in STUDIES[study].items():
+    for study in list(STUDIES) if options.study == "all" else [options.study]:
+        variants = {variant: {**BASES[options.base], **overrides} for variant, overrides in STUDIES[study].items()}
+        for variant, overrides in variants.items():
             if options.variants and variant not in options.variants:
                 continue
             for seed in options.seeds:
@@ -142,11 +127,11 @@ def main() -> None:
                     train(options, folder, study, variant, overrides, seed)
         rows = [
             row
-            for variant, overrides in STUDIES[study].items()
+            for variant, overrides in variants.items()
             for seed in options.seeds
             for row in rows_of(options, variant, overrides, seed)
         ]
-        report(options.out, study, rows)
+        report(options.out, study if options.base == "recipe" else f"{study}-{options.base}", rows)
 
 
 def run_folder(options: argparse.Namespace, overrides: Overrides, seed: int) -> Path:
@@ -306,6 +291,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("study", nargs="?", default="all", choices=[*STUDIES, "all"])
     parser.add_argument("--list", action="store_true", help="name the studies and their variants, and stop")
     parser.add_argument("--recipe", default="recipes/word-problems-sbd.yaml")
+    parser.add_argument("--base", choices=BASES, default="recipe", help="what the variants vary")
     parser.add_argument("--steps", type=int, default=500, help="of the recipe itself")
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="train only these; report all that there are")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
