@@ -51,11 +51,12 @@ SMALL_BATCHES: dict[str, Any] = {
     SHARE: 7 / 15,
 }
 
-# Fewer still: each token of an answer learned once by two copies, small blocks first. A document costs 2.2.
-COMPLEMENTARY: dict[str, Any] = SMALL_BATCHES | {
+# A third of the compute, too: recipes/word-problems-sbd-short.yaml. A document costs 2.2.
+A_THIRD: dict[str, Any] = SMALL_BATCHES | {
     "noisy_copies": 2,
     "complementary_masks": True,
     "block_size_curriculum": 0.5,
+    "full_mask_share": 0.25,
     SHARE: 1 / 3,
 }
 
@@ -102,9 +103,15 @@ STUDIES: dict[str, dict[str, Overrides]] = {
     },
     "cheaper": {
         "the paper's": PAPER,
-        "small batches, a third": SMALL_BATCHES,
-        "complementary, a third": COMPLEMENTARY,
-        "complementary, a quarter whole, a third": COMPLEMENTARY | {"full_mask_share": 0.25},
+        "small batches, a third of the documents": SMALL_BATCHES,
+        "small batches, a third of all": A_THIRD,
+    },
+    "thirds": {
+        AS_IT_IS: A_THIRD,
+        "without a quarter whole": {key: A_THIRD[key] for key in A_THIRD if key != "full_mask_share"},
+        "learning rate 1e-3": A_THIRD | {"learning_rate": 1e-3},
+        "NTP term x 3": A_THIRD | {"ntp_weight": 3.0},
+        "the paper's": PAPER | {"per_device_train_batch_size": 4, "learning_rate": 1e-3, SHARE: 1 / 3},
     },
 }
 
