@@ -108,7 +108,7 @@ STUDIES: dict[str, dict[str, Overrides]] = {
     },
     "thirds": {
         AS_IT_IS: A_THIRD,
-        "without a quarter whole": {key: A_THIRD[key] for key in A_THIRD if key != "full_mask_share"},
+        "without a quarter whole": A_THIRD | {"full_mask_share": 0.0},
         "learning rate 1e-3": A_THIRD | {"learning_rate": 1e-3},
         "NTP term x 3": A_THIRD | {"ntp_weight": 3.0},
         "the paper's": PAPER | {"per_device_train_batch_size": 4, "learning_rate": 1e-3, SHARE: 1 / 3},

@@ -15,7 +15,7 @@ CORE = {"errors", "masks", "data"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "masks": set(),
-    "section": set(),
+    "section": {"errors"},
     "roofline": {"errors"},
     "data": {"errors", "section"},
     "model": CORE,

@@ -3,12 +3,12 @@
 Knows how a key that is not among them is told. Knows nothing of what the keys mean.
 """
 
-import difflib
-from collections.abc import Collection
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
+
+from setblock.errors import did_you_mean
 
 UNKNOWN_KEY = "unknown_key"
 """Type of the error; its context has the `key` and a `hint`."""
@@ -25,12 +25,6 @@ class Section(BaseModel):
         # Pydantic's own error names the key, but not those that there are.
         for key in content if isinstance(content, dict) else ():
             if key not in cls.model_fields:
-                hint = did_you_mean(key, cls.model_fields) or f"; there are {', '.join(cls.model_fields)}"
+                hint = did_you_mean(str(key), cls.model_fields) or f"; there are {', '.join(cls.model_fields)}"
                 raise PydanticCustomError(UNKNOWN_KEY, "unknown key {key}{hint}", {"key": str(key), "hint": hint})
         return content
-
-
-def did_you_mean(key: object, known: Collection[str]) -> str:
-    """The known key that is nearest to an unknown one, as the end of a message; empty if none is near."""
-    close = difflib.get_close_matches(str(key), known, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""

@@ -1,12 +1,11 @@
 """The sampler options: from a name and KEY=VALUE pairs to a sampler, and back for the report."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from setblock.decoding.settings import DecodingSettings, Method
-from setblock.errors import ParameterError
+from setblock.errors import ParameterError, did_you_mean
 
 if TYPE_CHECKING:
     from setblock.decoding.samplers import Sampler
@@ -55,7 +54,7 @@ def chosen_sampler(
     default = sampler_for(DecodingSettings(method=method))
     if name is not None and name not in SAMPLERS:
         raise ParameterError(
-            f"sampler must be one of {', '.join(SAMPLERS)}, not {name!r}{_did_you_mean(name, SAMPLERS)}"
+            f"sampler must be one of {', '.join(SAMPLERS)}, not {name!r}{did_you_mean(name, SAMPLERS)}"
         )
     kind: Any = type(default) if name is None else SAMPLERS[name]
     name = name or name_of(default)
@@ -103,7 +102,7 @@ def _parameter(name: str, text: str, parameters: dict[str, Field[Any]]) -> tuple
         raise ParameterError(f"--sampler-option must be KEY=VALUE, not {text!r}")
     key = key.strip().replace("-", "_")
     if key not in parameters:
-        raise ParameterError(f"sampler {name} has no {key!r}{_did_you_mean(key, parameters)}; {_told(parameters)}")
+        raise ParameterError(f"sampler {name} has no {key!r}{did_you_mean(key, parameters)}; {_told(parameters)}")
     return key, value
 
 
@@ -126,8 +125,3 @@ def _shown(value: Any) -> str:
 
 def _told(parameters: Iterable[str]) -> str:
     return f"it has {', '.join(parameters) or 'no parameters'}"
-
-
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""

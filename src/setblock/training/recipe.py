@@ -12,8 +12,8 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from setblock.data.section import DATA_KINDS, DataSection, PythonCodeSection, TextsSection
-from setblock.errors import SetBlockError
-from setblock.section import UNKNOWN_KEY, Section, did_you_mean
+from setblock.errors import SetBlockError, did_you_mean
+from setblock.section import UNKNOWN_KEY, Section
 from setblock.training.adapters import AdapterSection
 from setblock.training.config import SBDConfig
 from setblock.training.evaluation_section import DecodingEvaluationSection
