@@ -26,7 +26,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 import setblock
 from measuring.hardware import provenance
 from measuring.timing import seconds, spread
-from setblock.data.word_problems import word_problems
+from setblock.data.tasks.word_problems import word_problems
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt
 from setblock.engine.engine import Engine

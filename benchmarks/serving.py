@@ -28,7 +28,7 @@ from rich.table import Table
 
 from measuring.hardware import provenance
 from server_process import ServerProcess, server_process
-from setblock.data.word_problems import word_problems
+from setblock.data.tasks.word_problems import word_problems
 
 CONCURRENCIES = (1, 4, 8, 16, 32)
 PERCENTILES = (50, 95, 99)

@@ -36,7 +36,7 @@ from measuring.llama_cpp import MISSING
 from measuring.output import at_least_one, begin, finish, machine, note, parser_of, show, table, with_quartiles
 from measuring.subjects import DRAFTS, SIZES, compiled, passes, prepacked, random_model, random_prompt
 from measuring.timing import interleaved, seconds, spread, timed
-from setblock.data.word_problems import answer_in, word_problems
+from setblock.data.tasks.word_problems import answer_in, word_problems
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt
 from setblock.model.bundled import BUNDLED_MODEL
@@ -63,7 +63,7 @@ def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """The bundled model, or another checkpoint that was trained for blocks on the same task, on held-out problems."""
     sbd = setblock.load(options.checkpoint)
     own = prepacked(sbd) if options.prepack else sbd
-    problems = list(itertools.islice(word_problems("test", seed=options.seed), options.problems))
+    problems = list(itertools.islice(word_problems("test", options.seed), options.problems))
     prompts = [encode_prompt(sbd.tokenizer, problem.question) for problem in problems]
     limit: dict[str, Any] = {"block_size": options.block_size, "max_new_tokens": options.answer_tokens}
     settings = {
@@ -106,7 +106,7 @@ def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
         row = compared(own, contenders, prompts, options, tokens=options.answer_tokens)
     for contender, answers in row.pop("answers").items():
         texts = [sbd.tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
-        right = sum(answer_in(text) == problem.answer for problem, text in zip(problems, texts, strict=True))
+        right = sum(answer_in(text) == problem.number for problem, text in zip(problems, texts, strict=True))
         row["contenders"][contender]["right_answers"] = right / len(problems)
     return row | {"problems": len(problems), "draft": None if draft is None else draft.num_parameters}
 

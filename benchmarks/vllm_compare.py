@@ -32,7 +32,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from measuring.hardware import provenance
-from setblock.data.word_problems import word_problems
+from setblock.data.tasks.word_problems import word_problems
 from setblock.errors import SetBlockError
 from setblock.integrations.vllm.command import NGRAM, overrides_for
 from setblock.integrations.vllm.vllm_api import check_version, installed_version

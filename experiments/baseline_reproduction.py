@@ -23,14 +23,15 @@ import torch.nn.functional as F
 from rich.progress import track
 
 import setblock
-from setblock.data.documents import Document, encode_problems
-from setblock.data.exercises import SPLITS
+from setblock.data.documents import Document, encode_pairs
+from setblock.data.splits import SPLITS
+from setblock.data.tasks import TASKS
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.evaluation.answers import answers_to
+from setblock.evaluation.answers import answers_to, prompts_of
 from setblock.evaluation.fingerprint import model_fingerprint, provenance
 from setblock.evaluation.interval import wilson_interval
-from setblock.evaluation.tasks import WordProblems
+from setblock.evaluation.judging import verdicts_on
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
 
@@ -77,14 +78,16 @@ def main() -> None:
 def measured(name: str, path: Path, options: argparse.Namespace) -> Figures:
     """Loss and answers of one model."""
     model = setblock.load(path)
-    task = WordProblems(split=options.split, seed=options.seed)
-    examples = list(islice(task.examples(), options.limit))
-    documents = list(encode_problems(model.tokenizer, (example.problem for example in examples)))
+    task = TASKS["word-problems"]
+    examples = list(islice(task.examples(options.split, seed=options.seed), options.limit))
+    documents = list(encode_pairs(model.tokenizer, ((each.prompt, each.completion) for each in examples)))
     batches = [documents[i : i + options.batch_size] for i in range(0, len(documents), options.batch_size)]
     losses = [loss for batch in track(batches, description=f"{name}: loss") for loss in ntp_losses(model, batch)]
     ntp = DecodingSettings(method="ntp")
-    answers = answers_to(examples, model, ntp, batch_size=options.batch_size)
-    correct = [int(example.check(each.text)) for example, each in zip(examples, answers, strict=True)]
+    prompts, raw = prompts_of(task, examples, model)
+    answers = answers_to(prompts, model, ntp, batch_size=options.batch_size, raw=raw)
+    verdicts = verdicts_on(task, examples, [answer.text for answer in answers]) or []
+    correct = [int(each.right) for each in verdicts]
     return Figures(f"{name} ({path.name})", model_fingerprint(model), losses, correct)
 
 

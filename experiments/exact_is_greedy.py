@@ -14,7 +14,7 @@ import torch
 from rich.progress import track
 
 import setblock
-from setblock.data.word_problems import word_problems
+from setblock.data.tasks.word_problems import word_problems
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt

@@ -21,8 +21,8 @@ from rich.progress import track
 from torch import Tensor
 
 import setblock
-from setblock.data.exercises import SPLITS
-from setblock.data.word_problems import word_problems
+from setblock.data.splits import SPLITS
+from setblock.data.tasks.word_problems import word_problems
 from setblock.decoding.naive import full_logits, naive_exact
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings

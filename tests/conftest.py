@@ -8,8 +8,8 @@ from hypothesis import settings
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.documents import Document, encode_pairs
+from setblock.data.tasks.word_problems import WordProblem, word_problems
 from setblock.data.tokenizer import train_tokenizer
-from setblock.data.word_problems import WordProblem, word_problems
 
 settings.register_profile("setblock", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("setblock")

@@ -4,7 +4,7 @@ import itertools
 import json
 from pathlib import Path
 
-from setblock.data.word_problems import word_problems
+from setblock.data.tasks.word_problems import word_problems
 
 _GENERATE = r"""
 task: word_problems_gsm8k
@@ -84,9 +84,8 @@ def write_tasks(folder: Path, *, problems: int, gamma: float | None = None) -> P
     folder.mkdir(exist_ok=True)
     data = folder / "problems.jsonl"
     with data.open("w") as file:
-        for problem in itertools.islice(word_problems("test", seed=0), problems):
-            answer = f"{problem.reasoning}\n#### {problem.answer}"
-            print(json.dumps({"question": problem.question, "answer": answer}), file=file)
+        for problem in itertools.islice(word_problems("test"), problems):
+            print(json.dumps({"question": problem.question, "answer": problem.answer}), file=file)
     for number, text in enumerate((_GENERATE, _CHOOSE, _SCORE, _UNSAFE)):
         (folder / f"{number}.yaml").write_text(text.replace("PROBLEMS", str(data)).lstrip())
     if gamma is not None:

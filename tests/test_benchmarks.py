@@ -105,7 +105,7 @@ def test_every_stage_for_gpus_runs_in_miniature(
     arguments = ["--quick", "--out", str(tmp_path / "gpu.json"), "--runs", str(tmp_path), "--recipes", str(recipe)]
     arguments += ["--set", "training.dataloader_pin_memory=false", "--set", "training.max_steps=1"]
     arguments += ["--set", "training.block_sizes=[4, 16]", "--set", "data.documents=8"]
-    arguments += ["--set", "data.evaluation_documents=2"]
+    arguments += ["--set", "data.evaluation.documents=2"]
     gpu.main([*arguments, "--minutes", "0"])
     assert not any(last_line(capsys.readouterr().out)["stages"].values()), "no time, no pieces"
     with torch.compiler.set_stance("force_eager"):  # so that FlexAttention is not compiled

@@ -9,7 +9,7 @@ import yaml
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
-from setblock.data.section import TextsSection, WordProblemsSection
+from setblock.data.section import TextsSection
 from setblock.decoding.generate import generate
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
@@ -85,7 +85,7 @@ def test_questions_of_every_shape(tmp_path: Path) -> None:
     (question,) = questions_of(TextsSection(source=str(path), prompt_column="q", completion_column="a"))
     assert question.answered(" 2") == {"prompt": "1 + 1 =", "completion": " 2"}
 
-    problems = list(questions_of(WordProblemsSection(documents=2)))
+    problems = list(questions_of(TextsSection(source="word-problems", documents=2)))
     assert len(problems) == 2
     assert all(str(problem.prompt).endswith("\nAnswer:") for problem in problems)
 
@@ -111,7 +111,7 @@ def test_a_recipe_trains_on_what_the_command_wrote(model: SBDModel, tmp_path: Pa
     model.save(folder)
     recipe = {
         "model": {"path": str(folder)},
-        "data": {"documents": 6},
+        "data": {"source": "word-problems", "documents": 6},
         "training": {"output_dir": "x", "use_cpu": True},
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))

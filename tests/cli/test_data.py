@@ -168,7 +168,7 @@ def test_a_picture_of_the_mask(run, recipe, tmp_path):
         (("--set", "data.sauce=x"), 1, "unknown key 'data.sauce'"),
         (("--set", "data.loss_on=user"), 1, "data.loss_on: Input should be 'assistant' or 'all'"),
         (("--set", "data.evaluation_fraction=1.5"), 1, "data.evaluation_fraction: Input should be less than 1"),
-        (("--set", "data.source=null"), 1, "give either source or mixture"),
+        (("--set", "data.source=null"), 1, "give either source, such as word-problems, or mixture"),
         (
             ("--set", "data.mixture=[{source: a, weight: 0}]"),
             1,

@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from setblock.data.tasks import TASKS, Task, TextExample, Verdict
+
 QUICK = ("--limit", 5, "--batch-size", 2, "--max-new-tokens", 16, "--json")
 
 
@@ -76,13 +78,22 @@ def test_a_wrong_task_lists_the_near_ones(run):
     outcome = run("evaluate", "--task", "line-shufle")
     assert outcome.code == 2
     assert outcome.message.startswith("setblock: error: there is no task 'line-shufle'; near it: line-shuffle")
-    assert "english-to-german" in run("evaluate", "--task", "?").message
+    assert "line-sort" in run("evaluate", "--task", "?").message
 
 
-def test_every_task_runs(run, sbd_folder):
-    for task, key in (("line-shuffle", None), ("python-functions", None), ("installed-text", "nll")):
+def test_every_kind_of_task_runs(run, sbd_folder, monkeypatch):
+    def texts(split, seed):
+        return iter([TextExample("Hi there", " and so on"), TextExample("Good morning", " to you")])
+
+    def judge(example, answer):
+        return Verdict(False, {"fields": 0.25})
+
+    monkeypatch.setitem(TASKS, "open", Task("open", "how a text goes on", texts, raw=True))
+    monkeypatch.setitem(TASKS, "scored", Task("scored", "how a text goes on", texts, judge))
+    for task, key in (("line-shuffle", None), ("scored", None), ("open", "nll")):
         arguments = ("--task", task, "--model", sbd_folder, "--limit", 2, "--max-new-tokens", 8)
         result = json.loads(run("evaluate", *arguments, "--json").stdout)
         assert (result["task"], result["num_examples"]) == (task, 2)
-        assert ("nll" in result) == (key == "nll")
+        assert ("nll" in result) == (key == "nll") == (result["accuracy"] is None)
+        assert result["scores"] == ({"fields": 0.25} if task == "scored" else {})
     assert "nats a token" in run("evaluate", *arguments).stdout

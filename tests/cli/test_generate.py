@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from setblock.data.word_problems import word_problems
+from setblock.data.tasks.word_problems import word_problems
 
 SHORT = ("--max-new-tokens", 20)
 

@@ -30,7 +30,11 @@ def recipe(tmp_path):
             },
             "vocab_size": 300,
         },
-        "data": {"documents": 12, "evaluation_documents": 2},
+        "data": {
+            "source": "word-problems",
+            "documents": 12,
+            "evaluation": {"split": "validation", "documents": 2},
+        },
         "training": {
             "output_dir": str(tmp_path / "model"),
             "logit_shift": True,
@@ -203,7 +207,7 @@ def test_a_reporter_that_is_not_installed(run, recipe, tmp_path, reporter):
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ("task=chess", "evaluate_decoding.task must be one of word-problems, python-functions, "),
+        ("task=chess", "evaluate_decoding.task must be one of installed-functions, line-copy, "),
         ("every=0", "evaluate_decoding.every: "),
         ("gammas=[-1]", "gamma must be"),
     ],
@@ -247,12 +251,13 @@ def test_overrides_reach_every_section(run, recipe, tmp_path):
         ("optimiser.name=sgd", "unknown key 'optimiser'; there are model, data, training, adapter, evaluate_decoding"),
         (
             "data.rows=3",
-            "unknown key 'data.rows'; there are source, split, documents, seed, row_length, evaluation_documents",
+            "unknown key 'data.rows'; there are name, split, revision, documents, ",
         ),
+        ("data.evaluation_documents=3", "write evaluation: {split: validation, documents: N} instead"),
         ("data.max_length=32", "unknown key 'data.max_length', did you mean 'row_length'?"),
         ("data.documents=0", "data.documents: "),
         ("data.source.name=x", "'source' is not a section"),
-        ("data.row_length=8", "more than row_length 8"),
+        ("data.row_length=8", "has room for 8: set data.too_long"),
         ("model.path=somewhere", "give either path or config"),
         ("model.config.model_type=abacus", "model.config: can't make a model of it"),
         ("model.config.num_attention_heads=0", "model.config: can't make a model of it"),

@@ -2,8 +2,8 @@
 
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.documents import encode_pairs, encode_problems
-from setblock.data.word_problems import WordProblem
+from setblock.data.documents import encode_pairs
+from setblock.data.tasks.word_problems import WordProblem
 
 
 def test_loss_is_on_the_completion_and_its_end_of_text(trained_tokenizer: PreTrainedTokenizerBase) -> None:
@@ -25,6 +25,7 @@ def test_chat_template_writes_the_prompt_of_a_problem(
 def test_documents_spell_their_problems(
     trained_tokenizer: PreTrainedTokenizerBase, problems: list[WordProblem]
 ) -> None:
-    for document, problem in zip(encode_problems(trained_tokenizer, problems), problems, strict=True):
+    pairs = [(problem.prompt, problem.completion or "") for problem in problems]
+    for document, problem in zip(encode_pairs(trained_tokenizer, pairs), problems, strict=True):
         text = trained_tokenizer.decode(document.token_ids, skip_special_tokens=True)
-        assert text == problem.prompt + problem.completion
+        assert text == f"{problem.prompt}{problem.completion}"

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data import python_code
-from setblock.data.exercises import SPLITS
 from setblock.data.pieces import cuts_of, encode_pieces, pieces_of
-from setblock.data.python_code import source_files, split_of
-from setblock.data.python_functions import held_out_functions
+from setblock.data.python_code import source_files, split_of_package
 from setblock.data.rows import rows_of
 from setblock.data.section import PythonCodeSection
+from setblock.data.splits import SPLITS
+from setblock.data.tasks import TASKS
 from setblock.errors import SetBlockError
 
 PROGRAM = "\n".join(f'def function_{{n}}_{i}(value):\n    """Adds."""\n    return value + {i}\n\n' for i in range(6))
@@ -23,7 +23,9 @@ def program(n: int) -> str:
     return PROGRAM.replace("{n}", str(n))
 
 
-NAMES = {split: [name for name in (f"package{i}" for i in range(300)) if split_of(name) == split] for split in SPLITS}
+NAMES = {
+    split: [name for name in (f"package{i}" for i in range(300)) if split_of_package(name) == split] for split in SPLITS
+}
 
 
 @pytest.fixture
@@ -168,8 +170,9 @@ def test_functions_to_go_on_with(installed: Path) -> None:
     (package / "sums.py").write_text(f"{before}{head}{body}\n\nAFTER = 1\n" + "# more\n" * 20)
     (package / "broken.py").write_text("def (:\n" * 40)
     source_files.cache_clear()
-    found = {example.where: example for example in held_out_functions("test")}
-    example = found[f"{package.name}/sums.py, line 7"]
+    found = list(TASKS["installed-functions"].examples("test"))
+    (example,) = (example for example in found if "sums" in example.prompt or "total" in str(example.answer))
     assert example.prompt == before + head
     assert example.completion == body
-    assert not any("broken" in where for where in found)
+    assert example.identity == package.name
+    assert not any("def (:" in example.prompt for example in found)

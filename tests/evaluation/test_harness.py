@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from families import tiny_sbd
-from setblock.data.word_problems import answer_in, word_problems
+from setblock.data.tasks import TASKS, Example, Task, Verdict
+from setblock.data.tasks.word_problems import answer_in, word_problems
 from setblock.decoding.generate import generate
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
@@ -14,7 +15,6 @@ from setblock.decoding.text import encode_prompt
 from setblock.errors import SetBlockError
 from setblock.evaluation.comparison import compare, nfe_speedup
 from setblock.evaluation.harness import evaluate
-from setblock.evaluation.tasks import WordProblems
 
 SETTINGS = DecodingSettings(max_new_tokens=24)
 
@@ -25,34 +25,30 @@ def model(trained_tokenizer):
 
 
 @dataclass(frozen=True)
-class Greeting:
-    question: str
-    right: bool
-
-    @property
-    def prompt(self):
-        return self.question
-
-    def check(self, answer):
-        assert isinstance(answer, str)
-        return self.right
+class Greeting(Example):
+    right: bool = False
 
 
-@dataclass(frozen=True)
-class Greetings:
-    name = "greetings"
+def greetings(split, seed):
+    texts = cycle(("Hi", "How do you do?", "Good morning, Tom.", "Hello there", "Bye", "See you"))
+    return (Greeting(text, right=i % 3 == 0) for i, text in enumerate(texts))
 
-    def examples(self):
-        texts = cycle(("Hi", "How do you do?", "Good morning, Tom.", "Hello there", "Bye", "See you"))
-        return (Greeting(text, right=i % 3 == 0) for i, text in enumerate(texts))
+
+def judge(example, answer):
+    assert isinstance(answer, str)
+    return Verdict(example.right, {"politeness": 0.75 if example.right else 0.0})
+
+
+GREETINGS = Task("greetings", "a greeting", greetings, judge)
 
 
 def test_figures_are_sums_over_the_examples(model):
     settings = replace(SETTINGS, sampler=EntropyBounded(1.0))
-    found = evaluate(model, Greetings(), settings=settings, limit=6, batch_size=4)
-    alone = [compare(model, example.question, settings=settings) for example in islice(Greetings().examples(), 6)]
+    found = evaluate(model, GREETINGS, settings=settings, limit=6, batch_size=4)
+    alone = [compare(model, example.question, settings=settings) for example in islice(GREETINGS.examples(), 6)]
     assert (found.task, found.method, found.block_size, found.num_examples) == ("greetings", "sbd", 16, 6)
     assert found.accuracy == found.ntp_accuracy == 2 / 6
+    assert found.totals.scores == {"politeness": 0.75 * 2 / 6}
     for totals, answers in ((found.totals, [c.blocks for c in alone]), (found.ntp, [c.ntp for c in alone])):
         assert totals.tokens == sum(answer.num_tokens for answer in answers)
         assert totals.forwards == sum(answer.num_forwards for answer in answers)
@@ -69,7 +65,7 @@ def test_batches_change_no_count(model):
         done = []
         found = evaluate(
             model,
-            Greetings(),
+            GREETINGS,
             settings=SETTINGS,
             limit=5,
             batch_size=batch_size,
@@ -91,9 +87,7 @@ def test_batches_change_no_count(model):
 def test_ntp_runs_once_and_is_its_own_measure(model):
     calls = []
     settings = DecodingSettings(method="ntp", max_new_tokens=8)
-    found = evaluate(
-        model, Greetings(), settings=settings, limit=4, batch_size=2, on_progress=lambda *c: calls.append(c)
-    )
+    found = evaluate(model, GREETINGS, settings=settings, limit=4, batch_size=2, on_progress=lambda *c: calls.append(c))
     assert calls == [("ntp", 2), ("ntp", 4)]
     assert found.totals is found.ntp
     assert found.block_size == found.nfe_speedup == found.identical_to_ntp == 1
@@ -101,14 +95,14 @@ def test_ntp_runs_once_and_is_its_own_measure(model):
 
 def test_progress_tells_both_methods(model):
     calls = []
-    evaluate(model, Greetings(), settings=SETTINGS, limit=3, batch_size=2, on_progress=lambda *c: calls.append(c))
+    evaluate(model, GREETINGS, settings=SETTINGS, limit=3, batch_size=2, on_progress=lambda *c: calls.append(c))
     assert calls == [("sbd", 2), ("sbd", 3), ("ntp", 2), ("ntp", 3)]
 
 
 @pytest.mark.parametrize("argument", ["limit", "batch_size"])
 def test_ranges(model, argument):
     with pytest.raises(SetBlockError, match=f"{argument} must be at least 1, not 0"):
-        evaluate(model, Greetings(), **{argument: 0})
+        evaluate(model, GREETINGS, **{argument: 0})
 
 
 def test_comparison_is_two_plain_generations(model):
@@ -126,23 +120,23 @@ def test_speedup_of_nothing_is_none():
 
 
 def test_word_problems_of_a_split(model):
-    task = WordProblems(split="validation", seed=3)
-    examples = list(islice(task.examples(), 8))
-    problems = list(islice(word_problems("validation", seed=3), 8))
+    task = TASKS["word-problems"]
+    examples = list(islice(task.examples("validation", seed=3), 8))
+    problems = list(islice(word_problems("validation", 3), 8))
     assert [example.question for example in examples] == [problem.question for problem in problems]
     for example, problem in zip(examples, problems, strict=True):
-        assert example.check(problem.completion)
-        assert not example.check(f" So it is.\n#### {problem.answer + 1}")
-        assert not example.check("I don't know")
-        assert answer_in(problem.completion) == problem.answer
+        assert task.judge(example, problem.completion).right
+        assert not task.judge(example, f" So it is.\n#### {problem.number + 1}").right
+        assert not task.judge(example, "I don't know").right
+        assert answer_in(problem.completion) == problem.number
         # What a chat model of the bundled tokenizer sees is the very prompt that the documents are made of.
         assert encode_prompt(model.tokenizer, example.question) == model.tokenizer(example.prompt).input_ids
 
 
 def test_agreement_is_counted_place_by_place(model):
     settings = replace(SETTINGS, sampler=EntropyBounded(5.0))
-    found = evaluate(model, Greetings(), settings=settings, limit=6, batch_size=4)
-    alone = [compare(model, example.question, settings=settings) for example in islice(Greetings().examples(), 6)]
+    found = evaluate(model, GREETINGS, settings=settings, limit=6, batch_size=4)
+    alone = [compare(model, example.question, settings=settings) for example in islice(GREETINGS.examples(), 6)]
     places = sum(max(c.ntp.num_tokens, c.blocks.num_tokens) for c in alone)
     agreeing = sum(
         place < c.ntp.num_tokens and token == c.ntp.token_ids[place]
@@ -154,17 +148,8 @@ def test_agreement_is_counted_place_by_place(model):
     assert found.nll is None
 
 
-@dataclass(frozen=True)
-class Cut(Greeting):
-    reference: str = " and so on"
-
-
-@dataclass(frozen=True)
-class CutTexts:
-    name = "cut-texts"
-
-    def examples(self):
-        return (Cut(text, right=False) for text in ("Hi there", "Good morning"))
+CUT_TEXTS = [Example(text, " and so on") for text in ("Hi there", "Good morning")]
+CUT = Task("cut-texts", "how a text goes on", lambda split, seed: iter(CUT_TEXTS))
 
 
 @torch.inference_mode()
@@ -179,11 +164,12 @@ def naive_nll(model, pairs):
 
 
 def test_likelihoods_are_those_of_plain_decoding(model):
-    found = evaluate(model, CutTexts(), settings=SETTINGS, limit=2)
-    prompts = [encode_prompt(model.tokenizer, example.question) for example in CutTexts().examples()]
+    found = evaluate(model, CUT, settings=SETTINGS, limit=2)
+    assert found.accuracy is found.accuracy_interval is found.ntp_accuracy is None
+    prompts = [encode_prompt(model.tokenizer, example.question) for example in CUT_TEXTS]
     for method in ("sbd", "ntp"):
         settings = replace(SETTINGS, method=method)
-        answers = [generate(model, e.question, settings=settings).token_ids for e in CutTexts().examples()]
+        answers = [generate(model, e.question, settings=settings).token_ids for e in CUT_TEXTS]
         expected = naive_nll(model, zip(prompts, answers, strict=True))
         assert getattr(found.nll, "ntp" if method == "ntp" else "answers") == pytest.approx(expected, rel=1e-4)
     references = [model.tokenizer(" and so on", add_special_tokens=False).input_ids] * 2
@@ -191,11 +177,6 @@ def test_likelihoods_are_those_of_plain_decoding(model):
 
 
 def test_a_task_without_examples_is_an_error(model):
-    class Nothing:
-        name = "nothing"
-
-        def examples(self):
-            return iter(())
-
+    nothing = Task("nothing", "nothing", lambda split, seed: iter(()))
     with pytest.raises(SetBlockError, match="task nothing has no examples here"):
-        evaluate(model, Nothing())
+        evaluate(model, nothing)

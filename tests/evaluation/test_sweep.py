@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from evaluation.sweeps import point, row, sweep_of
 from families import tiny_sbd
+from setblock.data.tasks import Example, Task, Verdict
 from setblock.decoding.generate import generate
 from setblock.decoding.operating_point import NTP
 from setblock.decoding.settings import DecodingSettings
@@ -31,30 +32,20 @@ def model(trained_tokenizer):
 
 
 @dataclass(frozen=True)
-class Greeting:
-    question: str
-    right: bool
-
-    @property
-    def prompt(self):
-        return self.question
-
-    def check(self, answer):
-        return self.right
+class Greeting(Example):
+    right: bool = False
 
 
-@dataclass(frozen=True)
-class Greetings:
-    greeting: str = "Hi"
-    name = "greetings"
-
-    def examples(self):
-        texts = cycle((self.greeting, "How do you do?", "Good morning, Tom.", "Hello there", "Bye"))
+def greetings(first="Hi"):
+    def generate(split, seed):
+        texts = cycle((first, "How do you do?", "Good morning, Tom.", "Hello there", "Bye"))
         return (Greeting(text, right=i % 3 == 0) for i, text in enumerate(texts))
+
+    return Task("greetings", "a greeting", generate, lambda example, answer: Verdict(example.right))
 
 
 def run(model, path=None, *, points=POINTS, task=None, limit=3, shared=SHARED, **options):
-    task = task or Greetings()
+    task = task or greetings()
     return run_sweep(model, task, points, path=path, shared=shared, limit=limit, batch_size=2, **options)
 
 
@@ -68,7 +59,7 @@ def finished(model, tmp_path_factory):
 def test_rows_are_what_each_request_alone_gives(model, finished):
     found = finished[1]
     assert [each.point for each in (found.ntp, *found.rows)] == [NTP, *POINTS]
-    examples = list(islice(Greetings().examples(), 3))
+    examples = list(islice(greetings().examples(), 3))
     ntp = [generate(model, each.question, settings=replace(SHARED, method="ntp")) for each in examples]
     for each in (found.ntp, *found.rows):
         alone = [generate(model, example.question, settings=each.point.settings(SHARED)) for example in examples]
@@ -162,7 +153,8 @@ def test_another_sweep_is_refused(model, trained_tokenizer, finished, tmp_path, 
     for what, options in {
         "model": {"model": other},
         "task is .*num_examples.: 3.*and now .*num_examples.: 2": {"limit": 2},
-        "task is .*greeting.: .Hi.*and now .*greeting.: .Ho": {"task": Greetings("Ho")},
+        "task is .*questions.: .*and now .*questions.: ": {"task": greetings("Ho")},
+        "task is .*seed.: 0.*and now .*seed.: 1": {"seed": 1},
         "settings": {"shared": DecodingSettings(max_new_tokens=8)},
     }.items():
         with pytest.raises(SetBlockError, match=rf"holds another sweep: its {what}.*write to another file"):
@@ -224,7 +216,7 @@ def test_rows_of_two_sweeps_do_not_mix(finished, tmp_path):
 def test_numbers_out_of_range(model, name):
     options = {"limit": 1, "batch_size": 1, name: 0}
     with pytest.raises(ParameterError, match=f"{name} must be at least 1, not 0"):
-        run_sweep(model, Greetings(), POINTS, **options)
+        run_sweep(model, greetings(), POINTS, **options)
 
 
 def test_losses_are_paired():

@@ -53,7 +53,11 @@ def base(
 def recipe_of(base: Path, folder: Path, *, training: dict[str, Any] | None = None, **adapter: Any) -> Path:
     content = {
         "model": {"path": str(base)},
-        "data": {"documents": 8, "evaluation_documents": 2},
+        "data": {
+            "source": "word-problems",
+            "documents": 8,
+            "evaluation": {"split": "validation", "documents": 2},
+        },
         "adapter": {"r": 4, "alpha": 16} | adapter,
         "training": {
             "output_dir": str(folder / "model"),

@@ -10,7 +10,11 @@ from setblock.training.recipe import Recipe
 
 def recipe(documents: int = 10, **training: Any) -> Recipe:
     return Recipe.model_validate(
-        {"model": {"path": "base"}, "data": {"documents": documents}, "training": {"seed": 1, **training}}
+        {
+            "model": {"path": "base"},
+            "data": {"source": "word-problems", "documents": documents},
+            "training": {"seed": 1, **training},
+        }
     )
 
 
@@ -37,7 +41,7 @@ def test_another_recipe_is_refused_by_the_name_of_what_differs(tmp_path: Path) -
 @pytest.mark.parametrize(
     "data",
     [
-        {"documents": 10},
+        {"source": "word-problems", "documents": 10},
         {"mixture": [{"source": "a.jsonl", "weight": 3.0}, {"source": "b.jsonl"}], "row_length": 64},
         {"source": "python-code", "files": [0.5, 1.0]},
     ],

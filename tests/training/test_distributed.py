@@ -34,7 +34,12 @@ def recipe_of(folder: Path, *, data: dict[str, Any] | None = None, **training: A
             },
             "vocab_size": 300,
         },
-        "data": data or {"documents": BATCHES * STEPS, "evaluation_documents": 4},
+        "data": data
+        or {
+            "source": "word-problems",
+            "documents": BATCHES * STEPS,
+            "evaluation": {"split": "validation", "documents": 4},
+        },
         "training": {
             "output_dir": str(folder / "model"),
             "max_steps": STEPS,

@@ -31,11 +31,12 @@ def run(*args: object) -> Result:
 def trained(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: PreTrainedTokenizerBase) -> Path:
     """A run of two steps that trained an adapter, with a checkpoint in the middle. Read only."""
     folder = tmp_path_factory.mktemp("runs")
-    SBDModel(tiny_model("llama", vocab_size=len(trained_tokenizer)), trained_tokenizer).save(folder / "base")
+    start = tiny_model("llama", vocab_size=len(trained_tokenizer), max_position_embeddings=512)
+    SBDModel(start, trained_tokenizer).save(folder / "base")
     recipe = {
         "model": {"path": str(folder / "base")},
         "adapter": {"r": 2, "keep_adapter": True},
-        "data": {"documents": 4, "row_length": 128},
+        "data": {"source": "word-problems", "documents": 4, "row_length": 128},
         "training": {
             "output_dir": str(folder / "tiny-blocks"),
             "block_sizes": [4],

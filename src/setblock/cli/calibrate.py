@@ -11,7 +11,8 @@ from setblock.cli import options
 from setblock.cli.grid_options import GridOptions
 from setblock.cli.messages import print_json, stdout_console
 from setblock.cli.model import ModelOptions, load_model
-from setblock.cli.tasks import DEFAULT_BATCH_SIZE, BatchSizeOption, MaxNewTokensOption, TaskOption, task_named
+from setblock.cli.tasks import DEFAULT_BATCH_SIZE, BatchSizeOption, MaxNewTokensOption, TaskOption
+from setblock.data.tasks import task_named
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 
@@ -113,7 +114,7 @@ def calibrate(
     the SBD facts of the checkpoint's config.json, and is then what every command does where no option says otherwise.
     """
     from setblock.evaluation.calibration import calibrate as find
-    from setblock.evaluation.prompts import Prompts
+    from setblock.evaluation.prompts import prompts_of_file
 
     # 1. What is asked for, and whether it can be
     wanted = parse_tolerance(tolerance, confidence)
@@ -121,7 +122,9 @@ def calibrate(
         raise ParameterError("--prompts has no right answers: give a tolerance of tokens, such as --tolerance tokens=1")
     if sweep is not None and (prompts or grid != GridOptions()):
         raise ParameterError("--sweep decodes nothing: it takes the place of --prompts and the options of the grid")
-    source = task_named(task, split=split, seed=seed) if prompts is None else Prompts(str(prompts))
+    chosen = task_named(task) if prompts is None else prompts_of_file(prompts)
+    if prompts is not None:
+        split = "test"  # a file has no other
     grids = grid.grids()
     loaded = load_model(model, blocks=True)
     target = None if dry_run else _target(model, output)
@@ -131,7 +134,9 @@ def calibrate(
         found = _read(sweep, loaded)
     else:
         shared = DecodingSettings(max_new_tokens=max_new_tokens)
-        found = _decode(loaded, source, grids, shared, limit=limit, batch_size=batch_size, tolerance=wanted)
+        found = _decode(
+            loaded, chosen, split, seed, grids, shared, limit=limit, batch_size=batch_size, tolerance=wanted
+        )
 
     # 3. The choice
     calibration = find(found, wanted, seed=seed)
@@ -206,6 +211,8 @@ def _read(path: Path, model: "SBDModel") -> "Sweep":
 def _decode(
     model: "SBDModel",
     task: Any,
+    split: str,
+    seed: int,
     grids: Any,
     shared: DecodingSettings,
     *,
@@ -221,11 +228,19 @@ def _decode(
     from setblock.evaluation.sweep_run import run_sweep
 
     points = points_of(model, grids)
-    count = sum(1 for _ in islice(task.examples(), max(limit, 1)))
+    count = sum(1 for _ in islice(task.examples(split, seed=seed), max(limit, 1)))
     check_enough(count, tolerance)  # before anything is decoded
     with sweep_progress(len(points) + 1, count) as on_progress:
         return run_sweep(
-            model, task, points, shared=shared, limit=limit, batch_size=batch_size, on_progress=on_progress
+            model,
+            task,
+            points,
+            split=split,
+            seed=seed,
+            shared=shared,
+            limit=limit,
+            batch_size=batch_size,
+            on_progress=on_progress,
         )
 
 

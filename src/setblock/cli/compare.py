@@ -1,7 +1,6 @@
 """`setblock compare`: one prompt by two methods, side by side."""
 
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -65,7 +64,7 @@ def compare(
     prefill on either side and with the commits; the wall-clock ratio is of the seconds, prefill included.
     """
     from setblock.cli.comparison_view import print_comparison
-    from setblock.data.word_problems import word_problems
+    from setblock.data.tasks.word_problems import word_problems
     from setblock.evaluation.comparison import compare as run
 
     settings = decoding.settings()
@@ -74,9 +73,9 @@ def compare(
     loaded = load_model(model, blocks=True)
     settings = decoding.settings_for(loaded)
     if text is None:
-        problem = next(islice(word_problems("test", seed=decoding.seed), 1))
+        problem = next(word_problems("test", decoding.seed))
         raw = raw or loaded.tokenizer.chat_template is None
-        text, expected = problem.prompt if raw else problem.question, problem.answer
+        text, expected = problem.prompt if raw else problem.question, problem.number
 
     comparison = run(loaded, text, settings=settings, raw=raw)
     if as_json:
@@ -90,7 +89,7 @@ def comparison_json(
     comparison: "Comparison", tokenizer: "PreTrainedTokenizerBase", *, prompt: str, expected: int | None
 ) -> dict[str, Any]:
     """The JSON object of a comparison: each side under the name of its method."""
-    from setblock.data.word_problems import answer_in
+    from setblock.data.tasks.word_problems import answer_in
 
     sides = {
         side.method: {

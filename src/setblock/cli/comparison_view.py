@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.word_problems import answer_in
+from setblock.data.tasks.word_problems import answer_in
 from setblock.decoding.generate import Generation
 from setblock.decoding.text import AnswerText
 from setblock.evaluation.comparison import Comparison

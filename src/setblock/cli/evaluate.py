@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,12 +13,10 @@ from setblock.cli.harness import TasksOptions, check_unused, evaluate_harness
 from setblock.cli.messages import print_json, progress_bars
 from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.sampler import sampler_json, sampler_text
+from setblock.data.tasks import TASKS, task_named
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.evaluation.sandbox import Level
-from setblock.evaluation.sandbox import check as check_sandbox
-from setblock.evaluation.task_names import unknown_task
-from setblock.evaluation.tasks import TASKS, PythonFunctions
 
 if TYPE_CHECKING:
     from setblock.evaluation.harness import Evaluation
@@ -53,7 +51,7 @@ def evaluate(
         Level,
         typer.Option(
             "--sandbox",
-            help="Of python-functions: how answers are confined when they are run. confined, or files-readable to accept that "
+            help="Of tasks whose answers are run: how they are confined. confined, or files-readable to accept that "
             "they can read your files where the kernel has no Landlock.",
             rich_help_panel=options.TASK,
         ),
@@ -107,26 +105,26 @@ def evaluate(
         )
         return
     check_unused(harness)
-    if task not in TASKS:
-        raise unknown_task(task, TASKS)
+    chosen = task_named(task)
     limit = DEFAULT_LIMIT if limit is None else limit
 
     from setblock.evaluation.harness import evaluate as run
+    from setblock.evaluation.judging import check_judge
 
-    chosen = TASKS[task](split=split, seed=decoding.seed)
-    if isinstance(chosen, PythonFunctions):
-        chosen = replace(chosen, level=confinement)
-        check_sandbox(confinement)
+    check_judge(chosen, level=confinement)
     loaded = load_model(model, blocks=settings.method != "ntp")
     settings = decoding.settings_for(loaded)
     with _progress(limit) as on_progress:
         evaluation = run(
             loaded,
             chosen,
+            split=split,
+            seed=decoding.seed,
             settings=settings,
             limit=limit,
             batch_size=batch_size,
             continuous=continuous,
+            level=confinement,
             on_progress=on_progress,
         )
     if as_json:
@@ -171,7 +169,8 @@ def evaluation_json(evaluation: "Evaluation") -> dict[str, Any]:
         "method": evaluation.method,
         "block_size": evaluation.block_size,
         "accuracy": evaluation.accuracy,
-        "accuracy_interval": list(evaluation.accuracy_interval),
+        "accuracy_interval": evaluation.accuracy_interval and list(evaluation.accuracy_interval),
+        "scores": totals.scores,
         "num_examples": evaluation.num_examples,
         "num_forwards": totals.forwards,
         "prefill_forwards": totals.prefill,
@@ -195,11 +194,14 @@ def _nats(value: float | None) -> str:
 
 
 def _report(evaluation: "Evaluation") -> str:
-    low, high = evaluation.accuracy_interval
-    rows = [("accuracy", f"{evaluation.accuracy:.1%} (95% interval {low:.1%} to {high:.1%})")]
+    rows = []
+    if evaluation.accuracy is not None and evaluation.accuracy_interval is not None:
+        low, high = evaluation.accuracy_interval
+        rows.append(("accuracy", f"{evaluation.accuracy:.1%} (95% interval {low:.1%} to {high:.1%})"))
+    rows += [(name, f"{score:.1%}") for name, score in evaluation.totals.scores.items()]
     if evaluation.method != "ntp":
+        rows += [("accuracy of ntp", f"{evaluation.ntp_accuracy:.1%}")] if evaluation.ntp_accuracy is not None else []
         rows += [
-            ("accuracy of ntp", f"{evaluation.ntp_accuracy:.1%}"),
             ("identical to ntp", f"{evaluation.identical_to_ntp:.1%} of the answers"),
             ("tokens as in ntp", f"{evaluation.token_agreement:.1%}, place by place"),
         ]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from setblock.data.exercises import Split
+from setblock.data.splits import Split
 
 TASK, HARNESS, MODEL, DECODING = "Task", "Tasks of lm-evaluation-harness", "Model", "Decoding"
 SAMPLING, OUTPUT, BATCH = "Sampling", "Output", "Many prompts"

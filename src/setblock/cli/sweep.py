@@ -9,8 +9,9 @@ from setblock.cli import options
 from setblock.cli.grid_options import GridOptions
 from setblock.cli.messages import print_json, stdout_console
 from setblock.cli.model import ModelOptions, load_model
-from setblock.cli.tasks import DEFAULT_BATCH_SIZE, BatchSizeOption, MaxNewTokensOption, TaskOption, task_named
-from setblock.data.exercises import Split
+from setblock.cli.tasks import DEFAULT_BATCH_SIZE, BatchSizeOption, MaxNewTokensOption, TaskOption
+from setblock.data.splits import Split
+from setblock.data.tasks import task_named
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError
 
@@ -115,7 +116,7 @@ def _run(
     from setblock.evaluation.grid import points_of
     from setblock.evaluation.sweep_run import run_sweep
 
-    chosen = task_named(task, split=split, seed=seed)
+    chosen = task_named(task)
     grids = grid.grids()
     loaded = load_model(model, blocks=True)
     points = points_of(loaded, grids)
@@ -124,6 +125,8 @@ def _run(
             loaded,
             chosen,
             points,
+            split=split,
+            seed=seed,
             path=out,
             shared=shared,
             limit=limit,

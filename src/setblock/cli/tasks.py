@@ -1,15 +1,10 @@
-"""The task options that sweeping and calibrating share: from a name to a task."""
+"""The task options that sweeping and calibrating share."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from setblock.cli import options
-from setblock.data.exercises import Split
-from setblock.evaluation.task_names import unknown_task
-
-if TYPE_CHECKING:
-    from setblock.evaluation.tasks import Task
 
 TaskOption = Annotated[
     str,
@@ -39,16 +34,3 @@ MaxNewTokensOption = Annotated[
     ),
 ]
 DEFAULT_BATCH_SIZE = 100  # a sweep answers many examples: wide batches waste least
-
-
-def task_named(name: str, *, split: Split, seed: int) -> "Task":
-    """The task of a name.
-
-    Raises:
-        ParameterError: there is none.
-    """
-    from setblock.evaluation.tasks import TASKS
-
-    if name not in TASKS:
-        raise unknown_task(name, TASKS)
-    return TASKS[name](split=split, seed=seed)

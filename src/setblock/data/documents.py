@@ -9,8 +9,6 @@ from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.word_problems import WordProblem
-
 
 @dataclass(frozen=True)
 class Document:
@@ -45,8 +43,3 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Iterable[tuple[str, 
         ):
             closed = [*completion, tokenizer.eos_token_id]
             yield Document([*prompt, *closed], [False] * len(prompt) + [True] * len(closed))
-
-
-def encode_problems(tokenizer: PreTrainedTokenizerBase, problems: Iterable[WordProblem]) -> Iterator[Document]:
-    """Documents of word problems."""
-    return encode_pairs(tokenizer, ((p.prompt, p.completion) for p in problems))

@@ -243,11 +243,13 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def texts_of(section: SourceSection, records: Iterable[Record]) -> Iterator[str]:
-    """The texts of records, for a tokenizer that is yet to be trained on them: all that their columns of interest spell."""
+    """The texts of records, for a tokenizer that is yet to be trained on them: all that their columns of interest spell. A
+    completion comes right after its prompt, as in a document."""
     shape: Shape | None = None
     for record in records:
         shape = shape or shape_of(section, record)
-        yield "\n".join(_strings([record.columns.get(column) for column in shape.columns]))
+        between = "" if len(shape.columns) == 2 else "\n"
+        yield between.join(_strings([record.columns.get(column) for column in shape.columns]))
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from setblock.data.exercises import Split
+from setblock.data.splits import Split, split_of
 
 PACKAGE_LIMIT = 1_500_000
 """Bytes that are taken of one package: the largest would otherwise be most of the text."""
@@ -53,12 +53,9 @@ class SourceFile:
     text: str
 
 
-def split_of(package: str) -> Split:
+def split_of_package(package: str) -> Split:
     """The split a package belongs to: a function of its name, so that whole packages are held out."""
-    bucket = int.from_bytes(hashlib.sha256(package.lower().encode()).digest()[:4]) % 100
-    if bucket < _HELD_OUT_PERCENT:
-        return "test"
-    return "validation" if bucket < 2 * _HELD_OUT_PERCENT else "train"
+    return split_of(package.lower(), held_out_percent=_HELD_OUT_PERCENT)
 
 
 @lru_cache(maxsize=3)
@@ -73,7 +70,7 @@ def source_files(split: Split, *, folders: tuple[Path, ...] | None = None) -> tu
         folders: where packages lie; the standard library and site-packages by default.
     """
     packages = _packages(_installed() if folders is None else folders)
-    wanted = [name for name in sorted(packages) if split_of(name) == split]
+    wanted = [name for name in sorted(packages) if split_of_package(name) == split]
     if split == "train":
         return tuple(_distinct((file for name in wanted for file in _files_of(name, packages[name])), set()))
     trained = source_files("train", folders=folders)

@@ -1,4 +1,4 @@
-"""Records: what local files, hub data sets and generators hold, one mapping of columns for each document, in order.
+"""Records: what local files, hub data sets and tasks hold, one mapping of columns for each document, in order.
 
 Knows files and the `datasets` library, and where each record came from. Knows nothing of what its columns mean.
 """
@@ -16,9 +16,8 @@ from typing import Any
 
 import datasets
 
-from setblock.data.exercises import SPLITS
-from setblock.data.generated import GENERATED, generated
 from setblock.data.section import SourceSection
+from setblock.data.tasks import TASKS
 from setblock.errors import SetBlockError
 
 JSON_LINES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
@@ -87,43 +86,51 @@ class HubRecords:
                 yield Record(f"{self.section.source}, split {self.section.split}, row {index + 1}", columns)
 
 
-class GeneratedRecords:
-    """Generated exercises (`setblock.data.generated`): a prompt and its completion each."""
+class TaskRecords:
+    """The examples of a task (`setblock.data.tasks`), each with its answer."""
 
     def __init__(self, section: SourceSection, *, streaming: bool) -> None:
-        if section.split not in SPLITS:
-            raise SetBlockError(f"split of {section.source} must be one of {', '.join(SPLITS)}, not {section.split!r}")
         if section.documents is None and not streaming:
-            raise SetBlockError(f"data source {section.source} has no end: say how many documents to take of it")
+            raise SetBlockError(f"data source {section.source} may have no end: say how many documents to take of it")
         self.section = section
+        TASKS[section.source].examples(section.split)  # raises for a split that it has not
 
     @property
     def fingerprint(self) -> list[Any]:
-        """What changes when an exercise does: a hash of all, since they are as they are by our code."""
+        """What changes when an example does: a hash of all, since they are as they are by our code."""
         digest = hashlib.sha256()
         for record in self:
             digest.update(json.dumps(record.columns).encode())
         return [self.section.source, digest.hexdigest()]
 
     def __iter__(self) -> Iterator[Record]:
-        """Generate them anew."""
-        name, split = self.section.source, self.section.split
-        pairs = islice(generated(name, split, seed=self.section.seed), self.section.documents)
-        for number, pair in enumerate(pairs, start=1):
-            yield Record(f"{name}, number {number}", {"prompt": pair.prompt, "completion": pair.completion})
+        """Generate them anew.
+
+        Raises:
+            SetBlockError: an example has no answer to learn.
+        """
+        name, examples = (
+            self.section.source,
+            TASKS[self.section.source].examples(self.section.split, seed=self.section.seed),
+        )
+        for number, example in enumerate(islice(examples, self.section.documents), start=1):
+            where = f"{name}, number {number}"
+            if example.answer is None:
+                raise SetBlockError(f"{where} has no answer to train on")
+            yield Record(where, example.record)
 
 
-AnyRecords = FileRecords | HubRecords | GeneratedRecords
+AnyRecords = FileRecords | HubRecords | TaskRecords
 
 
 def records_of(section: SourceSection, *, streaming: bool = False) -> AnyRecords:
-    """The records of a source: generated where it is a name of such, local files where it is that of some, else a hub data set.
+    """The records of a source: a task's examples where it is the name of one, local files where it is theirs, else a hub's.
 
     Raises:
-        SetBlockError: there is no such file, the data set can't be loaded, or there is no end of what is generated.
+        SetBlockError: there is no such file, the data set can't be loaded, or it may have no end.
     """
-    if section.source in GENERATED:
-        return GeneratedRecords(section, streaming=streaming)
+    if section.source in TASKS:
+        return TaskRecords(section, streaming=streaming)
     files = local_files(section.source)
     return HubRecords(section, streaming=streaming) if files is None else FileRecords(files, limit=section.documents)
 

@@ -14,16 +14,14 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.data.chat import read_template
 from setblock.data.corpus import Corpus, cached, mixed, refuse_ids
-from setblock.data.documents import encode_problems
 from setblock.data.encoding import Encoder, texts_of
 from setblock.data.limits import Census, Limits
 from setblock.data.packing import Row, RowDataset, fill, pack, row_of, unpacked
 from setblock.data.pieces import encode_pieces
 from setblock.data.python_code import SourceFile, hash_order, source_files
 from setblock.data.records import records_of
-from setblock.data.section import PythonCodeSection, TextsSection, WordProblemsSection
+from setblock.data.section import PythonCodeSection, TextsSection
 from setblock.data.stream import DocumentStream, RowStream
-from setblock.data.word_problems import WordProblem, word_problems
 from setblock.errors import SetBlockError
 
 
@@ -37,7 +35,7 @@ class RecipeRows:
 
     @property
     def fingerprint(self) -> str | None:
-        """A hash of the documents to train on; None where they are generated, or not known beforehand."""
+        """A hash of the documents to train on; None where they are not known beforehand."""
         if self.files is not None:
             return self.files
         rows = self.train.rows if isinstance(self.train, RowDataset) else None
@@ -81,7 +79,7 @@ class CorpusRows(Sequence[Row]):
 
 
 def rows_of(
-    section: WordProblemsSection | PythonCodeSection | TextsSection,
+    section: PythonCodeSection | TextsSection,
     tokenizer: PreTrainedTokenizerBase,
     *,
     context_length: int,
@@ -100,8 +98,6 @@ def rows_of(
     Raises:
         SetBlockError: the data can't be read, or is not as the section says.
     """
-    if isinstance(section, WordProblemsSection):
-        return RecipeRows(_problem_rows(section, tokenizer), _held_out_problem_rows(section, tokenizer))
     if isinstance(section, PythonCodeSection):
         return _all_code_rows(section, tokenizer, context_length=context_length)
     limits = Limits(
@@ -119,9 +115,7 @@ def rows_of(
     return RecipeRows(train, rows(section, take_held_out=True) if section.evaluation_fraction else None)
 
 
-def use_chat_template(
-    section: WordProblemsSection | PythonCodeSection | TextsSection, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def use_chat_template(section: PythonCodeSection | TextsSection, tokenizer: PreTrainedTokenizerBase) -> None:
     """Give the tokenizer the template that the section names, if it names one, so that it is saved with the model.
 
     Raises:
@@ -129,11 +123,6 @@ def use_chat_template(
     """
     if isinstance(section, TextsSection) and section.chat_template is not None:
         tokenizer.chat_template = read_template(section.chat_template)
-
-
-def problems_of(section: WordProblemsSection) -> Iterator[WordProblem]:
-    """The word problems of a section."""
-    return islice(word_problems(section.split, seed=section.seed), section.documents)
 
 
 def code_files(section: PythonCodeSection) -> Sequence[SourceFile]:
@@ -151,34 +140,17 @@ def code_files(section: PythonCodeSection) -> Sequence[SourceFile]:
     return files[first:last]
 
 
-def corpus_texts(section: WordProblemsSection | PythonCodeSection | TextsSection) -> Iterator[str]:
+def corpus_texts(section: PythonCodeSection | TextsSection) -> Iterator[str]:
     """The texts of a section, for a tokenizer that is yet to be trained on them. Those of a mixture one source after another.
 
     Raises:
         SetBlockError: a source can't be read.
     """
-    if isinstance(section, WordProblemsSection):
-        yield from (problem.prompt + problem.completion for problem in problems_of(section))
-        return
     if isinstance(section, PythonCodeSection):
         yield from (file.text for file in code_files(section))
         return
     for source in section.sources:
         yield from texts_of(source, records_of(source, streaming=section.streaming))
-
-
-def _problem_rows(section: WordProblemsSection, tokenizer: PreTrainedTokenizerBase) -> RowDataset:
-    documents = encode_problems(tokenizer, problems_of(section))
-    if section.row_length is None:
-        return RowDataset(unpacked(documents))
-    return RowDataset(pack(documents, row_length=section.row_length, pad_token_id=tokenizer.eos_token_id))
-
-
-def _held_out_problem_rows(section: WordProblemsSection, tokenizer: PreTrainedTokenizerBase) -> RowDataset | None:
-    if not section.evaluation_documents:
-        return None
-    held_out = {"split": "validation", "documents": section.evaluation_documents}
-    return _problem_rows(section.model_copy(update=held_out), tokenizer)
 
 
 def _all_code_rows(

@@ -7,25 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from setblock.data.exercises import Split
+from setblock.data.splits import Split
 from setblock.section import Section
 
 LossOn = Literal["assistant", "all"]
 TooLong = Literal["error", "drop", "truncate"]
 SpecialTokens = Literal["error", "drop", "spell", "keep"]
-
-
-class WordProblemsSection(Section):
-    """Generated word problems (`setblock.data.word_problems`)."""
-
-    source: Literal["word-problems"] = "word-problems"
-    split: Split = "train"
-    documents: int = Field(ge=1, description="how many documents")
-    seed: int = 0
-    row_length: int | None = Field(
-        None, ge=2, description="pack documents into rows this long; null: a row each, unpacked"
-    )
-    evaluation_documents: int = Field(0, ge=0, description="documents of the validation split to evaluate on")
 
 
 class PythonCodeSection(Section):
@@ -58,7 +45,7 @@ class _Texts(Section):
     """Where texts are, and which columns hold them."""
 
     name: str | None = Field(None, description="configuration (subset) of a hub data set")
-    split: str = Field("train", description="split of a hub data set or of generated exercises; local files have none")
+    split: str = Field("train", description="split of a hub data set or a task; local files have none")
     revision: str | None = Field(None, description="commit, tag or branch of a hub data set")
     documents: int | None = Field(None, ge=1, description="take only the first so many; null: all that there are")
     messages_column: str | None = None
@@ -81,11 +68,11 @@ class _Texts(Section):
 class SourceSection(_Texts):
     """One source of a mixture."""
 
-    source: str = Field(description="a file, folder or glob pattern, a name of generated exercises, or a hub id")
+    source: str = Field(description="a file, folder or glob pattern, a task, or a hub id")
     weight: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="share of the documents drawn, against the others'"
     )
-    seed: int = Field(0, description="of generated exercises")
+    seed: int = Field(0, description="of a task's examples")
 
 
 class EvaluationSection(_Texts):
@@ -96,13 +83,15 @@ class EvaluationSection(_Texts):
 
 
 class TextsSection(_Texts):
-    """Texts of one's own: local files or hub data sets, one or a mixture."""
+    """Texts of tasks, local files or hub data sets, of one or a mixture."""
 
-    source: str | None = Field(None, description="a file, folder or glob pattern, or a hub id")
+    moved = {"evaluation_documents": "evaluation: {split: validation, documents: N}"}  # noqa: RUF012
+
+    source: str | None = Field(None, description="a file, folder or glob pattern, a task, or a hub id")
     mixture: tuple[SourceSection, ...] | None = Field(None, min_length=1, description="several sources in one epoch")
     streaming: bool = Field(False, description="read, tokenise and pack while training; nothing is kept on disk")
     shuffle_buffer: int = Field(1000, ge=1, description="with streaming: documents among which the next one is drawn")
-    seed: int = Field(0, description="of generated exercises, and of the mixture's and the shuffle buffer's draws")
+    seed: int = Field(0, description="of a task's examples, and of the mixture's and the shuffle buffer's draws")
     loss_on: LossOn = Field("assistant", description="what carries loss: completions and assistant messages, or all")
     special_tokens: SpecialTokens = Field(
         "error", description="what becomes of a document whose own text spells a special token"
@@ -122,7 +111,7 @@ class TextsSection(_Texts):
     @model_validator(mode="after")
     def _fits_together(self) -> "TextsSection":
         if (self.source is None) == (self.mixture is None):
-            raise ValueError("give either source or mixture")
+            raise ValueError("give either source, such as word-problems, or mixture")
         for name in sorted(_Texts.model_fields.keys() & self.model_fields_set) if self.mixture else ():
             raise ValueError(f"{name} belongs inside each source of the mixture")
         if self.evaluation is not None and self.evaluation_fraction is not None:
@@ -163,15 +152,12 @@ def _kind(value: Any) -> str:
     def get(key: str, default: Any) -> Any:
         return value.get(key, default) if isinstance(value, dict) else getattr(value, key, default)
 
-    source = get("source", "word-problems")
-    return source if get("mixture", None) is None and source in ("word-problems", "python-code") else "texts"
+    return "python-code" if get("source", None) == "python-code" else "texts"
 
 
-DATA_KINDS = ("word-problems", "python-code", "texts")
+DATA_KINDS = ("python-code", "texts")
 DataSection = Annotated[
-    Annotated[WordProblemsSection, Tag("word-problems")]
-    | Annotated[PythonCodeSection, Tag("python-code")]
-    | Annotated[TextsSection, Tag("texts")],
+    Annotated[PythonCodeSection, Tag("python-code")] | Annotated[TextsSection, Tag("texts")],
     Discriminator(_kind),
 ]
 """What a recipe's `data` holds; which of them is told by its `source`."""

@@ -9,7 +9,6 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -21,7 +20,7 @@ import transformers
 from torch import Tensor
 
 import setblock
-from setblock.evaluation.tasks import Example, Task
+from setblock.data.tasks import Example, Task
 from setblock.model.facts import CONFIG_KEY
 from setblock.model.sbd_model import SBDModel
 
@@ -48,12 +47,11 @@ def model_fingerprint(model: SBDModel) -> str:
     return digest.hexdigest()[:16]
 
 
-def task_identity(task: Task, examples: Sequence[Example]) -> dict[str, Any]:
-    """A task's name and options, how many examples, and 16 digits of the SHA-256 of their questions."""
-    options: dict[str, Any] = asdict(task) if is_dataclass(task) and not isinstance(task, type) else {}
+def task_identity(task: Task[Any], examples: Sequence[Example], *, split: str, seed: int) -> dict[str, Any]:
+    """A task's name, which examples of it, how many, and 16 digits of the SHA-256 of their questions."""
     return {
         "name": task.name,
-        "options": json.loads(json.dumps(options, default=str)),
+        "options": {"split": split, "seed": seed},
         "num_examples": len(examples),
         "questions": _digest(f"{example.question}\0{example.prompt}" for example in examples),
     }

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from typing import Any
 
+from setblock.data.tasks import Example, Task
 from setblock.decoding.calibrated import default_settings, with_calibration
 from setblock.decoding.defaults import block_size_for
 from setblock.decoding.generation import Generation
@@ -18,8 +20,9 @@ from setblock.errors import ParameterError, SetBlockError
 from setblock.evaluation.answers import answers_to, prompts_of
 from setblock.evaluation.comparison import nfe_speedup
 from setblock.evaluation.interval import wilson_interval
+from setblock.evaluation.judging import check_judge, verdicts_on
 from setblock.evaluation.nll import mean_nll
-from setblock.evaluation.tasks import CutExample, Example, Task
+from setblock.evaluation.sandbox import Level
 from setblock.model.sbd_model import SBDModel
 
 DEFAULT_LIMIT = 100
@@ -31,7 +34,8 @@ class Totals:
     """Figures of one method over all examples.
 
     Attributes:
-        correct: answers that were right.
+        correct: answers that were right; None where nobody can say.
+        scores: means of the task's further scores.
         tokens: tokens generated, end-of-text included.
         prefill: prefill passes.
         decoding: all other passes, commits included.
@@ -40,7 +44,8 @@ class Totals:
     Passes are those of each request on its own: a batch's pass counts once for every row that takes part in it.
     """
 
-    correct: int
+    correct: int | None
+    scores: dict[str, float]
     tokens: int
     prefill: int
     decoding: int
@@ -60,7 +65,7 @@ class Likelihoods:
     Attributes:
         answers: of the method's answers; None where they have no tokens.
         ntp: of NTP's answers; likewise.
-        reference: of the texts that the examples were cut from: how well the model knows such text at all.
+        reference: of the examples' own answers: how well the model knows such text at all; likewise.
     """
 
     answers: float | None
@@ -82,7 +87,7 @@ class Evaluation:
         identical_to_ntp: share of answers that are NTP's, token for token.
         token_agreement: share of places, over all answers, at which the token is NTP's. What one answer has past the end of the
             other does not agree; nor, mostly, does what comes after a word left out.
-        nll: where the examples have a text that they were cut from, how likely the model finds texts.
+        nll: where nothing is judged, how likely the model finds texts.
     """
 
     task: str
@@ -96,19 +101,19 @@ class Evaluation:
     nll: Likelihoods | None = None
 
     @property
-    def accuracy(self) -> float:
-        """Share of right answers."""
-        return self.totals.correct / self.num_examples
+    def accuracy(self) -> float | None:
+        """Share of right answers; None where nobody can say."""
+        return None if self.totals.correct is None else self.totals.correct / self.num_examples
 
     @property
-    def accuracy_interval(self) -> tuple[float, float]:
+    def accuracy_interval(self) -> tuple[float, float] | None:
         """Its 95% Wilson interval."""
-        return wilson_interval(self.totals.correct, self.num_examples)
+        return None if self.totals.correct is None else wilson_interval(self.totals.correct, self.num_examples)
 
     @property
-    def ntp_accuracy(self) -> float:
+    def ntp_accuracy(self) -> float | None:
         """Share of right answers of NTP."""
-        return self.ntp.correct / self.num_examples
+        return None if self.ntp.correct is None else self.ntp.correct / self.num_examples
 
     @property
     def mean_forwards(self) -> float:
@@ -128,21 +133,26 @@ class Evaluation:
 
 def evaluate(
     model: SBDModel,
-    task: Task,
+    task: Task[Any],
     *,
+    split: str = "test",
+    seed: int = 0,
     settings: DecodingSettings | None = None,
     limit: int = DEFAULT_LIMIT,
     batch_size: int = DEFAULT_BATCH_SIZE,
     continuous: bool = False,
+    level: Level = "confined",
     on_progress: Callable[[str, int], None] = lambda method, done: None,
 ) -> Evaluation:
     """Evaluate a model on the first `limit` examples of a task, by NTP and, if it is another, by the method of `settings`.
 
     Args:
+        split, seed: which examples; see `Task.examples`.
         settings: how to decode. NTP uses the same, but for the method.
         limit: how many examples, at least 1.
         batch_size: how many are decoded at once, at least 1. Changes the time, never an answer or a count.
         continuous: whether an answer that is finished makes room for the next, as in a server; likewise.
+        level: how programs are confined, of a task that runs code; see `setblock.evaluation.sandbox`.
         on_progress: called now and then with the method and the number of examples that it has answered so far.
 
     Raises:
@@ -152,23 +162,26 @@ def evaluate(
         if value < 1:
             raise ParameterError(f"{name} must be at least 1, not {value}")
     settings = with_calibration(model, settings or default_settings(model))
-    examples = list(islice(task.examples(), limit))
+    check_judge(task, level=level)
+    examples = list(islice(task.examples(split, seed=seed), limit))
     if not examples:
         raise SetBlockError(f"task {task.name} has no examples here")
+    prompts, raw = prompts_of(task, examples, model)
     runs = {}
     for method in dict.fromkeys(
         (settings.method, "ntp")
     ):  # the one asked for first: whatever it refuses is told at once
         started = time.perf_counter()
         answers = answers_to(
-            examples,
+            prompts,
             model,
             replace(settings, method=method),
             batch_size=batch_size,
+            raw=raw,
             continuous=continuous,
             on_progress=partial(on_progress, method),
         )
-        runs[method] = answers, _totals(examples, answers, seconds=time.perf_counter() - started)
+        runs[method] = answers, _totals(task, examples, answers, seconds=time.perf_counter() - started, level=level)
 
     (answers, totals), (ntp_answers, ntp_totals) = runs[settings.method], runs["ntp"]
     same = sum(mine.token_ids == theirs.token_ids for mine, theirs in zip(answers, ntp_answers, strict=True))
@@ -181,7 +194,7 @@ def evaluate(
         ntp=ntp_totals,
         identical_to_ntp=same / len(examples),
         token_agreement=_agreement(answers, ntp_answers),
-        nll=_likelihoods(model, examples, answers, ntp_answers),
+        nll=_likelihoods(model, task, examples, answers, ntp_answers),
     )
 
 
@@ -192,16 +205,19 @@ def _agreement(answers: Sequence[Generation], ntp_answers: Sequence[Generation])
 
 
 def _likelihoods(
-    model: SBDModel, examples: Sequence[Example], answers: Sequence[Generation], ntp_answers: Sequence[Generation]
+    model: SBDModel,
+    task: Task[Any],
+    examples: Sequence[Example],
+    answers: Sequence[Generation],
+    ntp_answers: Sequence[Generation],
 ) -> Likelihoods | None:
-    if not all(isinstance(example, CutExample) for example in examples):
+    if task.judge is not None:
         return None
-    texts, raw = prompts_of(examples, model)
+    texts, raw = prompts_of(task, examples, model)
     prompts = [encode_prompt(model.tokenizer, text, raw=raw) for text in texts]
+    written = [(example.completion if raw else example.answer) or "" for example in examples]
     references = [
-        model.tokenizer(example.reference, add_special_tokens=False, split_special_tokens=True).input_ids
-        for example in examples
-        if isinstance(example, CutExample)
+        model.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids for text in written
     ]
     return Likelihoods(
         answers=mean_nll(model, zip(prompts, (answer.token_ids for answer in answers), strict=True)),
@@ -210,9 +226,14 @@ def _likelihoods(
     )
 
 
-def _totals(examples: Sequence[Example], answers: Sequence[Generation], *, seconds: float) -> Totals:
+def _totals(
+    task: Task[Any], examples: Sequence[Example], answers: Sequence[Generation], *, seconds: float, level: Level
+) -> Totals:
+    verdicts = verdicts_on(task, examples, [answer.text for answer in answers], level=level)
+    names = verdicts[0].scores if verdicts else ()
     return Totals(
-        correct=sum(example.check(answer.text) for example, answer in zip(examples, answers, strict=True)),
+        correct=None if verdicts is None else sum(each.right for each in verdicts),
+        scores={name: sum(each.scores[name] for each in verdicts or ()) / len(examples) for name in names},
         tokens=sum(answer.num_tokens for answer in answers),
         prefill=sum(answer.passes.prefill for answer in answers),
         decoding=sum(answer.passes.decoding for answer in answers),

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from setblock.data.tasks import Verdict
 from setblock.decoding.generation import Generation
 from setblock.errors import SetBlockError
-from setblock.evaluation.tasks import Example
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ def outcomes_from_json(recorded: Any) -> Outcomes:
 
 
 def outcomes_of(
-    examples: Sequence[Example], answers: Sequence[Generation], ntp_token_ids: Sequence[Sequence[int]]
+    verdicts: Sequence[Verdict] | None, answers: Sequence[Generation], ntp_token_ids: Sequence[Sequence[int]]
 ) -> Outcomes:
-    """Check and count answers; `ntp_token_ids` are NTP's to the same examples."""
+    """Count answers; `ntp_token_ids` are NTP's to the same examples. Where nothing was judged, nothing is right."""
     return Outcomes(
-        correct=tuple(int(example.check(answer.text)) for example, answer in zip(examples, answers, strict=True)),
+        correct=tuple(int(each.right) for each in verdicts) if verdicts else (0,) * len(answers),
         tokens=tuple(answer.num_tokens for answer in answers),
         prefill=tuple(answer.passes.prefill for answer in answers),
         block=tuple(answer.passes.block for answer in answers),

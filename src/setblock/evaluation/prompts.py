@@ -1,54 +1,27 @@
-"""Prompts of a file as a task without right answers: to compare settings with plain decoding, token for token."""
+"""Prompts of a file as a task that nobody judges: to compare settings with plain decoding, token for token."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from setblock.data.records import FileRecords
+from setblock.data.splits import Split
+from setblock.data.tasks import Task, TextExample
 from setblock.errors import SetBlockError
 
 
-@dataclass(frozen=True)
-class PromptExample:
-    """One prompt."""
+def prompts_of_file(path: Path) -> Task[TextExample]:
+    """The task of a JSONL file, named like it: an object a line, with a text under `prompt`.
 
-    prompt: str
-
-    @property
-    def question(self) -> str:
-        """The prompt."""
-        return self.prompt
-
-    def check(self, answer: str) -> bool:
-        """False: nobody knows."""
-        return False
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """The prompts of a JSONL file: an object a line, with a text under `prompt`.
-
-    Attributes:
-        path: the file.
+    Its examples raise `SetBlockError` where the file can't be read, or a line holds no prompt. It has one split, `test`.
     """
 
-    path: str
-
-    @property
-    def name(self) -> str:
-        """The file's name, without its ending."""
-        return Path(self.path).stem
-
-    def examples(self) -> Iterator[PromptExample]:
-        """The prompts, in the file's order.
-
-        Raises:
-            SetBlockError: the file can't be read, or a line holds no prompt.
-        """
-        if not Path(self.path).is_file():
-            raise SetBlockError(f"can't read {self.path}: no such file")
-        for record in FileRecords([Path(self.path)], limit=None):
+    def read(split: Split, seed: int) -> Iterator[TextExample]:
+        if not path.is_file():
+            raise SetBlockError(f"can't read {path}: no such file")
+        for record in FileRecords([path], limit=None):
             prompt = record.columns.get("prompt")
             if not isinstance(prompt, str) or not prompt:
                 raise SetBlockError(f'{record.where} must have a text under "prompt", not {prompt!r}')
-            yield PromptExample(prompt)
+            yield TextExample(prompt)
+
+    return Task(path.stem, f"the prompts of {path.name}", read, splits=("test",))

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from setblock.data.word_problems import WordProblem, word_problems
+from setblock.data.tasks.word_problems import WordProblem, word_problems
 from setblock.integrations.vllm.command import overrides_for, vllm_command
 from setblock.model.bundled import BUNDLED_MODEL
 

@@ -13,7 +13,7 @@ import pytest
 import setblock
 from integrations.slot_engine import generated
 from integrations.vllm.engines import ask, figure, offline, passes_so_far, problems
-from setblock.data.word_problems import answer_in
+from setblock.data.tasks.word_problems import answer_in
 from setblock.decoding.samplers import EntropyBounded, Factor
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt
@@ -63,9 +63,9 @@ def test_tokens_and_passes_are_those_of_generate(
         (answer,) = ask(engine, [problem.question], [extra])
         assert list(answer.token_ids) == token_ids
         assert passes_so_far(engine) - before == passes
-        right += answer_in(answer.text) == problem.answer
+        right += answer_in(answer.text) == problem.number
     text = [model.tokenizer.decode(token_ids, skip_special_tokens=True) for token_ids, _ in expected]
-    assert right == sum(answer_in(each) == problem.answer for each, problem in zip(text, chosen, strict=True))
+    assert right == sum(answer_in(each) == problem.number for each, problem in zip(text, chosen, strict=True))
     for first in range(0, COUNT, 8):
         answers = ask(engine, questions[first : first + 8], [extra] * len(questions[first : first + 8]))
         assert [list(each.token_ids) for each in answers] == [ids for ids, _ in expected[first : first + 8]]

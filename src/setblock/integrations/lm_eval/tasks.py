@@ -14,8 +14,8 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._index import Kind
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from setblock.data.tasks.names import unknown_task
 from setblock.errors import ParameterError, SetBlockError
-from setblock.evaluation.task_names import unknown_task
 
 SUITE = Path(__file__).parent / "suite"
 """The folder of our own tasks and groups; `--include_path` of the harness's own command takes it."""

@@ -1,7 +1,7 @@
 """Waiting lines: copy, turn round, sort, shuffle or change a list of names, after ParallelBench's (arXiv 2510.04767).
 
 Trivial one token at a time, and what breaks when tokens are chosen apart from each other: where several answers are right, each
-place may have any name but not all places the same one. Knows how an exercise is written and what is right.
+place may have any name but not all places the same one. Knows how a line is written and what is right.
 """
 
 import random
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
-from setblock.data.exercises import Exercise, Split, drawn
-from setblock.data.word_problems import PEOPLE
+from setblock.data.splits import Split
+from setblock.data.tasks.task import Example, Task, Verdict, drawn
+from setblock.data.tasks.word_problems import PEOPLE
 
 Operation = Literal["copy", "reverse", "sort", "shuffle", "replace", "insert", "remove"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
@@ -29,14 +30,24 @@ _ASKED = {
     "remove": "One of them leaves, whoever it is. Write the new line.",
 }
 
+_TOLD = {
+    "copy": "as it is",
+    "reverse": "from its end",
+    "sort": "in alphabetical order",
+    "shuffle": "in another order, whichever",
+    "replace": "a name in the place of any other",
+    "insert": "one more name, anywhere",
+    "remove": "any name left out",
+}
+
 
 @dataclass(frozen=True)
-class WaitingLine(Exercise):
+class WaitingLine(Example):
     """A line and what is to become of it. `newcomer` is a name that is not in it."""
 
-    operation: Operation
-    line: tuple[str, ...]
-    newcomer: str
+    operation: Operation = "copy"
+    line: tuple[str, ...] = ()
+    newcomer: str = ""
 
     def is_right(self, written: Sequence[str]) -> bool:
         """Whether a line is one that was asked for."""
@@ -60,13 +71,9 @@ class WaitingLine(Exercise):
         return one_more and longer is line and bool(places)
 
 
-def waiting_lines(operation: Operation, split: Split, *, seed: int = 0) -> Iterator[WaitingLine]:
-    """Exercises of one operation. A line is of one split, whatever is to be done with it.
-
-    Raises:
-        ValueError: there is no such split.
-    """
-    return drawn(partial(_write, operation), split, name=f"line-{operation}", seed=seed)
+def waiting_lines(operation: Operation, split: Split, seed: int = 0) -> Iterator[WaitingLine]:
+    """Examples of one operation. A line is of one split, whatever is to be done with it."""
+    return drawn(partial(_write, operation), split, key=f"line-{operation}-{split}-{seed}")
 
 
 def names_in(answer: str) -> list[str]:
@@ -82,7 +89,7 @@ def _write(operation: Operation, rng: random.Random) -> WaitingLine:
     return WaitingLine(
         question=f"These people wait in a line: {', '.join(line)}. {asked}",
         answer=", ".join(answer),
-        skeleton=" ".join(line),
+        identity=" ".join(line),
         operation=operation,
         line=tuple(line),
         newcomer=newcomer,
@@ -104,3 +111,13 @@ def _done(operation: Operation, line: list[str], newcomer: str, rng: random.Rand
         "replace": [*line[:place], newcomer, *line[place + 1 :]],
         "remove": [*line[:place], *line[place + 1 :]],
     }[operation]
+
+
+def _judge(example: WaitingLine, answer: str) -> Verdict:
+    return Verdict(example.is_right(names_in(answer)))
+
+
+TASKS = tuple(
+    Task(f"line-{operation}", f"a waiting line of names: {_TOLD[operation]}", partial(waiting_lines, operation), _judge)
+    for operation in OPERATIONS
+)

@@ -1,6 +1,6 @@
 import pytest
 
-from setblock.evaluation.task_names import near_names, unknown_task
+from setblock.data.tasks.names import near_names, unknown_task
 
 NAMES = [
     "gsm8k",

@@ -1,11 +1,11 @@
 """Generated arithmetic word problems with worked reasoning, in the manner of GSM8K.
 
-Knows how to write a problem, its reasoning and its answer from a seed. Knows nothing of tokenizers or models. Numbers are
-small, mostly of one or two digits: a model of a few million parameters shall solve nearly all problems, so that what block
-decoding costs is not hidden behind what the model can't do at all.
+Knows how to write a problem, its reasoning and its answer, and which answers are right. Knows nothing of tokenizers or
+models. Numbers are small, mostly of one or two digits: a model of a few million parameters shall solve nearly all problems, so
+that what block decoding costs is not hidden behind what the model can't do at all.
 
-A problem's *skeleton* is its family with every number in it, names and things left out. The skeleton's hash decides the
-split, so a held-out problem is never a training problem with other names: the splits share no skeleton at all.
+A problem's identity is its family with every number in it, names and things left out. So a held-out problem is never a
+training problem with other names: the splits share no such skeleton at all.
 """
 
 import random
@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from setblock.data.exercises import Split, check_split, split_of
+from setblock.data.splits import Split
+from setblock.data.tasks.task import Example, Task, Verdict, drawn
 
 PEOPLE = (
     "Maya Tom Ana Ben Lena Omar Ruth Ivan Nora Sam Zoe Leo Mia Paul Eva Hugo Iris Max Ella Finn "
@@ -28,26 +29,13 @@ GOODS = "pens books lamps hats cups plates shirts scarves bowls mugs games belts
 
 
 @dataclass(frozen=True)
-class WordProblem:
-    """One problem. `question` and `reasoning` are plain text; `answer` is the number after `####`."""
+class WordProblem(Example):
+    """One problem. Its `answer` is the reasoning, which ends in `#### number`."""
 
-    question: str
-    reasoning: str
-    answer: int
-    skeleton: str
-
-    @property
-    def prompt(self) -> str:
-        """The text a model is given; the bundled tokenizer's chat template writes the same."""
-        return f"Question: {self.question}\nAnswer:"
-
-    @property
-    def completion(self) -> str:
-        """The text a model is to write, ending in `#### answer`."""
-        return f" {self.reasoning}\n#### {self.answer}"
+    number: int = 0
 
 
-Draft = tuple[str, list[str], int, tuple[object, ...]]  # question, reasoning lines, answer, numbers of the skeleton
+Draft = tuple[str, list[str], int, tuple[object, ...]]  # question, reasoning lines, answer, numbers of its identity
 
 
 def _collection(rng: random.Random) -> Draft:
@@ -332,30 +320,33 @@ FAMILIES: dict[str, Callable[[random.Random], Draft]] = {
 }
 
 
-def word_problems(split: Split, *, seed: int = 0) -> Iterator[WordProblem]:
-    """Endless distinct problems of one split, the same for the same seed.
+def word_problems(split: Split, seed: int = 0) -> Iterator[WordProblem]:
+    """Endless distinct problems of one split."""
+    return drawn(_write, split, key=f"{split}-{seed}")
 
-    Raises:
-        ValueError: `split` is not one of `SPLITS`.
-    """
-    check_split(split)
-    rng = random.Random(f"{split}-{seed}")
-    seen: set[int] = set()
-    families = tuple(FAMILIES.items())
-    while True:
-        name, write = rng.choice(families)
-        question, lines, answer, numbers = write(rng)
-        skeleton = " ".join(map(str, (name, *numbers)))
-        if split_of(skeleton) != split or not lines or hash(question) in seen:
-            continue
-        seen.add(hash(question))
-        yield WordProblem(question, "\n".join(lines), answer, skeleton)
+
+def _write(rng: random.Random) -> WordProblem | None:
+    name, draft = rng.choice(tuple(FAMILIES.items()))
+    question, lines, number, numbers = draft(rng)
+    if not lines:
+        return None
+    answer = "\n".join((*lines, f"#### {number}"))
+    return WordProblem(question, answer, identity=" ".join(map(str, (name, *numbers))), number=number)
 
 
 _FINAL_NUMBER = re.compile(r"####\s*(-?\d+)")
 
 
 def answer_in(text: str) -> int | None:
-    """The number after the last `####` of a completion, or None where there is none."""
+    """The number after the last `####` of an answer, or None where there is none."""
     found = _FINAL_NUMBER.findall(text)
     return int(found[-1]) if found else None
+
+
+def _judge(problem: WordProblem, answer: str) -> Verdict:
+    return Verdict(answer_in(answer) == problem.number)
+
+
+TASKS = (
+    Task("word-problems", "a sum in words, with its reasoning; right if its final number is", word_problems, _judge),
+)

@@ -1,14 +1,14 @@
-"""Generated exercises as a recipe's data, alone and in a mixture."""
+"""Tasks as a recipe's data, alone and in a mixture."""
 
 import itertools
 
 import pytest
 
 from setblock.data.encoding import Encoder
-from setblock.data.generated import GENERATED
 from setblock.data.records import records_of
 from setblock.data.rows import corpus_texts, rows_of
 from setblock.data.section import SourceSection, TextsSection
+from setblock.data.tasks import TASKS
 from setblock.errors import SetBlockError
 
 
@@ -18,7 +18,7 @@ def source(name, **fields):
 
 def test_records_are_the_exercises_of_the_split_and_seed():
     records = list(records_of(source("line-sort", documents=5, split="validation", seed=2)))
-    exercises = itertools.islice(GENERATED["line-sort"]("validation", seed=2), 5)
+    exercises = itertools.islice(TASKS["line-sort"].examples("validation", seed=2), 5)
     assert [record.columns for record in records] == [
         {"prompt": e.prompt, "completion": e.completion} for e in exercises
     ]
@@ -33,7 +33,7 @@ def test_the_fingerprint_is_that_of_the_exercises():
 
 
 def test_what_has_no_end_must_be_given_one():
-    with pytest.raises(SetBlockError, match="line-sort has no end: say how many documents to take"):
+    with pytest.raises(SetBlockError, match="line-sort may have no end: say how many documents to take"):
         records_of(source("line-sort"))
     assert next(iter(records_of(source("line-sort"), streaming=True)))
     with pytest.raises(SetBlockError, match="split of line-sort must be one of train, validation, test, not 'dev'"):
@@ -42,7 +42,7 @@ def test_what_has_no_end_must_be_given_one():
 
 def test_a_mixture_is_evaluated_on_another_split_of_its_sources(tokenizer):
     section = TextsSection(
-        mixture=[{"source": "line-copy", "documents": 12}, {"source": "digits-to-words", "documents": 12, "seed": 5}],
+        mixture=[{"source": "line-copy", "documents": 12}, {"source": "line-remove", "documents": 12, "seed": 5}],
         evaluation={"split": "validation", "documents": 4},
     )
     rows = rows_of(section, tokenizer, context_length=512, vocabulary=300, mask_token_id=1)
@@ -51,9 +51,9 @@ def test_a_mixture_is_evaluated_on_another_split_of_its_sources(tokenizer):
         return {tokenizer.decode(item["input_ids"], skip_special_tokens=True) for item in side}
 
     def expected(name, split, seed, count):
-        return {e.prompt + e.completion for e in itertools.islice(GENERATED[name](split, seed=seed), count)}
+        return {e.prompt + e.completion for e in itertools.islice(TASKS[name].examples(split, seed=seed), count)}
 
-    sources = (("line-copy", 0), ("digits-to-words", 5))
+    sources = (("line-copy", 0), ("line-remove", 5))
     for side, split, count in ((rows.train, "train", 12), (rows.evaluation, "validation", 4)):
         assert texts(side) == set().union(*(expected(name, split, seed, count) for name, seed in sources))
     assert not texts(rows.train) & texts(rows.evaluation)
@@ -66,12 +66,12 @@ def test_only_completions_carry_loss(tokenizer):
     (document,) = Encoder(tokenizer, section, loss_on="assistant", special_tokens="error").documents(
         records_of(section)
     )
-    exercise = next(GENERATED["line-copy"]("train"))
+    exercise = next(TASKS["line-copy"].examples("train"))
     learned = [token for token, carries in zip(document.token_ids, document.carries_loss, strict=True) if carries]
     assert tokenizer.decode(learned) == f"{exercise.completion}<|endoftext|>"
 
 
 def test_a_single_source_takes_the_sections_seed():
     section = TextsSection(source="line-copy", documents=3, seed=9)
-    exercises = itertools.islice(GENERATED["line-copy"]("train", seed=9), 3)
-    assert list(corpus_texts(section)) == [f"{each.prompt}\n{each.completion}" for each in exercises]
+    exercises = itertools.islice(TASKS["line-copy"].examples("train", seed=9), 3)
+    assert list(corpus_texts(section)) == [f"{each.prompt}{each.completion}" for each in exercises]

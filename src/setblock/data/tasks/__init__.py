@@ -1,0 +1,35 @@
+"""Tasks: what models are asked here and trained on. Each file of this folder is one task, or a family of them.
+
+`TASKS` is the one table. A file enters it by having a `TASKS` of its own: a tuple of `Task`. Nothing else need be changed, for
+`setblock evaluate --task`, sweeps, calibrations, `evaluate_decoding` of a recipe, and `data.source` all read the table.
+"""
+
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from setblock.data.tasks.names import unknown_task
+from setblock.data.tasks.task import ChatExample, Example, Program, Task, TextExample, Verdict
+
+
+def _tasks_of_this_folder() -> Iterator[Task[Any]]:
+    for module in iter_modules(__path__):
+        yield from getattr(import_module(f"{__name__}.{module.name}"), "TASKS", ())
+
+
+TASKS: dict[str, Task[Any]] = {task.name: task for task in _tasks_of_this_folder()}
+
+
+def task_named(name: str) -> Task[Any]:
+    """The task of a name.
+
+    Raises:
+        ParameterError: there is none; the message lists the names near it, or all.
+    """
+    if name not in TASKS:
+        raise unknown_task(name, TASKS)
+    return TASKS[name]
+
+
+__all__ = ["TASKS", "ChatExample", "Example", "Program", "Task", "TextExample", "Verdict", "task_named"]
