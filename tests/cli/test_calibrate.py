@@ -14,6 +14,7 @@ from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError
 from setblock.evaluation.fingerprint import model_fingerprint
 from setblock.evaluation.sweep import row_json
+from setblock.evaluation.trace import trace
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.facts import CONFIG_KEY
 
@@ -77,6 +78,9 @@ def test_what_is_found_is_written_and_used(run, copied, sweep_file):
     assert [json.loads(evaluated.stdout)[key] for key in ("gamma", "block_size")] == [0.3, 8]
     compared = run("compare", "A prompt.", "--model", copied, "--max-new-tokens", 4, "--json")
     assert json.loads(compared.stdout)["gamma"] == 0.3
+    traced = run("trace", "A prompt.", "--model", copied, "--max-new-tokens", 4, "--json")
+    assert traced.message == line
+    assert [json.loads(traced.stdout)[key] for key in ("gamma", "block_size")] == [0.3, 8]
     assert (
         "domain 'prose' is not known: this model was calibrated for sums"
         in run("generate", *quick, "--domain", "prose").message
@@ -98,6 +102,7 @@ def test_what_is_found_is_written_and_used(run, copied, sweep_file):
     ):
         assert with_calibration(model, settings) == settings
     answers = [generate(model, "A prompt of some words.", settings=each) for each in (None, calibrated)]
+    assert trace(model, "A prompt.", settings=DecodingSettings(max_new_tokens=4)).block_size == 8
     assert answers[0].token_ids == answers[1].token_ids
     assert answers[0].revealed_by == answers[1].revealed_by
     assert (

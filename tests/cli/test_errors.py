@@ -30,8 +30,8 @@ def _edit_config(folder, edit):
     [
         (["--gamma", "-1"], "gamma must be at least 0, not -1.0"),
         (["--gamma", "nan"], "gamma must be at least 0, not nan"),
-        (["--gamma", "1", "--sampler", "fixed-count"], "sampler fixed-count has no gamma"),
-        (["--sampler", "magic"], "sampler must be one of entropy-bounded, "),
+        (["--gamma", "1", "--sampler", "fixed-count"], "sampler fixed-count has no 'gamma'"),
+        (["--sampler", "magic"], "sampler must be one of adaptive-confidence, "),
         (["--sampler-option", "gama=1"], "did you mean 'gamma'?"),
         (["--block-size", "0"], "block_size must be at least 1, not 0"),
         (["--draft-passes", "0"], "draft_passes must be at least 1, not 0"),

@@ -9,9 +9,9 @@ import pytest
 
 from families import tiny_sbd
 from setblock.decoding.defaults import draft_passes_for, sampler_for
+from setblock.decoding.named_samplers import sampler_named
 from setblock.decoding.operating_point import NTP, OperatingPoint, point_from_json, point_of
 from setblock.decoding.samplers import SAMPLERS, EntropyBounded, Factor
-from setblock.decoding.samplers.named import sampler_named
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError
 

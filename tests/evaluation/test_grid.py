@@ -8,7 +8,7 @@ import pytest
 from families import tiny_sbd
 from setblock.decoding.samplers import SAMPLERS
 from setblock.errors import ParameterError, SetBlockError
-from setblock.evaluation.grid import DIALS, grids_of, points_of, read_grids
+from setblock.evaluation.grid import grids_of, points_of, read_grids
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_a_key_is_for_the_samplers_that_have_it(model):
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_has_a_dial(model, name):
-    key, values = DIALS[name]
+    key, values = SAMPLERS[name].dial
     assert key in {field.name for field in fields(SAMPLERS[name])}
     assert len(labels(model, ["sbd"], [name], {})) == len(values)
 

@@ -170,7 +170,7 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            ({"gama": 1}, "model argument 'gama' is not known; of decoding there are adaptive_blocks, block_size"),
+            ({"gama": 1}, "model argument 'gama' is not known, did you mean 'gamma'.; there are method, .*block_size"),
             ({"temperature": 1}, "of a request: give it as --gen_kwargs"),
             ({"sampler": "nonsense"}, "sampler must be one of"),
             ({"method": "fast"}, "method must be one of"),
@@ -210,7 +210,7 @@ class TestArguments:
 
     def test_a_task_s_gamma_needs_a_sampler_that_has_one(self):
         with pytest.raises(
-            ParameterError, match=r"sampler factor has no gamma, which the task or --gen_kwargs sets to 0\.1"
+            ParameterError, match=r"generation argument gamma=0\.1: sampler factor has no 'gamma'; it has factor"
         ):
             request_settings(DecodingSettings(sampler=Factor()), {"gamma": 0.1}, default_max_gen_toks=256)
 

@@ -63,17 +63,20 @@ def test_every_parameter_arrives() -> None:
     assert (settings.temperature, settings.min_p, settings.seed) == (0.7, 0.05, 11)
     assert (settings.top_k, settings.top_p) == (5, 0.9)
     assert asked(sampler="factor", factor=0.5).sampler == Factor(0.5)
-    assert asked(gamma=math.inf).sampler == EntropyBounded(math.inf)
+    assert asked(gamma=math.inf).sampler == asked(gamma="inf").sampler == EntropyBounded(math.inf)
 
 
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"gama": 0.1}, "unknown parameter 'gama'; with sampler entropy-bounded there are method, block_size"),
-        ({"factor": 0.1}, "unknown parameter 'factor'; with sampler entropy-bounded"),
+        (
+            {"gama": 0.1},
+            "parameter 'gama' is not known, did you mean 'gamma'.; there are method, .*, and of sampler entropy-bounded gamma",
+        ),
+        ({"factor": 0.1}, "parameter 'factor' is not known; there are .*, and of sampler entropy-bounded gamma, proxy"),
         ({"gamma": -1}, "gamma must be at least 0, not -1"),
-        ({"gamma": "low"}, "hyperparameters of sampler entropy-bounded must be numbers, not {'gamma': 'low'}"),
-        ({"sampler": "best"}, "sampler must be one of entropy-bounded, "),
+        ({"gamma": "low"}, "gamma of sampler entropy-bounded: .* valid number, .*, not 'low'"),
+        ({"sampler": "best"}, "sampler must be one of adaptive-confidence, "),
         ({"sampler": ["factor"]}, r"sampler must be one of .*, not \['factor'\]"),
         ({"method": "fast"}, "method must be one of sbd, exact, ntp, not 'fast'"),
         ({"block_size": 0}, "block_size must be at least 1, not 0"),

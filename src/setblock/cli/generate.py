@@ -1,18 +1,18 @@
 """`setblock generate`: an answer, streamed, or several; or the answers to a file of prompts."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from setblock.cli import options
-from setblock.cli.decoding_options import DecodingOptions
+from setblock.cli.decoding_options import DecodingOptions, offers
 from setblock.cli.generate_file import generate_file
 from setblock.cli.messages import print_figures, print_json, stdout_console
 from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.prompt import read_prompt
-from setblock.decoding.settings import MAX_LOGPROBS, MAX_SAMPLES, DecodingSettings
+from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 
 if TYPE_CHECKING:
@@ -25,30 +25,9 @@ if TYPE_CHECKING:
 DEFAULT_CONCURRENCY = 32
 
 
-@dataclass(frozen=True, kw_only=True)
+@offers("report")
 class GenerateOptions(DecodingOptions):
     """How answers are decoded, and what is told of them."""
-
-    n: Annotated[
-        int,
-        typer.Option(
-            "--n",
-            metavar="N",
-            help=f"How many answers, at most {MAX_SAMPLES}: those of the seeds S, S + 1 and so on. More than one are not "
-            'streamed, and --json gives {"answers": [...]}.',
-            rich_help_panel=options.OUTPUT,
-        ),
-    ] = 1
-    logprobs: Annotated[
-        int | None,
-        typer.Option(
-            "--logprobs",
-            metavar="N",
-            help="With --json, tell how likely each token was, and the N most likely in its place, "
-            f"at most {MAX_LOGPROBS}.",
-            rich_help_panel=options.OUTPUT,
-        ),
-    ] = None
 
 
 def generate(
@@ -103,7 +82,7 @@ def generate(
     """Answer a prompt, writing text as it becomes final; then, on stderr, tokens, forward passes and seconds.
 
     Every forward pass counts: the prefill, passes over a block, and passes that commit a finished block while they begin
-    the next one.
+    the next one. Several answers (--n) are not streamed, and --json gives {"answers": [...]}; --logprobs needs --json.
     """
     settings = decoding.settings()
     if source is not None or target is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from setblock.cli.sampler import SAMPLER_NAMES
+from setblock.decoding.named_samplers import SAMPLERS
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class GridOptions:
         typer.Option(
             "--sampler",
             metavar="NAME",
-            help=f"A sampler to sweep in method sbd; may be given again: {', '.join(SAMPLER_NAMES)}. "
+            help=f"A sampler to sweep in method sbd; may be given again: {', '.join(SAMPLERS)}. "
             "Default: entropy-bounded.",
             rich_help_panel=GRID,
         ),

@@ -45,7 +45,9 @@ def trace(
     if page is not None and not page.absolute().parent.is_dir():
         raise SetBlockError(f"can't write {page}: there is no folder {page.absolute().parent}")
     text = read_prompt(prompt)
-    traced = run(load_model(model, blocks=settings.method != "ntp"), text, settings=settings, raw=raw)
+    loaded = load_model(model, blocks=settings.method != "ntp")
+    settings = decoding.settings_for(loaded)
+    traced = run(loaded, text, settings=settings, raw=raw)
     if page is not None:
         _write(page, trace_page(traced))
         print_message(f"wrote {page}")

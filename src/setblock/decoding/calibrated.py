@@ -4,14 +4,24 @@ A calibrated setting was tested as a whole, so it is taken as a whole: a request
 itself gets none of it.
 """
 
+from typing import Protocol
+
 from setblock.decoding.operating_point import point_from_json
-from setblock.decoding.settings import DecodingSettings, Method
+from setblock.decoding.settings import POINT, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.calibrated import CalibratedSetting
-from setblock.model.sbd_model import SBDModel
+from setblock.model.facts import SBDFacts
 
 
-def default_settings(model: SBDModel, *, domain: str | None = None) -> DecodingSettings:
+class Trained(Protocol):
+    """What says what it was trained and calibrated for: an `SBDModel`, or what stands for one."""
+
+    @property
+    def facts(self) -> SBDFacts | None:
+        """None where it was not trained for blocks."""
+
+
+def default_settings(model: Trained, *, domain: str | None = None) -> DecodingSettings:
     """The settings of a request that says nothing: the fastest that the model was calibrated to, if it was.
 
     Args:
@@ -21,7 +31,7 @@ def default_settings(model: SBDModel, *, domain: str | None = None) -> DecodingS
     return DecodingSettings() if found is None else at_calibration(found, DecodingSettings())
 
 
-def with_calibration(model: SBDModel, settings: DecodingSettings) -> DecodingSettings:
+def with_calibration(model: Trained, settings: DecodingSettings) -> DecodingSettings:
     """The settings at the calibrated point of their method, where there is one and they leave the point open."""
     if not leaves_point_open(settings):
         return settings
@@ -31,16 +41,11 @@ def with_calibration(model: SBDModel, settings: DecodingSettings) -> DecodingSet
 
 def leaves_point_open(settings: DecodingSettings) -> bool:
     """Whether settings say nothing of their operating point but, perhaps, the method."""
-    return (
-        settings.sampler is None
-        and settings.block_size is None
-        and settings.draft_passes is None
-        and not settings.adaptive_blocks
-    )
+    return all(getattr(settings, name) == SETTINGS[name].default for name in POINT)
 
 
 def calibration_for(
-    model: SBDModel, *, domain: str | None = None, method: Method | None = None
+    model: Trained, *, domain: str | None = None, method: Method | None = None
 ) -> CalibratedSetting | None:
     """The calibrated setting that a request gets; None where there is none.
 

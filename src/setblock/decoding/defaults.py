@@ -1,9 +1,13 @@
 """What a request gets where its settings leave it open."""
 
-from setblock.decoding.samplers import EntropyBounded, Sampler
+from typing import TYPE_CHECKING
+
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.model.sbd_model import SBDModel
+
+if TYPE_CHECKING:
+    from setblock.decoding.sampler import Sampler
+    from setblock.model.sbd_model import SBDModel
 
 DEFAULT_MAX_NEW_TOKENS = 256
 DEFAULT_BLOCK_SIZE = 16
@@ -11,7 +15,7 @@ DEFAULT_DRAFT_PASSES = 1
 DRAFT_GAMMA = 1.0  # with one pass, as good as any (docs/exact.md)
 
 
-def block_size_for(model: SBDModel, settings: DecodingSettings) -> int:
+def block_size_for(model: "SBDModel", settings: DecodingSettings) -> int:
     """k: what the request asks for, else the largest the model was trained with, at most 16. 1 in method `ntp`.
 
     Raises:
@@ -32,6 +36,8 @@ def draft_passes_for(settings: DecodingSettings) -> int:
     return settings.draft_passes or DEFAULT_DRAFT_PASSES
 
 
-def sampler_for(settings: DecodingSettings) -> Sampler:
+def sampler_for(settings: DecodingSettings) -> "Sampler":
     """The sampler that the request asks for, else its method's: drafts may be careless, since what is wrong is repaired."""
+    from setblock.decoding.samplers import EntropyBounded
+
     return settings.sampler or (EntropyBounded(DRAFT_GAMMA) if settings.method == "exact" else EntropyBounded())

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from setblock.decoding.defaults import block_size_for, draft_passes_for, sampler_for
-from setblock.decoding.samplers.named import defaults_of, name_of, options_of, sampler_named
+from setblock.decoding.named_samplers import defaults_of, name_of, options_of, sampler_named
 from setblock.decoding.settings import METHODS, DecodingSettings, Method
 from setblock.errors import ParameterError
 from setblock.model.sbd_model import SBDModel

@@ -1,16 +1,20 @@
-"""What a request may set. Imports no PyTorch, so that the command line can offer the settings without it."""
+"""The table of settings: what a request may set. The command line, the server, the harness, Transformers' `generate` and vLLM
+read it, each setting once.
 
-import math
-import operator
+Imports no PyTorch, so that the command line can offer the settings without it.
+"""
+
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from numbers import Real
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from setblock.decoding.ranges import Range
+from setblock.decoding.setting import Caller, Setting, setting, table_of
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
-    from setblock.decoding.samplers.protocol import Sampler
+    from setblock.decoding.sampler import Sampler
 
 Method = Literal["sbd", "exact", "ntp"]
 METHODS: tuple[Method, ...] = ("sbd", "exact", "ntp")
@@ -23,127 +27,190 @@ MAX_REPETITION_PENALTY = 100.0
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """How one request is decoded. Requests of one batch may differ in everything.
+    """How one request is decoded. Requests of one batch may differ in everything."""
 
-    Attributes:
-        method: `sbd`: blocks (Algorithm 3). `exact`: blocks, each checked against the next-token distribution as it is
-            committed, so that the output is `ntp`'s. `ntp`: one token a pass. All by the same model and loop.
-        sampler: what a pass reveals; None for the method's default.
-        block_size: k; None for the largest that the model was trained with, at most 16.
-        adaptive_blocks: end a block at its first gap after each pass instead of filling it: what is whole is committed and the
-            block begins anew behind it, keeping what is revealed there. As many passes or fewer, of 2k tokens instead of k.
-        draft_passes: in method `exact`, after how many passes a draft is checked as far as it is revealed without a gap; None
-            for the method's default.
-        max_new_tokens: the most tokens to generate, end-of-text included; None for what the context has room for, at most 256.
-        min_new_tokens: no end-of-text, and no stop string, before this many tokens.
-        temperature: 0 is greedy.
-        top_k: draw from the k most likely tokens; 0 for all.
-        top_p: draw from the most likely tokens that together have at least this probability.
-        min_p: draw from tokens at least this times as likely as the most likely.
-        repetition_penalty: divides (if positive; else multiplies) the logits of tokens in the prompt and the text so far.
-            Between 0.01 and 100.
-        logit_bias: added to the logits of token ids; at most 1e9 either way.
-        banned_tokens: token ids that are never generated.
-        stop: texts that end the answer, which is cut before them.
-        stop_token_ids: token ids that end the answer as the model's own end-of-text does.
-        seed: of the draws at a temperature above 0. A request's text depends on it and on nothing else in its batch.
-        n: how many answers; the i-th (from 0) is what seed + i gives alone.
-        logprobs: None, or how many most likely alternatives are reported beside each token's own log-probability, at most 20.
-    """
+    # The operating point: what trades accuracy for passes
+    method: Method = setting(
+        "sbd",
+        "sbd: blocks, several tokens a forward pass (Algorithm 3). exact: blocks too, each checked as it is committed, so that "
+        "the text is ntp's. ntp: plain decoding, one token a pass. All by the same model and loop.",
+        group="point",
+    )
+    sampler: "Sampler | None" = setting(
+        None,
+        "The rule that says which tokens a pass reveals. Default: the method's own.",
+        group="point",
+        metavar="NAME",
+    )
+    block_size: int | None = setting(
+        None,
+        "Tokens in a block, k. Default: the largest that the model was trained with, at most 16.",
+        Range(1),
+        group="point",
+        metavar="K",
+    )
+    adaptive_blocks: bool = setting(
+        False,
+        "End a block at its first gap after each pass instead of filling it: what is whole is committed, and the next block "
+        "begins behind it, keeping what is revealed there. As many passes or fewer, of 2k tokens instead of k.",
+        group="point",
+        but_not=("vllm",),
+    )
+    draft_passes: int | None = setting(
+        None,
+        "In method exact, after how many passes a draft is checked, as far as it is revealed without a gap. Default: 1.",
+        Range(1),
+        group="point",
+    )
 
-    method: Method = "sbd"
-    sampler: "Sampler | None" = None
-    block_size: int | None = None
-    adaptive_blocks: bool = False
-    draft_passes: int | None = None
-    max_new_tokens: int | None = None
-    min_new_tokens: int = 0
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    banned_tokens: Sequence[int] = ()
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    seed: int = 0
-    n: int = 1
-    logprobs: int | None = None
+    # Where an answer ends
+    max_new_tokens: int | None = setting(
+        None,
+        "The most tokens to write, end of text included. Default: 256, or what the model's context has room for.",
+        Range(1),
+        group="answer",
+        but_not=("harness", "transformers", "vllm"),
+        names={"server": "max_tokens"},
+    )
+    min_new_tokens: int = setting(
+        0,
+        "No end of text, and no stop text, before this many tokens.",
+        Range(0),
+        group="answer",
+        but_not=("transformers", "vllm"),
+        names={"server": "min_tokens"},
+    )
+    stop: str | Sequence[str] = setting(
+        (),
+        "Texts that end the answer, which is cut before them.",
+        group="answer",
+        metavar="TEXT",
+        most=MAX_STOP_STRINGS,
+        but_not=("harness", "transformers", "vllm"),
+    )
+    stop_token_ids: Sequence[int] = setting(
+        (),
+        "Token ids that end the answer, as an end of text does.",
+        group="answer",
+        metavar="ID",
+        but_not=("transformers", "vllm"),
+        names={"command line": "stop_token_id"},
+    )
+
+    # How tokens are drawn
+    temperature: float = setting(
+        0.0,
+        "What the logits are divided by before a token is drawn; 0 is greedy.",
+        Range(0, sys.float_info.max, words="a finite number of at least 0"),
+        group="sampling",
+        metavar="T",
+        but_not=("transformers",),
+    )
+    top_k: int = setting(
+        0,
+        "Draw from the k most likely tokens; 0 for all.",
+        Range(0, words="at least 1, or 0 for all"),
+        group="sampling",
+        metavar="K",
+        but_not=("transformers", "vllm"),
+    )
+    top_p: float = setting(
+        1.0,
+        "Draw from the most likely tokens that together have at least this probability.",
+        Range(0, 1, above=True),
+        group="sampling",
+        metavar="P",
+        but_not=("transformers", "vllm"),
+    )
+    min_p: float = setting(
+        0.0,
+        "Draw from tokens at least this times as likely as the most likely.",
+        Range(0, 1),
+        group="sampling",
+        metavar="P",
+        but_not=("transformers",),
+    )
+    repetition_penalty: float = setting(
+        1.0,
+        "Divides (if positive; else multiplies) the logits of tokens in the prompt and the text so far; 1 is off.",
+        Range(1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+        group="sampling",
+        metavar="R",
+        but_not=("transformers", "vllm"),
+    )
+    logit_bias: Mapping[int, float] = setting(
+        {},
+        "Added to the logits of token ids.",
+        Range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
+        group="sampling",
+        metavar="ID=BIAS",
+        but_not=("transformers", "vllm"),
+    )
+    banned_tokens: Sequence[int] = setting(
+        (),
+        "Token ids that are never written.",
+        group="sampling",
+        metavar="ID",
+        but_not=("transformers", "vllm"),
+        names={"command line": "ban"},
+    )
+    seed: int = setting(
+        0,
+        "Of the draws at a temperature above 0. A request's text depends on it and on nothing else in its batch.",
+        Range(-(2**63), 2**63 - 1, words="a number of 64 bits"),
+        group="sampling",
+        metavar="S",
+    )
+
+    # What is reported
+    n: int = setting(
+        1,
+        "How many answers; the i-th, from 0, is what seed + i gives alone.",
+        Range(1, MAX_SAMPLES),
+        group="report",
+        but_not=("harness", "transformers", "vllm"),
+    )
+    logprobs: int | None = setting(
+        None,
+        "Report each token's log-probability, and so many most likely alternatives beside it.",
+        Range(0, MAX_LOGPROBS),
+        group="report",
+        but_not=("server", "harness", "transformers", "vllm"),  # OpenAI's logprobs are the server's own
+    )
 
     def __post_init__(self) -> None:
-        self._make_plain()
-        if self.method not in METHODS:
-            raise ParameterError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
-        for name in ("block_size", "max_new_tokens", "draft_passes"):
-            value = getattr(self, name)
-            _require(value is None or value >= 1, name, value, "at least 1")
-        _require(self.min_new_tokens >= 0, "min_new_tokens", self.min_new_tokens, "at least 0")
-        if self.max_new_tokens is not None:
-            most = f"at most max_new_tokens, {self.max_new_tokens}"
-            _require(self.min_new_tokens <= self.max_new_tokens, "min_new_tokens", self.min_new_tokens, most)
-        finite = self.temperature >= 0 and math.isfinite(self.temperature)
-        _require(finite, "temperature", self.temperature, "a finite number of at least 0")
-        _require(self.top_k >= 0, "top_k", self.top_k, "at least 1, or 0 for all")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
-        penalty, least = self.repetition_penalty, 1 / MAX_REPETITION_PENALTY
-        in_range = least <= penalty <= MAX_REPETITION_PENALTY
-        _require(in_range, "repetition_penalty", penalty, f"between {least} and {MAX_REPETITION_PENALTY:g}")
-        for token_id, bias in self.logit_bias.items():
-            valid = f"between {-MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}"
-            _require(abs(bias) <= MAX_LOGIT_BIAS, f"logit_bias of token {token_id}", bias, valid)
-        _require(
-            len(self.stop) <= MAX_STOP_STRINGS, "number of stop strings", len(self.stop), f"at most {MAX_STOP_STRINGS}"
-        )
-        for text in self.stop:
-            _require(isinstance(text, str) and text != "", "stop", text, "a text that is not empty")
-        _require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a number of 64 bits")
-        _require(1 <= self.n <= MAX_SAMPLES, "n", self.n, f"between 1 and {MAX_SAMPLES}")
-        _require(
-            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
-            "logprobs",
-            self.logprobs,
-            f"between 0 and {MAX_LOGPROBS}",
-        )
+        for name, row in SETTINGS.items():
+            object.__setattr__(self, name, row.plain(getattr(self, name)))
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise ParameterError(
+                f"min_new_tokens must be at most max_new_tokens, {self.max_new_tokens}, not {self.min_new_tokens}"
+            )
 
     def of_sample(self, index: int) -> "DecodingSettings":
         """The settings of the `index`-th answer alone, from 0. Seeds are counted round at the end of 64 bits."""
         return replace(self, seed=(self.seed + index + 2**63) % 2**64 - 2**63, n=1)
 
-    def _make_plain(self) -> None:
-        """Python's own numbers and tuples in place of NumPy's, lists and sets."""
-        left_open = {name for name in _OPTIONAL if getattr(self, name) is None}
-        plain: dict[str, Any] = {name: _whole(name, getattr(self, name)) for name in _WHOLE if name not in left_open}
-        plain |= {name: _real(name, getattr(self, name)) for name in _REAL}
-        for name in ("banned_tokens", "stop_token_ids"):
-            plain[name] = tuple(_whole(f"token ids of {name}", each) for each in getattr(self, name))
-        plain["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        plain["logit_bias"] = {
-            _whole("token ids of logit_bias", each): _real(f"logit_bias of token {each}", bias)
-            for each, bias in self.logit_bias.items()
-        }
-        for name, value in plain.items():
-            object.__setattr__(self, name, value)
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not at their defaults."""
+        return {name: value for name, row in SETTINGS.items() if (value := getattr(self, name)) != row.default}
 
 
-_OPTIONAL = ("block_size", "draft_passes", "max_new_tokens", "logprobs")
-_WHOLE = (*_OPTIONAL, "min_new_tokens", "top_k", "seed", "n")
-_REAL = ("temperature", "top_p", "min_p", "repetition_penalty")
+SETTINGS: dict[str, Setting] = table_of(DecodingSettings)
+"""The table: a row for each field of `DecodingSettings`, in their order."""
+
+POINT = tuple(name for name, row in SETTINGS.items() if row.group == "point" and name != "method")
+"""The settings that, with the method, say where decoding trades accuracy for passes."""
 
 
-def _whole(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ParameterError(f"{name} must be a whole number, not {value!r}") from None
+def offered_by(caller: Caller) -> dict[str, Setting]:
+    """The rows that a caller offers, by the caller's names."""
+    return {row.names[caller]: row for row in SETTINGS.values() if caller in row.names}
 
 
-def _real(name: str, value: Any) -> float:
-    _require(isinstance(value, Real), name, value, "a number")
-    return float(value)
+def _documented(row: Setting) -> str:
+    return f"    {row.name}: {row.help}" + (f" Valid: {row.range}." if str(row.range) else "")
 
 
-def _require(holds: bool, name: str, value: Any, valid: str) -> None:
-    if not holds:
-        raise ParameterError(f"{name} must be {valid}, not {value!r}")
+DecodingSettings.__doc__ = "\n".join(
+    [f"{DecodingSettings.__doc__}\n\nAttributes:", *map(_documented, SETTINGS.values())]
+)

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from setblock.decoding.named_samplers import SAMPLERS, parameters_of, sampler_named
 from setblock.decoding.operating_point import OperatingPoint, point_of
-from setblock.decoding.samplers.named import parameters_of, sampler_named
 from setblock.decoding.settings import DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.sbd_model import SBDModel
@@ -21,23 +21,6 @@ from setblock.training.yaml_loader import YAMLLoader
 Grid = Mapping[str, Sequence[Any]]
 """A key and its values each; the grid is their product."""
 
-PAPER_GAMMAS = (0.0, 0.01, 0.1, 0.2, 0.4, 0.8, 1.5)  # section 3 of the paper
-# The dial of each sampler and where it is worth turning, from careful to careless
-DIALS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "entropy-bounded": ("gamma", PAPER_GAMMAS),
-    "entropy-threshold": ("threshold", (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)),
-    "confidence-threshold": ("threshold", (0.999, 0.99, 0.97, 0.95, 0.9, 0.8, 0.7)),
-    "factor": ("factor", (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)),
-    "fixed-count": ("count", (1, 2, 3, 4, 6, 8, 16)),
-    "left-to-right": ("count", (1, 2, 3, 4, 6, 8, 16)),
-    "confident-prefix": ("threshold", (0.999, 0.99, 0.97, 0.95, 0.9, 0.8, 0.7)),
-    "adaptive-confidence": ("lower", (0.9, 0.8, 0.7, 0.6, 0.5)),
-    "distance-penalty": ("threshold", (0.05, 0.1, 0.2, 0.4, 0.8)),
-    "spaced": ("gamma", PAPER_GAMMAS),
-    "dilated": ("stride", (16, 8, 4, 2)),
-    "klass": ("threshold", (0.99, 0.95, 0.9, 0.8, 0.7)),
-    "credit-decoding": ("threshold", (0.99, 0.97, 0.95, 0.9, 0.8)),
-}
 METHODS: tuple[Method, ...] = ("sbd", "exact")
 _KINDS: dict[str, Any] = {"block_size": int, "adaptive_blocks": bool, "draft_passes": int}
 
@@ -70,8 +53,8 @@ def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[st
                         raise ParameterError(f"{plain} of sampler {name} is given more than once")
                     own[plain] = each
                     used.add(key)
-            if not own and name in DIALS:
-                own = dict([DIALS[name]])
+            if not own:
+                own = _along_its_dial(name)
             blocks = {key: values[key] for key in ("block_size", "adaptive_blocks") if key in values}
             used |= blocks.keys()
             grids.append({"method": ["sbd"], "sampler": [name], **own, **blocks})
@@ -134,6 +117,11 @@ def _setting(values: dict[str, Any]) -> DecodingSettings:
             raise ParameterError(f"grid key {next(iter(values))!r} needs a sampler in method {method}")
     sampler = None if name is None else sampler_named(name, values)
     return DecodingSettings(method=method, sampler=sampler, **own)
+
+
+def _along_its_dial(name: str) -> dict[str, Sequence[Any]]:
+    dial = getattr(SAMPLERS[name], "dial", None)
+    return {} if dial is None else {dial.name: dial.values}
 
 
 def _converted(key: str, value: Any) -> Any:

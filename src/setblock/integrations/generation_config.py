@@ -4,8 +4,7 @@ Knows `GenerationConfig`, and the logits processors and stopping criteria that T
 change the output is ignored: a field that is neither mapped nor harmless is refused, a future release's too.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,38 +13,22 @@ from transformers import GenerationConfig
 from transformers.generation import logits_process as processors
 from transformers.generation import stopping_criteria as criteria
 
-from setblock.decoding.defaults import sampler_for
-from setblock.decoding.samplers import SAMPLERS, Sampler
-from setblock.decoding.settings import DecodingSettings, Method
+from setblock.decoding.asked import settings_asked
+from setblock.decoding.settings import DecodingSettings, offered_by
 from setblock.errors import ParameterError
 
-
-@dataclass(frozen=True)
-class BlockOptions:
-    """What a call may set that Transformers has no field for; as in `DecodingSettings` unless said otherwise.
-
-    Attributes:
-        sampler: a sampler, or its name.
-        gamma: of the sampler.
-        seed: None to draw one from PyTorch's global generator, which `set_seed` sets.
-        stop_strings: as in `GenerationConfig`, where a callable can't have them.
-    """
-
-    method: Method = "sbd"
-    sampler: Sampler | str | None = None
-    gamma: float | None = None
-    block_size: int | None = None
-    adaptive_blocks: bool = False
-    draft_passes: int | None = None
-    seed: int | None = None
-    stop_strings: str | Sequence[str] | None = None
+OPTIONS = (*offered_by("transformers"), "gamma", "stop_strings")
+"""What a call may set that Transformers has no field for: settings by their names in `DecodingSettings`; `gamma`, of the
+sampler; and `stop_strings`, as in `GenerationConfig`, where a callable can't have them. A `sampler` may be a name. Without a
+`seed` one is drawn from PyTorch's global generator, which `set_seed` sets."""
 
 
-def settings_from(config: GenerationConfig, options: BlockOptions, *, prompt_length: int) -> DecodingSettings:
+def settings_from(config: GenerationConfig, options: Mapping[str, Any], *, prompt_length: int) -> DecodingSettings:
     """The settings that a prepared config asks for.
 
     Args:
         config: as `generate` hands it over: `max_length` and `min_length` count the prompt.
+        options: some of `OPTIONS`.
         prompt_length: of the batch, padding included.
 
     Raises:
@@ -55,20 +38,19 @@ def settings_from(config: GenerationConfig, options: BlockOptions, *, prompt_len
     max_new_tokens = config.max_length - prompt_length
     biases = _biases(config)
     never = {token_id for token_id, bias in biases.items() if bias == -torch.inf}
-    return DecodingSettings(
-        method=options.method,
-        sampler=_sampler(options),
-        block_size=options.block_size,
-        adaptive_blocks=options.adaptive_blocks,
-        draft_passes=options.draft_passes,
+    asked = dict(options)
+    base = DecodingSettings(
         max_new_tokens=max_new_tokens,
         min_new_tokens=min(max((config.min_length or 0) - prompt_length, 0), max_new_tokens),
         repetition_penalty=config.repetition_penalty or 1.0,
         logit_bias={token_id: bias for token_id, bias in biases.items() if token_id not in never},
         banned_tokens=sorted(never | _banned(config)),
-        stop=options.stop_strings or (),
-        **(_sampling(config, options) if config.do_sample else {}),
+        stop=asked.pop("stop_strings", None) or (),
+        **(_sampling(config) if config.do_sample else {}),
     )
+    if config.do_sample and asked.get("seed") is None:
+        asked["seed"] = int(torch.randint(2**62, ()))
+    return settings_asked(asked, base=base)
 
 
 def end_of_text_ids(config: GenerationConfig) -> tuple[int, ...]:
@@ -134,13 +116,12 @@ def _refuse_fields(config: GenerationConfig) -> None:
             raise ParameterError(f"{name}={value!r} is not supported in set block decoding: {reason}")
 
 
-def _sampling(config: GenerationConfig, options: BlockOptions) -> dict[str, Any]:
+def _sampling(config: GenerationConfig) -> dict[str, Any]:
     return {
         "temperature": 1.0 if config.temperature is None else config.temperature,
         "top_k": config.top_k or 0,
         "top_p": 1.0 if config.top_p is None else config.top_p,
         "min_p": config.min_p or 0.0,
-        "seed": int(torch.randint(2**62, ())) if options.seed is None else options.seed,
     }
 
 
@@ -166,21 +147,6 @@ def _banned(config: GenerationConfig) -> set[int]:
             raise ParameterError(f"bad_words_ids must be of single tokens here, not of {list(word)}")
         found |= {*word} - {*end_of_text_ids(config)}  # Transformers never takes it for a bad word
     return found
-
-
-def _sampler(options: BlockOptions) -> Sampler | None:
-    chosen = options.sampler
-    if isinstance(chosen, str) and chosen not in SAMPLERS:
-        raise ParameterError(f"sampler must be one of {', '.join(SAMPLERS)}, not {chosen!r}")
-    if options.gamma is None:
-        return SAMPLERS[chosen]() if isinstance(chosen, str) else chosen
-    if not isinstance(chosen, str | None):
-        raise ParameterError("gamma belongs into the sampler where one is given, or give the sampler by its name")
-    kind: Any = SAMPLERS[chosen] if chosen else type(sampler_for(DecodingSettings(method=options.method)))
-    if "gamma" not in {field.name for field in fields(kind)}:
-        raise ParameterError(f"sampler {chosen or kind.__name__} has no gamma")
-    sampler: Sampler = kind(gamma=options.gamma)
-    return sampler
 
 
 # Each with the attribute that holds its value, and the field that this comes from.

@@ -5,8 +5,8 @@ not hand to a callable, and lets Transformers prepare the rest, so that argument
 """
 
 import copy
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import inspect
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,10 +18,8 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from setblock.decoding.generate import OpenBatch, open_batch
-from setblock.decoding.samplers import Sampler
-from setblock.decoding.settings import DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
-from setblock.integrations.generation_config import BlockOptions, end_of_text_ids, refuse_own, settings_from
+from setblock.integrations.generation_config import OPTIONS, end_of_text_ids, refuse_own, settings_from
 from setblock.model.facts import read_facts
 from setblock.model.loading import refuse_unsupported
 from setblock.model.probe import probe
@@ -44,7 +42,7 @@ def generate(
     Args:
         inputs, generation_config, streamer, tokenizer: as in `model.generate`.
         model: a causal LM of Transformers, from an SBD checkpoint (or from any, with `method="ntp"`).
-        kwargs: other arguments of `model.generate`, and those of `BlockOptions`.
+        kwargs: other arguments of `model.generate`, and those of `OPTIONS`.
 
     Returns:
         As `model.generate`: [rows, T] int64, the input ids and behind them the new tokens, padded on the right.
@@ -74,23 +72,15 @@ def sbd_generate(
     generation_config: GenerationConfig,
     streamer: BaseStreamer | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    method: Method = "sbd",
-    sampler: Sampler | str | None = None,
-    gamma: float | None = None,
-    block_size: int | None = None,
-    adaptive_blocks: bool = False,
-    draft_passes: int | None = None,
-    seed: int | None = None,
-    stop_strings: str | Sequence[str] | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """For `model.generate(..., custom_generate=sbd_generate)`.
+    """For `model.generate(..., custom_generate=sbd_generate)`, which takes `OPTIONS` as further arguments.
 
-    Transformers hands over what it has prepared, and the arguments named here; but never `streamer` and `tokenizer`, which
-    `generate` binds.
+    Transformers hands over what it has prepared, and the arguments that the signature names; but never `streamer` and
+    `tokenizer`, which `generate` binds.
     """
-    options = BlockOptions(method, sampler, gamma, block_size, adaptive_blocks, draft_passes, seed, stop_strings)
-    if options.stop_strings and tokenizer is None:
+    options = {name: model_kwargs.pop(name) for name in OPTIONS if name in model_kwargs}
+    if options.get("stop_strings") and tokenizer is None:
         raise ParameterError("stop_strings need the tokenizer: pass tokenizer=... too")
     # `attention_mask` can't be named above: Transformers would take it for an argument that it need not prepare.
     attention_mask = model_kwargs.pop("attention_mask", None)
@@ -101,7 +91,10 @@ def sbd_generate(
     refuse_own(generation_config, logits_processor=logits_processor, stopping_criteria=stopping_criteria)
 
     sbd = _sbd_model(model, tokenizer, ends=end_of_text_ids(generation_config))
-    batch = open_batch(sbd, _prompts(input_ids, attention_mask), _for_each_row(settings, rows=input_ids.shape[0]))
+    prompts = _prompts(
+        input_ids, attention_mask
+    )  # each draws with a seed of its own: one that is there twice gets two answers
+    batch = open_batch(sbd, prompts, [settings.of_sample(row) for row in range(len(prompts))])
     columns = _Columns(batch, pad_token_id=_pad_token_id(generation_config))
     for _ in batch.steps():
         if streamer is not None:
@@ -116,6 +109,15 @@ def sbd_generate(
         return GenerateDecoderOnlyOutput(sequences=sequences)
     return sequences
 
+
+def _with_options(signature: inspect.Signature) -> inspect.Signature:
+    """The signature with `OPTIONS` by name: Transformers hands over no argument that it does not find there."""
+    *own, rest = signature.parameters.values()
+    options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in OPTIONS]
+    return signature.replace(parameters=[*own, *options, rest])
+
+
+sbd_generate.__signature__ = _with_options(inspect.signature(sbd_generate))  # type: ignore[attr-defined]
 
 _OF_THE_HUB = {  # where a checkpoint's code came from; Transformers passes them on
     *"cache_dir force_download proxies token revision local_files_only repo_type subfolder trust_remote_code".split(),
@@ -172,11 +174,6 @@ def _sbd_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 def _prompts(input_ids: Tensor, attention_mask: Tensor) -> list[list[int]]:
     """The tokens of each row without its padding."""
     return [row[is_real.bool().to(row.device)].tolist() for row, is_real in zip(input_ids, attention_mask, strict=True)]
-
-
-def _for_each_row(settings: DecodingSettings, *, rows: int) -> list[DecodingSettings]:
-    """Each row draws with a seed of its own: a prompt that is there twice gets two answers."""
-    return [replace(settings, seed=(settings.seed + row + 2**63) % 2**64 - 2**63) for row in range(rows)]
 
 
 def _pad_token_id(config: GenerationConfig) -> int | None:

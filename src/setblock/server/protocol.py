@@ -4,20 +4,17 @@ Types and sizes are checked here; ranges by `DecodingSettings`, whose messages n
 not is refused by name, never ignored.
 """
 
+import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
 
-from setblock.decoding.settings import MAX_LOGPROBS, MAX_STOP_STRINGS, Method
+from setblock.decoding.setting import Setting
+from setblock.decoding.settings import MAX_LOGPROBS, MAX_STOP_STRINGS, offered_by
 from setblock.server.errors import unsupported
-from setblock.server.limits import (
-    MAX_BIASED_TOKENS,
-    MAX_BLOCK_SIZE,
-    MAX_MESSAGES,
-    MAX_PROMPTS,
-    MAX_STOP_CHARACTERS,
-)
+from setblock.server.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHARACTERS, MOST, MOST_LISTED
 
 _NO_TOOLS = "the model has not been trained to call tools"
 _NO_GRAMMAR = "blocks are revealed in any order, and what a grammar allows at a place depends on what stands before it"
@@ -110,6 +107,19 @@ def _number(told: str, low: float | None = None, high: float | None = None) -> A
     return Field(default=None, description=told, json_schema_extra=extra)
 
 
+def _field(row: Setting) -> tuple[Any, Any]:
+    """The type of a setting in a body, and its field. What is null is as if it were not there."""
+    if row.type in (int, float):
+        high = MOST.get(row.name, row.range.high)
+        return row.type | None, _number(
+            row.help, row.range.low, None if high in (math.inf, sys.float_info.max) else high
+        )
+    kind = Stop if row.name == "stop" else row.type
+    if row.name in MOST_LISTED:
+        kind = Annotated[kind, Field(max_length=MOST_LISTED[row.name])]
+    return kind | None, Field(default=None, description=row.help)
+
+
 class Body(BaseModel):
     """A body of a request: nothing unknown in it."""
 
@@ -142,40 +152,22 @@ class Message(Body):
         return value
 
 
-class DecodingBody(Body):
-    """What both kinds of completions take. What is null is as if it were not there."""
+_fields: dict[str, Any] = {called: _field(row) for called, row in offered_by("server").items()}
+_Settings: Any = create_model("_Settings", __base__=Body, **_fields)
+
+
+class DecodingBody(_Settings):
+    """What both kinds of completions take: the settings that the server offers, and OpenAI's other parameters."""
 
     model: str = Field(description="The id of the model, as /v1/models lists it.")
-    max_tokens: int | None = _number("The most tokens to write; by default 256, or what the context has room for.", 1)
-    temperature: float | None = _number("0, the default, is greedy.", 0)
-    top_p: float | None = _number("Draw from the most likely tokens that together have this probability.", 0, 1)
-    n: int | None = _number("How many answers.", 1)
-    seed: int | None = _number("Of the draws at a temperature above 0; a random one by default.", -(2**63), 2**63 - 1)
-    stop: Stop | None = Field(default=None, description="Texts that end the answer, which is cut before them.")
     stream: bool | None = Field(default=None, description="Send the answer as server-sent events.")
     stream_options: StreamOptions | None = None
-    logit_bias: Annotated[dict[int, float], Field(max_length=MAX_BIASED_TOKENS)] | None = Field(
-        default=None, description="Added to the logits of token ids."
+    sampler_options: dict[str, float | str] | None = Field(
+        default=None, max_length=16, description="Hyperparameters of the sampler."
     )
-
-    method: Method | None = Field(
-        default=None,
-        description="sbd, the default: blocks. exact: blocks, each checked so that the text is ntp's. ntp: one token a pass.",
-    )
-    sampler: str | None = Field(default=None, description="The rule that says which tokens a pass reveals.")
-    sampler_options: dict[str, float | str] | None = Field(default=None, max_length=16, description="Its parameters.")
     gamma: float | None = _number(
         "The entropy bound of a sampler that has one, in nats; 'inf' reveals whole blocks.", 0
     )
-    block_size: int | None = _number("Tokens in a block.", 1, MAX_BLOCK_SIZE)
-    adaptive_blocks: bool | None = Field(default=None, description="End a block at its first gap after each pass.")
-    draft_passes: int | None = _number("In method exact, passes over a draft before it is checked.", 1, MAX_BLOCK_SIZE)
-    min_tokens: int | None = _number("No end of text, and no stop text, before this many tokens.", 0)
-    top_k: int | None = _number("Draw from so many of the most likely tokens; 0 for all.", 0)
-    min_p: float | None = _number("Draw from tokens at least this times as likely as the most likely.", 0, 1)
-    repetition_penalty: float | None = _number("Above 1 makes tokens less likely that were there already.", 0.01, 100)
-    banned_tokens: Annotated[list[int], Field(max_length=MAX_BIASED_TOKENS)] | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_STRINGS)] | None = None
     events: bool | None = Field(default=None, description="Tell what each forward pass revealed, where, how uncertain.")
 
     @model_validator(mode="before")

@@ -20,7 +20,7 @@ from setblock.server.limits import ServerLimits
 from setblock.server.logs import Account
 from setblock.server.metrics import Metrics
 from setblock.server.protocol import DecodingBody
-from setblock.server.settings import each_answer, settings_of, told
+from setblock.server.settings import settings_of, told
 from setblock.server.worker import Answers, EngineStopped, Worker
 
 logger = logging.getLogger("setblock.server")
@@ -66,9 +66,9 @@ class Serving:
             of = f" with {len(prompts)} prompts" if len(prompts) > 1 else ""
             raise bad_request(f"n must be between 1 and {most}{of}, not {settings.n}", param="n")
         requests = [
-            Request(f"{account.id}-{place}-{seed}", prompt, each)
+            Request(f"{account.id}-{place}-{sample}", prompt, settings.of_sample(sample))
             for place, prompt in enumerate(prompts)
-            for seed, each in enumerate(each_answer(settings))
+            for sample in range(settings.n)
         ]
         try:
             answers = await self.worker.submit(requests)

@@ -1,21 +1,27 @@
-"""Samplers: one rule a file."""
+"""Samplers: one rule a file, named as the rule. `SAMPLERS` finds a new file by itself.
 
-from typing import Any
+Classes are imported on first use: `setblock --help` lists the samplers without PyTorch.
+"""
 
-from setblock.decoding.samplers.adaptive_confidence import AdaptiveConfidence
-from setblock.decoding.samplers.confidence_threshold import ConfidenceThreshold
-from setblock.decoding.samplers.confident_prefix import ConfidentPrefix
-from setblock.decoding.samplers.credit_decoding import CreditDecoding
-from setblock.decoding.samplers.dilated import Dilated
-from setblock.decoding.samplers.distance_penalty import DistancePenalty
-from setblock.decoding.samplers.entropy_bounded import EntropyBounded
-from setblock.decoding.samplers.entropy_threshold import EntropyThreshold
-from setblock.decoding.samplers.factor import Factor
-from setblock.decoding.samplers.fixed_count import FixedCount
-from setblock.decoding.samplers.klass import Klass
-from setblock.decoding.samplers.left_to_right import LeftToRight
-from setblock.decoding.samplers.protocol import BlockView, Memory, Sampler, Selection, at_least_one
-from setblock.decoding.samplers.spaced import Spaced
+from typing import TYPE_CHECKING, Any
+
+from setblock.decoding.named_samplers import SAMPLERS
+
+if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` finds them
+    from setblock.decoding.sampler import BlockView, Dial, Memory, Sampler, Selection, at_least_one
+    from setblock.decoding.samplers.adaptive_confidence import AdaptiveConfidence
+    from setblock.decoding.samplers.confidence_threshold import ConfidenceThreshold
+    from setblock.decoding.samplers.confident_prefix import ConfidentPrefix
+    from setblock.decoding.samplers.credit_decoding import CreditDecoding
+    from setblock.decoding.samplers.dilated import Dilated
+    from setblock.decoding.samplers.distance_penalty import DistancePenalty
+    from setblock.decoding.samplers.entropy_bounded import EntropyBounded
+    from setblock.decoding.samplers.entropy_threshold import EntropyThreshold
+    from setblock.decoding.samplers.factor import Factor
+    from setblock.decoding.samplers.fixed_count import FixedCount
+    from setblock.decoding.samplers.klass import Klass
+    from setblock.decoding.samplers.left_to_right import LeftToRight
+    from setblock.decoding.samplers.spaced import Spaced
 
 __all__ = [
     "SAMPLERS",
@@ -24,6 +30,7 @@ __all__ = [
     "ConfidenceThreshold",
     "ConfidentPrefix",
     "CreditDecoding",
+    "Dial",
     "Dilated",
     "DistancePenalty",
     "EntropyBounded",
@@ -39,19 +46,16 @@ __all__ = [
     "at_least_one",
 ]
 
-# By the names of the command line. One's own is added as to any dictionary: SAMPLERS["mine"] = Mine
-SAMPLERS: dict[str, type[Any]] = {
-    "entropy-bounded": EntropyBounded,
-    "entropy-threshold": EntropyThreshold,
-    "confidence-threshold": ConfidenceThreshold,
-    "factor": Factor,
-    "fixed-count": FixedCount,
-    "left-to-right": LeftToRight,
-    "confident-prefix": ConfidentPrefix,
-    "adaptive-confidence": AdaptiveConfidence,
-    "distance-penalty": DistancePenalty,
-    "spaced": Spaced,
-    "dilated": Dilated,
-    "klass": Klass,
-    "credit-decoding": CreditDecoding,
-}
+_OF_A_SAMPLER = ("BlockView", "Dial", "Memory", "Sampler", "Selection", "at_least_one")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OF_A_SAMPLER:
+        from setblock.decoding import sampler
+
+        return getattr(sampler, name)
+    if not name.startswith("_"):
+        for kind in SAMPLERS.in_this_package().values():
+            if kind.__name__ == name:
+                return kind
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

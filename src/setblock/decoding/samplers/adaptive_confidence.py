@@ -1,11 +1,12 @@
 """Bounded adaptive confidence (BACD of TDAR; Lu et al., arXiv 2602.09555)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from setblock.decoding.samplers.protocol import BlockView, Selection, at_least_one
-from setblock.decoding.samplers.ranges import check_range
+from setblock.decoding.ranges import check_range
+from setblock.decoding.sampler import BlockView, Dial, Selection, at_least_one
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class AdaptiveConfidence:
         upper: a probability, at least `lower`.
     """
 
+    name: ClassVar[str] = "adaptive-confidence"
+    dial: ClassVar[Dial] = Dial("lower", (0.9, 0.8, 0.7, 0.6, 0.5))
+
     lower: float = 0.6
     upper: float = 0.9
 
@@ -31,7 +35,7 @@ class AdaptiveConfidence:
         check_range("lower", self.lower, 0, self.upper)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        """See `setblock.decoding.sampler.Sampler`."""
         past = block.memory.get(
             "confidence", torch.zeros_like(block.confidence)
         )  # [B, k], 0 where nothing was revealed

@@ -1,9 +1,10 @@
 """A bound on each position's confidence (Fast-dLLM, section 3.3; Wu et al., arXiv 2505.22618)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from setblock.decoding.samplers.protocol import BlockView, Selection, at_least_one
-from setblock.decoding.samplers.ranges import check_range
+from setblock.decoding.ranges import check_range
+from setblock.decoding.sampler import BlockView, Dial, Selection, at_least_one
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,14 @@ class ConfidenceThreshold:
         threshold: a probability.
     """
 
+    name: ClassVar[str] = "confidence-threshold"
+    dial: ClassVar[Dial] = Dial("threshold", (0.999, 0.99, 0.97, 0.95, 0.9, 0.8, 0.7))
+
     threshold: float = 0.9
 
     def __post_init__(self) -> None:
         check_range("threshold", self.threshold, 0, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        """See `setblock.decoding.sampler.Sampler`."""
         return Selection(at_least_one(block.confidence >= self.threshold, block, score=block.confidence))

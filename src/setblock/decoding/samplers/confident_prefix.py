@@ -1,11 +1,12 @@
 """Left to right as far as the model is confident: what a draft is worth that is kept up to its first error."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from setblock.decoding.samplers.protocol import BlockView, Selection, at_least_one
-from setblock.decoding.samplers.ranges import check_range
+from setblock.decoding.ranges import check_range
+from setblock.decoding.sampler import BlockView, Dial, Selection, at_least_one
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,16 @@ class ConfidentPrefix:
         threshold: a probability; at 0 everything is revealed.
     """
 
+    name: ClassVar[str] = "confident-prefix"
+    dial: ClassVar[Dial] = Dial("threshold", (0.999, 0.99, 0.97, 0.95, 0.9, 0.8, 0.7))
+
     threshold: float = 0.5
 
     def __post_init__(self) -> None:
         check_range("threshold", self.threshold, 0, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        """See `setblock.decoding.sampler.Sampler`."""
         confident = (block.confidence >= self.threshold) | ~block.candidates
         column = torch.arange(confident.shape[-1], device=confident.device).expand_as(confident)
         return Selection(at_least_one(confident.cumprod(dim=-1).bool(), block, score=-column.float()))

@@ -1,11 +1,12 @@
 """CreditDecoding: past predictions count (Wang et al., arXiv 2510.06133)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from setblock.decoding.samplers.protocol import BlockView, Selection, at_least_one
-from setblock.decoding.samplers.ranges import check_range
+from setblock.decoding.ranges import check_range
+from setblock.decoding.sampler import BlockView, Dial, Selection, at_least_one
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class CreditDecoding:
         power: between 0 and 1; the lower, the less it matters how likely the most likely token was.
     """
 
+    name: ClassVar[str] = "credit-decoding"
+    dial: ClassVar[Dial] = Dial("threshold", (0.99, 0.97, 0.95, 0.9, 0.8))
+
     threshold: float = 0.9
     strength: float = 0.7
     decay: float = 0.8
@@ -38,7 +42,7 @@ class CreditDecoding:
         check_range("power", self.power, 0, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        """See `setblock.decoding.sampler.Sampler`."""
         credit = block.memory.get("credit", torch.zeros_like(block.logits)) * self.decay  # [B, k, V]
         earned = torch.where(block.candidates, block.confidence**self.power, 0)  # [B, k]
         credit = credit.scatter_add(-1, block.logits.argmax(dim=-1, keepdim=True), earned[..., None])

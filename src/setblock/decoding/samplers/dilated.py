@@ -1,11 +1,12 @@
 """The dilated unmasking schedule (DUS; Luxembourg et al., arXiv 2506.19037)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from setblock.decoding.samplers.protocol import BlockView, Selection
-from setblock.decoding.samplers.ranges import check_range
+from setblock.decoding.ranges import check_range
+from setblock.decoding.sampler import BlockView, Dial, Selection
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,16 @@ class Dilated:
         stride: the first distance, at least 1; at 1 everything is revealed.
     """
 
+    name: ClassVar[str] = "dilated"
+    dial: ClassVar[Dial] = Dial("stride", (16, 8, 4, 2))
+
     stride: int = 8
 
     def __post_init__(self) -> None:
         check_range("stride", self.stride, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        """See `setblock.decoding.sampler.Sampler`."""
         strides = [self.stride]
         while strides[-1] > 1:
             strides.append(strides[-1] // 2)

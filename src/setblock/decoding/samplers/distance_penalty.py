@@ -1,11 +1,12 @@
 """Entropy with a penalty for being far to the right (WeDLM; Liu et al., arXiv 2512.22737)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from setblock.decoding.samplers.protocol import BlockView, Selection, at_least_one
-from setblock.decoding.samplers.ranges import check_range
+from setblock.decoding.ranges import check_range
+from setblock.decoding.sampler import BlockView, Dial, Selection, at_least_one
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,9 @@ class DistancePenalty:
         penalty: nats a token, at least 0.
     """
 
+    name: ClassVar[str] = "distance-penalty"
+    dial: ClassVar[Dial] = Dial("threshold", (0.05, 0.1, 0.2, 0.4, 0.8))
+
     threshold: float = 0.4
     penalty: float = 0.02
 
@@ -29,7 +33,7 @@ class DistancePenalty:
         check_range("penalty", self.penalty, 0)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        """See `setblock.decoding.sampler.Sampler`."""
         column = torch.arange(block.candidates.shape[-1], device=block.candidates.device)
         leftmost = block.candidates.long().argmax(dim=-1, keepdim=True)  # [B, 1]
         distance = (column - leftmost).clamp(min=0)  # [B, k]

@@ -2,17 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 
-from setblock.decoding.samplers.protocol import BlockView, Selection
-from setblock.decoding.samplers.ranges import check_range
+from setblock.decoding.ranges import check_range
+from setblock.decoding.sampler import BlockView, Dial, Selection
 from setblock.errors import ParameterError
 
 Proxy = Literal["entropy", "confidence", "margin"]
 PROXIES: tuple[Proxy, ...] = ("entropy", "confidence", "margin")
+PAPER_GAMMAS = (0.0, 0.01, 0.1, 0.2, 0.4, 0.8, 1.5)  # section 3 of the paper
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class EntropyBounded:
         proxy: what positions are sorted by: ascending entropy, descending confidence or descending margin.
     """
 
+    name: ClassVar[str] = "entropy-bounded"
+    dial: ClassVar[Dial] = Dial("gamma", PAPER_GAMMAS)
+
     gamma: float = 0.1
     proxy: Proxy = "entropy"
 
@@ -37,7 +41,7 @@ class EntropyBounded:
             raise ParameterError(f"proxy must be one of {', '.join(PROXIES)}, not {self.proxy!r}")
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        """See `setblock.decoding.sampler.Sampler`."""
         doubt = block.entropy if self.proxy == "entropy" else -getattr(block, self.proxy)  # [B, k]
         ordered, order = doubt.masked_fill(~block.candidates, math.inf).sort(dim=-1, stable=True)  # [B, k]
         entropy = block.entropy.gather(-1, order)

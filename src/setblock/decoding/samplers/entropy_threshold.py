@@ -1,9 +1,10 @@
 """A bound on each position's entropy."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from setblock.decoding.samplers.protocol import BlockView, Selection, at_least_one
-from setblock.decoding.samplers.ranges import check_range
+from setblock.decoding.ranges import check_range
+from setblock.decoding.sampler import BlockView, Dial, Selection, at_least_one
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,14 @@ class EntropyThreshold:
         threshold: nats, at least 0.
     """
 
+    name: ClassVar[str] = "entropy-threshold"
+    dial: ClassVar[Dial] = Dial("threshold", (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0))
+
     threshold: float = 0.1
 
     def __post_init__(self) -> None:
         check_range("threshold", self.threshold, 0)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        """See `setblock.decoding.sampler.Sampler`."""
         return Selection(at_least_one(block.entropy <= self.threshold, block, score=-block.entropy))

@@ -1,11 +1,12 @@
 """The factor rule (Fast-dLLM, section 3.3; Wu et al., arXiv 2505.22618)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from setblock.decoding.samplers.protocol import BlockView, Selection, at_least_one
-from setblock.decoding.samplers.ranges import check_range
+from setblock.decoding.ranges import check_range
+from setblock.decoding.sampler import BlockView, Dial, Selection, at_least_one
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,16 @@ class Factor:
         factor: at least 0.
     """
 
+    name: ClassVar[str] = "factor"
+    dial: ClassVar[Dial] = Dial("factor", (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0))
+
     factor: float = 1.0
 
     def __post_init__(self) -> None:
         check_range("factor", self.factor, 0)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        """See `setblock.decoding.sampler.Sampler`."""
         confidence = block.confidence.masked_fill(~block.candidates, -torch.inf)
         ordered, order = confidence.sort(dim=-1, descending=True, stable=True)  # [B, k]
         n = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device)

@@ -1,11 +1,12 @@
 """The same number of tokens each pass (LLaDA; Nie et al., arXiv 2502.09992)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from setblock.decoding.samplers.protocol import BlockView, Selection
-from setblock.decoding.samplers.ranges import check_range
+from setblock.decoding.ranges import check_range
+from setblock.decoding.sampler import BlockView, Dial, Selection
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,16 @@ class FixedCount:
         count: at least 1.
     """
 
+    name: ClassVar[str] = "fixed-count"
+    dial: ClassVar[Dial] = Dial("count", (1, 2, 3, 4, 6, 8, 16))
+
     count: int = 2
 
     def __post_init__(self) -> None:
         check_range("count", self.count, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        """See `setblock.decoding.sampler.Sampler`."""
         confidence = block.confidence.masked_fill(~block.candidates, -torch.inf)
         order = confidence.argsort(dim=-1, descending=True, stable=True)  # [B, k]
         rank = torch.arange(order.shape[-1], device=order.device).expand_as(order)

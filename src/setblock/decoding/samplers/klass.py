@@ -1,12 +1,13 @@
 """KLASS: confident, and no longer changing (Kim et al., arXiv 2511.05664)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from setblock.decoding.samplers.protocol import BlockView, Selection, at_least_one
-from setblock.decoding.samplers.ranges import check_range
+from setblock.decoding.ranges import check_range
+from setblock.decoding.sampler import BlockView, Dial, Selection, at_least_one
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class Klass:
         passes: for how many passes in a row, at least 1.
     """
 
+    name: ClassVar[str] = "klass"
+    dial: ClassVar[Dial] = Dial("threshold", (0.99, 0.95, 0.9, 0.8, 0.7))
+
     threshold: float = 0.9
     max_kl: float = 0.01
     passes: int = 2
@@ -36,7 +40,7 @@ class Klass:
         check_range("passes", self.passes, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        """See `setblock.decoding.sampler.Sampler`."""
         before = block.memory.get("probs", torch.zeros_like(block.probs))  # [B, k, V], all 0 where there is none
         run = block.memory.get("run", torch.zeros_like(block.candidates, dtype=torch.long))  # [B, k]
         is_stable = (before > 0).any(dim=-1) & (_divergence(block.probs, before) <= self.max_kl)

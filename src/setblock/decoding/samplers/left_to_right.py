@@ -1,9 +1,10 @@
 """The order of next-token decoding."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from setblock.decoding.samplers.protocol import BlockView, Selection
-from setblock.decoding.samplers.ranges import check_range
+from setblock.decoding.ranges import check_range
+from setblock.decoding.sampler import BlockView, Dial, Selection
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,14 @@ class LeftToRight:
         count: at least 1.
     """
 
+    name: ClassVar[str] = "left-to-right"
+    dial: ClassVar[Dial] = Dial("count", (1, 2, 3, 4, 6, 8, 16))
+
     count: int = 1
 
     def __post_init__(self) -> None:
         check_range("count", self.count, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        """See `setblock.decoding.sampler.Sampler`."""
         return Selection(block.candidates & (block.candidates.cumsum(dim=-1) <= self.count))

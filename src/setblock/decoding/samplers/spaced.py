@@ -1,12 +1,13 @@
 """The entropy-bounded choice without neighbours (the filter of DUS, section 4.4; Luxembourg et al., arXiv 2506.19037)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from setblock.decoding.samplers.entropy_bounded import EntropyBounded
-from setblock.decoding.samplers.protocol import BlockView, Selection
-from setblock.decoding.samplers.ranges import check_range
+from setblock.decoding.ranges import check_range
+from setblock.decoding.sampler import BlockView, Dial, Selection
+from setblock.decoding.samplers.entropy_bounded import PAPER_GAMMAS, EntropyBounded
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,9 @@ class Spaced:
         gap: in tokens, at least 1: at 2 no two neighbours are revealed together, at 1 nothing is filtered.
     """
 
+    name: ClassVar[str] = "spaced"
+    dial: ClassVar[Dial] = Dial("gamma", PAPER_GAMMAS)
+
     gamma: float = 0.35
     gap: int = 2
 
@@ -32,7 +36,7 @@ class Spaced:
         check_range("gap", self.gap, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.protocol.Sampler`."""
+        """See `setblock.decoding.sampler.Sampler`."""
         wanted = EntropyBounded(self.gamma).select(block).reveal
         column = torch.arange(wanted.shape[-1], device=wanted.device)
         is_near = (column[:, None] - column).abs() < self.gap  # [k, k]

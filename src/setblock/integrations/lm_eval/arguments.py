@@ -5,21 +5,16 @@ Knows nothing of models or prompts.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from typing import Any
 
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from setblock.decoding.defaults import sampler_for
-from setblock.decoding.samplers.named import name_of, options_of, parameters_of, sampler_named
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.asked import sampler_told, settings_asked
+from setblock.decoding.settings import POINT, DecodingSettings, offered_by
 from setblock.errors import ParameterError
 
-_OF_THE_MODEL = {"method", "block_size", "adaptive_blocks", "draft_passes", "seed"}
-_OF_A_REQUEST = {
-    *"temperature top_k top_p min_p repetition_penalty min_new_tokens stop_token_ids banned_tokens logit_bias".split(),
-    *_OF_THE_MODEL,
-}
+_OF_THE_MODEL = ("method", *POINT, "seed")
+_OF_A_REQUEST = tuple(name for name in offered_by("harness") if name != "sampler")
 _WITHOUT_MEANING: dict[str, tuple[Any, ...]] = {"num_beams": (1,), "use_cache": (True, False)}  # where they are this
 
 
@@ -33,20 +28,10 @@ def settings_from(arguments: Mapping[str, Any]) -> DecodingSettings:
     Raises:
         ParameterError: one of them is not known, or not valid.
     """
-    values = {name: arguments[name] for name in _OF_THE_MODEL & arguments.keys()}
-    settings = DecodingSettings(**values)
-    options = {name: value for name, value in arguments.items() if name not in {*_OF_THE_MODEL, "sampler"}}
-    if "sampler" not in arguments and not options:
-        return settings
-    name = str(arguments["sampler"]) if "sampler" in arguments else name_of(sampler_for(settings))
-    unknown = sorted(options.keys() - set(parameters_of(name)))
-    if unknown:
-        elsewhere = " (of a request: give it as --gen_kwargs)" if unknown[0] in _OF_A_REQUEST else ""
-        known = sorted({*_OF_THE_MODEL, "sampler", *parameters_of(name)})
-        raise ParameterError(
-            f"model argument {unknown[0]!r} is not known{elsewhere}; of decoding there are {', '.join(known)}"
-        )
-    return replace(settings, sampler=sampler_named(name, options))
+    for name in arguments:
+        if name in _OF_A_REQUEST and name not in _OF_THE_MODEL:
+            raise ParameterError(f"model argument {name!r} is of a request: give it as --gen_kwargs")
+    return settings_asked(arguments, offered=_OF_THE_MODEL, told="model argument")
 
 
 def request_settings(
@@ -69,38 +54,21 @@ def request_settings(
     gamma = asked.pop("gamma", None)
     for name, value in asked.items():
         if name not in _OF_A_REQUEST and value not in _WITHOUT_MEANING.get(name, ()):
-            known = ", ".join(sorted(_OF_A_REQUEST | {"do_sample", "gamma", "max_gen_toks", "until"}))
+            known = ", ".join(sorted({*_OF_A_REQUEST, "do_sample", "gamma", "max_gen_toks", "until"}))
             raise ParameterError(f"generation argument {name}={value!r} is not known; there are {known}")
     values = {name: value for name, value in asked.items() if name in _OF_A_REQUEST}
-    settings = replace(
-        base,
-        **values,
-        max_new_tokens=max_gen_toks,
-        stop=tuple(dict.fromkeys([*base.stop, *(text for text in until if text)])),
-    )
-    return settings if gamma is None else _with_gamma(settings, gamma)
-
-
-def _with_gamma(settings: DecodingSettings, gamma: Any) -> DecodingSettings:
-    if settings.method == "ntp":  # the same task by plain decoding, which has no sampler
+    stop = tuple(dict.fromkeys([*base.stop, *(text for text in until if text)]))
+    settings = settings_asked({**values, "max_new_tokens": max_gen_toks, "stop": stop}, base=base)
+    if gamma is None or settings.method == "ntp":  # the same task by plain decoding, which has no sampler
         return settings
-    sampler = sampler_for(settings)
-    name, options = name_of(sampler), options_of(sampler)
-    if "gamma" not in options:
-        raise ParameterError(f"sampler {name} has no gamma, which the task or --gen_kwargs sets to {gamma!r}")
-    return replace(settings, sampler=sampler_named(name, {**options, "gamma": gamma}))
+    try:
+        return settings_asked({"gamma": gamma}, base=settings)
+    except ParameterError as error:
+        raise ParameterError(f"generation argument gamma={gamma!r}: {error}") from error
 
 
 def described(settings: DecodingSettings) -> dict[str, Any]:
     """For a result file: the settings that were changed, and the sampler in words that choose it."""
-    default = DecodingSettings()
-    told = {
-        field.name: getattr(settings, field.name)
-        for field in fields(settings)
-        if field.name != "sampler" and getattr(settings, field.name) != getattr(default, field.name)
-    }
-    told = {"method": settings.method, **told}
-    if settings.method == "ntp":
-        return told
-    sampler = sampler_for(settings)
-    return {**told, "sampler": name_of(sampler), "sampler_options": options_of(sampler)}
+    told = {"method": settings.method, **settings.changed()}
+    told.pop("sampler", None)
+    return told if settings.method == "ntp" else {**told, **sampler_told(settings)}

@@ -4,19 +4,16 @@ Knows names and ranges, which are those of `setblock generate`. In HTTP requests
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
-from setblock.decoding.samplers import SAMPLERS
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.asked import settings_asked
+from setblock.decoding.settings import DecodingSettings, offered_by
 from setblock.errors import ParameterError
 
 # vLLM's own name of a request's block size: its scheduler reads it.
 BLOCK_SIZE_OF_VLLM = "diffusion_canvas_length"
 
-_SETTINGS = ("method", "block_size", "draft_passes", "temperature", "min_p", "seed")
 _OF_OTHERS = (BLOCK_SIZE_OF_VLLM, "kv_transfer_params", "ec_transfer_params", "session_id")
-_DEFAULT_SAMPLER = "entropy-bounded"
 
 
 def settings_of(params: Any) -> DecodingSettings:
@@ -28,22 +25,12 @@ def settings_of(params: Any) -> DecodingSettings:
         ParameterError: a name is unknown, or a value out of its range.
     """
     extra: Mapping[str, Any] = params.extra_args or {}
-    name = extra.get("sampler", _DEFAULT_SAMPLER)
-    if not isinstance(name, str) or name not in SAMPLERS:
-        raise ParameterError(f"sampler must be one of {', '.join(SAMPLERS)}, not {name!r}")
-    hyperparameters = {field.name for field in fields(SAMPLERS[name])}
-    for key in extra:
-        if key not in (*_SETTINGS, *_OF_OTHERS, "sampler", *hyperparameters):
-            valid = ", ".join((*_SETTINGS, "sampler", *sorted(hyperparameters)))
-            raise ParameterError(f"unknown parameter {key!r}; with sampler {name} there are {valid}")
-    chosen = {key: extra[key] for key in extra if key in hyperparameters}
-    asked = {key: extra[key] for key in _SETTINGS if key in extra}
-    try:
-        sampler = SAMPLERS[name](**chosen) if chosen or "sampler" in extra else None
-    except TypeError:
-        raise ParameterError(f"hyperparameters of sampler {name} must be numbers, not {chosen}") from None
     top_k = params.top_k if params.top_k and params.top_k > 0 else 0
-    return DecodingSettings(sampler=sampler, top_k=top_k, top_p=params.top_p, **asked)
+    return settings_asked(
+        {name: value for name, value in extra.items() if name not in _OF_OTHERS},
+        base=DecodingSettings(top_k=top_k, top_p=params.top_p),
+        offered=offered_by("vllm"),
+    )
 
 
 def refuse_unsupported(params: Any) -> None:

@@ -124,9 +124,19 @@ class Selection:
     memory: Memory = field(default_factory=dict)
 
 
+class Dial(NamedTuple):
+    """The hyperparameter of a rule that a sweep turns by default, and its values from careful to careless."""
+
+    name: str
+    values: tuple[float, ...]
+
+
 class Sampler(Protocol):
     """A rule: a frozen dataclass whose fields are its hyperparameters and nothing else. It never calls the model; what it has
-    to remember of earlier passes it hands over in `Selection.memory`. Rows are independent of each other."""
+    to remember of earlier passes it hands over in `Selection.memory`. Rows are independent of each other.
+
+    A class that commands and files are to know has two more attributes: `name`, and if it can be swept, `dial`.
+    """
 
     def select(self, block: BlockView) -> Selection:
         """Choose what a pass reveals."""

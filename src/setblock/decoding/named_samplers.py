@@ -1,0 +1,172 @@
+"""Samplers by name: which there are, and from a name and hyperparameters to a sampler and back.
+
+Knows the files of `samplers/`, plug-ins, and names. Knows nothing of any rule, and imports none before it is asked for.
+"""
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import MISSING, fields
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from setblock.errors import ParameterError, SetBlockError, did_you_mean
+
+if TYPE_CHECKING:
+    from setblock.decoding.sampler import Sampler
+
+PLUG_INS = "setblock.samplers"
+"""The group of entry points under which other packages name their samplers."""
+
+_FOLDER = Path(__file__).with_name("samplers")
+
+
+class Samplers(MutableMapping[str, type[Any]]):
+    """Classes of samplers by name: those of `samplers/`, those of plug-ins, and those put in by hand.
+
+    A file's name is its rule's, with underscores for dashes. One put in by hand comes before a file, and a file before a
+    plug-in. `SAMPLERS["mine"] = Mine` adds one to this process.
+    """
+
+    def __init__(self) -> None:
+        self._by_hand: dict[str, type[Any]] = {}
+
+    def in_this_package(self) -> dict[str, type[Any]]:
+        """The classes of `samplers/`."""
+        return {name: self[name] for name in _files()}
+
+    def name_of(self, kind: type[Any]) -> str | None:
+        """The name of a class; None if it has none."""
+        own = getattr(kind, "name", None)
+        names = [own] if isinstance(own, str) and own in self else self._by_hand
+        return next((name for name in names if self[name] is kind), None)
+
+    def __getitem__(self, name: str) -> type[Any]:
+        if name in self._by_hand:
+            return self._by_hand[name]
+        if name in _files():
+            return _class_in(f"setblock.decoding.samplers.{_files()[name]}", name)
+        kind: type[Any] = _plug_ins()[name].load()
+        return kind
+
+    def __setitem__(self, name: str, kind: type[Any]) -> None:
+        self._by_hand[name] = kind
+
+    def __delitem__(self, name: str) -> None:
+        del self._by_hand[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_hand or name in _files() or name in _plug_ins()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**_files(), **_plug_ins(), **self._by_hand})
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+SAMPLERS = Samplers()
+
+
+@cache
+def _files() -> dict[str, str]:
+    """Modules of `samplers/` by the names of their rules."""
+    return {module.name.replace("_", "-"): module.name for module in iter_modules([str(_FOLDER)])}
+
+
+@cache
+def _plug_ins() -> dict[str, EntryPoint]:
+    return {each.name: each for each in entry_points(group=PLUG_INS)}
+
+
+def _class_in(module: str, name: str) -> type[Any]:
+    found = [
+        each for each in vars(import_module(module)).values() if isinstance(each, type) and each.__module__ == module
+    ]
+    named = [each for each in found if getattr(each, "name", None) == name]
+    if len(named) != 1:
+        raise SetBlockError(f"{module} must have one class with the attribute name = {name!r}, not {len(named)}")
+    return named[0]
+
+
+def name_of(sampler: "Sampler") -> str:
+    """The name of a sampler's class.
+
+    Raises:
+        ParameterError: it has none.
+    """
+    name = SAMPLERS.name_of(type(sampler))
+    if name is None:
+        raise ParameterError(f"sampler {sampler} has no name: put its class into setblock.decoding.samplers.SAMPLERS")
+    return name
+
+
+def options_of(sampler: "Sampler") -> dict[str, Any]:
+    """Its hyperparameters."""
+    return {field.name: getattr(sampler, field.name) for field in fields(sampler)}  # type: ignore[arg-type]
+
+
+def defaults_of(name: str) -> dict[str, Any]:
+    """The hyperparameters of the sampler of a name that have defaults, with these."""
+    return {field.name: field.default for field in fields(SAMPLERS[name]) if field.default is not MISSING}
+
+
+def parameters_of(name: Any) -> list[str]:
+    """The names of the hyperparameters of the sampler of a name.
+
+    Raises:
+        ParameterError: there is no such sampler.
+    """
+    if not isinstance(name, str) or name not in SAMPLERS:
+        near = did_you_mean(name, SAMPLERS) if isinstance(name, str) else ""
+        raise ParameterError(f"sampler must be one of {', '.join(SAMPLERS)}, not {name!r}{near}")
+    return [field.name for field in fields(SAMPLERS[name])]
+
+
+def sampler_named(name: Any, options: Mapping[str, Any]) -> "Sampler":
+    """The sampler of a name with these hyperparameters, the others at their defaults; a number may be text, as `inf` is.
+
+    Raises:
+        ParameterError: there is no such sampler or hyperparameter, or a value is not valid.
+    """
+    from pydantic import TypeAdapter, ValidationError  # a tenth of a second, which --help has no use for
+
+    known = parameters_of(name)
+    kinds, values = get_type_hints(SAMPLERS[name]), {}
+    for key, value in options.items():
+        if key not in known:
+            told = f"it has {', '.join(known) or 'no parameters'}"
+            raise ParameterError(f"sampler {name} has no {key!r}{did_you_mean(key, known)}; {told}")
+        try:
+            values[key] = TypeAdapter(kinds[key]).validate_python(value)
+        except ValidationError as error:
+            raise ParameterError(f"{key} of sampler {name}: {error.errors()[0]['msg']}, not {value!r}") from error
+    for key in known:
+        if key not in values and key not in defaults_of(name):
+            raise ParameterError(f"sampler {name} needs {key}")
+    sampler: Sampler = SAMPLERS[name](**values)
+    return sampler
+
+
+def sampler_asked(chosen: Any, options: Mapping[str, Any], *, default: "Sampler") -> "Sampler":
+    """The sampler that somebody asks for.
+
+    Args:
+        chosen: its name, or a sampler; None for the class and hyperparameters of `default`.
+        options: hyperparameters that are to be others.
+
+    Raises:
+        ParameterError: as in `sampler_named`, or `options` stand beside a sampler that has its own.
+    """
+    if chosen is None:
+        return sampler_named(name_of(default), {**options_of(default), **options}) if options else default
+    if hasattr(chosen, "select"):
+        if options:
+            raise ParameterError(
+                f"{next(iter(options))} belongs into the sampler where one is given, or give the sampler by its name"
+            )
+        sampler: Sampler = chosen
+        return sampler
+    return sampler_named(chosen, options)

@@ -1,0 +1,51 @@
+"""What a number may be, and the words that say so."""
+
+import math
+from dataclasses import dataclass
+
+from setblock.errors import ParameterError
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers between `low` and `high`. Not a number is in no range.
+
+    Attributes:
+        low: the least number.
+        high: the greatest, included.
+        above: whether `low` itself is left out.
+        words: what an error says of the range, after `must be`. By default its bounds; empty where it has none.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    words: str = ""
+
+    def __contains__(self, value: float) -> bool:
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        if self.words or self.low == -math.inf:
+            return self.words
+        if self.above:
+            return f"above {self.low:g}" + ("" if self.high == math.inf else f" and at most {self.high:g}")
+        return f"at least {self.low:g}" if self.high == math.inf else f"between {self.low:g} and {self.high:g}"
+
+    def check(self, name: str, value: float) -> None:
+        """Refuse a value outside.
+
+        Raises:
+            ParameterError: says what `name` must be.
+        """
+        if value not in self:
+            raise ParameterError(f"{name} must be {self}, not {value!r}")
+
+
+def check_range(name: str, value: float, low: float, high: float = math.inf) -> None:
+    """Refuse a `value` that is not between `low` and `high`, both included.
+
+    Raises:
+        ParameterError: says so.
+    """
+    Range(low, high).check(name, value)
