@@ -24,18 +24,23 @@ from measuring.output import at_least_one, begin, finish, machine, parser_of, sh
 from measuring.subjects import SIZES, random_model, random_prompt
 from measuring.synchronisations import Synchronisations
 from measuring.timing import synchronise
-from setblock.decoding import loop, runner
+from setblock.decoding import loop, rows
 from setblock.decoding.generate import open_batch
 from setblock.decoding.record import Record
+from setblock.decoding.rows import Rows
 from setblock.decoding.selection import RowSamplers
 from setblock.decoding.settings import DecodingSettings, Method
 from setblock.decoding.state import BatchState
+from setblock.model import padded_runner
 from setblock.model.sbd_model import SBDModel
 
 # What is timed: a name in the table -> where the loop finds it. A part's time is without that of parts inside it.
 PARTS: dict[str, tuple[Any, str]] = {
-    "layers": (runner, "logits_at"),
-    "inputs, mask, logits' places": (loop, "run_pass"),
+    "layers": (padded_runner, "logits_at"),
+    "plan of the pass": (Rows, "spans"),
+    "inputs": (rows, "next_feed"),
+    "mask, logits' places": (padded_runner.PaddedRunner, "logits"),
+    "reading the logits": (loop, "read_logits"),
     "sampler": (RowSamplers, "select"),
     "choice of tokens": (loop, "choose_tokens"),
     "check of drafts": (loop, "check_drafts"),

@@ -6,7 +6,7 @@
 A model of random weights or, as size `bundled`, that of the package; one request by default. All passes of all variants take
 turns in one run.
 
-    library   `setblock.decoding.passes.run_pass`: the pass as decoding runs it, with building inputs and mask
+    library   the pass as decoding plans, feeds and reads it, with building inputs and mask
     model     the same forward pass alone, its inputs, mask and cache slots made beforehand
 
 int8 is torchao's weight-only quantisation (`setblock.load(quantization="int8")`), with activations of the type before it,

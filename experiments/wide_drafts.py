@@ -23,10 +23,11 @@ from torch import Tensor
 import setblock
 from setblock.data.splits import SPLITS
 from setblock.data.tasks.word_problems import word_problems
-from setblock.decoding.naive import full_logits, naive_exact
+from setblock.decoding.naive import naive_exact
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt
+from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
 
 MAX_NEW_TOKENS = 256
@@ -42,8 +43,12 @@ def main() -> None:
     tokens = narrow = narrow_whole = wide = 0
     for problem in track(problems, description="problems", transient=True):
         prompt = encode_prompt(model.tokenizer, problem.question)
-        answer, passes = naive_exact(model, prompt, settings, sampler=EntropyBounded(options.gamma), draft_passes=1)
-        same, whole = naive_exact(model, prompt, settings, sampler=EntropyBounded(float("inf")), draft_passes=1)
+        answer, passes = naive_exact(
+            model, prompt, settings, sampler=EntropyBounded(options.gamma), draft_passes=1, forward=full_logits
+        )
+        same, whole = naive_exact(
+            model, prompt, settings, sampler=EntropyBounded(float("inf")), draft_passes=1, forward=full_logits
+        )
         also, fewest = wide_exact(model, prompt, block_size=k)
         assert answer == same == also, "all three are next-token decoding's text"
         tokens, narrow = tokens + len(answer), narrow + passes

@@ -59,6 +59,28 @@ def test_imports_follow_the_data_flow(path: Path) -> None:
         assert name == part or name in ALLOWED[part], f"{part} must not import {name}"
 
 
+DECODING = [path for path in FILES if part_of(path) in ("decoding", "engine")]
+BOUNDARY = {"protocol", "feed", "facts", "calibrated"}
+
+
+@pytest.mark.parametrize("path", DECODING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_decoding_knows_a_model_by_its_protocol_alone(path: Path) -> None:
+    modules = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
+    of_model = {str(module).split(".")[2] for module in modules if str(module).startswith("setblock.model.")}
+    assert of_model <= BOUNDARY, f"a runtime that is no SBDModel has not {of_model - BOUNDARY}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_the_state_moves_committed(path: Path) -> None:
+    """What the cache holds is said in one file."""
+    if path == ROOT / "decoding" / "state.py":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        moved = [each for each in targets if isinstance(each, ast.Attribute) and each.attr == "committed"]
+        assert not moved, f"{path} moves committed: let the state do it"
+
+
 def test_no_file_is_longer_than_400_lines() -> None:
     lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in FILES}
     assert {path: n for path, n in lengths.items() if n > 400} == {}

@@ -150,7 +150,7 @@ def test_a_pass_of_the_model_alone_is_the_librarys(kind: str, sbd: SBDModel) -> 
 
 def test_the_noise_is_the_same_in_caches_of_all_sizes(sbd: SBDModel) -> None:
     small, large = (
-        opened(sbd, DecodingSettings(method="ntp", max_new_tokens=n), batch=2, prompt=9).cache for n in (1, 40)
+        opened(sbd, DecodingSettings(method="ntp", max_new_tokens=n), batch=2, prompt=9).runner.cache for n in (1, 40)
     )
     for a, b in zip(small.layers, large.layers, strict=True):
         assert torch.equal(a.keys[:, :, :8], b.keys[:, :, :8])

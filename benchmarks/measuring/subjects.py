@@ -14,15 +14,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from setblock.data.tokenizer import train_tokenizer
+from setblock.decoding.feed import next_feed
 from setblock.decoding.generate import OpenBatch, open_batch
-from setblock.decoding.passes import run_pass
-from setblock.decoding.runner import PaddedRunner
+from setblock.decoding.plan import next_spans, plan_pass
+from setblock.decoding.predictions import read_logits
 from setblock.decoding.settings import DecodingSettings
 from setblock.masks import decode_mask
 from setblock.model.attention import attention_mask
 from setblock.model.cache import SlotCache
 from setblock.model.facts import SBDFacts
 from setblock.model.forward import logits_at
+from setblock.model.padded_runner import PaddedRunner
 from setblock.model.sbd_model import SBDModel
 from setblock.roofline.presets import preset_config
 from setblock.roofline.shape import shape_of
@@ -129,9 +131,9 @@ def opened(
     """
     opened = open_batch(sbd, [random_prompt(sbd, prompt)] * batch, [settings] * batch)
     cached = prompt - 1 if cached is None else cached
-    opened.cache = cache or noisy_cache(sbd, batch=batch, cached=cached, capacity=opened.cache.capacity)
-    with torch.inference_mode():
-        opened.state.committed.fill_(cached)
+    assert isinstance(opened.runner, PaddedRunner)
+    opened.runner.cache = cache or noisy_cache(sbd, batch=batch, cached=cached, capacity=opened.runner.cache.capacity)
+    opened.state.hold(cached)
     return opened
 
 
@@ -181,8 +183,8 @@ def passes(
         cache: as in `opened`.
 
     Returns:
-        `library`: `run_pass`, with all its bookkeeping. `model`: the same forward pass of the model with inputs, mask and
-        cache slots made beforehand, its head over the same outputs. Both give the logits [B, k, V].
+        `library`: the pass as decoding plans, feeds and reads it. `model`: the same forward pass of the model with inputs,
+        mask and cache slots made beforehand, its head over the same outputs. Both give the logits [B, k, V].
     """
     # 1. A state whose next pass is of this kind; what it feeds causally is `pending`
     pending = {"one token": 1, "block": 0, "fused": block_size}[kind]
@@ -192,14 +194,17 @@ def passes(
         method="ntp" if kind == "one token" else "sbd", block_size=block_size, max_new_tokens=block_size
     )
     requests = opened(sbd, settings, batch=batch, prompt=start, cached=kv_length, cache=cache)
-    state, cache = requests.state, requests.cache
-    runner = PaddedRunner(sbd, cache)
+    state, runner = requests.state, requests.runner
+    assert isinstance(runner, PaddedRunner)
+    cache = runner.cache
 
     @torch.inference_mode()
     def library() -> Tensor:
-        state.committed.fill_(kv_length)
+        state.hold(kv_length)
         state.prefill_end = state.committed  # what is fed causally is a commit, not a prompt
-        return run_pass(runner, state, end=state.next_end()).block.logits
+        spans = next_spans(state, fuses_commit=True)
+        feed = next_feed(state, plan_pass(state, spans, fixed_keys=runner.fixed_keys))
+        return read_logits(state, feed, runner.logits(feed)).block.logits
 
     # 2. The same inputs, made once
     library()  # leaves the cache's slots set for this pass

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -42,6 +43,24 @@ class Synchronisations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # i
     def total(self) -> int:
         """All of them."""
         return sum(self.counts.values())
+
+    def __enter__(self) -> "Synchronisations":
+        """Also counts `tolist`, which on a CPU is no operation."""
+        plain = torch.Tensor.tolist
+
+        def tolist(tensor: torch.Tensor) -> Any:
+            self.counts[_asker()] += 1
+            return plain(tensor)
+
+        self._patch = patch.object(torch.Tensor, "tolist", tolist)
+        self._patch.start()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Stop counting."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._patch.stop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and count it if it waits."""

@@ -12,9 +12,12 @@ from transformers import PreTrainedTokenizerBase
 from conftest import TEXTS
 from families import MODES, tiny_sbd
 from setblock.decoding.generate import generate_batch
+from setblock.decoding.plan import Span, fixed_sizes, plan_pass
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.shapes import PassShapes, fixed_capacity
+from setblock.decoding.state import open_state
+from setblock.decoding.terms import RowTerms
+from setblock.model.compiled import fixed_capacity
 from setblock.model.sbd_model import SBDModel
 
 PROMPTS = [text[:length] for text, length in zip(TEXTS, (12, 50, 3, 30, 20, 9), strict=False)]
@@ -94,15 +97,27 @@ def test_plain_generate_goes_on_working(tokenizer: PreTrainedTokenizerBase) -> N
 
 
 @given(k=st.integers(1, 64), data=st.data())
-def test_fixed_shapes_are_few_and_large_enough(k: int, data: st.DataObject) -> None:
+def test_fixed_sizes_are_few_and_large_enough(k: int, data: st.DataObject) -> None:
     needed = data.draw(st.integers(1, 2 * k))
-    fixed = PassShapes(fixed=True, block_size=k, capacity=256)
-    tight = PassShapes(fixed=False, block_size=k, capacity=256)
-    assert needed <= fixed.queries(needed) in (k, 2 * k)
-    assert tight.queries(needed) == needed == tight.keys(needed)
     checked = data.draw(st.integers(0, max(0, k - 1)))
-    assert checked <= fixed.checked(checked) in (0, k - 1)
-    assert fixed.keys(needed) == 256
+    queries, outputs = fixed_sizes(needed, checked, block_size=k)
+    assert needed <= queries in (k, 2 * k)
+    assert checked <= outputs in (0, k - 1)
+
+
+@given(k=st.integers(1, 64), data=st.data())
+def test_a_plan_is_as_small_as_can_be_or_fixed(k: int, data: st.DataObject) -> None:
+    terms = RowTerms("sbd", prompt_length=5, limit=5 + 3 * k, ends=(), block_size=k)
+    state = open_state([[1] * 5] * 3, [terms] * 3, facts=None, device=torch.device("cpu"))
+    ends = data.draw(st.lists(st.integers(5, 5 + 2 * k), min_size=3, max_size=3).filter(lambda ends: max(ends) > 5))
+    spans = [Span(5, end, 5, is_prefill=False) for end in ends]
+    tight, fixed = (plan_pass(state, spans, fixed_keys=keys) for keys in (None, 256))
+    assert (tight.queries, tight.keys, tight.is_fixed) == (max(ends) - 5, max(ends), False)
+    assert tight.part.rows.tolist() == [row for row, end in enumerate(ends) if end > 5]
+    assert tight.queries <= fixed.queries in (k, 2 * k)
+    assert (fixed.keys, fixed.is_fixed, len(fixed.part.rows)) == (256, True, 3)
+    prefill = [replace(span, is_prefill=True) for span in spans]
+    assert plan_pass(state, prefill, fixed_keys=256).is_fixed is False
 
 
 @given(needed=st.integers(1, 1 << 17))

@@ -17,6 +17,7 @@ from setblock.decoding.generate import OpenBatch, open_batch, stream
 from setblock.decoding.naive import naive_decode
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
+from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
 
 K = 8
@@ -46,7 +47,9 @@ def test_text_is_filled_before_it_and_nothing_leaks_after_it(
     sbd.end_of_text_ids = (end,)
     batch, steps = decode(sbd, prompt, sampler, max_new_tokens=2 * K)
     generation = batch.generation(0)
-    token_ids, passes = naive_decode(sbd, prompt, DecodingSettings(block_size=K, max_new_tokens=2 * K), sampler=sampler)
+    token_ids, passes = naive_decode(
+        sbd, prompt, DecodingSettings(block_size=K, max_new_tokens=2 * K), sampler=sampler, forward=full_logits
+    )
     assert generation.token_ids == token_ids
     assert generation.passes.decoding == passes
     assert generation.finish_reason == "stop"

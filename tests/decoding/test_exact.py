@@ -13,6 +13,7 @@ from setblock.decoding.generate import open_batch
 from setblock.decoding.naive import naive_exact
 from setblock.decoding.samplers import CreditDecoding, EntropyBounded, Sampler
 from setblock.decoding.settings import DecodingSettings
+from setblock.model.naive import full_logits
 
 # Drafts of every kind: whole blocks in one pass, nearly none, several passes of some.
 POLICIES: list[tuple[Sampler, int]] = [
@@ -57,7 +58,9 @@ def test_equals_next_token_decoding(
         sampler, draft_passes = settings[row].sampler, settings[row].draft_passes
         assert sampler is not None
         assert draft_passes is not None
-        token_ids, passes = naive_exact(sbd, prompt, settings[row], sampler=sampler, draft_passes=draft_passes)
+        token_ids, passes = naive_exact(
+            sbd, prompt, settings[row], sampler=sampler, draft_passes=draft_passes, forward=full_logits
+        )
         assert token_ids == ours.token_ids
         assert passes == ours.passes.decoding
         assert all(0 <= by <= passes for by in ours.revealed_by)

@@ -12,6 +12,7 @@ from setblock.decoding.generate import OpenBatch
 from setblock.decoding.naive import naive_decode
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
+from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
 
 SAMPLER = EntropyBounded(4.0)  # several tokens a pass, but not whole blocks, on these models
@@ -24,7 +25,7 @@ def decoded(sbd: SBDModel, prompts: list[list[int]], settings: list[DecodingSett
 def assert_equals_naive(
     sbd: SBDModel, prompt: list[int], settings: DecodingSettings, batch: OpenBatch, row: int
 ) -> None:
-    token_ids, passes = naive_decode(sbd, prompt, settings, sampler=SAMPLER)
+    token_ids, passes = naive_decode(sbd, prompt, settings, sampler=SAMPLER, forward=full_logits)
     generation = batch.generation(row)
     assert generation.token_ids == token_ids
     assert generation.passes.decoding == passes
@@ -38,7 +39,7 @@ def assert_committed_is_exact(sbd: SBDModel, batch: OpenBatch) -> None:
         plain = DynamicCache()
         with torch.inference_mode():
             sbd.model(input_ids=batch.state.tokens[row, :committed][None], past_key_values=plain, use_cache=True)
-        for ours, theirs in zip(batch.cache.layers, plain.layers, strict=True):
+        for ours, theirs in zip(batch.runner.cache.layers, plain.layers, strict=True):
             for name in ("keys", "values"):
                 held = getattr(ours, name)[row, :, :committed]
                 torch.testing.assert_close(held, getattr(theirs, name)[0], atol=1e-4, rtol=1e-4)

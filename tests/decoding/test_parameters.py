@@ -26,6 +26,7 @@ from setblock.decoding.generate import generate, generate_batch, open_batch
 from setblock.decoding.logits import logit_rules
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.terms import RowTerms
 from setblock.errors import ParameterError
 from setblock.model.sbd_model import SBDModel
 
@@ -253,7 +254,8 @@ def test_every_logit_is_as_transformers_processors_make_it(penalty: float, bias:
     settings = DecodingSettings(
         repetition_penalty=penalty, logit_bias={3: bias, 4: -bias}, banned_tokens=(5, 6), min_new_tokens=2
     )
-    rules = logit_rules([settings], prompt_lengths=[5], ends=[[0, 9]], vocab_size=30, device=torch.device("cpu"))
+    terms = RowTerms("ntp", prompt_length=5, limit=9, ends=(0, 9), block_size=1)
+    rules = logit_rules([settings], [terms], vocab_size=30, device=torch.device("cpu"))
     places = torch.arange(6).expand(30, 6).masked_fill(prompt != torch.arange(30)[:, None], 10**6)
     ours = rules.apply(logits, positions=torch.tensor([[6, 7]]), first_seen=places.amin(dim=1)[None])
     expected = SequenceBiasLogitsProcessor({(3,): bias, (4,): -bias})(prompt[None], logits[0, :1])

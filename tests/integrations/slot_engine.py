@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import torch
 
 from setblock.decoding.generate import open_batch
-from setblock.decoding.naive import full_logits
 from setblock.decoding.settings import DecodingSettings
 from setblock.integrations.vllm.slots import BlockSlots, Rows, with_block_size
+from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
 
 

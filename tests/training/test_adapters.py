@@ -19,6 +19,7 @@ from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
 from setblock.model.adapter import ADAPTER_FOLDER, Gate
 from setblock.model.loading import load
+from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
 from setblock.training import result
 from setblock.training.adapters import AdapterSection, add_adapter
@@ -175,7 +176,7 @@ def test_block_decoding_uses_the_adapter_as_the_naive_twin_does(
     fast = generate_batch(adapted, PROMPTS, settings=settings, raw=True)
     for text, answer in zip(PROMPTS, fast, strict=True):
         prompt = trained_tokenizer(text).input_ids
-        tokens, _ = naive_decode(adapted, prompt, settings, sampler=sampler)
+        tokens, _ = naive_decode(adapted, prompt, settings, sampler=sampler, forward=full_logits)
         assert list(answer.token_ids) == tokens
     assert [a.token_ids for a in fast] != [
         a.token_ids for a in generate_batch(closed, PROMPTS, settings=settings, raw=True)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from setblock.decoding.defaults import DEFAULT_MAX_NEW_TOKENS
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
-from setblock.model.sbd_model import SBDModel
+from setblock.model.protocol import LanguageModel
 
 
 class BlockSizeNotTrained(SetBlockWarning):
     """A block is larger than any that the model was trained with."""
 
 
-def limit_of(model: SBDModel, prompt_length: int, settings: DecodingSettings) -> int:
+def limit_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> int:
     """The position past the last that an answer may have.
 
     Raises:
@@ -52,7 +52,7 @@ def check_token_ids(settings: DecodingSettings, vocab_size: int) -> None:
 
 
 def check_that_tokens_are_left(
-    model: SBDModel, settings: DecodingSettings, *, ends: Sequence[int], vocab_size: int
+    model: LanguageModel, settings: DecodingSettings, *, ends: Sequence[int], vocab_size: int
 ) -> None:
     """Raise `ParameterError` if a request bans every token. `ends` are those that end its answer."""
     if not settings.banned_tokens:
@@ -63,7 +63,7 @@ def check_that_tokens_are_left(
         raise ParameterError(f"banned_tokens must leave the model a token{before}, not ban all {vocab_size}")
 
 
-def warn_if_not_trained(model: SBDModel, block_size: int) -> None:
+def warn_if_not_trained(model: LanguageModel, block_size: int) -> None:
     """Warn where a block is larger than any that the model was trained with."""
     trained = model.facts.block_sizes if model.facts else ()
     if trained and block_size > trained[-1]:

@@ -7,7 +7,7 @@ from setblock.errors import SetBlockError
 
 if TYPE_CHECKING:
     from setblock.decoding.sampler import Sampler
-    from setblock.model.sbd_model import SBDModel
+    from setblock.model.protocol import LanguageModel
 
 DEFAULT_MAX_NEW_TOKENS = 256
 DEFAULT_BLOCK_SIZE = 16
@@ -15,7 +15,7 @@ DEFAULT_DRAFT_PASSES = 1
 DRAFT_GAMMA = 1.0  # with one pass, as good as any (docs/exact.md)
 
 
-def block_size_for(model: "SBDModel", settings: DecodingSettings) -> int:
+def block_size_for(model: "LanguageModel", settings: DecodingSettings) -> int:
     """k: what the request asks for, else the largest the model was trained with, at most 16. 1 in method `ntp`.
 
     Raises:

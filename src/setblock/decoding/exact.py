@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.choice import Draws, choose_tokens
-from setblock.decoding.passes import Logits
+from setblock.decoding.predictions import Logits
 from setblock.decoding.state import BatchState
 
 
@@ -62,6 +62,7 @@ def check_drafts(state: BatchState, commit: Logits, *, draws: Draws) -> Check:
     state.verified = torch.where(is_checked, state.block_start, state.verified)
     at = first_wrong.clamp(max=agrees.shape[1] - 1)
     state.correct(replaced.any(dim=1), commit.positions.gather(1, at)[:, 0], chosen.gather(1, at)[:, 0])
-    entropy = commit.logits.new_zeros(chosen.shape)
-    entropy[replaced] = torch.special.entr(commit.logits[replaced].softmax(dim=-1)).sum(dim=-1)
+    right = commit.logits.gather(1, at[..., None].expand(-1, -1, commit.logits.shape[-1]))  # [B, 1, V]
+    entropy = torch.special.entr(right.softmax(dim=-1)).sum(dim=-1)
+    entropy = torch.where(replaced, entropy, torch.zeros_like(entropy))
     return Check(token_ids=chosen, accepted=accepted, replaced=replaced, entropy=entropy)

@@ -9,13 +9,10 @@ from setblock.decoding.events import PassEvent
 from setblock.decoding.generation import Generation
 from setblock.decoding.loop import DecodingStep
 from setblock.decoding.rows import Rows, open_rows
-from setblock.decoding.runner import PaddedRunner
 from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.shapes import fixed_capacity
 from setblock.decoding.text import Prompt, encode_prompt
 from setblock.errors import ParameterError, SetBlockError
-from setblock.model.cache import SlotCache
-from setblock.model.sbd_model import SBDModel
+from setblock.model.protocol import LanguageModel, Runner
 
 __all__ = [
     "BlockSizeNotTrained",
@@ -48,18 +45,19 @@ class StreamChunk:
 
 @dataclass
 class OpenBatch(Rows):
-    """A batch ready to decode: rows that stay together, and a cache for them."""
+    """A batch ready to decode: rows that stay together, and who runs their passes."""
 
-    cache: SlotCache
+    runner: Runner
 
     def steps(self) -> Iterator[DecodingStep]:
         """Decode to the end (Algorithm 3), a step for each forward pass."""
-        runner = PaddedRunner(self.model, self.cache)
-        while not bool(self.state.finished.all()):
-            yield self.step(runner)
+        while (spans := self.spans(self.runner)) and any(span.tokens for span in spans):
+            yield self.step(self.runner, spans)
 
 
-def open_batch(model: SBDModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]) -> OpenBatch:
+def open_batch(
+    model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]
+) -> OpenBatch:
     """Check requests against the model and lay out their batch. Rows may differ in everything; each is one answer. A row that
     says nothing of its sampler and its block gets what the model was calibrated to, if it was.
 
@@ -67,17 +65,12 @@ def open_batch(model: SBDModel, prompts: Sequence[Sequence[int]], settings: Sequ
         SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.
     """
     rows = open_rows(model, prompts, settings)
-    needed = int(rows.state.limit.max())
-    cache = SlotCache(
-        layers=model.model.config.get_text_config().num_hidden_layers,
-        batch=len(prompts),
-        capacity=fixed_capacity(needed) if model.compiled else needed,
-    )
-    return OpenBatch(**vars(rows), cache=cache)
+    longest = max(terms.limit for terms in rows.state.terms)
+    return OpenBatch(**vars(rows), runner=model.runner(rows=len(prompts), capacity=longest))
 
 
 def stream(
-    model: SBDModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False
+    model: LanguageModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False
 ) -> Iterator[StreamChunk]:
     """Generate an answer, yielding after each forward pass what it added to the text.
 
@@ -100,7 +93,7 @@ def stream(
 
 
 def generate(
-    model: SBDModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False
+    model: LanguageModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False
 ) -> Generation:
     """Generate an answer. Arguments and errors as in `stream`."""
     *_, last = stream(model, prompt, settings=settings, raw=raw)
@@ -109,7 +102,7 @@ def generate(
 
 
 def generate_batch(
-    model: SBDModel,
+    model: LanguageModel,
     prompts: Sequence[Prompt],
     *,
     settings: DecodingSettings | Sequence[DecodingSettings] | None = None,

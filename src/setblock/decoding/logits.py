@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.terms import RowTerms
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,9 @@ class LogitRules:
 
 
 def logit_rules(
-    settings: Sequence[DecodingSettings],
-    *,
-    prompt_lengths: Sequence[int],
-    ends: Sequence[Sequence[int]],
-    vocab_size: int,
-    device: torch.device,
+    settings: Sequence[DecodingSettings], terms: Sequence[RowTerms], *, vocab_size: int, device: torch.device
 ) -> LogitRules:
-    """The rules of a batch of requests. `ends` are the token ids that end each row's answer."""
+    """The rules of a batch of requests."""
     bias = penalty = is_end = first_end = None
     if any(each.logit_bias or each.banned_tokens for each in settings):
         bias = torch.zeros((len(settings), vocab_size))
@@ -71,9 +67,9 @@ def logit_rules(
         penalty = torch.tensor([each.repetition_penalty for each in settings], device=device, dtype=torch.float32)
     if any(each.min_new_tokens for each in settings):
         is_end = torch.zeros((len(settings), vocab_size), dtype=torch.bool)
-        for row, ids in enumerate(ends):
-            is_end[row, list(ids)] = True
+        for row, of_row in enumerate(terms):
+            is_end[row, list(of_row.ends)] = True
         is_end = is_end.to(device)
-        pairs = zip(settings, prompt_lengths, strict=True)
-        first_end = torch.tensor([length + each.min_new_tokens for each, length in pairs], device=device)
+        first = [row.prompt_length + each.min_new_tokens for each, row in zip(settings, terms, strict=True)]
+        first_end = torch.tensor(first, device=device)
     return LogitRules(bias, penalty, is_end, first_end)

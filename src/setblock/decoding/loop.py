@@ -1,7 +1,12 @@
 """A step of decoding: Algorithms 2 and 3 of the paper over a batch of independent rows.
 
-Knows the order of things: prefill, then passes that check what they commit and reveal what they can, then the next block; rows
-may be anywhere in it. Knows nothing of text.
+    while rows are not finished:
+        feed = next_feed(state, plan)                    x_<t ; x̂                  feed.py
+        logits = runner.logits(feed)                     ẑ, z            eq. 9     whoever holds a model
+        step = absorb(state, feed, logits, policy)       reveal some     eq. 8     here
+
+Knows the order of things: check what was committed, reveal what the sampler says, then the next block; rows may be anywhere in
+it. Knows nothing of models or text.
 """
 
 from dataclasses import dataclass, replace
@@ -11,11 +16,27 @@ from torch import Tensor
 
 from setblock.decoding.choice import Draws, choose_tokens
 from setblock.decoding.exact import Check, check_drafts
-from setblock.decoding.feed import Runner
 from setblock.decoding.logits import LogitRules
-from setblock.decoding.passes import Logits, PassLogits, run_pass
+from setblock.decoding.plan import Part
+from setblock.decoding.predictions import Logits, PassLogits, read_logits
 from setblock.decoding.selection import RowSamplers
 from setblock.decoding.state import BatchState
+from setblock.model.feed import Feed
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What decides in each row which positions a pass reveals, and which tokens they get.
+
+    Attributes:
+        rules: what requests ask of the logits before anything is chosen.
+        samplers: which positions are revealed.
+        draws: which tokens they get.
+    """
+
+    rules: LogitRules
+    samplers: RowSamplers
+    draws: Draws
 
 
 @dataclass(frozen=True)
@@ -48,24 +69,26 @@ class DecodingStep:
 
 
 @torch.inference_mode()
-def decode_step(
-    runner: Runner, state: BatchState, *, end: Tensor, samplers: RowSamplers, rules: LogitRules, draws: Draws
-) -> DecodingStep:
-    """One pass of Algorithm 3: feed, check, reveal, and on to the next block.
+def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> DecodingStep:
+    """What a pass does to the state: check, reveal, and on to the next block.
 
     The prefill reveals a token too where the block's first token comes from the causal logit: it is known then.
 
     Args:
-        end: [B] int64, as in `run_pass`.
+        feed: of `next_feed`; the state has not changed since.
+        logits: [A, m, V] float32, of the outputs that the feed wants. Written to.
+        policy: its samplers remember the pass.
     """
-    # 1. One pass; what it commits may be a draft
-    took_part = end > state.committed
+    # 1. What the pass committed is in the cache; it may be a draft, which is checked
+    ends = Part(feed.rows, batch=feed.batch).put(feed.ends)
+    took_part = ends > state.committed
     is_prefill = took_part & state.is_prefill
     committed = took_part & ~is_prefill & (state.committed < state.block_start)
-    logits = run_pass(runner, state, end=end)
-    shaped = _shaped(logits, state, rules)
+    given = read_logits(state, feed, logits)
+    state.commit(ends)
+    shaped = _shaped(given, state, policy.rules)
     state.failed |= _is_broken(shaped)
-    check = None if shaped.commit is None else check_drafts(state, shaped.commit, draws=draws)
+    check = None if shaped.commit is None else check_drafts(state, shaped.commit, draws=policy.draws)
 
     # 2. Reveal what the sampler says. Where next-token decoding's text is promised, a block's first token is its own, and
     # known at once.
@@ -73,7 +96,7 @@ def decode_step(
     known = shaped.block.known if check is None else shaped.block.known & ~check.rejected[:, None]
     candidates = state.candidates() & known
     of_block, best = shaped.block.logits, shaped.block.most_likely
-    selection = samplers.select(
+    selection = policy.samplers.select(
         of_block,
         greatest=best.logits,
         candidates=candidates,
@@ -84,10 +107,10 @@ def decode_step(
     is_next = (state.is_exact | state.is_ntp)[:, None] & (positions == state.block_start[:, None])
     reveal = selection.reveal | (candidates & is_next)
     if selection.logits is of_block:
-        chosen = choose_tokens(of_block, draws, positions=positions, best=best.token_ids)
+        chosen = choose_tokens(of_block, policy.draws, positions=positions, best=best.token_ids)
     else:
         chosen_from = torch.where(is_next[..., None], of_block, selection.logits)
-        chosen = choose_tokens(chosen_from, draws, positions=positions)
+        chosen = choose_tokens(chosen_from, policy.draws, positions=positions)
     state.block_passes += ((known[:, 1:].any(dim=1) | reveal.any(dim=1)) & ~is_prefill).long()
     state.reveal(chosen, reveal)
 
@@ -102,7 +125,7 @@ def decode_step(
         revealed=reveal,
         entropy=selection.entropy,
         finished=state.finished.clone(),
-        logits=logits,
+        logits=given,
         check=check,
     )
 

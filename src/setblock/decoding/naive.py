@@ -3,7 +3,8 @@
 The oracle that the fast path is tested against. It shares with it only the sampler's rule and the choice of tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,15 +12,21 @@ from torch import Tensor
 from setblock.decoding.choice import choose_tokens, draws_of
 from setblock.decoding.samplers import BlockView, Memory, Sampler
 from setblock.decoding.settings import DecodingSettings
-from setblock.model.attention import layer_windows
-from setblock.model.sbd_model import SBDModel
+from setblock.model.protocol import LanguageModel
 
 Block = list[int | None]  # None: still masked
+FullLogits = Callable[[Any, list[int], int], Tensor]
+"""Of a model, tokens and where the block begins: [T, V] logits of one full pass."""
 
 
 @torch.inference_mode()
 def naive_decode(
-    model: SBDModel, prompt: list[int], settings: DecodingSettings, *, sampler: Sampler
+    model: LanguageModel,
+    prompt: list[int],
+    settings: DecodingSettings,
+    *,
+    sampler: Sampler,
+    forward: FullLogits,
 ) -> tuple[list[int], int]:
     """Decode one prompt by method `sbd` (Algorithm 2). Of the settings, those that change the logits are not looked at.
 
@@ -35,7 +42,7 @@ def naive_decode(
     while True:
         # 1. One pass, in which only the block is bidirectional
         start = len(written)
-        logits = _block_logits(model, full_logits(model, written + _masked(model, block), start), start, len(block))
+        logits = _block_logits(model, forward(model, written + _masked(model, block), start), start, len(block))
         # 2. The first token of the answer is known as soon as the prompt is: the prefill gives it
         at_prefill = facts.first_token_from_causal and start == len(prompt) and block[0] is None
         passes += not at_prefill
@@ -58,7 +65,13 @@ def naive_decode(
 
 @torch.inference_mode()
 def naive_exact(
-    model: SBDModel, prompt: list[int], settings: DecodingSettings, *, sampler: Sampler, draft_passes: int
+    model: LanguageModel,
+    prompt: list[int],
+    settings: DecodingSettings,
+    *,
+    sampler: Sampler,
+    draft_passes: int,
+    forward: FullLogits,
 ) -> tuple[list[int], int]:
     """Decode one prompt by method `exact`. Arguments and result as in `naive_decode`."""
     block_size, new_tokens = settings.block_size, settings.max_new_tokens
@@ -66,7 +79,7 @@ def naive_exact(
     assert new_tokens is not None
     limit, passes, block_passes = len(prompt) + new_tokens, 0, 0
 
-    prefill = full_logits(model, prompt, len(prompt))
+    prefill = forward(model, prompt, len(prompt))
     kept, draft = list(prompt), list[int]()  # what is verified and committed; what is to be checked
     first = _choose(prefill[-1:], settings, len(kept))
     block, memory = _refilled(first, block_size, limit - len(kept)), _nothing()
@@ -83,7 +96,7 @@ def naive_exact(
             ended = is_whole and draft[-1] in model.end_of_text_ids
             block = [] if ended else _refilled(rest, block_size, limit - len(kept) - len(draft))
         start = len(kept) + len(draft)
-        logits = full_logits(model, kept + draft + _masked(model, block), start)
+        logits = forward(model, kept + draft + _masked(model, block), start)
         passes += 1
         # 3. Check the draft against the causal logits: keep what agrees, and correct the first that does not
         causal = _choose(logits[len(kept) : start - 1], settings, len(kept) + 1) if draft else []
@@ -110,7 +123,7 @@ def _refilled(known: Sequence[int | None], block_size: int, room: int) -> Block:
     return [*known, *[None] * block_size][: min(block_size, room)]
 
 
-def _run(model: SBDModel, block: Block) -> tuple[list[int], bool]:
+def _run(model: LanguageModel, block: Block) -> tuple[list[int], bool]:
     """The tokens of a block before its first gap, up to its first end-of-text; and whether no more is needed."""
     needed = block[: _needed(model, block)]
     is_whole = None not in needed
@@ -121,18 +134,18 @@ def _nothing() -> Memory:
     return {}
 
 
-def _masked(model: SBDModel, block: Block) -> list[int]:
+def _masked(model: LanguageModel, block: Block) -> list[int]:
     assert model.facts is not None
     return [model.facts.mask_token_id if token is None else token for token in block]
 
 
-def _needed(model: SBDModel, block: Block) -> int:
+def _needed(model: LanguageModel, block: Block) -> int:
     """How many tokens of a block count: up to its first end-of-text."""
     return next((i + 1 for i, token in enumerate(block) if token in model.end_of_text_ids), len(block))
 
 
 def _reveal(
-    model: SBDModel, logits: Tensor, block: Block, reachable: range, sampler: Sampler, memory: Memory
+    model: LanguageModel, logits: Tensor, block: Block, reachable: range, sampler: Sampler, memory: Memory
 ) -> tuple[list[int], Memory]:
     """The places of the block that the sampler reveals, of logits [k, V], and what it wants to remember."""
     masked = torch.tensor([token is None for token in block])
@@ -153,7 +166,9 @@ def _choose(logits: Tensor, settings: DecodingSettings, start: int) -> list[int]
     return chosen
 
 
-def _block_logits(model: SBDModel, logits: Tensor, start: int, size: int, *, first_from_causal: bool = False) -> Tensor:
+def _block_logits(
+    model: LanguageModel, logits: Tensor, start: int, size: int, *, first_from_causal: bool = False
+) -> Tensor:
     """[size, V] what logits [T, V] of a whole pass say of the block at `start`."""
     assert model.facts is not None
     shift = int(model.facts.logit_shift)
@@ -161,30 +176,3 @@ def _block_logits(model: SBDModel, logits: Tensor, start: int, size: int, *, fir
     if model.facts.first_token_from_causal or first_from_causal:
         of_block[0] = logits[start - 1]
     return of_block
-
-
-def full_logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
-    """[T, V] logits of one full pass; the tokens from `block_start` on attend each other in both directions."""
-    config = model.model.config.get_text_config()
-    length = len(tokens)
-    masks = {}
-    for kind, window in layer_windows(config).items():
-        allowed = torch.zeros((length, length), dtype=torch.bool)
-        for query in range(length):
-            last = length if query >= block_start else query + 1
-            first = 0 if window is None else max(0, query - window + 1)
-            allowed[query, first:last] = True
-        zero_or_least = torch.where(allowed, 0.0, torch.finfo(model.model.dtype).min).to(model.model.dtype)
-        masks[kind] = zero_or_least[None, None].to(model.device)
-    positions = torch.arange(length, device=model.device)[None]
-    with model.block_only(positions >= block_start):
-        output = model.model(
-            input_ids=torch.tensor([tokens], device=model.device),
-            position_ids=positions,
-            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-            use_cache=False,
-        )
-    logits: Tensor = output.logits[0].float().cpu()
-    assert model.facts is not None
-    logits[:, model.facts.mask_token_id] = -torch.inf
-    return logits

@@ -13,7 +13,7 @@ from setblock.decoding.defaults import block_size_for, draft_passes_for, sampler
 from setblock.decoding.named_samplers import defaults_of, name_of, options_of, sampler_named
 from setblock.decoding.settings import METHODS, DecodingSettings, Method
 from setblock.errors import ParameterError
-from setblock.model.sbd_model import SBDModel
+from setblock.model.protocol import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class OperatingPoint:
 NTP = OperatingPoint("ntp")
 
 
-def point_of(model: SBDModel, settings: DecodingSettings) -> OperatingPoint:
+def point_of(model: LanguageModel, settings: DecodingSettings) -> OperatingPoint:
     """The point that a request's settings are at, what they leave open filled in.
 
     Raises:

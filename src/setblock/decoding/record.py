@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from setblock.decoding.loop import DecodingStep
-from setblock.decoding.passes import Logits
+from setblock.decoding.predictions import Logits
 from setblock.decoding.ragged import fitted, stacked
 from setblock.decoding.state import BatchState
 
@@ -23,7 +23,8 @@ class PassCounts:
     Attributes:
         prefill: passes over the prompt.
         block: passes over a block alone (over one token, in method `ntp`).
-        commit: passes that committed a block and were the first pass of the next one.
+        commit: passes that committed a block and, unless the runner commits in passes of their own, were the first pass of the
+            next one.
     """
 
     prefill: int
@@ -88,10 +89,9 @@ class Record:
         if step.check is not None and step.logits.commit is not None:
             checked = step.check.accepted | step.check.replaced
             self._keep(step.logits.commit, checked, step.check.token_ids)
-            rows, columns = step.check.replaced.nonzero(as_tuple=True)
-            positions = step.logits.commit.positions[rows, columns]
-            self.revealing[rows, positions] = number[rows]
-            self.entropies[rows, positions] = step.check.entropy[rows, columns]
+            corrected = {"at": step.logits.commit.positions, "where": step.check.replaced}
+            _write(self.revealing, number[:, None], **corrected)
+            _write(self.entropies, step.check.entropy, **corrected)
         _write(self.revealing, number[:, None], at=step.positions, where=step.revealed)
         _write(self.entropies, step.entropy, at=step.positions, where=step.revealed)
         self._keep(step.logits.block, step.revealed, step.token_ids)

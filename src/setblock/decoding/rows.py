@@ -19,31 +19,32 @@ from setblock.decoding.checks import (
     limit_of,
     warn_if_not_trained,
 )
-from setblock.decoding.choice import Draws, draws_of
+from setblock.decoding.choice import draws_of
 from setblock.decoding.defaults import block_size_for, draft_passes_for, sampler_for
 from setblock.decoding.events import PassEvent, pass_events
-from setblock.decoding.feed import Runner
+from setblock.decoding.feed import next_feed
 from setblock.decoding.generation import FinishReason, Generation
-from setblock.decoding.logits import LogitRules, logit_rules
-from setblock.decoding.loop import DecodingStep, decode_step
+from setblock.decoding.logits import logit_rules
+from setblock.decoding.loop import DecodingStep, Policy, absorb
+from setblock.decoding.plan import Span, next_spans, plan_pass
 from setblock.decoding.record import Record, joined_records, open_record
 from setblock.decoding.selection import RowSamplers
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.state import BatchState, joined, open_state
+from setblock.decoding.terms import RowTerms
 from setblock.decoding.text import AnswerText
-from setblock.model.sbd_model import SBDModel
+from setblock.model.feed import Feed
+from setblock.model.protocol import LanguageModel, Runner
 
 
 @dataclass
 class Rows:
     """Rows ready to decode, each one answer; they may differ in everything, and be anywhere in their answers."""
 
-    model: SBDModel
+    model: LanguageModel
     settings: list[DecodingSettings]
     state: BatchState
-    samplers: RowSamplers
-    rules: LogitRules
-    draws: Draws
+    policy: Policy
     record: Record
     texts: list[AnswerText]
     started: list[float]
@@ -57,7 +58,7 @@ class Rows:
             parts[0].model,
             settings=[each for part in parts for each in part.settings],
             state=state,
-            samplers=RowSamplers.joined([part.samplers for part in parts]),
+            samplers=RowSamplers.joined([part.policy.samplers for part in parts]),
             record=joined_records([part.record for part in parts], capacity=state.tokens.shape[1]),
             texts=[each for part in parts for each in part.texts],
             started=[each for part in parts for each in part.started],
@@ -72,27 +73,26 @@ class Rows:
             self.model,
             settings=[self.settings[row] for row in rows],
             state=state,
-            samplers=self.samplers.taken(rows),
+            samplers=self.policy.samplers.taken(rows),
             record=self.record.taken(index, capacity=state.tokens.shape[1]),
             texts=[self.texts[row] for row in rows],
             started=[self.started[row] for row in rows],
         )
 
-    @torch.inference_mode()
-    def step(self, runner: Runner, *, end: torch.Tensor | None = None) -> DecodingStep:
-        """One forward pass, and all that follows from it.
+    def spans(self, runner: Runner) -> list[Span]:
+        """What the runner's next pass feeds each row, if it is not cut short; nothing to rows that are finished."""
+        return next_spans(self.state, fuses_commit=runner.fuses_commit)
 
-        Args:
-            end: [B] int64, as in `run_pass`; None to feed every row that is not finished as far as it goes.
-        """
-        step = decode_step(
-            runner,
-            self.state,
-            end=self.state.next_end() if end is None else end,
-            samplers=self.samplers,
-            rules=self.rules,
-            draws=self.draws,
-        )
+    @torch.inference_mode()
+    def step(self, runner: Runner, spans: Sequence[Span]) -> DecodingStep:
+        """One forward pass over `spans`, and all that follows from it."""
+        feed = next_feed(self.state, plan_pass(self.state, spans, fixed_keys=runner.fixed_keys))
+        return self.absorb(feed, runner.logits(feed))
+
+    @torch.inference_mode()
+    def absorb(self, feed: Feed, logits: torch.Tensor) -> DecodingStep:
+        """All that follows from a forward pass: `setblock.decoding.loop.absorb`, and the record and the text of its rows."""
+        step = absorb(self.state, feed, logits, self.policy)
         self.record.add(step)
         stopping = [row for row, settings in enumerate(self.settings) if settings.stop]
         if not stopping:
@@ -103,7 +103,7 @@ class Rows:
         for row in stopping:
             length = self.texts[row].stop_length
             if length is not None:
-                self.state.finish(row, end=int(self.state.prompt_length[row]) + length)
+                self.state.finish(row, end=self.state.terms[row].prompt_length + length)
         return replace(step, finished=self.state.finished.clone())
 
     def events(self, step: DecodingStep) -> dict[int, PassEvent]:
@@ -121,7 +121,7 @@ class Rows:
         """The answer of a row that is finished, or given up."""
         self._read([row])
         self.texts[row].read([], final=True)
-        settings, start = self.settings[row], int(self.state.prompt_length[row])
+        settings, start = self.settings[row], self.state.terms[row].prompt_length
         token_ids = self.state.answer(row).tolist()
         here = (row, start, len(token_ids))
         return Generation(
@@ -147,17 +147,16 @@ class Rows:
         """Hand what is certain of `rows` over to their texts."""
         if not rows:
             return
-        of_rows = (self.state.prompt_length, self.state.answer_ends(), self.state.finished)
-        starts, ends, finished = (each.tolist() for each in of_rows)
+        ends, finished = (each.tolist() for each in (self.state.answer_ends(), self.state.finished))
         for row in rows:
-            text, last = self.texts[row], self.state.ends[row].tolist()
-            token_ids = self.state.tokens[row, starts[row] + text.num_tokens : ends[row]].tolist()
-            if token_ids and token_ids[-1] in last:
+            text, terms = self.texts[row], self.state.terms[row]
+            token_ids = self.state.tokens[row, terms.prompt_length + text.num_tokens : ends[row]].tolist()
+            if token_ids and token_ids[-1] in terms.ends:
                 token_ids.pop()
             text.read(token_ids, final=finished[row])
 
 
-def open_rows(model: SBDModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]) -> Rows:
+def open_rows(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]) -> Rows:
     """Check requests against the model and lay out their rows; each is one answer. A row that says nothing of its sampler and
     its block gets what the model was calibrated to, if it was.
 
@@ -165,54 +164,50 @@ def open_rows(model: SBDModel, prompts: Sequence[Sequence[int]], settings: Seque
         SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.
     """
     started, settings = time.perf_counter(), [with_calibration(model, each) for each in settings]
-    limits = [limit_of(model, len(prompt), each) for prompt, each in zip(prompts, settings, strict=True)]
-    sizes = [block_size_for(model, each) for each in settings]
-    warn_if_not_trained(model, max(sizes))
-    vocab_size, ends = _vocab_size(model), [_ends(model, each) for each in settings]
-    for prompt, each, ids in zip(prompts, settings, ends, strict=True):
-        check_prompt(prompt, vocab_size)
-        check_token_ids(each, vocab_size)
-        check_that_tokens_are_left(model, each, ends=ids, vocab_size=vocab_size)
-    state = open_state(
-        [list(prompt) for prompt in prompts],
-        settings,
-        block_sizes=sizes,
-        draft_passes=[draft_passes_for(each) for each in settings],
-        limits=limits,
-        ends=ends,
-        device=model.device,
-    )
+    terms = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, settings, strict=True)]
+    warn_if_not_trained(model, max(each.block_size for each in terms))
+    for prompt, each, row in zip(prompts, settings, terms, strict=True):
+        check_prompt(prompt, model.vocab_size)
+        check_token_ids(each, model.vocab_size)
+        check_that_tokens_are_left(model, each, ends=row.ends, vocab_size=model.vocab_size)
+    state = open_state(prompts, terms, facts=model.facts, device=model.device)
     wanted = [each.logprobs for each in settings if each.logprobs is not None]
     return _with_rules(
         model,
         settings=settings,
         state=state,
         samplers=RowSamplers([sampler_for(each) for each in settings], device=model.device),
-        record=open_record(state, num_alternatives=min(max(wanted), vocab_size) if wanted else None),
+        record=open_record(state, num_alternatives=min(max(wanted), model.vocab_size) if wanted else None),
         texts=[AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in settings],
         started=[started] * len(settings),
     )
 
 
-def _with_rules(model: SBDModel, *, settings: list[DecodingSettings], state: BatchState, **parts: Any) -> Rows:
-    """Rows, with the rules and draws that follow from their settings."""
-    vocab_size = _vocab_size(model)
-    rules = logit_rules(
-        settings,
-        prompt_lengths=state.prompt_length.tolist(),
-        ends=[_ends(model, each) for each in settings],
-        vocab_size=vocab_size,
-        device=model.device,
+def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> RowTerms:
+    """What is fixed of a request's row.
+
+    Raises:
+        SetBlockError: the prompt is empty or too long, or the model can't decode in blocks.
+    """
+    return RowTerms(
+        method=settings.method,
+        prompt_length=prompt_length,
+        limit=limit_of(model, prompt_length, settings),
+        ends=(*model.end_of_text_ids, *settings.stop_token_ids),
+        block_size=block_size_for(model, settings),
+        adaptive_blocks=settings.adaptive_blocks,
+        draft_passes=draft_passes_for(settings),
     )
-    draws = draws_of(settings, vocab_size=vocab_size, device=model.device)
-    return Rows(model=model, settings=settings, state=state, rules=rules, draws=draws, **parts)
 
 
-def _ends(model: SBDModel, settings: DecodingSettings) -> list[int]:
-    """Token ids that end an answer."""
-    return [*model.end_of_text_ids, *settings.stop_token_ids]
-
-
-def _vocab_size(model: SBDModel) -> int:
-    size: int = model.model.get_output_embeddings().weight.shape[0]
-    return size
+def _with_rules(
+    model: LanguageModel, *, settings: list[DecodingSettings], state: BatchState, samplers: RowSamplers, **parts: Any
+) -> Rows:
+    """Rows, with the rules and draws that follow from their settings."""
+    vocab_size = model.vocab_size
+    policy = Policy(
+        rules=logit_rules(settings, state.terms, vocab_size=vocab_size, device=model.device),
+        samplers=samplers,
+        draws=draws_of(settings, vocab_size=vocab_size, device=model.device),
+    )
+    return Rows(model=model, settings=settings, state=state, policy=policy, **parts)

@@ -8,7 +8,8 @@ its own position, in its own pass.
       exactly            the next pass
 
 Between a row's first pass of a block and its last, committed equals block_start. Rows may join a state and leave it between
-passes. Shapes: B rows, k the largest block size, C positions, a block past the last limit, E the most ids that end an answer.
+passes. Nobody else moves `committed`. Shapes: B rows, k the largest block size, C positions, a block past the last limit, E the
+most ids that end an answer.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.ragged import fitted, stacked
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.terms import RowTerms
+from setblock.model.facts import SBDFacts
 
 NO_TOKEN = -1
 
@@ -30,6 +32,8 @@ class BatchState:
     """Mutable; all tensors have the batch as their first dimension, and int64 unless said otherwise.
 
     Attributes:
+        facts: how the model's logits are read; None where it was never trained for blocks.
+        terms: what is fixed of each row, for the host.
         tokens: [B, C] the token at each position; anything past what is revealed.
         prompt_length: [B].
         limit: [B] the position past the last one that may be generated.
@@ -54,6 +58,8 @@ class BatchState:
         first_logits: [B, V] float32 or None, the causal logits of the block's first token, from its first pass.
     """
 
+    facts: SBDFacts | None
+    terms: tuple[RowTerms, ...]
     tokens: Tensor
     prompt_length: Tensor
     limit: Tensor
@@ -82,35 +88,48 @@ class BatchState:
         """B."""
         return self.tokens.shape[0]
 
+    @property
+    def block_width(self) -> int:
+        """The number of positions k."""
+        return self.revealed.shape[1]
+
     @cached_property
     def block_positions(self) -> Tensor:
         """[B, k] the positions of each row's block, running past `block_end` where it is shorter than k."""
-        return self.block_start[:, None] + torch.arange(self.revealed.shape[1], device=self.tokens.device)
+        return self.block_start[:, None] + torch.arange(self.block_width, device=self.tokens.device)
+
+    @property
+    def block_sources(self) -> Tensor:
+        """[B, k] the position whose output predicts each position of the block."""
+        if self.facts is None or self.facts.logit_shift:
+            return self.block_positions - 1
+        if self.first_is_causal is None:
+            return self.block_positions
+        source = self.block_positions.clone()
+        source[:, 0] -= self.first_is_causal.long()
+        return source
 
     @cached_property
-    def has_ntp(self) -> bool:
-        """Whether any row decodes one token a pass; asked of the device once."""
-        return bool(self.is_ntp.any())
+    def first_is_causal(self) -> Tensor | None:
+        """[B] bool, rows whose block's first token is predicted by the last token before the block; None where no row's is."""
+        if self.facts is None or self.facts.first_token_from_causal:
+            return torch.ones_like(self.is_ntp)
+        return self.is_ntp | self.is_exact if any(each.method != "sbd" for each in self.terms) else None
 
     @cached_property
-    def has_exact(self) -> bool:
-        """Whether any row decodes exactly; asked of the device once."""
-        return bool(self.is_exact.any())
-
-    @cached_property
-    def has_adaptive(self) -> bool:
-        """Whether any row's block may end at a gap; asked of the device once."""
-        return bool(self.is_adaptive.any())
+    def _has_adaptive(self) -> bool:
+        return any(each.adaptive_blocks for each in self.terms)
 
     @property
     def is_prefill(self) -> Tensor:
         """[B] bool, rows whose next pass is over their prompt, or over what they had to give up."""
         return ~self.finished & (self.committed < self.prefill_end)
 
-    def next_end(self) -> Tensor:
+    def next_end(self, *, fuses_commit: bool = True) -> Tensor:
         """[B] the position up to which each row's next pass feeds it, if that pass is not cut short; `committed` where it has
-        ended."""
-        end = torch.where(self.is_ntp, self.block_start, self.block_end)
+        ended. What is to be committed is fed with the block behind it, or, unless the runner `fuses_commit`, alone."""
+        is_causal = self.is_ntp if fuses_commit else self.is_ntp | (self.committed < self.block_start)
+        end = torch.where(is_causal, self.block_start, self.block_end)
         end = torch.where(self.is_prefill, self.prefill_end, end)
         return torch.where(self.finished, self.committed, end)
 
@@ -125,16 +144,6 @@ class BatchState:
         self.revealed |= reveal
         # The first token of an exact row's block comes from the causal logits after all that is verified.
         self.verified = torch.where(reveal[:, 0] & self.is_exact, self.block_start + 1, self.verified)
-
-    def correct(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
-        """Where drafts of `rows` [B] bool were wrong from `positions` [B] on: put the right `tokens` [B] there, and begin a
-        block with them. What comes before is committed."""
-        at = positions[:, None]
-        self.tokens.scatter_(1, at, torch.where(rows, tokens, self.tokens.gather(1, at)[:, 0])[:, None])
-        self.open_blocks(rows, positions)
-        self.revealed[:, 0] |= rows
-        self.committed = torch.where(rows, positions, self.committed)
-        self.verified = torch.where(rows, positions + 1, self.verified)
 
     def advance(self) -> None:
         """After a pass: finish rows whose answer is whole, open the next block of rows that are done with theirs."""
@@ -155,7 +164,7 @@ class BatchState:
         drafted = submitted & (whole | (self.block_passes >= self.draft_passes))
         done = torch.where(self.is_exact, drafted, whole | (self.is_adaptive & (run > 0)))
         ended = (ends & needed).any(dim=1) & whole
-        beyond = self._shifted(run) & (self.is_adaptive & ~whole)[:, None] if self.has_adaptive else None
+        beyond = self._shifted(run) & (self.is_adaptive & ~whole)[:, None] if self._has_adaptive else None
         self.open_blocks(done & ~self.finished, self.block_start + run, empty=ended, revealed=beyond)
 
     def open_blocks(
@@ -174,11 +183,27 @@ class BatchState:
         if revealed is not None:
             self.revealed |= revealed & rows[:, None]
 
-    @torch.inference_mode()  # as the passes are that made these tensors: outside, they could not be changed in place
-    def finish(self, row: int, *, end: int) -> None:
-        """End a row's answer at a stop string: at position `end`, past its last token."""
-        self.finished[row] = self.stopped[row] = True
-        self.answer_end[row] = end
+    # What the cache holds: here alone `committed` moves
+
+    def commit(self, ends: Tensor) -> None:
+        """After a pass that fed each row up to `ends` [B]: what it fed causally is in the cache."""
+        self.committed = torch.maximum(self.committed, torch.minimum(ends, self.block_start))
+        self.prefilled = self.prefilled | (self.committed >= self.prefill_end)
+
+    def correct(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
+        """Where drafts of `rows` [B] bool were wrong from `positions` [B] on: put the right `tokens` [B] there, and begin a
+        block with them. What comes before is committed."""
+        at = positions[:, None]
+        self.tokens.scatter_(1, at, torch.where(rows, tokens, self.tokens.gather(1, at)[:, 0])[:, None])
+        self.open_blocks(rows, positions)
+        self.revealed[:, 0] |= rows
+        self.committed = torch.where(rows, positions, self.committed)
+        self.verified = torch.where(rows, positions + 1, self.verified)
+
+    @torch.inference_mode()
+    def hold(self, length: int) -> None:
+        """Of all rows, before their prefill: the cache holds the first `length` positions already, from another request."""
+        self.committed = torch.full_like(self.committed, length)
 
     @torch.inference_mode()
     def evict(self) -> None:
@@ -186,15 +211,26 @@ class BatchState:
         self.prefill_end = torch.where(self.prefilled, self.committed.clamp(min=self.prefill_end), self.prefill_end)
         self.committed = torch.zeros_like(self.committed)
 
+    # Rows that end, leave and join
+
+    @torch.inference_mode()  # as the passes are that made these tensors: outside, they could not be changed in place
+    def finish(self, row: int, *, end: int) -> None:
+        """End a row's answer at a stop string: at position `end`, past its last token."""
+        self.finished[row] = self.stopped[row] = True
+        self.answer_end[row] = end
+
     @torch.inference_mode()
     def taken(self, rows: Tensor) -> "BatchState":
         """A state of `rows` [n] alone, as wide as they need."""
-        parts: dict[str, Any] = {
-            field.name: None if (part := getattr(self, field.name)) is None else part[rows] for field in fields(self)
-        }
-        state = BatchState(**parts)
-        state.tokens = state.tokens[:, : _capacity(state.limit, state.block_size)]
-        state.revealed = state.revealed[:, : int(state.block_size.max())]
+        parts: dict[str, Any] = {name: getattr(self, name)[rows] for name in _TENSORS}
+        state = BatchState(
+            facts=self.facts,
+            terms=tuple(self.terms[row] for row in rows.tolist()),
+            first_logits=None if self.first_logits is None else self.first_logits[rows],
+            **parts,
+        )
+        state.tokens = state.tokens[:, : _capacity(state.terms)]
+        state.revealed = state.revealed[:, : max(each.block_size for each in state.terms)]
         return state
 
     @torch.inference_mode()
@@ -261,17 +297,19 @@ class BatchState:
         return is_up_to_first & (self.block_positions < self.block_end[:, None])
 
 
-def _capacity(limit: Tensor, block_size: Tensor) -> int:
+_TENSORS = [each.name for each in fields(BatchState) if each.name not in ("facts", "terms", "first_logits")]
+
+
+def _capacity(terms: Sequence[RowTerms]) -> int:
     """C, such that no position of any row's block is past it."""
-    return int(limit.max()) + int(block_size.max())
+    return max(each.limit for each in terms) + max(each.block_size for each in terms)
 
 
 @torch.inference_mode()
 def joined(states: Sequence[BatchState]) -> BatchState:
     """The rows of several states in one."""
-    if all(state.first_logits is None for state in states):
-        first_logits = None
-    else:
+    first_logits = None
+    if any(state.first_logits is not None for state in states):
         vocab_size = max(0 if state.first_logits is None else state.first_logits.shape[1] for state in states)
         first_logits = stacked(
             [
@@ -281,30 +319,22 @@ def joined(states: Sequence[BatchState]) -> BatchState:
                 for state in states
             ]
         )
-    names = [field.name for field in fields(BatchState) if field.name != "first_logits"]
-    parts = {name: stacked([getattr(state, name) for state in states]) for name in names}
+    terms = tuple(each for state in states for each in state.terms)
+    parts = {name: stacked([getattr(state, name) for state in states]) for name in _TENSORS}
     parts["ends"] = stacked([state.ends for state in states], fill=NO_TOKEN)
     # The row of the largest limit may get a larger block from another.
-    parts["tokens"] = fitted(parts["tokens"], _capacity(parts["limit"], parts["block_size"]))
-    return BatchState(**parts, first_logits=first_logits)
+    parts["tokens"] = fitted(parts["tokens"], _capacity(terms))
+    return BatchState(facts=states[0].facts, terms=terms, first_logits=first_logits, **parts)
 
 
 def open_state(
-    prompts: list[list[int]],
-    settings: list[DecodingSettings],
-    *,
-    block_sizes: list[int],
-    draft_passes: list[int],
-    limits: list[int],
-    ends: list[list[int]],
-    device: torch.device,
+    prompts: Sequence[Sequence[int]], terms: Sequence[RowTerms], *, facts: SBDFacts | None, device: torch.device
 ) -> BatchState:
-    """The state of requests before their prefill. What each row gets where its settings leave it open is already decided."""
-    lengths = [len(prompt) for prompt in prompts]
-    tokens = torch.zeros((len(prompts), max(limits) + max(block_sizes)), dtype=torch.long)
+    """The state of requests before their prefill."""
+    tokens = torch.zeros((len(prompts), _capacity(terms)), dtype=torch.long)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = torch.tensor(prompt)
-    most_ends = max(1, max(map(len, ends)))
+    most_ends = max(1, *(len(each.ends) for each in terms))
 
     def column(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=device)
@@ -312,13 +342,16 @@ def open_state(
     def flags(values: list[bool]) -> Tensor:
         return torch.tensor(values, dtype=torch.bool, device=device)
 
-    start, limit, size = column(lengths), column(limits), column(block_sizes)
-    none = flags([False] * len(prompts))
+    start = column([each.prompt_length for each in terms])
+    limit, size = column([each.limit for each in terms]), column([each.block_size for each in terms])
+    none = flags([False] * len(terms))
     return BatchState(
+        facts=facts,
+        terms=tuple(terms),
         tokens=tokens.to(device),
         prompt_length=start,
         limit=limit,
-        ends=torch.tensor([[*ids, *[NO_TOKEN] * (most_ends - len(ids))] for ids in ends], device=device),
+        ends=torch.tensor([[*each.ends, *[NO_TOKEN] * (most_ends - len(each.ends))] for each in terms], device=device),
         committed=torch.zeros_like(start),
         prefill_end=start,
         prefilled=none,
@@ -326,11 +359,11 @@ def open_state(
         block_end=torch.minimum(start + size, limit),
         block_size=size,
         block_passes=torch.zeros_like(start),
-        revealed=torch.zeros((len(prompts), max(block_sizes)), dtype=torch.bool, device=device),
-        is_ntp=flags([each.method == "ntp" for each in settings]),
-        is_exact=flags([each.method == "exact" for each in settings]),
-        is_adaptive=flags([each.adaptive_blocks for each in settings]),
-        draft_passes=column(draft_passes),
+        revealed=torch.zeros((len(terms), max(each.block_size for each in terms)), dtype=torch.bool, device=device),
+        is_ntp=flags([each.method == "ntp" for each in terms]),
+        is_exact=flags([each.method == "exact" for each in terms]),
+        is_adaptive=flags([each.adaptive_blocks for each in terms]),
+        draft_passes=column([each.draft_passes for each in terms]),
         verified=start,
         answer_end=start,
         finished=none.clone(),

@@ -10,18 +10,17 @@ from dataclasses import replace
 
 import torch
 
+from setblock.decoding.plan import Span
 from setblock.decoding.rows import Rows, open_rows
 from setblock.engine.figures import EngineFigures
 from setblock.engine.job import Job
 from setblock.engine.limits import EngineLimits
 from setblock.engine.pages import PagePool
-from setblock.engine.probe import probe_packing
 from setblock.engine.progress import Progress
 from setblock.engine.request import QueueFull, Request
-from setblock.engine.runner import PackedRunner
 from setblock.engine.schedule import Need, schedule
 from setblock.errors import ParameterError, SetBlockError
-from setblock.model.sbd_model import SBDModel
+from setblock.model.protocol import LanguageModel
 
 
 class Engine:
@@ -32,19 +31,13 @@ class Engine:
     and is fed again what it lost.
     """
 
-    def __init__(self, model: SBDModel, limits: EngineLimits | None = None) -> None:
-        """Raises `SetBlockError` if the model is compiled, or its attention can't be computed for packed requests."""
-        if model.compiled is not None:
-            raise SetBlockError(
-                "a compiled model is compiled for passes of few sizes, and those of continuous batching have all sizes: leave "
-                "out --compile"
-            )
-        probe_packing(model)
+    def __init__(self, model: LanguageModel, limits: EngineLimits | None = None) -> None:
+        """Raises `SetBlockError` if the model has no runner for rows that come and go."""
         self.limits = limits or EngineLimits()
         pages, page_tokens = -(-self.limits.kv_tokens // self.limits.page_tokens), self.limits.page_tokens
         self._model = model
         self._pool = PagePool(pages, page_tokens=page_tokens)
-        self._runner = PackedRunner(model, pages=pages, page_tokens=page_tokens)
+        self._runner = model.paged_runner(pages=pages, page_tokens=page_tokens)
         self._jobs: dict[str, Job] = {}  # all that are not finished
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
@@ -79,7 +72,7 @@ class Engine:
         if len(self._waiting) >= self.limits.max_waiting:
             raise QueueFull(f"{len(self._waiting)} requests wait, and no more than that may")
         rows = open_rows(self._model, [request.prompt], [request.settings])
-        needed, total = int(rows.state.limit[0]), self._counts.kv_tokens_total
+        needed, total = rows.state.terms[0].limit, self._counts.kv_tokens_total
         if needed > total:
             raise SetBlockError(
                 f"prompt and answer may take {needed} tokens and this engine's cache holds {total}: ask for fewer than "
@@ -102,9 +95,9 @@ class Engine:
         """
         progress = self._drop_cancelled()
         self._admit()
-        ends = self._plan()
-        if ends:
-            progress += self._pass(ends)
+        spans = self._plan()
+        if spans:
+            progress += self._pass(spans)
         return progress
 
     @property
@@ -175,7 +168,7 @@ class Engine:
             return False
         job.pages, job.keys = pages + pool.take(missing), keys
         hit = len(pages) * pool.page_tokens
-        state.committed = torch.full_like(state.committed, hit)
+        state.hold(hit)
         self._count(prefix_hit_tokens=hit)
         return True
 
@@ -194,28 +187,28 @@ class Engine:
 
     # What a pass feeds
 
-    def _plan(self) -> list[int]:
-        """The position up to which each running request is fed, with pages for all of them; empty if none runs."""
+    def _plan(self) -> list[Span]:
+        """What each running request is fed, with pages for all of it; empty if none runs."""
         while self._rows is not None:
-            state = self._rows.state
-            columns = torch.stack([state.committed, state.next_end(), state.is_prefill.long()]).tolist()
+            whole = self._rows.spans(self._runner)
             needs = [
-                Need(start, end, bool(is_prefill), job.served)
-                for start, end, is_prefill, job in zip(*columns, self._running, strict=True)
+                Need(span.start, span.end, span.is_prefill, job.served)
+                for span, job in zip(whole, self._running, strict=True)
             ]
             ends = schedule(needs, self.limits.tokens_per_pass)
-            if self._give_pages(needs, ends):
-                return ends
+            spans = [replace(span, end=end) for span, end in zip(whole, ends, strict=True)]
+            if self._give_pages(spans):
+                return spans
         return []
 
-    def _give_pages(self, needs: Sequence[Need], ends: Sequence[int]) -> bool:
+    def _give_pages(self, spans: Sequence[Span]) -> bool:
         """Give pages to all that are to be fed. False if there were too few: the youngest has then given up its own."""
-        oldest_first = sorted(range(len(ends)), key=lambda row: self._running[row].arrival)
+        oldest_first = sorted(range(len(spans)), key=lambda row: self._running[row].arrival)
         for row in oldest_first:
-            if ends[row] == needs[row].start:
+            if not spans[row].tokens:
                 continue
             job = self._running[row]
-            missing = self._pool.pages_for(ends[row]) - len(job.pages)
+            missing = self._pool.pages_for(spans[row].end) - len(job.pages)
             if missing > self._pool.available:
                 self._preempt(oldest_first[-1])
                 return False
@@ -236,23 +229,21 @@ class Engine:
 
     # The pass
 
-    def _pass(self, ends: Sequence[int]) -> list[Progress]:
+    def _pass(self, spans: Sequence[Span]) -> list[Progress]:
         assert self._rows is not None
         rows, state = self._rows, self._rows.state
-        fed = (state.committed, state.block_start, state.is_ntp.long(), state.is_prefill.long())
-        starts, block_starts, are_ntp, are_prefill = torch.stack(fed).tolist()
         was_prefilled = state.prefilled.tolist()
         self._runner.place([job.pages for job in self._running])
-        step = rows.step(self._runner, end=torch.tensor(ends, device=self._model.device))
-        self._count_tokens(starts, block_starts, are_ntp, are_prefill, ends)
+        step = rows.step(self._runner, spans)
+        self._count_tokens(spans)
 
-        taking_part = [row for row, took_part in enumerate(step.took_part.tolist()) if took_part]
+        taking_part = [row for row, span in enumerate(spans) if span.tokens]
         texts, events = rows.new_texts(taking_part), rows.events(step)
         columns = torch.stack([state.committed, state.prefilled.long(), state.failed.long(), state.finished.long()])
         committed, prefilled, failed, finished = columns.tolist()
         progress, leaving = [], []
         for row in taking_part:
-            job, was_prefill = self._running[row], are_prefill[row]
+            job, was_prefill = self._running[row], spans[row].is_prefill
             job.served = self._counts.passes
             if not failed[row]:
                 job.offer_committed(self._pool, rows, row, committed[row])
@@ -273,25 +264,18 @@ class Engine:
         self._leave(leaving)
         return progress
 
-    def _count_tokens(
-        self,
-        starts: Sequence[int],
-        block_starts: Sequence[int],
-        are_ntp: Sequence[int],
-        are_prefill: Sequence[int],
-        ends: Sequence[int],
-    ) -> None:
+    def _count_tokens(self, spans: Sequence[Span]) -> None:
+        assert self._rows is not None
         prefill = block = commit = 0
-        for start, block_start, is_ntp, is_prefill, end in zip(
-            starts, block_starts, are_ntp, are_prefill, ends, strict=True
-        ):
-            if is_prefill:
-                prefill += end - start
-            elif is_ntp:
-                block += end - start
-            elif end > start:
-                block += end - block_start
-                commit += block_start - start
+        for span, terms in zip(spans, self._rows.state.terms, strict=True):
+            if span.is_prefill:
+                prefill += span.tokens
+            elif terms.method == "ntp":
+                block += span.tokens
+            else:
+                of_block = max(0, span.end - span.block_start)
+                block += of_block
+                commit += span.tokens - of_block
         self._count(passes=1, prefill_tokens=prefill, block_tokens=block, commit_tokens=commit)
 
     def _count(self, **added: int) -> None:

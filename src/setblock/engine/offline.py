@@ -7,13 +7,13 @@ from setblock.decoding.generation import Generation
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
-from setblock.model.sbd_model import SBDModel
+from setblock.model.protocol import LanguageModel
 
 MOST_CACHED = 65536
 """Positions of the cache, where as many of the longest requests as are decoded at once would take more."""
 
 
-def limits_for(model: SBDModel, requests: Iterable[Request], *, concurrency: int) -> EngineLimits:
+def limits_for(model: LanguageModel, requests: Iterable[Request], *, concurrency: int) -> EngineLimits:
     """The limits of an engine that is to answer `requests`, at most `concurrency` of them at once: a cache for as many of the
     longest, if that is not too much, and always for one.
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from setblock.decoding.events import PassEvent
-from setblock.decoding.generate import Generation
+from setblock.decoding.generation import Generation
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ training, those of the future block in decoding. All others, and all of the key-
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -90,6 +90,12 @@ def quiet_peft() -> Iterator[None]:
 def gate_of(model: nn.Module) -> Gate | None:
     """The gate of a model whose adapter acts on some tokens only."""
     return getattr(model, _GATE, None)
+
+
+def block_only(model: nn.Module, in_block: Tensor) -> AbstractContextManager[None]:
+    """While active, the adapter, if there is one, acts where `in_block` [B, T] is True, in the future block."""
+    gate = gate_of(model)
+    return nullcontext() if gate is None else gate.open_at(in_block)
 
 
 def load_adapter(model: PreTrainedModel, source: str) -> Gate:

@@ -52,3 +52,11 @@ class CompiledModel:
             self._select.index = None
         logits: Tensor = output.logits[0]
         return logits
+
+
+def fixed_capacity(needed: int) -> int:
+    """Positions to allocate where sizes are fixed: few values for requests of many lengths."""
+    return max(_SMALLEST_CAPACITY, 1 << (needed - 1).bit_length())
+
+
+_SMALLEST_CAPACITY = 256

@@ -5,7 +5,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,16 +14,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from setblock.errors import SetBlockError
 from setblock.model.adapter import ADAPTER_FOLDER, gate_of
-from setblock.model.compiled import CompiledModel
+from setblock.model.cache import SlotCache
+from setblock.model.compiled import CompiledModel, fixed_capacity
 from setblock.model.custom_generate import write_custom_generate
 from setblock.model.facts import SBDFacts
 from setblock.model.mask_token import add_mask_token
+from setblock.model.packed_runner import PackedRunner
+from setblock.model.packing_probe import probe_packing
+from setblock.model.padded_runner import PaddedRunner
 from setblock.model.prepacked import PrepackedLinear, prepack
 from setblock.model.quantization import Quantization
 
 
 class SBDModel:
-    """What the rest of the library drives.
+    """What the rest of the library drives: a `LanguageModel` of `setblock.model.protocol` that can be trained and saved.
 
     Attributes:
         model: the causal LM, unchanged.
@@ -64,6 +67,12 @@ class SBDModel:
         """Where the model is."""
         device: torch.device = self.model.device
         return device
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the rows of its output embeddings: the logits that a position gets."""
+        size: int = self.model.get_output_embeddings().weight.shape[0]
+        return size
 
     @property
     def context_length(self) -> int | None:
@@ -113,9 +122,26 @@ class SBDModel:
         if not self.prepacked:
             prepack(self.model)
 
-    def block_only(self, in_block: Tensor) -> AbstractContextManager[None]:
-        """While active, the adapter, if there is one, acts where `in_block` [B, T] is True, in the future block."""
-        return nullcontext() if self.gate is None else self.gate.open_at(in_block)
+    def runner(self, *, rows: int, capacity: int) -> PaddedRunner:
+        """See `setblock.model.protocol.LanguageModel`."""
+        capacity = capacity if self.compiled is None else fixed_capacity(capacity)
+        layers = self.model.config.get_text_config().num_hidden_layers
+        cache = SlotCache(layers=layers, batch=rows, capacity=capacity)
+        return PaddedRunner(self.model, cache, compiled=self.compiled)
+
+    def paged_runner(self, *, pages: int, page_tokens: int) -> PackedRunner:
+        """See `setblock.model.protocol.LanguageModel`.
+
+        Raises:
+            SetBlockError: the model is compiled, or its attention can't be computed for packed requests.
+        """
+        if self.compiled is not None:
+            raise SetBlockError(
+                "a compiled model is compiled for passes of few sizes, and those of continuous batching have all sizes: leave "
+                "out --compile"
+            )
+        probe_packing(self.model)
+        return PackedRunner(self.model, pages=pages, page_tokens=page_tokens)
 
     def prepare_for_training(
         self,

@@ -7,16 +7,13 @@ its answers.
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from setblock.decoding.feed import Runner
-from setblock.decoding.passes import run_pass
-from setblock.decoding.rows import open_rows
-from setblock.decoding.runner import PaddedRunner
-from setblock.decoding.settings import DecodingSettings
-from setblock.engine.runner import PackedRunner
 from setblock.errors import SetBlockError
 from setblock.model.cache import SlotCache
-from setblock.model.sbd_model import SBDModel
+from setblock.model.feed import Feed
+from setblock.model.packed_runner import PackedRunner
+from setblock.model.padded_runner import PaddedRunner
 
 _LENGTHS = (5, 3)
 _FIRST_PART = (2, 1)
@@ -24,13 +21,13 @@ _TOLERANCE = 0.2  # relative; rounding stays well below it in any dtype, a wrong
 
 
 @torch.inference_mode()
-def probe_packing(model: SBDModel) -> None:
+def probe_packing(model: PreTrainedModel) -> None:
     """Check that packed requests get the logits that they get padded.
 
     Raises:
         SetBlockError: they do not; the message says why.
     """
-    name, layers = model.model.config.model_type, model.model.config.get_text_config().num_hidden_layers
+    name, layers = model.config.model_type, model.config.get_text_config().num_hidden_layers
     padded = PaddedRunner(model, SlotCache(layers=layers, batch=len(_LENGTHS), capacity=max(_LENGTHS) + 1))
     packed = PackedRunner(model, pages=4, page_tokens=4)
     packed.place([[3, 1], [2]])
@@ -46,11 +43,30 @@ def probe_packing(model: SBDModel) -> None:
         raise SetBlockError(f"{name} can't be run by the engine: packed requests get other logits than padded ones")
 
 
-def _logits(model: SBDModel, runner: Runner) -> Tensor:
+def _logits(model: PreTrainedModel, runner: PackedRunner | PaddedRunner) -> Tensor:
     """[2, V] float32, the logits after each prompt."""
-    vocab_size = model.model.get_input_embeddings().weight.shape[0]
-    prompts = [[(place * 7 + 11) % vocab_size for place in range(length)] for length in _LENGTHS]
-    state = open_rows(model, prompts, [DecodingSettings(method="ntp", max_new_tokens=1)] * len(prompts)).state
-    run_pass(runner, state, end=torch.tensor(_FIRST_PART, device=model.device))
-    logits = run_pass(runner, state, end=state.next_end()).block.logits[:, 0]
-    return logits.masked_fill(logits == -torch.inf, 0)
+    runner.logits(_causal_feed(model, (0, 0), _FIRST_PART))
+    return runner.logits(_causal_feed(model, _FIRST_PART, _LENGTHS))[:, 0]
+
+
+def _causal_feed(model: PreTrainedModel, starts: tuple[int, int], ends: tuple[int, int]) -> Feed:
+    """A part of each prompt; the output of its last token is wanted."""
+    start, end = (torch.tensor(each, device=model.device)[:, None] for each in (starts, ends))
+    positions = start + torch.arange(max(map(int.__sub__, ends, starts)), device=model.device)  # [2, Q]
+    is_real = positions < end
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    return Feed(
+        rows=torch.arange(len(starts), device=model.device),
+        batch=len(starts),
+        tokens=(positions * 7 + 11) % vocab_size,
+        positions=positions.masked_fill(~is_real, 0),
+        ends=end[:, 0],
+        is_real=is_real,
+        in_block=torch.zeros_like(is_real),
+        limits=(positions + 1).masked_fill(~is_real, 1),
+        visible=max(ends),
+        outputs=end - 1 - start,
+        wanted=torch.ones_like(end, dtype=torch.bool),
+        targets=end,
+        is_fixed=False,
+    )

@@ -7,31 +7,35 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from setblock.decoding.feed import Feed
-from setblock.decoding.shapes import PassShapes
 from setblock.masks import decode_mask
+from setblock.model.adapter import block_only
 from setblock.model.attention import attention_mask
 from setblock.model.cache import SlotCache
+from setblock.model.compiled import CompiledModel
+from setblock.model.feed import Feed
 from setblock.model.forward import logits_at
 from setblock.model.grouped import grouped_attention
-from setblock.model.sbd_model import SBDModel
 
 
 class PaddedRunner:
-    """See `setblock.decoding.feed.Runner`."""
+    """See `setblock.model.protocol.Runner`."""
 
-    def __init__(self, model: SBDModel, cache: SlotCache) -> None:
-        self.model, self.cache = model, cache
+    fuses_commit = True
 
-    def shapes(self, *, block_size: int, is_prefill: Tensor) -> PassShapes:
-        """Fixed where the model is compiled, but for the prefill: prompts have lengths of all kinds."""
-        fixed = self.model.compiled is not None and not bool(is_prefill.any())
-        return PassShapes(fixed=fixed, block_size=block_size, capacity=self.cache.capacity)
+    def __init__(self, model: PreTrainedModel, cache: SlotCache, *, compiled: CompiledModel | None = None) -> None:
+        self.cache = cache
+        self._model, self._compiled = model, compiled
+
+    @property
+    def fixed_keys(self) -> int | None:
+        """The cache's capacity where the model is compiled."""
+        return None if self._compiled is None else self.cache.capacity
 
     def logits(self, feed: Feed) -> Tensor:
         """One pass over [A, Q] tokens."""
-        model, (rows, queries) = self.model, feed.tokens.shape
+        model, (rows, queries) = self._model, feed.tokens.shape
         everyone = rows == feed.batch
         self.cache.write_to(
             rows=None if everyone else feed.rows,
@@ -39,19 +43,19 @@ class PaddedRunner:
             visible=feed.visible,
         )
         mask = attention_mask(
-            model.model.config.get_text_config(),
+            model.config.get_text_config(),
             lambda window: decode_mask(position_ids=feed.positions, limits=feed.limits, window=window),
             batch=rows,
             queries=queries,
             keys=feed.visible,
             device=model.device,
-            dtype=model.model.dtype,
+            dtype=model.dtype,
         )
         outputs = torch.arange(rows, device=feed.rows.device)[:, None] * queries + feed.outputs  # [A, m]
-        compiled = model.compiled if feed.is_fixed else None
-        forward = compiled.logits_at if compiled else partial(logits_at, model.model)
+        compiled = self._compiled if feed.is_fixed else None
+        forward = compiled.logits_at if compiled else partial(logits_at, model)
         index = outputs.flatten() if feed.is_fixed else outputs[feed.wanted]
-        with model.block_only(feed.in_block), grouped_attention(model.model):
+        with block_only(model, feed.in_block), grouped_attention(model):
             logits = forward(
                 index if len(index) else outputs[0, :1],  # not every kernel takes none
                 input_ids=feed.tokens,

@@ -8,48 +8,47 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from setblock.decoding.feed import Feed
-from setblock.decoding.shapes import PassShapes
 from setblock.masks import MaskMod, decode_mask
+from setblock.model.adapter import block_only
+from setblock.model.feed import Feed
 from setblock.model.forward import logits_at
 from setblock.model.packed import Rectangle, packed_attention
 from setblock.model.paged_cache import PagedCache
-from setblock.model.sbd_model import SBDModel
 
 
 class PackedRunner:
-    """See `setblock.decoding.feed.Runner`."""
+    """See `setblock.model.protocol.PagedRunner`."""
 
-    def __init__(self, model: SBDModel, *, pages: int, page_tokens: int) -> None:
-        layers = model.model.config.get_text_config().num_hidden_layers
-        self.model, self.page_tokens = model, page_tokens
+    fuses_commit = True
+    fixed_keys = None
+
+    def __init__(self, model: PreTrainedModel, *, pages: int, page_tokens: int) -> None:
+        layers = model.config.get_text_config().num_hidden_layers
+        self.page_tokens = page_tokens
         self.cache = PagedCache(layers=layers, slots=pages * page_tokens)
+        self._model = model
         self._pages = torch.zeros((0, 0), dtype=torch.long)
 
     def place(self, pages: Sequence[Sequence[int]]) -> None:
         """Say which pages hold the positions of each row of the batch, from the first on."""
         most = max(map(len, pages))
-        self._pages = torch.tensor([[*each, *[0] * (most - len(each))] for each in pages], device=self.model.device)
-
-    def shapes(self, *, block_size: int, is_prefill: Tensor) -> PassShapes:
-        """As small as can be."""
-        return PassShapes(fixed=False, block_size=block_size, capacity=self.cache.slots)
+        self._pages = torch.tensor([[*each, *[0] * (most - len(each))] for each in pages], device=self._model.device)
 
     def logits(self, feed: Feed) -> Tensor:
         """One pass over the N real tokens, [1, N]."""
         # 1. Where tokens are in the packed row, and where in the cache
         place = (feed.is_real.flatten().cumsum(dim=0) - 1).view(feed.is_real.shape)  # [A, Q]
         lengths = feed.is_real.sum(dim=1)  # [A]
-        ends = feed.positions[:, 0] + lengths  # [A]
-        slots = self._slots(feed.rows, ends, feed.visible)  # [A, visible]
+        slots = self._slots(feed.rows, feed.ends, feed.visible)  # [A, visible]
         self.cache.write_to(slots.gather(1, feed.positions)[feed.is_real])
 
         # 2. The attention's rectangles
         rectangles = []
-        for rows in rectangles_of(lengths.tolist(), ends.tolist()):
+        for rows in rectangles_of(lengths.tolist(), feed.ends.tolist()):
             index = torch.tensor(rows, device=place.device)
-            queries, keys = int(lengths[index].max()), int(ends[index].max())
+            queries, keys = int(lengths[index].max()), int(feed.ends[index].max())
             rectangles.append(
                 Rectangle(
                     tokens=place[index, :queries],
@@ -64,11 +63,11 @@ class PackedRunner:
         # 3. Forward; the head sees what is wanted, or one output if that is none
         outputs = place.gather(1, feed.outputs)[feed.wanted]  # [M]
         with (
-            packed_attention(self.model.model, rectangles) as mask,
-            self.model.block_only(feed.in_block[feed.is_real][None]),
+            packed_attention(self._model, rectangles) as mask,
+            block_only(self._model, feed.in_block[feed.is_real][None]),
         ):
             logits = logits_at(
-                self.model.model,
+                self._model,
                 outputs if len(outputs) else place[0, :1],
                 input_ids=feed.tokens[feed.is_real][None],
                 position_ids=feed.positions[feed.is_real][None],

@@ -1,0 +1,78 @@
+"""From a feed's logits to what they say of each row: the values ẑ_t..ẑ_{t+k-1} and z_t of eq. 9.
+
+Knows which output predicts which position. Knows nothing of models, nor of what is revealed next.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from setblock.decoding.choice import MostLikely, most_likely
+from setblock.decoding.plan import Part
+from setblock.decoding.state import BatchState
+from setblock.model.feed import Feed
+
+
+@dataclass(frozen=True)
+class Logits:
+    """What a pass says of some positions of each row.
+
+    Attributes:
+        logits: [B, m, V] float32; -inf for the mask token. Anything where not known.
+        positions: [B, m] int64, the absolute positions they predict.
+        known: [B, m] bool, where the logits are valid; nowhere where a token is revealed already.
+    """
+
+    logits: Tensor
+    positions: Tensor
+    known: Tensor
+
+    @cached_property
+    def most_likely(self) -> MostLikely:
+        """Of each position: three ask for it, and a vocabulary is long."""
+        return most_likely(self.logits)
+
+
+@dataclass(frozen=True)
+class PassLogits:
+    """What a pass gave.
+
+    Attributes:
+        block: ẑ of the k positions of each row's block. Known nowhere in a pass that only commits.
+        commit: z of the positions that exact rows committed in this pass, but for each row's first; None where no row committed
+            more than that one.
+    """
+
+    block: Logits
+    commit: Logits | None
+
+
+def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
+    """What the logits [A, k + m, V] of a feed say. Keeps in the state the causal logit of a block's first token, which the
+    block's later passes need; the state is that from which the feed was made."""
+    part, size = Part(feed.rows, batch=feed.batch), state.block_width
+    if state.facts is not None:
+        logits[..., state.facts.mask_token_id].fill_(-torch.inf)  # a mask is never an answer
+
+    # 1. The block's first token may come from a causal logit of an earlier pass, in which it was fed or committed
+    block_start = part.of(state.block_start)
+    if state.first_is_causal is not None:
+        if state.first_logits is None:
+            state.first_logits = logits.new_zeros((state.batch, logits.shape[-1]))
+        fresh = feed.wanted[:, 0] & (part.of(state.committed) < block_start)
+        first = torch.where(fresh[:, None], logits[:, 0], part.of(state.first_logits))  # [A, V]
+        logits[:, 0] = torch.where(part.of(state.first_is_causal)[:, None], first, logits[:, 0])
+        state.first_logits = part.put(first, state.first_logits)
+
+    # 2. Of a block, a pass says something if it was fed; or where the first token is known as soon as what comes before it is
+    is_answer_start = part.of(state.is_prefill & (state.block_start == state.prompt_length))
+    says = ((feed.ends > block_start) | part.of(state.is_ntp) | is_answer_start)[:, None]
+
+    # 3. From the A rows that took part to all B
+    logits, target, wanted = (part.put(each) for each in (logits, feed.targets, feed.wanted))
+    block = Logits(logits[:, :size], target[:, :size], wanted[:, :size] & part.put(says))
+    if target.shape[1] == size:
+        return PassLogits(block, None)
+    return PassLogits(block, Logits(logits[:, size:], target[:, size:], wanted[:, size:]))

@@ -1,0 +1,31 @@
+"""What is fixed of a row from its beginning, where the host can read it without waiting for the device.
+
+Knows numbers. Knows nothing of what has become of the row.
+"""
+
+from dataclasses import dataclass
+
+from setblock.decoding.settings import Method
+
+
+@dataclass(frozen=True)
+class RowTerms:
+    """Of one row, what its settings leave open being decided.
+
+    Attributes:
+        method: `sbd`, `exact` or `ntp`.
+        prompt_length: tokens of the prompt.
+        limit: the position past the last one that may be generated.
+        ends: token ids that end the answer.
+        block_size: k; 1 in method `ntp`.
+        adaptive_blocks: as in `DecodingSettings`.
+        draft_passes: as in `DecodingSettings`.
+    """
+
+    method: Method
+    prompt_length: int
+    limit: int
+    ends: tuple[int, ...]
+    block_size: int
+    adaptive_blocks: bool = False
+    draft_passes: int = 1

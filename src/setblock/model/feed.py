@@ -1,0 +1,49 @@
+"""What one forward pass feeds the model, and which of its outputs are wanted.
+
+Knows tokens, positions and what each may see. Knows nothing of what they mean, nor of how a cache is laid out.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The inputs of a pass. A rows that take part, Q the most tokens of a row, m the most outputs.
+
+    Attributes:
+        rows: [A] int64, which rows of the batch they are.
+        batch: B, how many rows the batch has.
+        tokens: [A, Q] int64, mask tokens included. Anything where not real.
+        positions: [A, Q] int64; 0 where not real.
+        ends: [A] int64, the position past the last token that each row is fed.
+        is_real: [A, Q] bool; the rest is padding.
+        in_block: [A, Q] bool, tokens of the future block. Where the runner does not fuse commits, all of a row's or none.
+        limits: [A, Q] int64, the first position that each token must not see.
+        visible: the position past the last that any row sees; all that a row sees it has been fed.
+        outputs: [A, m] int64, the columns of Q whose outputs are wanted.
+        wanted: [A, m] bool, where they are; elsewhere anything may be given.
+        targets: [A, m] int64, the positions whose tokens the outputs predict.
+        is_fixed: whether the sizes are of the few that a compiled model is made for.
+    """
+
+    rows: Tensor
+    batch: int
+    tokens: Tensor
+    positions: Tensor
+    ends: Tensor
+    is_real: Tensor
+    in_block: Tensor
+    limits: Tensor
+    visible: int
+    outputs: Tensor
+    wanted: Tensor
+    targets: Tensor
+    is_fixed: bool
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """[A, m, V], with zeros where nothing is wanted, of the logits [M, V] of the M wanted outputs, row by row."""
+        whole = logits.new_zeros((*self.wanted.shape, logits.shape[-1]))
+        whole[self.wanted] = logits
+        return whole

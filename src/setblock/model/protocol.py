@@ -1,0 +1,91 @@
+"""What decoding needs of a model, and of whoever runs its passes. A runtime is a class that has this; `SBDModel` is one.
+
+Knows nothing of PyTorch modules, of Transformers' models, nor of how a cache is laid out.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from setblock.model.facts import SBDFacts
+from setblock.model.feed import Feed
+
+
+class Runner(Protocol):
+    """Runs the passes of a batch of rows, and keeps what the model remembers of them (its keys and values).
+
+    A pass writes what it is fed to its positions of the cache, future blocks included. Every later pass of a row begins at or
+    before the end of what was committed, so it writes over what a block has left there.
+    """
+
+    @property
+    def fuses_commit(self) -> bool:
+        """Whether a row may be fed tokens causally and a future block behind them in one pass. Where not, each commit is a pass
+        of its own."""
+        ...
+
+    @property
+    def fixed_keys(self) -> int | None:
+        """Positions of a row's cache, all of which every pass reads, where passes should be of few sizes; else None."""
+        ...
+
+    def logits(self, feed: Feed) -> Tensor:
+        """[A, m, V] float32, the logits of the outputs that are wanted."""
+        ...
+
+
+class PagedRunner(Runner, Protocol):
+    """A runner of rows that come and go. Its cache is pages of positions, which rows may share where they begin alike."""
+
+    def place(self, pages: Sequence[Sequence[int]]) -> None:
+        """Say which pages hold the positions of each row of the next pass's batch, from the first on."""
+        ...
+
+
+class LanguageModel(Protocol):
+    """A model that decoding can drive."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Its tokenizer."""
+        ...
+
+    @property
+    def facts(self) -> SBDFacts | None:
+        """What its training fixed; None where it was never trained for blocks, and decodes one token a pass."""
+        ...
+
+    @property
+    def end_of_text_ids(self) -> Sequence[int]:
+        """Ids that end an answer."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the logits that a position gets."""
+        ...
+
+    @property
+    def context_length(self) -> int | None:
+        """The most positions that it can hold, or None where there is no limit."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where feeds are made, and logits are read."""
+        ...
+
+    def runner(self, *, rows: int, capacity: int) -> Runner:
+        """A runner, with an empty cache, of `rows` rows of at most `capacity` positions, which stay together to the end."""
+        ...
+
+    def paged_runner(self, *, pages: int, page_tokens: int) -> PagedRunner:
+        """A runner of rows that come and go, with an empty cache of `pages` pages of `page_tokens` positions.
+
+        Raises:
+            SetBlockError: the model can't be run so; the message says why.
+        """
+        ...
