@@ -15,11 +15,11 @@ from setblock.model.sbd_model import SBDModel
 from setblock.training.adapters import AdapterSection, add_adapter
 from setblock.training.distillation import Distillation, divergences
 from setblock.training.forward import training_logits, training_loss
+from setblock.training.frozen import FrozenModel
 from setblock.training.head import split_head
 from setblock.training.inputs import TrainingInputs, doubled_inputs
 from setblock.training.loss import SBDLoss
 from setblock.training.noising import Noising
-from setblock.training.frozen import FrozenModel
 
 MASK, END, VOCABULARY, WEIGHT = 1, 0, 60, 0.7
 

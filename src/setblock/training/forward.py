@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from setblock.data.packing import PADDING
 from setblock.errors import SetBlockError
 from setblock.masks import MaskMod, train_mask
 from setblock.model.attention import AttentionMask, attention_mask, layer_windows
@@ -163,7 +162,9 @@ def training_loss(
     return replace(loss, total=loss.total + logits.sum())
 
 
-def _mask(model: PreTrainedModel, inputs: TrainingInputs, implementation: str, *, first: int, end: int) -> AttentionMask:
+def _mask(
+    model: PreTrainedModel, inputs: TrainingInputs, implementation: str, *, first: int, end: int
+) -> AttentionMask:
     """Over whole rows, of the queries from `first` on and the keys before `end`."""
     batch, device = len(inputs.input_ids), inputs.input_ids.device
     if implementation != "flex_attention":

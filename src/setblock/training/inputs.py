@@ -34,8 +34,9 @@ class Targets:
 class TrainingInputs:
     """One forward pass of training. All [B, T] int64 but the last four; see `masks.train_mask` for the meaning.
 
-    `rows` says which runs of tokens are attended together, where attention is not by a mask over whole rows. `causal` [M] belongs to the targets of `matp`: for each, which of the flattened [B * T] outputs is the clean one that
-    predicts the same token from all before it; -1 where there is none, at a document's first token and past its end.
+    `rows` says which runs of tokens are attended together, where attention is not by a mask over whole rows. `causal` [M]
+    belongs to the targets of `matp`: for each, which of the flattened [B * T] outputs is the clean one that predicts the same
+    token from all before it; -1 where there is none, at a document's first token and past its end.
     """
 
     input_ids: Tensor
@@ -55,7 +56,9 @@ class TrainingInputs:
 
     def columns(self, half: Half) -> slice:
         """The columns of the tokens of a half."""
-        return {"both": slice(0, None), "clean": slice(0, self.clean_length), "noisy": slice(self.clean_length, None)}[half]
+        return {"both": slice(0, None), "clean": slice(0, self.clean_length), "noisy": slice(self.clean_length, None)}[
+            half
+        ]
 
     def index_in(self, half: Half, index: Tensor) -> Tensor:
         """Where outputs `index` [M] of the flattened [B * T] are in the flattened outputs of a half that has them."""
