@@ -1,0 +1,108 @@
+"""Kinds of messages, each read from a file of `kinds/`: the fields that can be asked for, and wordings of whole messages.
+
+Knows the files' form. Knows nothing of values, or of how a wording becomes a message.
+
+A file begins with a line for each field, `name = type what-is-told | keys | description`. One without keys is never asked for.
+Then come the wordings, each after a line `=== split`, which may name the flags `typos` and `lower`, and `-field` for each field
+that its messages leave open in a way that two readers would fill in differently.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+
+from setblock.data.splits import SPLITS, Split
+
+COMMON = """other = person
+other2 = person
+company2 = company
+city2 = city
+address2 = address
+phone2 = phone
+email2 = email other
+amount2 = amount 5..400
+code2 = code #####
+before = date -60..-10
+later = date 140..200"""
+"""What every wording may name to lead readers astray: other people, other dates, other amounts."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One thing that a message may tell.
+
+    Attributes:
+        name: in wordings.
+        type: a type of `setblock.data.extraction.values`.
+        told: what its type needs to know.
+        keys: names it may have in a record, the clearest first; empty where it is never asked for.
+        description: what it is.
+    """
+
+    name: str
+    type: str
+    told: str
+    keys: tuple[str, ...]
+    description: str
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The text of a message, with slots and choices.
+
+    Attributes:
+        name: the kind and a number.
+        split: the split whose own it is.
+        flags: `typos`, `lower`.
+        unclear: fields not to ask for.
+        text: as `setblock.data.extraction.writing` reads it.
+    """
+
+    name: str
+    split: Split
+    flags: frozenset[str]
+    unclear: frozenset[str]
+    text: str
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of message."""
+
+    name: str
+    fields: dict[str, Field]
+    wordings: tuple[Wording, ...]
+
+
+@lru_cache
+def kinds() -> tuple[Kind, ...]:
+    """All kinds, by name."""
+    folder = files("setblock.data.extraction").joinpath("kinds")
+    paths = sorted(folder.iterdir(), key=lambda path: path.name)
+    return tuple(_kind(path.name.removesuffix(".txt"), path.read_text(encoding="utf-8")) for path in paths)
+
+
+def _kind(name: str, text: str) -> Kind:
+    head, *parts = re.split(r"^=== ", text, flags=re.MULTILINE)
+    fields = {field.name: field for field in map(_field, f"{COMMON}\n{head.strip()}".splitlines())}
+    return Kind(name, fields, tuple(_wordings(name, parts)))
+
+
+def _field(line: str) -> Field:
+    name, told = line.split(" = ", 1)
+    parts = [part.strip() for part in told.split("|")]
+    type_, _, told = parts[0].partition(" ")
+    keys = tuple(key.strip() for key in parts[1].split(",")) if len(parts) > 1 else ()
+    return Field(name, type_, told, keys, parts[2] if len(parts) > 2 else "")
+
+
+def _wordings(kind: str, parts: list[str]) -> Iterator[Wording]:
+    for number, part in enumerate(parts, start=1):
+        header, _, text = part.partition("\n")
+        first, *marks = header.split()
+        split = next(each for each in SPLITS if each == first)
+        unclear = frozenset(mark.removeprefix("-") for mark in marks if mark.startswith("-"))
+        flags = frozenset(mark for mark in marks if not mark.startswith("-"))
+        yield Wording(f"{kind}-{number}", split, flags, unclear, text.strip())

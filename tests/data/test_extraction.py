@@ -1,0 +1,245 @@
+"""Messages and their records: what a record says stands in its message, and splits share no names."""
+
+import builtins
+import itertools
+import json
+import random
+import re
+from datetime import date, time
+
+import pytest
+
+from setblock.data.extraction import values
+from setblock.data.extraction.asking import FEWEST_TOKENS, MOST_TOKENS, tokens_about
+from setblock.data.extraction.inquiries import inquiries
+from setblock.data.extraction.kinds import Wording, kinds
+from setblock.data.extraction.locales import LOCALES, TEST_LOCALE
+from setblock.data.extraction.records import is_right, record_in, right_fields
+from setblock.data.extraction.style import MONTHS, Style
+from setblock.data.extraction.values import Values
+from setblock.data.extraction.writing import _SLOT, Writer
+from setblock.data.splits import SPLITS, split_of
+from setblock.data.tasks import TASKS
+from setblock.errors import SetBlockError
+
+WORDINGS = [(kind, wording) for kind in kinds() for wording in kind.wordings]
+
+
+def some(split, count=150, seed=0, **options):
+    return list(itertools.islice(inquiries(split, seed, **options), count))
+
+
+def written(kind, wording, locale="en_GB", seed=0, split="train"):
+    rng = random.Random(f"{wording.name}-{locale}-{seed}")
+    writer = Writer(kind, Values(locale, split, rng), rng)
+    return writer, writer.write(wording)
+
+
+def test_there_are_many_kinds_and_half_of_all_wordings_are_held_out_for_the_test():
+    of = {split: {wording.name for _, wording in WORDINGS if wording.split == split} for split in SPLITS}
+    assert len(kinds()) >= 10
+    assert len(WORDINGS) >= 60
+    assert len({wording.text for _, wording in WORDINGS}) == len(WORDINGS)
+    assert len(of["test"]) >= len(of["train"]) >= 2 * len(kinds())
+    for kind in kinds():
+        assert sum(wording.split == "test" for wording in kind.wordings) >= 3
+    assert {each.wording for each in some("train")} <= of["train"]
+    assert {each.wording for each in some("validation")} <= of["train"] | of["validation"]
+    assert {each.wording for each in some("test")} & of["train"]
+    assert {each.wording for each in some("test", own_wordings=True)} <= of["test"]
+    assert {each.wording for each in some("validation", own_wordings=True)} == of["validation"]
+
+
+def test_one_locale_is_in_the_test_split_only():
+    assert all(each.locale != TEST_LOCALE for split in ("train", "validation") for each in some(split))
+    assert {each.locale for each in some("test")} == set(LOCALES)
+
+
+def test_each_name_is_of_one_split():
+    for split in SPLITS:
+        for number, each in enumerate(some(split, 40)):
+            assert split_of(each.identity) == split
+            drawn = Values("de_DE", split, random.Random(number))
+            names = [drawn.person(), *drawn.draw("people", "2..3", str), drawn.draw("company", "", str)]
+            assert {split_of(name) for name in names} == {split}
+            assert len({part for name in names[:3] for part in name.rsplit(" ", 1)}) == 6  # no name twice in a message
+            assert drawn.names == names
+
+
+def test_messages_are_the_same_for_a_seed_and_differ_otherwise():
+    first, again, other = some("train", 30, 3), some("train", 30, 3), some("train", 30, 4)
+    assert first == again
+    assert not {each.question for each in first} & {each.question for each in other}
+
+
+@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.name)
+def test_wordings_name_fields_that_are_there_and_leave_no_marks(kind):
+    for wording in kind.wordings:
+        for slot in _SLOT.finditer(wording.text):
+            assert {slot[1], slot[2] or slot[1]} <= kind.fields.keys(), wording.name
+        assert wording.unclear <= kind.fields.keys()
+        assert wording.flags <= {"typos", "lower"}
+        for seed, locale in enumerate(LOCALES):
+            text = written(kind, wording, locale, seed)[1].text
+            assert not set("{}¦\1\2") & set(text), text
+            assert "None" not in text
+    taken = [key for field in kind.fields.values() for key in field.keys]
+    assert all(re.fullmatch("[a-z_]+", key) for key in taken)
+    assert len({field.keys[0] for field in kind.fields.values() if field.keys}) == sum(
+        bool(field.keys) for field in kind.fields.values()
+    )
+
+
+@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.name)
+def test_what_a_message_shows_can_be_read_in_it(kind):
+    """By a reader that knows nothing of the writer: it looks for each value in all the ways that a person would know."""
+    for wording, (seed, locale) in itertools.product(kind.wordings, enumerate(LOCALES)):
+        _, message = written(kind, wording, locale, seed)
+        dates_share = "..".join(re.findall(r"\.\.(\w+)\}", wording.text))
+        assert message.shown, wording.name
+        for name, value in message.shown.items():
+            field = kind.fields[name]
+            if field.type == "flag" or name == "currency":
+                continue  # told in other words
+            if f"..{name}" in f"..{dates_share}" or f"{{{name}.." in wording.text:
+                assert f"{value.day}" in message.text
+                continue
+            assert is_readable(value, message.text), f"{name} {value} {wording.name} {locale}\n{message.text}"
+
+
+def is_readable(value, text):
+    if isinstance(value, list):
+        parts = [part for each in value for part in (each.values() if isinstance(each, dict) else [each])]
+        return all(is_readable(part, text) for part in parts)
+    if isinstance(value, time):
+        hours = {f"{value.hour}", f"{value.hour:02}", f"{value.hour % 12 or 12}"}
+        full = any(re.search(rf"(?<!\d){hour} ?[:.h] ?{value.minute:02}", text) for hour in hours)
+        return full or bool(value.minute == 0 and re.search(rf"\b{value.hour % 12 or 12} ?[ap]", text, re.IGNORECASE))
+    if isinstance(value, date):
+        month = MONTHS[value.month - 1][:3]
+        named = rf"{month}[a-z]*[ -]{value.day}(st|nd|rd|th)?, {value.year}"
+        day_first = rf"(?<!\d){value.day}(st|nd|rd|th|\.)?( of)?[ -]{month}[a-z]*[ -]{value.year}"
+        numbers = [
+            rf"0?{value.day}(?P<by>[/.-])0?{value.month}(?P=by){value.year}",
+            rf"0?{value.month}/0?{value.day}/{value.year}",
+        ]
+        numbers += [
+            rf"0?{value.day}/0?{value.month}/{value.year % 100:02}\b",
+            rf"{value:%m/%d/%y}",
+            f"{value:%Y-%m-%d}",
+        ]
+        return any(re.search(form, text, re.IGNORECASE) for form in (named, day_first, *numbers))
+    if isinstance(value, int | float):
+        words = "zero one two three four five six seven eight nine ten eleven twelve".split()
+        if value in range(13) and words[int(value)] in text:
+            return True
+        grouped = r"(?<!\d)(?=(\d{1,3}(?:[.,' ]\d{3})+(?:[.,]\d\d?)?)(?!\d))"
+        plain = r"(?<!\d)(?=(\d+(?:[.,]\d\d?)?)(?!\d))"
+        return value in {number_of(each) for form in (grouped, plain) for each in re.findall(form, text)}
+    return value in text
+
+
+def number_of(text):
+    whole, cents = re.fullmatch(r"(.*?)(?:[.,](\d{1,2}))?", text).groups()
+    return float(f"{re.sub('[^0-9]', '', whole) or 0}.{cents or 0}")
+
+
+def test_what_is_left_out_is_null_and_what_is_told_in_part_is_not_asked_for():
+    kind = next(each for each in kinds() if each.name == "contact")
+    wording = Wording("contact-x", "train", frozenset(), frozenset(), "{name}, [{phone}|], {company.slug} {other}")
+    messages = [written(kind, wording, seed=seed)[1] for seed in range(20)]
+    assert {frozenset(each.shown) for each in messages} == {
+        frozenset({"name", "phone", "other"}),
+        frozenset({"name", "other"}),
+    }
+    assert all(each.partly == {"company"} for each in messages)
+    for each in some("train", 300):
+        if each.wording == "invoice-9":
+            assert not {"vendor", "supplier", "seller", "issued_by"} & each.record.keys()
+
+
+def test_records_are_of_fair_length_and_tell_something():
+    for split in SPLITS:
+        for each in some(split):
+            length = tokens_about(json.dumps(each.record, ensure_ascii=False))
+            assert FEWEST_TOKENS <= length <= MOST_TOKENS
+            empty = [value for value in each.record.values() if value is None]
+            assert len(empty) < len(each.record)
+            assert all(key in each.question for key in each.record)
+    everything = [value for each in some("train", 400) for value in each.record.values()]
+    assert {type(value) for value in everything} == {str, int, float, bool, list, type(None)}
+    assert 0.05 < sum(value is None for value in everything) / len(everything) < 0.3
+
+
+def test_a_date_that_could_be_read_in_two_ways_comes_with_its_order():
+    for name, order in (("en_US", "month/day/year"), ("en_GB", "day/month/year")):
+        for seed in range(60):
+            style = Style(LOCALES[name], random.Random(seed))
+            text = style.date(date(2026, 5, 3))
+            assert style.convention == (order if re.match(r"\d\d?/", text) else None)
+    ambiguous = [each for each in some("train", 400) if re.search(r"\b\d\d?([/.-])\d\d?\1\d{2,4}\b", each.question)]
+    assert ambiguous
+    assert all(re.search("(day/month|month/day)/year", each.question) for each in ambiguous if asks_date(each.record))
+
+
+def asks_date(record):
+    return any(isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", value) for value in record.values())
+
+
+def test_thousands_without_cents_are_never_written_like_cents():
+    for seed in range(100):
+        style = Style(LOCALES["de_DE"], random.Random(seed))
+        assert re.search(r"1\.200,00|1200(,00)?(?!\d)", style.amount(1200.0))
+
+
+def test_what_counts_as_a_record():
+    wanted = {"name": "Ada", "total": 12.0, "paid": True, "items": [{"n": 1}, {"n": 2}], "note": None}
+    right = '\n {"total":12,\n\t"name": "Ada", "paid": true, "items": [{"n": 1.0}, {"n": 2}], "note": null}  '
+    assert is_right(wanted, record_in(right))
+    for wrong in (f"```json\n{right}\n```", f"{right};", f"{right}{right}", "[1]", "", '{"name": "Ada"', '{"a": NaN}'):
+        assert record_in(wrong) is None
+    assert record_in('{"name": "Ada", "name": "Bob"}') is None
+    assert not is_right(wanted, None)
+    assert right_fields(wanted, None) == 0
+
+
+def test_each_field_counts_for_itself():
+    wanted = {"name": "Ada", "paid": True, "items": [{"n": 1}, {"n": 2}]}
+    assert right_fields(wanted, wanted) == 1
+    assert right_fields(wanted, {**wanted, "name": "ada"}) == 3 / 4
+    assert right_fields(wanted, {**wanted, "paid": 1}) == 3 / 4
+    assert right_fields(wanted, {**wanted, "more": None}) == 4 / 5
+    assert right_fields(wanted, {**wanted, "items": [{"n": 1}]}) == 3 / 4
+    assert right_fields(wanted, {"name": "Ada"}) == 1 / 4
+    assert right_fields({"n": None}, {}) == 0  # what is missing is to be said
+    assert not is_right({"n": 0}, {"n": False})
+
+
+@pytest.mark.parametrize("name", ["extraction", "extraction-unseen"])
+def test_answers_are_judged(name):
+    task = TASKS[name]
+    for example in itertools.islice(task.examples("test", seed=2), 20):
+        verdict = task.judge(example, f" {example.answer}\n")
+        assert verdict.right
+        assert verdict.scores == {"fields": 1.0, "record": 1.0}
+        changed = dict(example.wanted)
+        changed[next(iter(changed))] = "something else"
+        verdict = task.judge(example, json.dumps(changed))
+        assert not verdict.right
+        assert 0 < verdict.scores["fields"] < 1
+        assert verdict.scores["record"] == 0
+        assert example.record["messages"][-1] == {"role": "assistant", "content": example.answer}
+
+
+def test_without_faker_one_line_says_what_to_install(monkeypatch):
+    original = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name == "faker":
+            raise ImportError(name)
+        return original(name, *rest, **more)
+
+    values._faker.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(SetBlockError, match=r"pip install 'setblock\[tasks\]'"):
+        next(TASKS["extraction"].examples("train"))
