@@ -24,6 +24,7 @@ from setblock.model.sbd_model import SBDModel
 from setblock.training import result
 from setblock.training.adapters import AdapterSection, add_adapter
 from setblock.training.checkpoints import newest_checkpoint
+from setblock.training.inputs import TrainingInputs
 from setblock.training.recipe import load_recipe
 from setblock.training.train import train
 from setblock.training.trainer import SBDTrainer
@@ -296,27 +297,42 @@ def test_experts_are_refused(tokenizer: PreTrainedTokenizerBase) -> None:
         trainable(tokenizer, "mixtral", only_noisy=True)
 
 
-def test_the_gate_of_a_training_pass_is_the_noisy_half(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_adapter_acts_on_the_noisy_half_of_a_training_pass(
+    base: Path, tmp_path: Path, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen from where it matters: what the clean half is given and gives is the base model's, in every step."""
-    opened: list[Tensor] = []
-    inputs: list[Tensor] = []
+    """Seen from where it matters: in every pass of every step, which tokens the adapter's layers change."""
+    inputs: list[TrainingInputs] = []
+    acted: list[Tensor | None] = []
     made = SBDTrainer.training_inputs
 
     def spy(self: SBDTrainer, rows: Any, **kwargs: Any) -> Any:
-        found = made(self, rows, **kwargs)
-        inputs.append(found.block_ids)
-        return found
+        inputs.append(made(self, rows, **kwargs))
+        return inputs[-1]
 
-    set_gate = Gate.set
-    monkeypatch.setattr(Gate, "set", lambda self, tokens: (opened.append(tokens), set_gate(self, tokens))[1])
+    def watch(self: Gate, module: Any, args: Any, delta: Tensor) -> Tensor | None:
+        ones = gated(self, module, args, torch.ones_like(delta))
+        acted.append((delta if ones is None else ones).bool().all(dim=-1))
+        return gated(self, module, args, delta)
+
+    gated = Gate._gated
+    monkeypatch.setattr(Gate, "_gated", watch)
     monkeypatch.setattr(SBDTrainer, "training_inputs", spy)
-    trained(base, tmp_path, only_noisy=True)
-    assert len(opened) >= STEPS
-    for gate, block_ids in zip(opened, inputs, strict=False):
-        assert torch.equal(gate, block_ids != CLEAN)
-        assert 0 < int(gate.sum()) < gate.numel()
+    recipe, args = load_recipe(
+        recipe_of(base, tmp_path, only_noisy=True), overrides={"model.attn_implementation": attention}
+    )
+    train(recipe, args)
+    acted = [each for each in acted if each.any()]  # the head is tried out with the adapter closed
+    assert len(inputs) == STEPS
+    assert len(acted) % STEPS == 0
+    layers = len(acted) // STEPS
+    assert layers > 1
+    for step, each in enumerate(inputs):
+        is_noisy = each.block_ids != CLEAN
+        if attention == "sdpa":
+            is_noisy = is_noisy[:, each.clean_length :]  # the clean tokens are not there at all
+        for tokens in acted[step * layers : (step + 1) * layers]:
+            assert torch.equal(tokens.view(is_noisy.shape), is_noisy)
 
 
 @pytest.mark.parametrize(

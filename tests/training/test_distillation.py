@@ -15,11 +15,11 @@ from setblock.model.sbd_model import SBDModel
 from setblock.training.adapters import AdapterSection, add_adapter
 from setblock.training.distillation import Distillation, divergences
 from setblock.training.forward import training_logits, training_loss
+from setblock.training.frozen import FrozenModel
 from setblock.training.head import split_head
 from setblock.training.inputs import TrainingInputs, doubled_inputs
 from setblock.training.loss import SBDLoss
 from setblock.training.noising import Noising
-from setblock.training.teacher import FrozenTeacher
 
 MASK, END, VOCABULARY, WEIGHT = 1, 0, 60, 0.7
 
@@ -98,7 +98,7 @@ def by_hand(
 @pytest.mark.parametrize("shifted", [False, True])
 def test_the_third_term(who: str, shifted: bool, logits_at_once: int, rows: dict[str, Tensor]) -> None:
     model, base = tiny(), tiny(seed=5)
-    teacher = FrozenTeacher(base) if who == "base" else None
+    teacher = FrozenModel(base) if who == "base" else None
     inputs = doubled(rows, logit_shift=shifted)
     loss = loss_of(model, inputs, teacher=teacher, logits_at_once=logits_at_once)
     expected, count = by_hand(model, base if who == "base" else model, rows, inputs, logit_shift=shifted)
@@ -117,7 +117,7 @@ def test_the_third_term(who: str, shifted: bool, logits_at_once: int, rows: dict
 
 def test_a_frozen_teacher_does_not_learn(rows: dict[str, Tensor]) -> None:
     model, inputs = tiny(), doubled(rows)
-    teacher = FrozenTeacher(model)
+    teacher = FrozenModel(model)
     causal = inputs.causal[inputs.causal >= 0]
     before = teacher(inputs, causal)(slice(None))
     with torch.no_grad():
@@ -136,7 +136,7 @@ def test_under_an_adapter_the_base_model_teaches(rows: dict[str, Tensor], tokeni
         if "lora_B" in name:
             torch.nn.init.normal_(parameter.data)
     assert not torch.allclose(training_logits(model, inputs, causal), expected)
-    found = FrozenTeacher(wrapped)(inputs, causal)(slice(None))
+    found = FrozenModel(wrapped)(inputs, causal)(slice(None))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     assert all(parameter.requires_grad == ("lora" in name) for name, parameter in wrapped.named_parameters())
 

@@ -1,6 +1,8 @@
 """Long rows: documents are attended one by one, a dense attention mask that is too large is refused before it is made, and
 FlexAttention is never given one."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,8 +16,10 @@ from setblock.data.packing import PADDING, RowCollator, RowDataset, pack
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN, train_mask
 from setblock.model.attention import attention_mask
+from setblock.model.documents import RowRuns, Run
 from setblock.model.forward import logits_at
 from setblock.training import forward
+from setblock.training import inputs as inputs_module
 from setblock.training.forward import training_logits
 from setblock.training.inputs import Targets, TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.noising import Noising
@@ -26,7 +30,20 @@ def row_of(length: int, batch: int = 1) -> TrainingInputs:
     positions = torch.arange(length).expand(batch, length)
     none = Targets(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
     same = torch.zeros((batch, length), dtype=torch.long)
-    return TrainingInputs(same + 2, positions, same, same + CLEAN, positions + 1, none, none, positions[0, :0])
+    runs = (RowRuns((Run(length, 0),)),) * batch
+    return TrainingInputs(same + 2, positions, same, same + CLEAN, positions + 1, none, none, positions[0, :0], runs)
+
+
+def doubled_row_of(length: int, batch: int = 1) -> TrainingInputs:
+    """`row_of`, with the same tokens as one noisy block behind each row, so that its mask has 2 L² pairs."""
+    clean = row_of(length, batch)
+    columns = {
+        name: torch.cat([getattr(clean, name)] * 2, dim=1) for name in ("input_ids", "position_ids", "document_ids")
+    }
+    columns["block_ids"] = torch.cat([clean.block_ids, clean.block_ids + 1], dim=1)
+    columns["limits"] = torch.cat([clean.limits, torch.zeros_like(clean.limits)], dim=1)
+    runs = (RowRuns((Run(length, 0),), (Run(length, 0, length),)),) * batch
+    return TrainingInputs(**(vars(clean) | columns | {"rows": runs}))
 
 
 def model_of(family: str, attention: str = "sdpa") -> PreTrainedModel:
@@ -38,10 +55,11 @@ def model_of(family: str, attention: str = "sdpa") -> PreTrainedModel:
 @pytest.mark.parametrize(
     ("family", "attention", "batch", "length", "needed"),
     [
-        ("llama", "sdpa", 1, 32_769, "1 x 32,769 tokens would take 1.0 GiB"),
-        ("llama", "sdpa", 2, 65_536, "2 x 65,536 tokens would take 8.0 GiB"),
-        ("llama", "eager", 1, 65_536, "1 x 65,536 tokens would take 16.0 GiB"),
-        ("gemma3_text", "sdpa", 1, 65_536, "1 x 65,536 tokens would take 8.0 GiB"),  # a mask for each kind of layer
+        ("llama", "sdpa", 1, 23_171, "1 x 46,342 tokens would take 1.0 GiB"),
+        ("llama", "sdpa", 2, 46_341, "2 x 92,682 tokens would take 8.0 GiB"),
+        ("llama", "eager", 1, 32_768, "1 x 65,536 tokens would take 16.0 GiB"),
+        # For each kind of layer a mask, and one of the clean tokens, since some of their layers have a window
+        ("gemma3_text", "sdpa", 1, 26_755, "1 x 53,510 tokens would take 4.0 GiB"),
     ],
 )
 def test_a_mask_too_large_is_refused_before_it_is_made(
@@ -50,18 +68,19 @@ def test_a_mask_too_large_is_refused_before_it_is_made(
     monkeypatch.setattr(forward, "attention_mask", _never)
     monkeypatch.setattr(forward, "document_masks", _never)
     with pytest.raises(SetBlockError, match=needed) as refusal:
-        training_logits(model_of(family, attention), row_of(length, batch), torch.zeros(0, dtype=torch.long))
+        training_logits(model_of(family, attention), doubled_row_of(length, batch), torch.zeros(0, dtype=torch.long))
     message = str(refusal.value)
     assert "\n" not in message
     assert "more than the 1 GiB allowed: set model.attn_implementation to flex_attention" in message
 
 
 def test_the_limit_is_where_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "LARGEST_DENSE_MASK", 100 * 100)
+    monkeypatch.setattr(forward, "LARGEST_DENSE_MASK", 2 * 100 * 100)
     none = torch.zeros(0, dtype=torch.long)
-    training_logits(model_of("llama"), row_of(100), none)
-    with pytest.raises(SetBlockError, match="1 x 101 tokens"):
-        training_logits(model_of("llama"), row_of(101), none)
+    training_logits(model_of("llama"), doubled_row_of(100), none)
+    with pytest.raises(SetBlockError, match="1 x 202 tokens"):
+        training_logits(model_of("llama"), doubled_row_of(101), none)
+    training_logits(model_of("llama"), row_of(1000), none)  # plainly causal: no mask at all
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gemma2"}))  # whose soft-capping SDPA has not
@@ -128,16 +147,44 @@ def test_nothing_is_computed_between_documents(monkeypatch: pytest.MonkeyPatch) 
         lambda q, k, v, **how: attended.append((q.shape[2], k.shape[2])) or attend(q, k, v, **how),
     )
     inputs = row_of(40)
-    inputs.document_ids[0, :] = torch.tensor([0] * 10 + [1] * 20 + [0] * 5 + [PADDING] * 5)
+    inputs.document_ids[0, :] = torch.tensor([0] * 15 + [1] * 20 + [PADDING] * 5)
+    inputs = replace(inputs, rows=(RowRuns((Run(15, 0), Run(20, 1), Run(5, None))),))
     model = model_of("llama")
     training_logits(model, inputs, torch.zeros(0, dtype=torch.long))
     assert attended == [(15, 15), (20, 20)] * model.config.num_hidden_layers
 
 
+def test_noisy_blocks_see_no_keys_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two copies of a document of 40 tokens in runs of two blocks of 5 each: the clean tokens before, and themselves."""
+    monkeypatch.setattr(inputs_module, "RUN_LENGTH", 16)
+    attended = []
+    attend = functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        functional,
+        "scaled_dot_product_attention",
+        lambda q, k, v, **how: attended.append((q.shape[2], k.shape[2])) or attend(q, k, v, **how),
+    )
+    rows = RowDataset(pack([Document(list(range(2, 42)), [True] * 40)], row_length=40, pad_token_id=0))
+    inputs = doubled_inputs(
+        RowCollator(pad_token_id=0)([rows[0]]),
+        block_size=5,
+        noising=Noising(noisy_copies=2),
+        logit_shift=False,
+        mask_token_id=1,
+        end_of_text_id=0,
+        context_length=CONTEXT,
+        seed=(0, 0),
+    )
+    model = model_of("llama")
+    training_logits(model, inputs, torch.zeros(0, dtype=torch.long))
+    of_layer = [(40, 40), *((20, earlier + 20) for earlier in (5, 15, 25, 35))]
+    assert attended == of_layer * model.config.num_hidden_layers
+
+
 def test_a_model_that_hands_nothing_on_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("llama")
     forward_of = model.model.forward
-    monkeypatch.setattr(model.model, "forward", lambda document_rows, **given: forward_of(**given))
+    monkeypatch.setattr(model.model, "forward", lambda layout, **given: forward_of(**given))
     with pytest.raises(SetBlockError, match=r"set model\.attn_implementation to eager or flex_attention"):
         training_logits(model, row_of(40), torch.zeros(0, dtype=torch.long))
 

@@ -92,6 +92,7 @@ def inspected_row(recipe: Recipe, args: SBDConfig, *, row: int, evaluation: bool
             end_of_text_id=tokenizer.eos_token_id,
             context_length=context_length,
             seed=(args.seed, 0),
+            idle_blocks=False,
         )
     predicts = np.full(inputs.input_ids.shape[1], -1)
     for targets in (inputs.ntp, inputs.matp):

@@ -34,6 +34,7 @@ class Gate:
         from peft.tuners.lora import LoraLayer, ParamWrapper
 
         self._tokens: Tensor | None = None
+        self._is_open = False
         for name, layer in model.named_modules():
             if not isinstance(layer, LoraLayer):
                 continue
@@ -51,7 +52,11 @@ class Gate:
 
         Stays so until it is said otherwise: with activation checkpointing, the backward pass runs layers again.
         """
-        self._tokens = tokens
+        self._tokens, self._is_open = tokens, False
+
+    def open(self) -> None:
+        """Let it act on all tokens of the next passes, until it is said otherwise."""
+        self._tokens, self._is_open = None, True
 
     @contextmanager
     def open_at(self, tokens: Tensor) -> Iterator[None]:
@@ -64,6 +69,8 @@ class Gate:
 
     def _gated(self, module: nn.Module, args: tuple[Any, ...], delta: Tensor) -> Tensor:
         """[B, T, D] or, where a layer sees its tokens in a row, [B * T, D]."""
+        if self._is_open:
+            return delta
         if self._tokens is None:
             return delta.new_zeros(()).expand_as(delta)
         if delta.shape[:-1].numel() != self._tokens.numel():
@@ -85,6 +92,16 @@ def quiet_peft() -> Iterator[None]:
         ):
             warnings.filterwarnings("ignore", message)
         yield
+
+
+def uncast_inputs(model: nn.Module) -> AbstractContextManager[None]:
+    """While active, an adapter's layers take their inputs as they are, which under autocast is half precision."""
+    if not hasattr(model, "peft_config"):
+        return nullcontext()
+    from peft.helpers import disable_input_dtype_casting
+
+    context: AbstractContextManager[None] = disable_input_dtype_casting(model)
+    return context
 
 
 def gate_of(model: nn.Module) -> Gate | None:

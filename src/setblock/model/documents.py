@@ -1,18 +1,17 @@
-"""Attention of one document at a time, for training rows of several: what lies between documents is not computed.
+"""Attention run by run, for training rows of several documents: what lies between documents is not computed.
 
-Knows where documents stand in rows, and how Transformers calls attention. Knows nothing of blocks: the caller brings the
-function that makes the `mask_mod` for a window.
+Knows how rows are made of runs of tokens, and how Transformers calls attention. Knows nothing of how blocks are drawn: the
+caller brings the runs, and the function that makes the `mask_mod` for a window.
 
 Without FlexAttention, a mask over whole rows forbids most of what is computed: a row of L clean tokens and as many noisy ones
-in n documents has 4 L² pairs, and its documents have 4 L² / n. So the sequence is split where documents begin, and each
-document's parts are attended together, by Transformers' own `sdpa`.
+has 4 L² pairs. So a row is split into runs, and each run is attended by a call of its own to Transformers' own `sdpa`: a clean
+document to itself, and a few noisy blocks of a document to each other and to the clean tokens before the last of them.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,87 +21,124 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.errors import SetBlockError
 from setblock.masks import MaskMod
-from setblock.model.attention import AttentionMask, attention_by, by_layer_type
+from setblock.model.attention import AttentionMask, attention_by, by_layer_type, layer_windows
+from setblock.model.clean_keys import CleanKeys
 
-DOCUMENT_SDPA = "setblock_document_sdpa"
+Half = Literal["both", "clean", "noisy"]
 
 
-@dataclass(frozen=True)
-class Row:
-    """Where a row's documents stand.
+class Run(NamedTuple):
+    """Tokens side by side in a row that are attended by one call.
 
     Attributes:
-        runs: lengths of the runs of tokens of one document, or of padding, in order; together the row's length.
-        documents: for each document, which of the runs are its own.
+        length: how many.
+        document: the number of the document in its row; None for padding, for which nothing is computed.
+        earlier: how many of the document's clean tokens, from its first on, they may see besides each other.
     """
 
-    runs: list[int]
-    documents: list[list[int]]
-
-    @property
-    def lengths(self) -> list[int]:
-        """Of its documents."""
-        return [sum(self.runs[run] for run in document) for document in self.documents]
-
-    def tokens(self, document: Sequence[int]) -> Tensor:
-        """[n] int64, where in the row the document's tokens are."""
-        places = torch.split(torch.arange(sum(self.runs)), self.runs)
-        return torch.cat([places[run] for run in document])
+    length: int
+    document: int | None
+    earlier: int = 0
 
     @property
     def pairs(self) -> int:
-        """Pairs of a query and a key of one document."""
-        return sum(length**2 for length in self.lengths)
+        """Pairs of a query and a key."""
+        return self.length * (self.earlier + self.length)
 
 
-def document_rows(document_ids: Tensor, *, padding: int) -> tuple[Row, ...]:
-    """Where documents stand in each row of `document_ids` [B, T] int64; a document's tokens may be in several places.
+class RowRuns(NamedTuple):
+    """The runs of a row, in order: first the clean ones, documents by number and then padding, then the noisy ones."""
 
-    Args:
-        padding: the id of tokens that nobody computes anything for.
+    clean: tuple[Run, ...]
+    noisy: tuple[Run, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the attention function is told of a pass.
+
+    Attributes:
+        rows: the runs of each row.
+        is_causal: clean runs are plainly causal, without masks; else each has a mask of its own.
+        half: which runs are the pass's own.
+        clean_keys: where the keys of clean tokens are kept by a pass over these, and found by one over noisy tokens.
     """
-    rows = []
-    for row in document_ids.cpu():
-        ids, lengths = torch.unique_consecutive(row, return_counts=True)
-        documents: dict[int, list[int]] = defaultdict(list)
-        for run, document in enumerate(ids.tolist()):
-            if document != padding:
-                documents[document].append(run)
-        rows.append(Row(lengths.tolist(), list(documents.values())))
-    return tuple(rows)
+
+    rows: tuple[RowRuns, ...]
+    is_causal: bool
+    half: Half = "both"
+    clean_keys: CleanKeys | None = None
+
+    def own(self, row: RowRuns) -> list[tuple[Run, bool]]:
+        """The runs of a row that the pass computes, and for each whether it has a mask."""
+        clean = [(run, run.document is not None and not self.is_causal) for run in row.clean]
+        noisy = [(run, run.document is not None) for run in row.noisy]
+        return {"both": clean + noisy, "clean": clean, "noisy": noisy}[self.half]
+
+    @property
+    def mask_sizes(self) -> list[int]:
+        """Pairs of each mask."""
+        return [run.pairs for row in self.rows for run, has_mask in self.own(row) if has_mask]
+
+
+def layout_of(
+    config: PretrainedConfig, rows: Sequence[RowRuns], *, half: Half = "both", clean_keys: CleanKeys | None = None
+) -> Layout:
+    """The layout of a pass over rows in a model of this config."""
+    longest = max((run.length for row in rows for run in row.clean), default=0)
+    windows = layer_windows(config).values()
+    is_causal = all(window is None or window >= longest for window in windows)
+    return Layout(tuple(rows), is_causal, half, clean_keys)
 
 
 def document_masks(
-    config: PretrainedConfig,
-    rows: Sequence[Row],
-    mask_mod_for: Callable[[int | None], MaskMod],
-    *,
-    device: torch.device,
+    config: PretrainedConfig, layout: Layout, mask_mod_for: Callable[[int | None], MaskMod], *, device: torch.device
 ) -> AttentionMask:
-    """The masks of all documents, one behind the other, [1, 1, 1, pairs] bool; by layer type where a model mixes them.
+    """The masks of a pass, one behind the other, [1, 1, 1, pairs] bool; by layer type where a model mixes them.
 
     Transformers hands a 4D tensor to the attention function as it is, whatever its shape.
     """
 
     def realise(window: int | None) -> Tensor:
         mask_mod, head = mask_mod_for(window), torch.zeros((), dtype=torch.long, device=device)
-        masks = []
-        for number, row in enumerate(rows):
-            b = torch.tensor(number, device=device)
-            for document in row.documents:
-                places = row.tokens(document).to(device)
-                masks.append(mask_mod(b, head, places[:, None], places[None]).flatten())
+        masks = [torch.zeros(0, dtype=torch.bool, device=device)]
+        for number, row in enumerate(layout.rows):
+            b = torch.full((), number, device=device)
+            masks += [mask_mod(b, head, q[:, None], k[None]).flatten() for q, k in _places(layout, row, device)]
         return torch.cat(masks)[None, None, None]
 
     return by_layer_type(config, realise)
 
 
+def _places(layout: Layout, row: RowRuns, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Where in the whole row the queries and keys of each mask are: [q] and [k] int64."""
+    starts: list[int] = []
+    end = 0
+    for run in row.clean + row.noisy:
+        starts.append(end)
+        end += run.length
+    own = layout.own(row)
+    offset = len(row.clean) if layout.half == "noisy" else 0
+    for (run, has_mask), start in zip(own, starts[offset : offset + len(own)], strict=True):
+        if has_mask:
+            queries = torch.arange(start, start + run.length, device=device)
+            first = starts[run.document or 0]
+            yield queries, torch.cat([torch.arange(first, first + run.earlier, device=device), queries])
+
+
 def document_attention(config: PretrainedConfig) -> AbstractContextManager[None]:
-    """While active, a model whose attention is `sdpa` takes `document_rows` and `document_masks`, and masks as before.
+    """While active, a model whose attention is `sdpa` or `flex_attention` takes a `layout`, and masks as before.
 
     To be active in the backward pass, too, where it runs layers again (activation checkpointing).
     """
-    return attention_by(DOCUMENT_SDPA, config) if config._attn_implementation == "sdpa" else nullcontext()
+    name = _BY_LAYOUT.get(config._attn_implementation)
+    return nullcontext() if name is None else attention_by(name, config)
+
+
+def usual_attention(config: PretrainedConfig) -> str:
+    """The attention implementation of a model, also while `document_attention` is active."""
+    name: str = config._attn_implementation
+    return next((usual for usual, by_layout in _BY_LAYOUT.items() if by_layout == name), name)
 
 
 def _document_sdpa(
@@ -112,20 +148,20 @@ def _document_sdpa(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    document_rows: Sequence[Row] | None = None,
+    layout: Layout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What Transformers calls: query [B, H, T, D], key and value [B, H', T, D], masks [1, 1, 1, pairs]. Returns [B, T, H, D],
     with zeros for padding.
 
     Args:
-        document_rows: as the model was given them; without them this is `sdpa`.
+        layout: as the model was given it; without it this is `sdpa`.
 
     Raises:
         SetBlockError: the model does not hand on what it was given.
     """
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    if document_rows is None or attention_mask is None:
+    if layout is None or attention_mask is None:
         if attention_mask is not None and attention_mask.shape[2:] != (query.shape[2], key.shape[2]):
             raise SetBlockError(
                 "this model hands its attention function no arguments that it does not know itself: set "
@@ -133,21 +169,59 @@ def _document_sdpa(
             )
         result: tuple[Tensor, None] = sdpa(module, query, key, value, attention_mask, **kwargs)
         return result
-    masks = iter(torch.split(attention_mask.flatten(), [n * n for row in document_rows for n in row.lengths]))
+    kept = layout.clean_keys
+    if kept is not None and layout.half == "clean":
+        kept.keep(module, key, value)
+    masks = iter(torch.split(attention_mask.flatten(), layout.mask_sizes))
     attended = []
-    for number, row in enumerate(document_rows):
+    for number, row in enumerate(layout.rows):
+        own = layout.own(row)
+        lengths = [run.length for run, _ in own]
         # Splits and not slices: the gradient of a split is one concatenation
-        parts = [torch.split(each[number, None], row.runs, dim=2) for each in (query, key, value)]
-        runs = [query.new_zeros(1, n, query.shape[1], value.shape[-1]) for n in row.runs]
-        for document, length in zip(row.documents, row.lengths, strict=True):
-            own = (torch.cat([part[run] for run in document], dim=2) for part in parts)
-            result = sdpa(module, *own, next(masks).view(1, 1, length, length), **kwargs)
-            outputs = torch.split(result[0], [row.runs[run] for run in document], dim=1)
-            for run, output in zip(document, outputs, strict=True):
-                runs[run] = output
-        attended.append(torch.cat(runs, dim=1))
+        queries, keys, values = (torch.split(each[number, None], lengths, dim=2) for each in (query, key, value))
+        clean: tuple[Sequence[Tensor], Sequence[Tensor]] = (keys, values)
+        if kept is not None and layout.half == "noisy":
+            of_clean = [run.length for run in row.clean]
+            first, second = (torch.split(each[number, None], of_clean, dim=2) for each in kept.of(module))
+            clean = (first, second)
+        outputs = []
+        for (run, has_mask), q, k, v in zip(own, queries, keys, values, strict=True):
+            if run.document is None:
+                outputs.append(query.new_zeros(1, run.length, query.shape[1], value.shape[-1]))
+                continue
+            if run.earlier:
+                k, v = (
+                    torch.cat([whole[run.document][:, :, : run.earlier], part], dim=2)
+                    for whole, part in zip(clean, (k, v), strict=True)
+                )
+            mask = next(masks).view(1, 1, run.length, -1) if has_mask else None
+            how = kwargs if has_mask else {**kwargs, "is_causal": True}
+            outputs.append(sdpa(module, q, k, v, mask, **how)[0])
+        attended.append(torch.cat(outputs, dim=1))
     return torch.cat(attended), None
 
 
-AttentionInterface.register(DOCUMENT_SDPA, _document_sdpa)
-AttentionMaskInterface.register(DOCUMENT_SDPA, sdpa_mask)
+def _document_flex(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    *,
+    layout: Layout | None = None,
+    **kwargs: Any,
+) -> Any:
+    """FlexAttention, whose `BlockMask` says all that a layout does but where the clean half's keys are."""
+    kept = None if layout is None else layout.clean_keys
+    if layout is not None and kept is not None and layout.half == "clean":
+        kept.keep(module, key, value)
+    elif kept is not None:
+        clean_key, clean_value = kept.of(module)
+        key, value = torch.cat([clean_key, key], dim=2), torch.cat([clean_value, value], dim=2)
+    return ALL_ATTENTION_FUNCTIONS["flex_attention"](module, query, key, value, attention_mask, **kwargs)
+
+
+_BY_LAYOUT = {"sdpa": "setblock_document_sdpa", "flex_attention": "setblock_document_flex"}
+for _name, _attend in (("sdpa", _document_sdpa), ("flex_attention", _document_flex)):
+    AttentionInterface.register(_BY_LAYOUT[_name], _attend)
+    AttentionMaskInterface.register(_BY_LAYOUT[_name], sdpa_mask)

@@ -1,5 +1,6 @@
 """One forward pass of training: inputs -> logits, or inputs -> loss, under the training mask."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from setblock.data.packing import PADDING
 from setblock.errors import SetBlockError
 from setblock.masks import MaskMod, train_mask
 from setblock.model.attention import AttentionMask, attention_mask, layer_windows
-from setblock.model.documents import DOCUMENT_SDPA, document_attention, document_masks, document_rows
+from setblock.model.clean_keys import CleanKeys
+from setblock.model.documents import Half, document_attention, document_masks, layout_of, usual_attention
 from setblock.model.forward import logits_at
 from setblock.training.cross_entropy import LOGITS_AT_ONCE, chunked_loss
 from setblock.training.distillation import Distillation, LogitsOf, divergences, logits_of_hidden
@@ -21,35 +22,53 @@ from setblock.training.inputs import TrainingInputs
 from setblock.training.loss import SBDLoss, sbd_loss, sbd_loss_by_liger, sbd_loss_in_chunks
 
 LARGEST_DENSE_MASK = 1 << 30
-"""Bytes that the attention masks of a pass may take where they are dense: by PyTorch's SDPA a document of 32,768 tokens, which
-is 16,384 and as many noisy ones."""
+"""Bytes that the attention masks of a pass may take where they are dense."""
+
+CleanHalf = Callable[..., tuple[CleanKeys, LogitsOf]]
+"""Runs the clean half of inputs without a graph: its keys and values, and what comes after the outputs asked for."""
 
 
 def training_logits(
-    model: PreTrainedModel, inputs: TrainingInputs, index: Tensor, *, wrapped: nn.Module | None = None
+    model: PreTrainedModel,
+    inputs: TrainingInputs,
+    index: Tensor,
+    *,
+    wrapped: nn.Module | None = None,
+    half: Half = "both",
+    clean_keys: CleanKeys | None = None,
 ) -> Tensor:
     """The logits [M, V] at `index` [M] of the flattened [B * T] inputs.
 
     Args:
         model: the model itself.
         wrapped: what to call in the model's stead, where a trainer has wrapped it.
+        half: which tokens to run; `index` still counts all.
+        clean_keys: filled by a pass over the clean half, which is what the noisy half alone needs.
 
     Raises:
         SetBlockError: the attention mask would be larger than `LARGEST_DENSE_MASK`.
     """
     config = model.config.get_text_config()
-    common: dict[str, Any] = {
-        "input_ids": inputs.input_ids,
-        "position_ids": inputs.position_ids,
-        "wrapped": wrapped,
-    }
-    if config._attn_implementation not in ("sdpa", DOCUMENT_SDPA):
-        return logits_at(model, index, attention_mask=_mask(model, inputs), **common)
-    rows = document_rows(inputs.document_ids, padding=PADDING)
-    _refuse_large_mask(model, inputs, sum(row.pairs for row in rows))
-    masks = document_masks(config, rows, partial(_train_mask, inputs), device=inputs.input_ids.device)
+    first, end, _ = inputs.columns(half).indices(inputs.input_ids.shape[1])
+    layout = layout_of(config, inputs.rows, half=half, clean_keys=clean_keys)
+    usual = usual_attention(config)
+    more: dict[str, Any] = {"layout": layout}
+    if usual == "sdpa":
+        _refuse_large_mask(model, inputs, sum(layout.mask_sizes))
+        mask = document_masks(config, layout, partial(_train_mask, inputs), device=inputs.input_ids.device)
+    else:
+        mask = _mask(model, inputs, usual, first=first, end=end)
+        more = more if usual == "flex_attention" and clean_keys is not None else {}
     with document_attention(config):
-        return logits_at(model, index, attention_mask=masks, document_rows=rows, **common)
+        return logits_at(
+            model,
+            inputs.index_in(half, index),
+            input_ids=inputs.input_ids[:, first:end],
+            position_ids=inputs.position_ids[:, first:end],
+            attention_mask=mask,
+            wrapped=wrapped,
+            **more,
+        )
 
 
 def training_loss(
@@ -63,8 +82,9 @@ def training_loss(
     logits_at_once: int = LOGITS_AT_ONCE,
     by_liger: bool = False,
     distillation: Distillation | None = None,
+    clean_half: CleanHalf | None = None,
 ) -> SBDLoss:
-    """Eq. 14 over one batch, from one forward pass.
+    """Eq. 14 over one batch, from one forward pass of both halves, or of each where the clean one is frozen.
 
     Where layers are run again in the backward pass (activation checkpointing), that is to run in `document_attention`, too.
 
@@ -72,6 +92,7 @@ def training_loss(
         head: the model's, to compute the logits in chunks where there are more than `logits_at_once`; None to never do.
         by_liger: compute them by Liger's kernel instead; the head must be one linear layer then.
         distillation: the third term, if there is one.
+        clean_half: runs the clean half, where nothing of it is trained and there is no next-token term.
         model, wrapped: see `training_logits`, which also says what is raised.
     """
     index = torch.cat([inputs.ntp.index, inputs.matp.index])  # [M]
@@ -85,14 +106,20 @@ def training_loss(
     # Which of the masked tokens have a teacher, and what it says of them.
     taught = (inputs.causal >= 0).nonzero(as_tuple=True)[0]  # [M3]
     teacher: LogitsOf | None = None
-    if distillation is not None and distillation.teacher is not None:
+    half: Half = "both"
+    run = partial(training_logits, model, inputs, wrapped=wrapped)
+    if clean_half is not None:
+        clean_keys, teacher = clean_half(inputs, inputs.causal[taught], wrapped=wrapped)
+        half = "noisy"
+        run = partial(run, half=half, clean_keys=clean_keys)
+    elif distillation is not None and distillation.teacher is not None:
         teacher = distillation.teacher(inputs, inputs.causal[taught])
     elif distillation is not None:
         index = torch.cat([index, inputs.causal[taught]])  # [M + M3]
     vocabulary = int(model.config.get_text_config().vocab_size)
     chunk = max(1, logits_at_once // vocabulary)
     if head is None or len(index) <= chunk:
-        logits = training_logits(model, inputs, index, wrapped=wrapped)
+        logits = run(index)
         loss = sbd_loss(logits[:learned], **terms)
         if distillation is None:
             return loss
@@ -102,9 +129,10 @@ def training_loss(
 
     # The loss is computed inside of the forward pass, where what wraps the model has its weights ready.
     found: list[SBDLoss] = []
+    outputs = inputs.index_in(half, index)
 
     def take_loss(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        hidden = args[0].reshape(-1, args[0].shape[-1])[index]  # [M, D], or [M + M3, D]
+        hidden = args[0].reshape(-1, args[0].shape[-1])[outputs]  # [M, D], or [M + M3, D]
         if by_liger:
             assert isinstance(head.module, nn.Linear)
             loss = sbd_loss_by_liger(hidden[:learned], head=head.module, **terms)
@@ -126,7 +154,7 @@ def training_loss(
 
     handle = head.module.register_forward_pre_hook(take_loss)
     try:
-        logits = training_logits(model, inputs, index[:0], wrapped=wrapped)  # [0, V]
+        logits = run(index[:0])  # [0, V]
     finally:
         handle.remove()
     (loss,) = found
@@ -134,20 +162,27 @@ def training_loss(
     return replace(loss, total=loss.total + logits.sum())
 
 
-def _mask(model: PreTrainedModel, inputs: TrainingInputs) -> AttentionMask:
-    """Over whole rows."""
-    config = model.config.get_text_config()
-    batch, length = inputs.input_ids.shape
-    if config._attn_implementation != "flex_attention":
-        _refuse_large_mask(model, inputs, batch * length * length * model.dtype.itemsize)
+def _mask(
+    model: PreTrainedModel, inputs: TrainingInputs, implementation: str, *, first: int, end: int
+) -> AttentionMask:
+    """Over whole rows, of the queries from `first` on and the keys before `end`."""
+    batch, device = len(inputs.input_ids), inputs.input_ids.device
+    if implementation != "flex_attention":
+        _refuse_large_mask(model, inputs, batch * (end - first) * end * model.dtype.itemsize)
+
+    def mask_mod_for(window: int | None) -> MaskMod:
+        allowed = _train_mask(inputs, window)
+        return allowed if not first else lambda b, h, q_idx, kv_idx: allowed(b, h, q_idx + first, kv_idx)
+
     return attention_mask(
-        config,
-        partial(_train_mask, inputs),
+        model.config.get_text_config(),
+        mask_mod_for,
         batch=batch,
-        queries=length,
-        keys=length,
-        device=inputs.input_ids.device,
+        queries=end - first,
+        keys=end,
+        device=device,
         dtype=model.dtype,
+        implementation=implementation,
     )
 
 

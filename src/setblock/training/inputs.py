@@ -14,7 +14,12 @@ from torch import Tensor
 
 from setblock.data.packing import IGNORE, PADDING
 from setblock.masks import CLEAN
+from setblock.model.documents import Half, RowRuns, Run
 from setblock.training.noising import Noising, NoisyHalf, noise_row
+
+RUN_LENGTH = 128
+"""Noisy tokens of a document that are attended together, in whole blocks: fewer would be many small calls, more would see much
+that their masks forbid."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +32,11 @@ class Targets:
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """One forward pass of training. All [B, T] int64 but the last three; see `masks.train_mask` for the meaning.
+    """One forward pass of training. All [B, T] int64 but the last four; see `masks.train_mask` for the meaning.
 
-    `causal` [M] belongs to the targets of `matp`: for each, which of the flattened [B * T] outputs is the clean one that
-    predicts the same token from all before it; -1 where there is none, at a document's first token and past its end.
+    `rows` says which runs of tokens are attended together, where attention is not by a mask over whole rows. `causal` [M]
+    belongs to the targets of `matp`: for each, which of the flattened [B * T] outputs is the clean one that predicts the same
+    token from all before it; -1 where there is none, at a document's first token and past its end.
     """
 
     input_ids: Tensor
@@ -41,6 +47,26 @@ class TrainingInputs:
     ntp: Targets
     matp: Targets
     causal: Tensor
+    rows: tuple[RowRuns, ...]
+
+    @property
+    def clean_length(self) -> int:
+        """L, the clean tokens of a row."""
+        return sum(run.length for run in self.rows[0].clean)
+
+    def columns(self, half: Half) -> slice:
+        """The columns of the tokens of a half."""
+        return {"both": slice(0, None), "clean": slice(0, self.clean_length), "noisy": slice(self.clean_length, None)}[
+            half
+        ]
+
+    def index_in(self, half: Half, index: Tensor) -> Tensor:
+        """Where outputs `index` [M] of the flattened [B * T] are in the flattened outputs of a half that has them."""
+        if half == "both":
+            return index
+        length, clean = self.input_ids.shape[1], self.clean_length
+        first, width = (0, clean) if half == "clean" else (clean, length - clean)
+        return index // length * width + index % length - first
 
     def to(self, device: torch.device) -> "TrainingInputs":
         """The same on another device."""
@@ -49,8 +75,9 @@ class TrainingInputs:
             if isinstance(value, Tensor)
             else Targets(value.index.to(device), value.token_ids.to(device))
             for name, value in vars(self).items()
+            if name != "rows"
         }
-        return TrainingInputs(**moved)
+        return TrainingInputs(**moved, rows=self.rows)
 
 
 def ntp_inputs(rows: dict[str, Tensor]) -> TrainingInputs:
@@ -70,6 +97,7 @@ def ntp_inputs(rows: dict[str, Tensor]) -> TrainingInputs:
         ntp=_ntp_targets(rows["labels"], document_ids, row_stride=position_ids.shape[1]),
         matp=Targets(none, none),
         causal=none,
+        rows=tuple(RowRuns(_clean_runs(row)) for row in document_ids.numpy()),
     )
 
 
@@ -83,6 +111,7 @@ def doubled_inputs(
     end_of_text_id: int,
     context_length: int,
     seed: tuple[int, ...],
+    idle_blocks: bool = True,
 ) -> TrainingInputs:
     """The doubled input [x ‖ x̂] of eq. 14, for any number of noisy copies.
 
@@ -93,6 +122,7 @@ def doubled_inputs(
             and a block's first token is left to the clean stream, whose NTP term already carries it.
         seed: with the row's id, all that the noise depends on: the same row is noised the same way however rows are
             spread over processes and accumulation steps.
+        idle_blocks: keep blocks of which nothing is learned. No other token sees them, so nothing changes without them.
     """
     arrays = {name: tensor.numpy() for name, tensor in rows.items()}
     halves = [
@@ -107,6 +137,7 @@ def doubled_inputs(
         )
         for b in range(len(arrays["row_ids"]))
     ]
+    halves = [_in_order(half, None if idle_blocks else _learned(half, logit_shift)) for half in halves]
     batch, clean = rows["input_ids"].shape
     noisy = max(len(half.input_ids) for half in halves)
 
@@ -114,7 +145,7 @@ def doubled_inputs(
     input_ids = np.full((batch, noisy), end_of_text_id)
     position_ids = np.zeros((batch, noisy), dtype=np.int64)
     document_ids = np.full((batch, noisy), PADDING)
-    block_ids = np.full((batch, noisy), noisy)
+    block_ids = np.full((batch, noisy), 1 + max((int(half.block_ids.max(initial=0)) for half in halves), default=0))
     limits = np.zeros((batch, noisy), dtype=np.int64)
     predicted_at: list[np.ndarray] = []
     predicted: list[np.ndarray] = []
@@ -126,9 +157,7 @@ def doubled_inputs(
         document_ids[here] = half.document_ids
         block_ids[here] = half.block_ids
         limits[here] = half.block_starts
-        learned = half.is_masked & (half.labels != IGNORE)
-        if logit_shift:
-            learned &= half.position_ids != half.block_starts
+        learned = _learned(half, logit_shift)
         predicted_at.append(b * (clean + noisy) + clean + np.flatnonzero(learned) - int(logit_shift))
         predicted.append(half.labels[learned])
         causal.append(_causal_outputs(arrays["document_ids"][b], half, learned, row_start=b * (clean + noisy)))
@@ -147,7 +176,51 @@ def doubled_inputs(
             torch.from_numpy(np.concatenate(predicted_at)), torch.from_numpy(np.concatenate(predicted)).long()
         ),
         causal=torch.from_numpy(np.concatenate(causal)).long(),
+        rows=tuple(
+            RowRuns(_clean_runs(document_ids), _noisy_runs(half, padding=noisy - len(half.input_ids)))
+            for document_ids, half in zip(arrays["document_ids"], halves, strict=True)
+        ),
     )
+
+
+def _learned(half: NoisyHalf, logit_shift: bool) -> np.ndarray:
+    """[N] bool, which noisy tokens are to be predicted."""
+    learned: np.ndarray = half.is_masked & (half.labels != IGNORE)
+    return learned & (half.position_ids != half.block_starts) if logit_shift else learned
+
+
+def _in_order(half: NoisyHalf, learned: np.ndarray | None) -> NoisyHalf:
+    """The blocks of a half by document and by where they start, those of all copies together.
+
+    Args:
+        learned: [N] bool; blocks without any are left out, where there are others.
+    """
+    order = np.lexsort((half.block_starts, half.document_ids))
+    if learned is not None and learned.any():
+        is_used = np.bincount(half.block_ids, weights=learned) > 0
+        order = order[is_used[half.block_ids[order]]]
+    return NoisyHalf(**{name: column[order] for name, column in vars(half).items()})
+
+
+def _clean_runs(document_ids: np.ndarray) -> tuple[Run, ...]:
+    """One run for each document of a row, whose documents stand in it by number, and one for padding."""
+    lengths = np.bincount(document_ids[document_ids != PADDING]).tolist()
+    runs = [Run(length, document) for document, length in enumerate(lengths)]
+    padding = len(document_ids) - sum(lengths)
+    return tuple(runs + [Run(padding, None)] * (padding > 0))
+
+
+def _noisy_runs(half: NoisyHalf, *, padding: int) -> tuple[Run, ...]:
+    """Runs of neighbouring blocks of one document, the clean tokens before the last of which they see between them."""
+    runs: list[Run] = []
+    starts = np.flatnonzero(np.diff(half.block_ids, prepend=-1))
+    lengths = np.diff(starts, append=len(half.block_ids))
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        document, earlier = int(half.document_ids[start]), int(half.block_starts[start])
+        if runs and runs[-1].document == document and runs[-1].length < RUN_LENGTH:
+            length += runs.pop().length
+        runs.append(Run(length, document, earlier))
+    return tuple(runs + [Run(padding, None)] * (padding > 0))
 
 
 def _causal_outputs(document_ids: np.ndarray, half: NoisyHalf, learned: np.ndarray, *, row_start: int) -> np.ndarray:

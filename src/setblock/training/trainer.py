@@ -3,6 +3,7 @@
 import importlib.util
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,18 +15,18 @@ from transformers import PreTrainedModel, Trainer
 from setblock.data.packing import PADDING
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
-from setblock.model.adapter import gate_of
-from setblock.model.documents import document_attention
+from setblock.model.adapter import gate_of, uncast_inputs
+from setblock.model.documents import document_attention, usual_attention
 from setblock.training.block_sizes import drawn_block_size
 from setblock.training.config import SBDConfig
 from setblock.training.cross_entropy import LOGITS_AT_ONCE
 from setblock.training.distillation import Distillation
-from setblock.training.forward import training_loss
+from setblock.training.forward import CleanHalf, training_loss
+from setblock.training.frozen import FrozenModel
 from setblock.training.head import SplitHead, split_head
 from setblock.training.inputs import Targets, TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.loss import SBDLoss
 from setblock.training.optimizer import MuonAdamW
-from setblock.training.teacher import FrozenTeacher
 from setblock.training.throughput import StepClock, token_cost
 
 _TERMS = ("ntp", "matp", "distillation")  # of `SBDLoss`, each with a sum and a count
@@ -36,6 +37,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The model in PEFT's wrapper, where it is in one."""
     get_base_model: Callable[[], nn.Module] | None = getattr(model, "get_base_model", None)
     return model if get_base_model is None else get_base_model()
+
+
+def _runs_halves(model: Any) -> bool:
+    """Whether the noisy half of a model's input can be run after the clean one: where attention is a function we can wrap."""
+    return usual_attention(model.config.get_text_config()) in ("sdpa", "flex_attention")
 
 
 def _check_cross_entropy(args: SBDConfig, head: SplitHead | None) -> None:
@@ -86,6 +92,7 @@ class SBDTrainer(Trainer):
         self.mask_token_id = mask_token_id
         self.end_of_text_id = end_of_text_id
         self._gate = gate_of(unwrapped(self.model))
+        self._frozen = None if self._gate is None else FrozenModel(self.model)
         self._head = None if args.cross_entropy == "plain" else split_head(self.model)
         _check_cross_entropy(args, self._head)
         self._logits_at_once = LOGITS_AT_ONCE if args.cross_entropy == "auto" else 0
@@ -103,7 +110,7 @@ class SBDTrainer(Trainer):
             return None
         if args.teacher == "base" and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             raise SetBlockError("training.teacher base needs whole weights in each process; take clean_half")
-        teacher = FrozenTeacher(self.model) if args.teacher == "base" else None
+        teacher = FrozenModel(self.model) if args.teacher == "base" else None
         return Distillation(args.distillation_weight / args.noisy_copies, teacher)
 
     def _run_epoch(self, **kwargs: Any) -> None:
@@ -141,6 +148,7 @@ class SBDTrainer(Trainer):
             end_of_text_id=self.end_of_text_id,
             context_length=getattr(self.model.config.get_text_config(), "max_position_embeddings", 1 << 30),
             seed=(self.args.seed, step),
+            idle_blocks=False,
         )
 
     def block_size_of(self, step: int) -> int:
@@ -156,13 +164,18 @@ class SBDTrainer(Trainer):
     def losses(self, model: nn.Module, inputs: TrainingInputs) -> SBDLoss:
         """One forward pass and both terms of eq. 14.
 
-        An adapter on noisy tokens changes nothing that the next-token term depends on: it is left out of training then.
+        An adapter on noisy tokens changes nothing that the next-token term depends on: it is left out of training then, and
+        the clean half runs on its own, without a graph.
         """
+        clean_half: CleanHalf | None = None
         if self._gate is not None:
             self._gate.set(inputs.block_ids != CLEAN)
             if model.training:
                 none = inputs.ntp.index[:0]
                 inputs = replace(inputs, ntp=Targets(none, none))
+                if self._frozen is not None and len(inputs.matp.index) and _runs_halves(unwrapped(self.model)):
+                    clean_half = self._frozen.clean_half
+                    self._gate.open()
         return training_loss(
             self.accelerator.unwrap_model(model),
             inputs,
@@ -173,13 +186,22 @@ class SBDTrainer(Trainer):
             logits_at_once=self._logits_at_once,
             by_liger=self.args.cross_entropy == "liger",
             distillation=self._distillation,
+            clean_half=clean_half,
         )
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """The Trainer's; its backward pass may run layers again, as the forward pass ran them."""
-        with document_attention(self.model.config.get_text_config()):
-            loss: Tensor = super().training_step(*args, **kwargs)
-            return loss
+        try:
+            with document_attention(self.model.config.get_text_config()), self._adapter_dtype():
+                loss: Tensor = super().training_step(*args, **kwargs)
+                return loss
+        finally:
+            if self._gate is not None:
+                self._gate.set(None)
+
+    def _adapter_dtype(self) -> AbstractContextManager[None]:
+        """PEFT would give its layers their inputs in float32, which autocast turns back into half precision at once."""
+        return uncast_inputs(self.model) if self.accelerator.mixed_precision in ("bf16", "fp16") else nullcontext()
 
     def compute_loss(
         self,

@@ -1,0 +1,157 @@
+"""A clean half that is run once, without a graph, gives the loss and the gradients of both halves in one graph."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from families import CONTEXT, tiny_sbd
+from setblock.data.documents import Document
+from setblock.data.packing import RowCollator, RowDataset, pack
+from setblock.masks import CLEAN
+from setblock.model.adapter import Gate, gate_of
+from setblock.model.documents import document_attention
+from setblock.training import inputs as inputs_module
+from setblock.training.adapters import AdapterSection, add_adapter
+from setblock.training.distillation import Distillation
+from setblock.training.forward import training_loss
+from setblock.training.frozen import FrozenModel
+from setblock.training.head import split_head
+from setblock.training.inputs import Targets, TrainingInputs, doubled_inputs
+from setblock.training.loss import SBDLoss
+from setblock.training.noising import Noising
+
+pytest.importorskip("peft")
+
+LENGTHS = (41, 9, 24, 3, 30)
+
+
+def trainable(tokenizer: PreTrainedTokenizerBase, family: str) -> tuple[Any, Gate, int]:
+    """In float64: a wrapped model whose adapter does something, its gate, and its mask token."""
+    sbd = tiny_sbd(family, tokenizer, dtype=torch.float64, tie_word_embeddings=family != "qwen2")
+    assert sbd.facts is not None
+    torch.manual_seed(0)
+    modules = ["q_proj", "v_proj", "o_proj"] if family == "mixtral" else "all-linear"
+    wrapped: Any = add_adapter(sbd, AdapterSection(r=4, only_noisy=True, target_modules=modules))
+    for name, parameter in wrapped.named_parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.double()
+        if "lora_B" in name:
+            parameter.data.normal_()
+    if family == "mixtral":
+        sbd.model.set_experts_implementation("eager")  # the others have no kernel for float64
+    gate = gate_of(sbd.model)
+    assert gate is not None
+    return wrapped.train(), gate, sbd.facts.mask_token_id
+
+
+def doubled(mask: int, *, copies: int, logit_shift: bool, idle_blocks: bool) -> TrainingInputs:
+    generator = torch.Generator().manual_seed(0)
+    documents = [
+        Document(torch.randint(2, 60, (n,), generator=generator).tolist(), [i >= n // 3 for i in range(n)])
+        for n in LENGTHS
+    ]
+    rows = RowDataset(pack(documents, row_length=50, pad_token_id=0))
+    noising = Noising(
+        noisy_copies=copies,
+        complementary_masks=copies % 2 == 0,
+        noise_on="targets",
+        random_offsets=0.5,
+        complete_last_block=True,
+    )
+    inputs = doubled_inputs(
+        RowCollator(pad_token_id=0)([rows[i] for i in range(len(rows))]),
+        block_size=3,
+        noising=noising,
+        logit_shift=logit_shift,
+        mask_token_id=mask,
+        end_of_text_id=0,
+        context_length=CONTEXT,
+        seed=(0, 0),
+        idle_blocks=idle_blocks,
+    )
+    none = inputs.ntp.index[:0]
+    return TrainingInputs(**(vars(inputs) | {"ntp": Targets(none, none)}))
+
+
+def gradients(
+    model: Any, gate: Gate, inputs: TrainingInputs, *, frozen: bool, distilled: bool = False, at_once: int = 1 << 30
+) -> tuple[SBDLoss, dict[str, Tensor]]:
+    model.zero_grad()
+    gate.set(None)
+    head, clean_half = split_head(model), FrozenModel(model).clean_half
+    if frozen:
+        gate.open()
+    else:
+        gate.set(inputs.block_ids != CLEAN)
+    with document_attention(model.config):
+        loss = training_loss(
+            model,
+            inputs,
+            head=head,
+            ntp_weight=1.0,
+            matp_weight=0.5,
+            logits_at_once=at_once,
+            distillation=Distillation(0.7) if distilled else None,
+            clean_half=clean_half if frozen else None,
+        )
+        torch.autograd.backward(loss.total)
+    return loss, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def check(model: Any, gate: Gate, inputs: TrainingInputs, **how: Any) -> None:
+    expected, of_one_graph = gradients(model, gate, inputs, frozen=False, **how)
+    loss, found = gradients(model, gate, inputs, frozen=True, **how)
+    for name in ("total", "matp_sum", "matp_count", "distillation_sum", "distillation_count"):
+        torch.testing.assert_close(getattr(loss, name), getattr(expected, name))
+    assert found.keys() == of_one_graph.keys() == {n for n, p in model.named_parameters() if p.requires_grad}
+    assert any("trainable_tokens" in name for name in found)
+    for name, gradient in of_one_graph.items():
+        assert gradient.any(), name
+        torch.testing.assert_close(found[name], gradient, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("logit_shift", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "olmo2", "mixtral"])
+def test_families(tokenizer: PreTrainedTokenizerBase, family: str, logit_shift: bool) -> None:
+    model, gate, mask = trainable(tokenizer, family)
+    check(model, gate, doubled(mask, copies=2, logit_shift=logit_shift, idle_blocks=False))
+
+
+@pytest.mark.parametrize("run_length", [1, 16, 1 << 30])
+@pytest.mark.parametrize("copies", [1, 4, 7])
+def test_copies_and_runs(
+    tokenizer: PreTrainedTokenizerBase, copies: int, run_length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many copies there are, and however many blocks are attended together."""
+    monkeypatch.setattr(inputs_module, "RUN_LENGTH", run_length)
+    model, gate, mask = trainable(tokenizer, "gemma3_text")
+    check(model, gate, doubled(mask, copies=copies, logit_shift=True, idle_blocks=True))
+
+
+@pytest.mark.parametrize("distilled", [False, True])
+@pytest.mark.parametrize("at_once", [7 * 300, 1 << 30])
+def test_in_chunks_and_distilled(tokenizer: PreTrainedTokenizerBase, at_once: int, distilled: bool) -> None:
+    model, gate, mask = trainable(tokenizer, "llama")
+    inputs = doubled(mask, copies=2, logit_shift=False, idle_blocks=False)
+    check(model, gate, inputs, distilled=distilled, at_once=at_once)
+
+
+def test_layers_that_run_again(tokenizer: PreTrainedTokenizerBase) -> None:
+    model, gate, mask = trainable(tokenizer, "qwen3")
+    inputs = doubled(mask, copies=2, logit_shift=False, idle_blocks=False)
+    _, expected = gradients(model, gate, inputs, frozen=True)
+    model.activation_checkpointing_enable()
+    _, found = gradients(model, gate, inputs, frozen=True)
+    assert found.keys() == expected.keys()
+    torch.testing.assert_close(found, expected)
+
+
+def test_blocks_of_which_nothing_is_learned_change_nothing(tokenizer: PreTrainedTokenizerBase) -> None:
+    model, gate, mask = trainable(tokenizer, "llama")
+    inputs = [doubled(mask, copies=2, logit_shift=True, idle_blocks=idle) for idle in (True, False)]
+    assert inputs[1].input_ids.shape[1] < inputs[0].input_ids.shape[1]
+    found = [gradients(model, gate, each, frozen=True)[1] for each in inputs]
+    torch.testing.assert_close(*found)
