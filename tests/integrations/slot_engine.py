@@ -5,13 +5,13 @@ over.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from setblock.decoding.generate import open_batch
 from setblock.decoding.settings import DecodingSettings
-from setblock.integrations.vllm.slots import BlockSlots, Rows, with_block_size
+from setblock.integrations.vllm.slots import BlockSlots
 from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
 
@@ -46,55 +46,69 @@ def serve(
     block_size: int = 16,
     context: Sequence[int] | None = None,
     interrupt: frozenset[int] = frozenset(),
+    budget: int | None = None,
 ) -> list[Served]:
     """Serve requests, of which one more arrives with each step.
 
     Args:
         context: the position past the last that each request may be fed; by default the end of its answer, as `generate` has
             it.
+        budget: the most tokens of a block that a pass feeds; vLLM's own may be short.
         interrupt: steps after which every request is taken off, and fed again from the beginning with what it has written.
     """
     assert model.facts is not None
-    vocab_size = model.model.get_output_embeddings().weight.shape[0]
     slots = BlockSlots(
-        model.facts, slots=len(prompts) + 1, block_size=block_size, vocab_size=vocab_size, device=model.device
+        model.facts, slots=len(prompts) + 1, block_size=block_size, vocab_size=model.vocab_size, device=model.device
     )
     requests = [Served(list(p), s, tuple(model.end_of_text_ids)) for p, s in zip(prompts, settings, strict=True)]
     running, waiting, step = list[int](), list(range(len(requests))), 0
     while running or waiting:
-        # 1. Blocks
-        if running:
-            fed, logits = [], torch.zeros((len(running), block_size, vocab_size))
-            rows = _rows(running)
-            inputs = slots.inputs(rows)
-            for row, index in enumerate(running):
-                request, width = requests[index], int(slots.width[index + 1])
-                start = len(request.written)
-                end = request_end(request) if context is None else context[index]
-                fed.append(min(width, end - start))
-                tokens = request.written + inputs[row, : fed[-1]].tolist()
-                is_causal = bool(slots.causal[index + 1])
-                given = full_logits(model, tokens, len(tokens) if is_causal else start)
-                logits[row, : fed[-1]] = given[start:]
-                request.passes += 1
-            tokens_of, committed = slots.step(rows, logits, fed=torch.tensor(fed))
-            for row, index in enumerate(running):
-                for token in tokens_of[row, : int(committed[row])].tolist():
-                    if not requests[index].finished:
-                        requests[index].token_ids.append(token)
-            running = [index for index in running if not requests[index].finished]
-        # 2. Prompts
+        # 1. One pass over blocks, and over the prompt of one more
         if step in interrupt:
+            for index in running:
+                slots.close(index + 1)
             waiting, running = sorted([*running, *waiting]), []
-        if waiting:
-            index = waiting.pop(0)
+        fed, logits = [], []
+        for index in running:
             request = requests[index]
-            limit = request_end(request)
-            slots.open(index + 1, with_block_size(request.settings, block_size), limit=limit, ends=request.ends)
-            given = full_logits(model, request.written, len(request.written))[-1:]
-            start = torch.tensor([len(request.written)])
-            slots.begin(_rows([index]), given, start=start, is_fresh=torch.tensor([not request.token_ids]))
-            running.append(index)
+            start = len(request.written)
+            end = request_end(request) if context is None else context[index]
+            width = min(width_of(request, block_size), end - start)
+            fed.append(width if budget is None else min(width, budget))
+            tokens = request.written + slots.inputs([index + 1])[0, : fed[-1]].tolist()
+            is_causal = bool(slots.causal[index + 1])
+            logits.append(full_logits(model, tokens, len(tokens) if is_causal else start)[start:])
+            request.passes += 1
+        arriving = waiting[:1]
+        for index in arriving:
+            request = requests[index]
+            slots.open(
+                index + 1,
+                replace(request.settings, block_size=request.settings.block_size or block_size),
+                written=request.written,
+                prompt_length=len(request.prompt),
+                limit=request_end(request),
+                ends=request.ends,
+            )
+            fed.append(1)
+            logits.append(full_logits(model, request.written, len(request.written))[-1:])
+        # 2. What it hands over
+        together = [*running, *arriving]
+        order = sorted(range(len(together)), key=lambda place: -together[place])  # none that means anything
+        served = [together[place] for place in order]
+        tokens_of, committed = slots.absorb(
+            [index + 1 for index in served],  # slot 0 stays empty: no slot is a request's place in the batch
+            torch.cat([logits[place] for place in order]),
+            fed=[fed[place] for place in order],
+        )
+        for row, index in enumerate(served):
+            for token in tokens_of[row, : int(committed[row])].tolist():
+                if not requests[index].finished:
+                    requests[index].token_ids.append(token)
+        for index in [index for index in running if requests[index].finished]:
+            slots.close(index + 1)
+        running = [index for index in together if not requests[index].finished]
+        waiting = waiting[1:]
         step += 1
     return requests
 
@@ -104,9 +118,8 @@ def request_end(request: Served) -> int:
     return len(request.prompt) + request.settings.max_new_tokens
 
 
-def _rows(indices: Sequence[int]) -> Rows:
-    slots = [index + 1 for index in indices]  # slot 0 stays empty: no slot is a request's place in the batch
-    return Rows(torch.tensor(slots), slots)
+def width_of(request: Served, block_size: int) -> int:
+    return 1 if request.settings.method == "ntp" else request.settings.block_size or block_size
 
 
 def generated(model: SBDModel, prompt: list[int], settings: DecodingSettings) -> tuple[list[int], int]:

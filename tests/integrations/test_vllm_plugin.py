@@ -62,6 +62,8 @@ def test_every_parameter_arrives() -> None:
     assert (settings.method, settings.block_size, settings.draft_passes) == ("exact", 8, 2)
     assert (settings.temperature, settings.min_p, settings.seed) == (0.7, 0.05, 11)
     assert (settings.top_k, settings.top_p) == (5, 0.9)
+    assert settings_of(params(repetition_penalty=1.3)).repetition_penalty == 1.3
+    assert asked(logit_bias='{"17": -5}').logit_bias == asked(logit_bias={17: -5}).logit_bias == {17: -5.0}
     assert asked(sampler="factor", factor=0.5).sampler == Factor(0.5)
     assert asked(gamma=math.inf).sampler == asked(gamma="inf").sampler == EntropyBounded(math.inf)
 
@@ -83,6 +85,8 @@ def test_every_parameter_arrives() -> None:
         ({"block_size": 8.0}, "block_size must be a whole number, not 8.0"),
         ({"temperature": -1.0}, "temperature must be a finite number of at least 0, not -1.0"),
         ({"seed": "x"}, "seed must be a whole number, not 'x'"),
+        ({"logit_bias": "17=1"}, "logit_bias must be JSON of token ids and numbers, as .*, not '17=1'"),
+        ({"min_new_tokens": -1}, "min_new_tokens must be at least 0, not -1"),
     ],
 )
 def test_mistakes_are_named(extra: dict[str, Any], message: str) -> None:
@@ -95,7 +99,7 @@ def test_mistakes_are_named(extra: dict[str, Any], message: str) -> None:
     [
         ({"logprobs": 0}, "logprobs must be left out"),
         ({"n": 2}, "n must be 1, not 2"),
-        ({"repetition_penalty": 1.1}, r"repetition_penalty must be 1.0, not 1.1"),
+        ({"frequency_penalty": 1.1}, r"frequency_penalty must be 0.0, not 1.1"),
         ({"presence_penalty": 0.5}, r"presence_penalty must be 0.0, not 0.5"),
     ],
 )

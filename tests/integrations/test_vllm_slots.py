@@ -55,6 +55,43 @@ def test_requests_that_come_one_by_one_get_what_generate_gives(
         assert (served.token_ids, served.passes) == generated(sbd, prompt, each)
 
 
+@pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
+def test_what_requests_ask_of_the_logits_is_done(
+    method: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """Penalties, biases, banned tokens and minimum lengths come from the core; adaptive blocks too. Ids that the model has not
+    change nothing."""
+    sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
+    free, _ = generated(sbd, prompts[0], of(EntropyBounded(3.0), method=method))
+    sbd.end_of_text_ids = (free[2],)
+    changes: list[dict[str, object]] = [
+        {"repetition_penalty": 1.7},
+        {"logit_bias": {free[0]: -1e9, free[1]: 5.0}, "temperature": 0.8},
+        {"banned_tokens": tuple(free[:4])},
+        {"min_new_tokens": 7},
+        {"adaptive_blocks": True, "min_new_tokens": 21},
+    ]
+    settings = [of(EntropyBounded(3.0), method=method, **each) for each in changes]
+    rows = [prompts[n % 3] for n in range(len(settings))]
+    strange = [replace(each, banned_tokens=(*each.banned_tokens, 10**6)) for each in settings]
+    for prompt, each, served in zip(rows, settings, serve(sbd, rows, strange), strict=True):
+        token_ids, passes = generated(sbd, prompt, each)
+        assert served.token_ids == token_ids
+        assert served.passes == passes or each.adaptive_blocks
+        assert len(served.token_ids) >= each.min_new_tokens
+
+
+@pytest.mark.parametrize("budget", [1, 3, 5])
+def test_exact_is_next_token_decoding_where_blocks_are_cut_short(
+    budget: int, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """A pass of vLLM has a budget of tokens; what it lets through of a draft is checked, committed and handed over."""
+    sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
+    settings = [of(EntropyBounded(3.0), method="exact", temperature=t, seed=3) for t in (0.0, 0.8, 1.0)]
+    for prompt, each, served in zip(prompts, settings, serve(sbd, prompts, settings, budget=budget), strict=True):
+        assert served.token_ids == generated(sbd, prompt, replace(each, method="ntp"))[0]
+
+
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "mixtral", "qwen3_moe"])
 def test_other_architectures(family: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]) -> None:
     sbd = tiny_sbd(family, trained_tokenizer, mode="shifted")

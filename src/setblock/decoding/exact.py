@@ -59,7 +59,7 @@ def check_drafts(state: BatchState, commit: Logits, *, draws: Draws) -> Check:
     accepted = prefix & known
 
     is_checked = known.any(dim=1)
-    state.verified = torch.where(is_checked, state.block_start, state.verified)
+    state.verified = torch.where(is_checked, state.committed, state.verified)
     at = first_wrong.clamp(max=agrees.shape[1] - 1)
     state.correct(replaced.any(dim=1), commit.positions.gather(1, at)[:, 0], chosen.gather(1, at)[:, 0])
     right = commit.logits.gather(1, at[..., None].expand(-1, -1, commit.logits.shape[-1]))  # [B, 1, V]

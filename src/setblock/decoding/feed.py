@@ -46,7 +46,7 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
         is_draft = part.of(state.is_exact)[:, None] & ~is_prefill
         target = torch.cat([target, checked], dim=1)
         source = torch.cat([source, checked - 1], dim=1)
-        wanted = torch.cat([wanted, (checked < block_start) & is_draft], dim=1)
+        wanted = torch.cat([wanted, (checked < (end + 1).minimum(block_start)) & is_draft], dim=1)
     # Of a row that takes no part, nothing is wanted; nor anything of one that is fed again what it had to give up.
     wanted &= (end > committed) & ~(is_prefill & part.of(state.prefilled)[:, None])
     return Feed(

@@ -14,29 +14,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from setblock.decoding.choice import Draws, choose_tokens
+from setblock.decoding.choice import choose_tokens
 from setblock.decoding.exact import Check, check_drafts
 from setblock.decoding.logits import LogitRules
 from setblock.decoding.plan import Part
+from setblock.decoding.policy import Policy
 from setblock.decoding.predictions import Logits, PassLogits, read_logits
-from setblock.decoding.selection import RowSamplers
 from setblock.decoding.state import BatchState
 from setblock.model.feed import Feed
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What decides in each row which positions a pass reveals, and which tokens they get.
-
-    Attributes:
-        rules: what requests ask of the logits before anything is chosen.
-        samplers: which positions are revealed.
-        draws: which tokens they get.
-    """
-
-    rules: LogitRules
-    samplers: RowSamplers
-    draws: Draws
 
 
 @dataclass(frozen=True)

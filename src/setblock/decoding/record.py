@@ -96,6 +96,22 @@ class Record:
         _write(self.entropies, step.entropy, at=step.positions, where=step.revealed)
         self._keep(step.logits.block, step.revealed, step.token_ids)
 
+    @classmethod
+    def joined(cls, records: Sequence["Record"], *, capacity: int) -> "Record":
+        """The rows of several records in one, of `capacity` positions each."""
+        kept = [record.num_alternatives for record in records if record.num_alternatives is not None]
+        width = max(kept, default=0)
+
+        def column(name: str) -> Tensor:
+            parts: list[Tensor] = [getattr(record, name) for record in records]
+            if parts[0].dim() == 3:
+                parts = [pad(part, (0, width - part.shape[2])) for part in parts]
+            whole = stacked(parts)
+            return fitted(whole, capacity) if name in _OF_POSITIONS else whole
+
+        columns = {name: column(name) for name in (*_OF_ROWS, *_OF_POSITIONS)}
+        return cls(**columns, num_alternatives=max(kept, default=None))
+
     def taken(self, rows: Tensor, *, capacity: int) -> "Record":
         """Of `rows` [n] alone, for positions below `capacity`."""
         parts = {name: getattr(self, name)[rows] for name in (*_OF_ROWS, *_OF_POSITIONS)}
@@ -172,19 +188,3 @@ def open_record(state: BatchState, *, num_alternatives: int | None = None) -> Re
         top_ids=alternatives.clone(),
         num_alternatives=num_alternatives,
     )
-
-
-def joined_records(records: Sequence[Record], *, capacity: int) -> Record:
-    """The rows of several records in one, of `capacity` positions each."""
-    kept = [record.num_alternatives for record in records if record.num_alternatives is not None]
-    width = max(kept, default=0)
-
-    def column(name: str) -> Tensor:
-        parts: list[Tensor] = [getattr(record, name) for record in records]
-        if parts[0].dim() == 3:
-            parts = [pad(part, (0, width - part.shape[2])) for part in parts]
-        whole = stacked(parts)
-        return fitted(whole, capacity) if name in _OF_POSITIONS else whole
-
-    columns = {name: column(name) for name in (*_OF_ROWS, *_OF_POSITIONS)}
-    return Record(**columns, num_alternatives=max(kept, default=None))

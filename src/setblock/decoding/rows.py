@@ -7,7 +7,6 @@ feeds.
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -19,18 +18,16 @@ from setblock.decoding.checks import (
     limit_of,
     warn_if_not_trained,
 )
-from setblock.decoding.choice import draws_of
-from setblock.decoding.defaults import block_size_for, draft_passes_for, sampler_for
+from setblock.decoding.defaults import block_size_for, draft_passes_for
 from setblock.decoding.events import PassEvent, pass_events
 from setblock.decoding.feed import next_feed
 from setblock.decoding.generation import FinishReason, Generation
-from setblock.decoding.logits import logit_rules
-from setblock.decoding.loop import DecodingStep, Policy, absorb
+from setblock.decoding.loop import DecodingStep, absorb
 from setblock.decoding.plan import Span, next_spans, plan_pass
-from setblock.decoding.record import Record, joined_records, open_record
-from setblock.decoding.selection import RowSamplers
+from setblock.decoding.policy import Policy, open_policy
+from setblock.decoding.record import Record, open_record
 from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.state import BatchState, joined, open_state
+from setblock.decoding.state import BatchState, open_state
 from setblock.decoding.terms import RowTerms
 from setblock.decoding.text import AnswerText
 from setblock.model.feed import Feed
@@ -42,7 +39,6 @@ class Rows:
     """Rows ready to decode, each one answer; they may differ in everything, and be anywhere in their answers."""
 
     model: LanguageModel
-    settings: list[DecodingSettings]
     state: BatchState
     policy: Policy
     record: Record
@@ -53,13 +49,12 @@ class Rows:
     @torch.inference_mode()
     def joined(cls, parts: Sequence["Rows"]) -> "Rows":
         """The rows of several in one."""
-        state = joined([part.state for part in parts])
-        return _with_rules(
-            parts[0].model,
-            settings=[each for part in parts for each in part.settings],
+        state = BatchState.joined([part.state for part in parts])
+        return cls(
+            model=parts[0].model,
             state=state,
-            samplers=RowSamplers.joined([part.policy.samplers for part in parts]),
-            record=joined_records([part.record for part in parts], capacity=state.tokens.shape[1]),
+            policy=Policy.joined([part.policy for part in parts], state.terms),
+            record=Record.joined([part.record for part in parts], capacity=state.tokens.shape[1]),
             texts=[each for part in parts for each in part.texts],
             started=[each for part in parts for each in part.started],
         )
@@ -69,11 +64,10 @@ class Rows:
         """`rows` alone, at least one. What becomes of either does not change the other."""
         index = torch.tensor(rows, device=self.state.tokens.device)
         state = self.state.taken(index)
-        return _with_rules(
-            self.model,
-            settings=[self.settings[row] for row in rows],
+        return Rows(
+            model=self.model,
             state=state,
-            samplers=self.policy.samplers.taken(rows),
+            policy=self.policy.taken(rows, state.terms),
             record=self.record.taken(index, capacity=state.tokens.shape[1]),
             texts=[self.texts[row] for row in rows],
             started=[self.started[row] for row in rows],
@@ -94,7 +88,7 @@ class Rows:
         """All that follows from a forward pass: `setblock.decoding.loop.absorb`, and the record and the text of its rows."""
         step = absorb(self.state, feed, logits, self.policy)
         self.record.add(step)
-        stopping = [row for row, settings in enumerate(self.settings) if settings.stop]
+        stopping = [row for row, settings in enumerate(self.policy.settings) if settings.stop]
         if not stopping:
             return step
         took_part = step.took_part.tolist()
@@ -121,7 +115,7 @@ class Rows:
         """The answer of a row that is finished, or given up."""
         self._read([row])
         self.texts[row].read([], final=True)
-        settings, start = self.settings[row], self.state.terms[row].prompt_length
+        settings, start = self.policy.settings[row], self.state.terms[row].prompt_length
         token_ids = self.state.answer(row).tolist()
         here = (row, start, len(token_ids))
         return Generation(
@@ -172,11 +166,10 @@ def open_rows(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: 
         check_that_tokens_are_left(model, each, ends=row.ends, vocab_size=model.vocab_size)
     state = open_state(prompts, terms, facts=model.facts, device=model.device)
     wanted = [each.logprobs for each in settings if each.logprobs is not None]
-    return _with_rules(
-        model,
-        settings=settings,
+    return Rows(
+        model=model,
         state=state,
-        samplers=RowSamplers([sampler_for(each) for each in settings], device=model.device),
+        policy=open_policy(settings, terms, vocab_size=model.vocab_size, device=model.device),
         record=open_record(state, num_alternatives=min(max(wanted), model.vocab_size) if wanted else None),
         texts=[AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in settings],
         started=[started] * len(settings),
@@ -198,16 +191,3 @@ def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
         adaptive_blocks=settings.adaptive_blocks,
         draft_passes=draft_passes_for(settings),
     )
-
-
-def _with_rules(
-    model: LanguageModel, *, settings: list[DecodingSettings], state: BatchState, samplers: RowSamplers, **parts: Any
-) -> Rows:
-    """Rows, with the rules and draws that follow from their settings."""
-    vocab_size = model.vocab_size
-    policy = Policy(
-        rules=logit_rules(settings, state.terms, vocab_size=vocab_size, device=model.device),
-        samplers=samplers,
-        draws=draws_of(settings, vocab_size=vocab_size, device=model.device),
-    )
-    return Rows(model=model, settings=settings, state=state, policy=policy, **parts)

@@ -36,7 +36,7 @@ class RowSamplers:
         self, samplers: Sequence[Sampler], *, device: torch.device, memories: Sequence[Memory] | None = None
     ) -> None:
         """Args: of each row its sampler and, where it has been asked before, what it remembers, tensors [1, k, ...]."""
-        self._samplers, self._device = list(samplers), device
+        self._samplers, self.device = list(samplers), device
         groups: list[tuple[Sampler, list[int]]] = []
         for row, sampler in enumerate(samplers):
             same = next((rows for other, rows in groups if other == sampler), None)
@@ -54,13 +54,13 @@ class RowSamplers:
         """The rows of several batches, each with what it remembers."""
         samplers = [sampler for part in parts for sampler in part._samplers]
         memories = [memory for part in parts for memory in part._of_rows()]
-        return cls(samplers, device=parts[0]._device, memories=memories)
+        return cls(samplers, device=parts[0].device, memories=memories)
 
     def taken(self, rows: Sequence[int]) -> "RowSamplers":
         """Those of `rows` alone."""
         memories = self._of_rows()
         return RowSamplers(
-            [self._samplers[row] for row in rows], device=self._device, memories=[memories[row] for row in rows]
+            [self._samplers[row] for row in rows], device=self.device, memories=[memories[row] for row in rows]
         )
 
     def _of_rows(self) -> list[Memory]:

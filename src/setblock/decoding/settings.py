@@ -54,7 +54,6 @@ class DecodingSettings:
         "End a block at its first gap after each pass instead of filling it: what is whole is committed, and the next block "
         "begins behind it, keeping what is revealed there. As many passes or fewer, of 2k tokens instead of k.",
         group="point",
-        but_not=("vllm",),
     )
     draft_passes: int | None = setting(
         None,
@@ -77,7 +76,7 @@ class DecodingSettings:
         "No end of text, and no stop text, before this many tokens.",
         Range(0),
         group="answer",
-        but_not=("transformers", "vllm"),
+        but_not=("transformers",),
         names={"server": "min_tokens"},
     )
     stop: str | Sequence[str] = setting(
@@ -136,7 +135,7 @@ class DecodingSettings:
         Range(1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
         group="sampling",
         metavar="R",
-        but_not=("transformers", "vllm"),
+        but_not=("transformers",),
     )
     logit_bias: Mapping[int, float] = setting(
         {},
@@ -144,14 +143,14 @@ class DecodingSettings:
         Range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
         group="sampling",
         metavar="ID=BIAS",
-        but_not=("transformers", "vllm"),
+        but_not=("transformers",),
     )
     banned_tokens: Sequence[int] = setting(
         (),
         "Token ids that are never written.",
         group="sampling",
         metavar="ID",
-        but_not=("transformers", "vllm"),
+        but_not=("transformers",),
         names={"command line": "ban"},
     )
     seed: int = setting(

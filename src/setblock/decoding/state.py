@@ -125,13 +125,19 @@ class BatchState:
         """[B] bool, rows whose next pass is over their prompt, or over what they had to give up."""
         return ~self.finished & (self.committed < self.prefill_end)
 
-    def next_end(self, *, fuses_commit: bool = True) -> Tensor:
-        """[B] the position up to which each row's next pass feeds it, if that pass is not cut short; `committed` where it has
-        ended. What is to be committed is fed with the block behind it, or, unless the runner `fuses_commit`, alone."""
+    def next_end(self, *, fuses_commit: bool = True, commits_answers: bool = False) -> Tensor:
+        """[B] the position up to which each row's next pass feeds it, if that pass is not cut short; `committed` where there is
+        nothing to feed.
+
+        Args:
+            fuses_commit: whether what is to be committed is fed with the block behind it, or alone.
+            commits_answers: whether an answer that has ended is committed to its end, which nobody needs who is to read it
+                only.
+        """
         is_causal = self.is_ntp if fuses_commit else self.is_ntp | (self.committed < self.block_start)
         end = torch.where(is_causal, self.block_start, self.block_end)
         end = torch.where(self.is_prefill, self.prefill_end, end)
-        return torch.where(self.finished, self.committed, end)
+        return end if commits_answers else torch.where(self.finished, self.committed, end)
 
     def candidates(self) -> Tensor:
         """[B, k] bool, the masked positions that still matter: in the block, and before its first end-of-text."""
@@ -165,7 +171,9 @@ class BatchState:
         done = torch.where(self.is_exact, drafted, whole | (self.is_adaptive & (run > 0)))
         ended = (ends & needed).any(dim=1) & whole
         beyond = self._shifted(run) & (self.is_adaptive & ~whole)[:, None] if self._has_adaptive else None
-        self.open_blocks(done & ~self.finished, self.block_start + run, empty=ended, revealed=beyond)
+        # 3. The next one, after the answer's end an empty one
+        start = torch.where(self.finished, self.answer_end, self.block_start + run)
+        self.open_blocks(done | self.finished, start, empty=ended | self.finished, revealed=beyond)
 
     def open_blocks(
         self, rows: Tensor, start: Tensor, *, empty: Tensor | None = None, revealed: Tensor | None = None
@@ -218,6 +226,28 @@ class BatchState:
         """End a row's answer at a stop string: at position `end`, past its last token."""
         self.finished[row] = self.stopped[row] = True
         self.answer_end[row] = end
+
+    @classmethod
+    @torch.inference_mode()
+    def joined(cls, states: Sequence["BatchState"]) -> "BatchState":
+        """The rows of several states in one."""
+        first_logits = None
+        if any(state.first_logits is not None for state in states):
+            vocab_size = max(0 if state.first_logits is None else state.first_logits.shape[1] for state in states)
+            first_logits = stacked(
+                [
+                    torch.zeros((state.batch, vocab_size), device=state.tokens.device)
+                    if state.first_logits is None
+                    else state.first_logits
+                    for state in states
+                ]
+            )
+        terms = tuple(each for state in states for each in state.terms)
+        parts = {name: stacked([getattr(state, name) for state in states]) for name in _TENSORS}
+        parts["ends"] = stacked([state.ends for state in states], fill=NO_TOKEN)
+        # The row of the largest limit may get a larger block from another.
+        parts["tokens"] = fitted(parts["tokens"], _capacity(terms))
+        return cls(facts=states[0].facts, terms=terms, first_logits=first_logits, **parts)
 
     @torch.inference_mode()
     def taken(self, rows: Tensor) -> "BatchState":
@@ -305,35 +335,17 @@ def _capacity(terms: Sequence[RowTerms]) -> int:
     return max(each.limit for each in terms) + max(each.block_size for each in terms)
 
 
-@torch.inference_mode()
-def joined(states: Sequence[BatchState]) -> BatchState:
-    """The rows of several states in one."""
-    first_logits = None
-    if any(state.first_logits is not None for state in states):
-        vocab_size = max(0 if state.first_logits is None else state.first_logits.shape[1] for state in states)
-        first_logits = stacked(
-            [
-                torch.zeros((state.batch, vocab_size), device=state.tokens.device)
-                if state.first_logits is None
-                else state.first_logits
-                for state in states
-            ]
-        )
-    terms = tuple(each for state in states for each in state.terms)
-    parts = {name: stacked([getattr(state, name) for state in states]) for name in _TENSORS}
-    parts["ends"] = stacked([state.ends for state in states], fill=NO_TOKEN)
-    # The row of the largest limit may get a larger block from another.
-    parts["tokens"] = fitted(parts["tokens"], _capacity(terms))
-    return BatchState(facts=states[0].facts, terms=terms, first_logits=first_logits, **parts)
-
-
 def open_state(
-    prompts: Sequence[Sequence[int]], terms: Sequence[RowTerms], *, facts: SBDFacts | None, device: torch.device
+    written: Sequence[Sequence[int]], terms: Sequence[RowTerms], *, facts: SBDFacts | None, device: torch.device
 ) -> BatchState:
-    """The state of requests before their prefill."""
-    tokens = torch.zeros((len(prompts), _capacity(terms)), dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = torch.tensor(prompt)
+    """The state of requests before their prefill.
+
+    Args:
+        written: of each its prompt and, where it goes on after an interruption, what it has been given of its answer.
+    """
+    tokens = torch.zeros((len(written), _capacity(terms)), dtype=torch.long)
+    for row, token_ids in enumerate(written):
+        tokens[row, : len(token_ids)] = torch.tensor(token_ids)
     most_ends = max(1, *(len(each.ends) for each in terms))
 
     def column(values: list[int]) -> Tensor:
@@ -342,14 +354,14 @@ def open_state(
     def flags(values: list[bool]) -> Tensor:
         return torch.tensor(values, dtype=torch.bool, device=device)
 
-    start = column([each.prompt_length for each in terms])
+    start = column([len(token_ids) for token_ids in written])
     limit, size = column([each.limit for each in terms]), column([each.block_size for each in terms])
     none = flags([False] * len(terms))
     return BatchState(
         facts=facts,
         terms=tuple(terms),
         tokens=tokens.to(device),
-        prompt_length=start,
+        prompt_length=column([each.prompt_length for each in terms]),
         limit=limit,
         ends=torch.tensor([[*each.ends, *[NO_TOKEN] * (most_ends - len(each.ends))] for each in terms], device=device),
         committed=torch.zeros_like(start),

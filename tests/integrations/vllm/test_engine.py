@@ -79,6 +79,8 @@ def test_requests_of_all_kinds_share_a_batch(engine: Any, model: setblock.SBDMod
         DecodingSettings(method="exact", temperature=1.0, seed=3, block_size=4),
         DecodingSettings(sampler=EntropyBounded(0.1), temperature=0.7, seed=9, min_p=0.02),
         DecodingSettings(method="ntp", temperature=1.0, seed=4),
+        DecodingSettings(sampler=EntropyBounded(0.1), repetition_penalty=1.3, min_new_tokens=40),
+        DecodingSettings(method="exact", logit_bias={17: 4.0}, banned_tokens=(20, 21)),
     ]
     extra: list[dict[str, Any]] = [
         {"method": "ntp"},
@@ -87,6 +89,8 @@ def test_requests_of_all_kinds_share_a_batch(engine: Any, model: setblock.SBDMod
         {"method": "exact", "temperature": 1.0, "seed": 3, "block_size": 4},
         {"gamma": 0.1, "temperature": 0.7, "seed": 9, "min_p": 0.02},
         {"method": "ntp", "temperature": 1.0, "seed": 4},
+        {"gamma": 0.1, "repetition_penalty": 1.3, "min_new_tokens": 40},
+        {"method": "exact", "logit_bias": '{"17": 4.0}', "banned_tokens": [20, 21]},
     ]
     questions = [problem.question for problem in problems(len(settings))]
     answers = ask(engine, questions, extra)
@@ -116,7 +120,7 @@ def test_a_cached_prefix_changes_nothing(engine: Any) -> None:
     [
         ({"gamma": -1}, {}, "gamma must be at least 0, not -1"),
         ({"block_size": 99}, {}, "no larger than the served canvas"),
-        ({"gama": 1}, {}, "unknown parameter 'gama'"),
+        ({"gama": 1}, {}, "parameter 'gama' is not known"),
         ({}, {"temperature": 0.0}, "temperature"),
         ({}, {"logprobs": 1}, "logprobs must be left out"),
     ],

@@ -1,15 +1,15 @@
 """The model's state in vLLM's model runner: whose pass is causal, and which logits are wanted."""
 
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from setblock.integrations.vllm import vllm_api
 from setblock.integrations.vllm.config import facts_of
 from setblock.integrations.vllm.parameters import BLOCK_SIZE_OF_VLLM, settings_of
 from setblock.integrations.vllm.sampler import BlockSampler, finished_prompts
-from setblock.integrations.vllm.slots import BlockSlots, with_block_size
+from setblock.integrations.vllm.slots import BlockSlots
 
 
 class SetBlockModelState(vllm_api.DefaultModelState):
@@ -28,13 +28,13 @@ class SetBlockModelState(vllm_api.DefaultModelState):
             vocab_size=self.model_config.get_vocab_size(),
             device=device,
         )
-        self.prompt_lengths = np.zeros(self.max_num_reqs, dtype=np.int64)
+        self._slot_of: dict[str, int] = {}
         # Read by captured CUDA graphs, so always the same memory.
         self._causal = torch.zeros(self.max_num_reqs, dtype=torch.int32, device=device)
 
     def custom_sampler(self, sampler: Any) -> tuple[Any, None]:
         """The sampler in place of vLLM's, and no rejection sampler."""
-        return BlockSampler(self.slots, sampler.req_states, self.prompt_lengths), None
+        return BlockSampler(self.slots, sampler.req_states), None
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
         """A request gets a slot, before its prompt's first pass."""
@@ -44,13 +44,22 @@ class SetBlockModelState(vllm_api.DefaultModelState):
         ends = set(params.stop_token_ids or ())
         if params.eos_token_id is not None:
             ends.add(params.eos_token_id)
-        self.prompt_lengths[req_index] = length
+        settings = settings_of(params)
+        self._slot_of[new_req_data.req_id] = req_index
         self.slots.open(
             req_index,
-            with_block_size(settings_of(params), block_size),
+            replace(settings, block_size=settings.block_size or block_size),
+            written=new_req_data.prefill_token_ids,
+            prompt_length=length,
             limit=min(length + (params.max_tokens or self.max_model_len), self.max_model_len),
             ends=sorted(ends),
         )
+
+    def remove_request(self, req_id: str) -> None:
+        """A request leaves its slot."""
+        super().remove_request(req_id)
+        if req_id in self._slot_of:
+            self.slots.close(self._slot_of.pop(req_id))
 
     def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
         """Ask for the logits after each prompt that ends in this pass, too: they say the first block's first token."""

@@ -3,6 +3,7 @@
 Knows names and ranges, which are those of `setblock generate`. In HTTP requests they stand under `vllm_xargs`.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,18 +20,31 @@ _OF_OTHERS = (BLOCK_SIZE_OF_VLLM, "kv_transfer_params", "ec_transfer_params", "s
 def settings_of(params: Any) -> DecodingSettings:
     """The settings that vLLM's `SamplingParams` ask for.
 
-    `top_k` and `top_p` are vLLM's own fields. `sampler` is a name; its hyperparameters, such as `gamma`, stand beside it.
+    `top_k`, `top_p` and `repetition_penalty` are vLLM's own fields. `sampler` is a name; its hyperparameters, such as `gamma`,
+    stand beside it. `logit_bias` may be JSON in a text, as `vllm_xargs` has no objects.
 
     Raises:
         ParameterError: a name is unknown, or a value out of its range.
     """
     extra: Mapping[str, Any] = params.extra_args or {}
     top_k = params.top_k if params.top_k and params.top_k > 0 else 0
+    asked = {name: value for name, value in extra.items() if name not in _OF_OTHERS}
+    if isinstance(asked.get("logit_bias"), str):
+        asked["logit_bias"] = _biases(asked["logit_bias"])
     return settings_asked(
-        {name: value for name, value in extra.items() if name not in _OF_OTHERS},
-        base=DecodingSettings(top_k=top_k, top_p=params.top_p),
+        asked,
+        base=DecodingSettings(top_k=top_k, top_p=params.top_p, repetition_penalty=params.repetition_penalty),
         offered=offered_by("vllm"),
     )
+
+
+def _biases(text: str) -> dict[int, float]:
+    try:
+        return {int(token_id): float(bias) for token_id, bias in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError):
+        raise ParameterError(
+            f'logit_bias must be JSON of token ids and numbers, as {{"17": -5}}, not {text!r}'
+        ) from None
 
 
 def refuse_unsupported(params: Any) -> None:
@@ -43,7 +57,7 @@ def refuse_unsupported(params: Any) -> None:
         raise ParameterError("logprobs must be left out: block decoding in vLLM has none; `setblock serve` has")
     if params.n != 1:
         raise ParameterError(f"n must be 1, not {params.n}: send one request for each answer, with seeds of their own")
-    for name, neutral in (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0)):
+    for name in ("presence_penalty", "frequency_penalty"):
         value = getattr(params, name)
-        if value != neutral:
-            raise ParameterError(f"{name} must be {neutral}, not {value}: block decoding in vLLM has no penalties")
+        if value != 0.0:
+            raise ParameterError(f"{name} must be 0.0, not {value}: block decoding has repetition_penalty alone")

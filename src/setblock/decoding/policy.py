@@ -1,0 +1,68 @@
+"""What decides in each row which positions a pass reveals, and which tokens they get: g and p of Algorithm 3.
+
+Knows settings and rows' terms. Knows nothing of what has become of the rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from setblock.decoding.choice import Draws, draws_of
+from setblock.decoding.defaults import sampler_for
+from setblock.decoding.logits import LogitRules, logit_rules
+from setblock.decoding.selection import RowSamplers
+from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.terms import RowTerms
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Of the rows of a batch.
+
+    Attributes:
+        settings: of each row.
+        rules: what they ask of the logits before anything is chosen.
+        samplers: which positions are revealed; they remember passes.
+        draws: which tokens they get.
+        vocab_size: V.
+    """
+
+    settings: tuple[DecodingSettings, ...]
+    rules: LogitRules
+    samplers: RowSamplers
+    draws: Draws
+    vocab_size: int
+
+    @classmethod
+    def joined(cls, parts: Sequence["Policy"], terms: Sequence[RowTerms]) -> "Policy":
+        """The rows of several in one. `terms` are of all of them."""
+        settings = [each for part in parts for each in part.settings]
+        samplers = RowSamplers.joined([part.samplers for part in parts])
+        return _policy(settings, terms, samplers, vocab_size=parts[0].vocab_size)
+
+    def taken(self, rows: Sequence[int], terms: Sequence[RowTerms]) -> "Policy":
+        """Of `rows` alone, whose `terms` these are."""
+        settings = [self.settings[row] for row in rows]
+        return _policy(settings, terms, self.samplers.taken(rows), vocab_size=self.vocab_size)
+
+
+def open_policy(
+    settings: Sequence[DecodingSettings], terms: Sequence[RowTerms], *, vocab_size: int, device: torch.device
+) -> Policy:
+    """The policy of requests before their first pass."""
+    samplers = RowSamplers([sampler_for(each) for each in settings], device=device)
+    return _policy(settings, terms, samplers, vocab_size=vocab_size)
+
+
+def _policy(
+    settings: Sequence[DecodingSettings], terms: Sequence[RowTerms], samplers: RowSamplers, *, vocab_size: int
+) -> Policy:
+    device = samplers.device
+    return Policy(
+        settings=tuple(settings),
+        rules=logit_rules(settings, terms, vocab_size=vocab_size, device=device),
+        samplers=samplers,
+        draws=draws_of(settings, vocab_size=vocab_size, device=device),
+        vocab_size=vocab_size,
+    )
