@@ -1,5 +1,6 @@
 """Adapters: what they leave alone, what they change, and that a saved one is the trained one."""
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,17 @@ def plain_logits(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Tensor:
     model = AutoModelForCausalLM.from_pretrained(folder)
     with torch.inference_mode():
         return model(torch.tensor([tokenizer(PROMPTS[0]).input_ids])).logits
+
+
+@pytest.mark.parametrize("only_noisy", [False, True])
+def test_an_adapter_trains_under_autocast(base: Path, tmp_path: Path, only_noisy: bool) -> None:
+    """Half precision must reach every layer of PEFT's, that of the mask token's embedding among them."""
+    recipe = recipe_of(base, tmp_path, training={"bf16": True}, only_noisy=only_noisy)
+    folder = train(*load_recipe(recipe))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["matp_loss"] for line in lines if "matp_loss" in line]
+    assert len(losses) == STEPS
+    assert losses[-1] < losses[0]
 
 
 def test_a_merged_adapter_computes_what_the_unmerged_one_did(

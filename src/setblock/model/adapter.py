@@ -94,14 +94,20 @@ def quiet_peft() -> Iterator[None]:
         yield
 
 
-def uncast_inputs(model: nn.Module) -> AbstractContextManager[None]:
-    """While active, an adapter's layers take their inputs as they are, which under autocast is half precision."""
-    if not hasattr(model, "peft_config"):
-        return nullcontext()
-    from peft.helpers import disable_input_dtype_casting
+@contextmanager
+def uncast_inputs(model: nn.Module) -> Iterator[None]:
+    """While active, an adapter's layers take their inputs as they are, which under autocast is half precision.
 
-    context: AbstractContextManager[None] = disable_input_dtype_casting(model)
-    return context
+    PEFT's own context for this fails at layers of trainable tokens, which have no such switch.
+    """
+    layers = [module for module in model.modules() if getattr(module, "cast_input_dtype_enabled", False)]
+    for layer in layers:
+        layer.cast_input_dtype_enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.cast_input_dtype_enabled = True  # type: ignore[assignment]
 
 
 def gate_of(model: nn.Module) -> Gate | None:
