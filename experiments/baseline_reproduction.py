@@ -30,8 +30,8 @@ from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.evaluation.answers import answers_to, prompts_of
 from setblock.evaluation.fingerprint import model_fingerprint, provenance
-from setblock.evaluation.interval import wilson_interval
 from setblock.evaluation.judging import verdicts_on
+from setblock.evaluation.result import wilson_interval
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
 

@@ -19,17 +19,15 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.progress import track
 
-from setblock.cli.calibrate import parse_tolerance
 from setblock.errors import SetBlockError
-from setblock.evaluation.calibration import calibrate
-from setblock.evaluation.sweep import Sweep, SweepRow
-from setblock.evaluation.sweep_file import read_sweep
-from setblock.evaluation.tolerance import Tolerance
+from setblock.evaluation.calibration import Tolerance, calibrate, tolerance_of
+from setblock.evaluation.result import Result
+from setblock.evaluation.result_file import read_results
 
 ENTROPY_BOUNDED = "entropy-bounded"
 
@@ -60,8 +58,8 @@ def main() -> None:
 
 def report_lines(options: argparse.Namespace) -> Iterator[str]:
     """The report, in Markdown."""
-    tolerance = parse_tolerance(options.tolerance, options.confidence)
-    sweeps = [read_sweep(path) for path in options.sweeps]
+    tolerance = tolerance_of(options.tolerance, confidence=options.confidence)
+    sweeps = [read_results(path) for path in options.sweeps]
     yield "# Calibration"
     yield ""
     yield f"Tolerance: {tolerance.text}. Made by"
@@ -75,20 +73,20 @@ def report_lines(options: argparse.Namespace) -> Iterator[str]:
         yield from transfer_lines(sweeps, tolerance, fixed_gamma=options.fixed_gamma)
 
 
-def split_lines(sweep: Sweep, tolerance: Tolerance, options: argparse.Namespace) -> Iterator[str]:
+def split_lines(sweep: Sequence[Result], tolerance: Tolerance, options: argparse.Namespace) -> Iterator[str]:
     """What ten splits of one domain say."""
-    task, total = sweep.run["task"], sweep.ntp.num_examples
+    task, total = sweep[0].run["task"], sweep[0].num_examples
     part = round(options.calibration_share * total)
     yield ""
     yield "## On fresh examples"
     yield ""
     yield (
-        f"{task['name']} {task['options']}, {total:,} examples, model {sweep.run['model']['fingerprint']}; "
+        f"{task['name']} {task['options']}, {total:,} examples, model {sweep[0].run['model']['fingerprint']}; "
         f"{options.splits} random splits (seeds 0 to {options.splits - 1}) into {part:,} to calibrate on and {total - part:,} "
         "fresh ones. Loss and speed-up are of the fresh part; *best* is the fastest entropy-bounded setting that keeps the "
         "tolerance on that part, known in hindsight."
     )
-    ways: dict[str, Callable[[SweepRow], bool]] = {
+    ways: dict[str, Callable[[Result], bool]] = {
         "all settings": lambda row: True,
         "entropy-bounded, exact mode to fall back on": lambda row: (
             is_entropy_bounded(row) or row.point.method == "exact"
@@ -96,8 +94,8 @@ def split_lines(sweep: Sweep, tolerance: Tolerance, options: argparse.Namespace)
         "entropy-bounded alone": is_entropy_bounded,
     }
     for way, keeps in ways.items():
-        narrowed = replace(sweep, rows=[row for row in sweep.rows if keeps(row)])
-        bests = [row for row in sweep.rows if is_entropy_bounded(row)]
+        narrowed = [sweep[0], *(row for row in sweep[1:] if keeps(row))]
+        bests = [row for row in sweep[1:] if is_entropy_bounded(row)]
         results = [
             one_split(narrowed, bests, tolerance, seed=seed, part=part)
             for seed in track(range(options.splits), description=way, transient=True)
@@ -121,26 +119,28 @@ def split_lines(sweep: Sweep, tolerance: Tolerance, options: argparse.Namespace)
             )
 
 
-def one_split(sweep: Sweep, bests: Sequence[SweepRow], tolerance: Tolerance, *, seed: int, part: int) -> SplitResult:
+def one_split(
+    sweep: Sequence[Result], bests: Sequence[Result], tolerance: Tolerance, *, seed: int, part: int
+) -> SplitResult:
     """Calibrate on one part, look at the other. Plain decoding stands in where nothing was found."""
-    shuffled = list(range(sweep.ntp.num_examples))
+    shuffled = list(range(sweep[0].num_examples))
     random.Random(seed).shuffle(shuffled)
     fresh = shuffled[part:]
-    chosen = calibrate(sweep, tolerance, seed=seed, examples=shuffled[:part]).chosen or sweep.ntp
-    kept = [row for row in bests if loss_of(sweep, row, tolerance, fresh) <= tolerance.most]
-    best = max(kept, key=lambda row: speedup_of(sweep, row, fresh), default=sweep.ntp)
+    chosen = calibrate(sweep, tolerance, seed=seed, examples=shuffled[:part]).chosen or sweep[0]
+    kept = [row for row in bests if loss_of(row, tolerance, fresh) <= tolerance.most]
+    best = max(kept, key=lambda row: speedup_of(row, fresh), default=sweep[0])
     return SplitResult(
         chosen.point.label,
-        loss_of(sweep, chosen, tolerance, fresh),
-        speedup_of(sweep, chosen, fresh),
+        loss_of(chosen, tolerance, fresh),
+        speedup_of(chosen, fresh),
         best.point.label,
-        speedup_of(sweep, best, fresh),
+        speedup_of(best, fresh),
     )
 
 
-def transfer_lines(sweeps: Sequence[Sweep], tolerance: Tolerance, *, fixed_gamma: float) -> Iterator[str]:
+def transfer_lines(sweeps: Sequence[Sequence[Result]], tolerance: Tolerance, *, fixed_gamma: float) -> Iterator[str]:
     """What each domain's setting does in the others."""
-    names = [str(sweep.run["task"]["name"]) for sweep in sweeps]
+    names = [str(sweep[0].run["task"]["name"]) for sweep in sweeps]
     yield ""
     yield "## From one domain to another"
     yield ""
@@ -152,37 +152,37 @@ def transfer_lines(sweeps: Sequence[Sweep], tolerance: Tolerance, *, fixed_gamma
     yield f"| calibrated on | setting | {' | '.join(names)} |"
     yield f"|---|---|{'---|' * len(names)}"
     for name, sweep in zip(names, sweeps, strict=True):
-        chosen = calibrate(sweep, tolerance).chosen or sweep.ntp
+        chosen = calibrate(sweep, tolerance).chosen or sweep[0]
         yield f"| {name} | {chosen.point.label} | {' | '.join(cell(other, chosen, tolerance) for other in sweeps)} |"
-    for fixed in sweeps[0].rows:
+    for fixed in sweeps[0][1:]:
         if is_entropy_bounded(fixed) and fixed.point.sampler_options["gamma"] == fixed_gamma:
             yield f"| none | {fixed.point.label} | {' | '.join(cell(other, fixed, tolerance) for other in sweeps)} |"
 
 
-def cell(sweep: Sweep, chosen: SweepRow, tolerance: Tolerance) -> str:
+def cell(sweep: Sequence[Result], chosen: Result, tolerance: Tolerance) -> str:
     """Loss and speed-up of a point in a domain."""
-    for row in (sweep.ntp, *sweep.rows):
+    for row in sweep:
         if row.point == chosen.point:
             everything = range(row.num_examples)
-            loss = loss_of(sweep, row, tolerance, everything)
-            return f"{loss:.2%}{' (over)' if loss > tolerance.most else ''}, {speedup_of(sweep, row, everything):.2f}"
+            loss = loss_of(row, tolerance, everything)
+            return f"{loss:.2%}{' (over)' if loss > tolerance.most else ''}, {speedup_of(row, everything):.2f}"
     return "not decoded"
 
 
-def is_entropy_bounded(row: SweepRow) -> bool:
+def is_entropy_bounded(row: Result) -> bool:
     """Whether gamma is what the setting turns on."""
     return row.point.method == "sbd" and row.point.sampler == ENTROPY_BOUNDED
 
 
-def loss_of(sweep: Sweep, row: SweepRow, tolerance: Tolerance, examples: Sequence[int]) -> float:
+def loss_of(row: Result, tolerance: Tolerance, examples: Sequence[int]) -> float:
     """Mean loss on some examples."""
-    losses = tolerance.losses(sweep, row)
+    losses = tolerance.losses(row)
     return sum(losses[index] for index in examples) / len(examples)
 
 
-def speedup_of(sweep: Sweep, row: SweepRow, examples: Sequence[int]) -> float:
+def speedup_of(row: Result, examples: Sequence[int]) -> float:
     """NFE speed-up on some examples."""
-    return sweep.nfe_speedup(row, examples) or 1.0
+    return row.nfe_speedup_on(examples) or 1.0
 
 
 def parse_options() -> argparse.Namespace:

@@ -13,49 +13,49 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from setblock.errors import SetBlockError
-from setblock.evaluation.sweep import Sweep, SweepRow
-from setblock.evaluation.sweep_figure import draw_sweep, title_of
-from setblock.evaluation.sweep_file import read_sweep
+from setblock.evaluation.figure import draw_results, title_of
+from setblock.evaluation.result import Result
+from setblock.evaluation.result_file import read_results
 
 
 def main() -> None:
     """Read, print, write."""
     options = parse_options()
     try:
-        sweep = read_sweep(options.sweep)
+        sweep = read_results(options.sweep)
         rows = gamma_rows(sweep)
         report = "\n".join(report_lines(sweep, rows, options)) + "\n"
         if options.out:
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            draw_sweep(Sweep(sweep.run, sweep.ntp, rows), options.out.with_suffix(".png"))
+            draw_results([sweep[0], *rows], options.out.with_suffix(".png"))
             options.out.write_text(report, encoding="utf-8")
     except SetBlockError as error:
         sys.exit(f"error: {error}")
     print(report)
 
 
-def gamma_rows(sweep: Sweep) -> list[SweepRow]:
+def gamma_rows(sweep: Sequence[Result]) -> list[Result]:
     """The entropy-bounded rows, by block size and gamma.
 
     Raises:
         SetBlockError: there are none.
     """
-    rows = [row for row in sweep.rows if row.point.method == "sbd" and row.point.sampler == "entropy-bounded"]
+    rows = [row for row in sweep if row.point.method == "sbd" and row.point.sampler == "entropy-bounded"]
     if not rows:
         raise SetBlockError("the sweep has no entropy-bounded setting, so no gamma")
     return sorted(rows, key=lambda row: (row.point.block_size, row.point.sampler_options["gamma"]))
 
 
-def optimal(sweep: Sweep, rows: Sequence[SweepRow], *, most: float) -> SweepRow | None:
+def optimal(rows: Sequence[Result], *, most: float) -> Result | None:
     """The fastest row that loses at most `most` (a share) of accuracy; None where all lose more."""
-    kept = [row for row in rows if sum(sweep.lost(row)) <= most * row.num_examples + 1e-9]
-    return max(kept, key=lambda row: sweep.nfe_speedup(row) or 0.0, default=None)
+    kept = [row for row in rows if sum(row.lost) <= most * row.num_examples + 1e-9]
+    return max(kept, key=lambda row: row.nfe_speedup or 0.0, default=None)
 
 
-def report_lines(sweep: Sweep, rows: Sequence[SweepRow], options: argparse.Namespace) -> Iterator[str]:
+def report_lines(sweep: Sequence[Result], rows: Sequence[Result], options: argparse.Namespace) -> Iterator[str]:
     """The report, in Markdown."""
-    best = optimal(sweep, rows, most=options.most / 100)
-    made = sweep.ntp.made
+    best = optimal(rows, most=options.most / 100)
+    made = sweep[0].made
     yield "# Gamma"
     yield ""
     yield f"{title_of(sweep)}. {made['hardware']['gpu'] or made['hardware']['cpu']}, {made['date']}. Made by"
@@ -73,21 +73,21 @@ def report_lines(sweep: Sweep, rows: Sequence[SweepRow], options: argparse.Names
         yield (
             f"Optimal for at most {options.most:g} points of accuracy lost on these examples: gamma "
             f"{best.point.sampler_options['gamma']:g} at block size {best.point.block_size}, {best.accuracy:.1%} at "
-            f"{sweep.nfe_speedup(best):.2f} times fewer passes (plain decoding: {sweep.ntp.accuracy:.1%})."
+            f"{best.nfe_speedup:.2f} times fewer passes (plain decoding: {sweep[0].accuracy:.1%})."
         )
     yield ""
     yield "| block size | gamma | accuracy (95% interval) | points lost | NFE speed-up | block passes | commits | as plain |"
     yield "|---|---|---|---|---|---|---|---|"
-    for row in [sweep.ntp, *rows]:
-        low, high = row.accuracy_interval
+    for row in [sweep[0], *rows]:
+        low, high = row.accuracy_interval or (0.0, 1.0)
         n = row.num_examples
         where = ("", "plain decoding")
-        if row is not sweep.ntp:
+        if row.ntp is not None:
             mark = " **optimal**" if row is best else ""
             where = (str(row.point.block_size), f"{row.point.sampler_options['gamma']:g}{mark}")
         yield (
             f"| {where[0]} | {where[1]} | {row.accuracy:.1%} ({low:.1%} to {high:.1%}) | "
-            f"{100 * sum(sweep.lost(row)) / n:.1f} | {sweep.nfe_speedup(row):.2f} | "
+            f"{100 * sum(row.lost) / n:.1f} | {row.nfe_speedup:.2f} | "
             f"{sum(row.outcomes.block) / n:.1f} | {sum(row.outcomes.commit) / n:.1f} | "
             f"{row.identical_to_ntp:.1%} |"
         )

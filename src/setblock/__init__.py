@@ -1,7 +1,8 @@
 """Set Block Decoding: several tokens per forward pass from any Hugging Face causal LM."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from setblock.lazy import lazily
 
 if TYPE_CHECKING:
     from setblock.decoding.generate import Generation, StreamChunk, generate, generate_batch, stream
@@ -24,7 +25,6 @@ __all__ = [
     "stream",
 ]
 
-# Imported on first use: PyTorch and Transformers take seconds, and `setblock --help` needs neither.
 _HOMES = {
     "DecodingSettings": "setblock.decoding.settings",
     "EntropyBounded": "setblock.decoding.samplers",
@@ -37,15 +37,4 @@ _HOMES = {
     "load": "setblock.model.loading",
     "stream": "setblock.decoding.generate",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from evaluation.sweeps import RUN, point, row, sweep_of
+from evaluation.sweeps import point, row, sweep_of
 from setblock import load
 from setblock.decoding.calibrated import calibration_for, default_settings, with_calibration
 from setblock.decoding.generate import generate
@@ -13,8 +13,7 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError
 from setblock.evaluation.fingerprint import model_fingerprint
-from setblock.evaluation.sweep import row_json
-from setblock.evaluation.trace import trace
+from setblock.evaluation.tracing import trace
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.facts import CONFIG_KEY
 
@@ -36,10 +35,9 @@ def sweep_file(tmp_path, fingerprint):
         row(point(0.9), [int(i % 3 > 0) for i in range(N)], [2] * N, [int(i % 3 == 0) for i in range(N)]),
         row(point(1.0, method="exact"), ntp, [10] * N, [0] * N),
     ]
-    sweep = sweep_of(ntp, rows)
-    run = {**sweep.run, "model": {**RUN["model"], "fingerprint": fingerprint}}
     path = tmp_path / "sweep.jsonl"
-    path.write_text("".join(json.dumps(row_json(each, run=run, ntp=sweep.ntp)) + "\n" for each in [sweep.ntp, *rows]))
+    results = sweep_of(ntp, rows, fingerprint=fingerprint)
+    path.write_text("".join(json.dumps(each.to_json()) + "\n" for each in results))
     return path
 
 

@@ -15,7 +15,7 @@ from setblock.cli import evaluate as evaluate_command
 from setblock.cli.main import app
 from setblock.decoding.defaults import DRAFT_GAMMA
 from setblock.decoding.samplers import EntropyBounded
-from setblock.evaluation import harness
+from setblock.evaluation import run as evaluation
 
 
 def _process(*arguments):
@@ -81,8 +81,8 @@ def test_evaluate_says_what_it_counts(run):
 def test_defaults_are_the_library_s():
     gammas = f"Default: {EntropyBounded().gamma}; {DRAFT_GAMMA:g} in method exact."
     assert gammas in inspect.getsource(decoding_options)
-    assert harness.DEFAULT_LIMIT == evaluate_command.DEFAULT_LIMIT == 100
-    assert evaluate_command_default("batch_size") == harness.DEFAULT_BATCH_SIZE
+    assert evaluation.DEFAULT_LIMIT == evaluate_command.DEFAULT_LIMIT == 100
+    assert evaluate_command_default("batch_size") == evaluation.DEFAULT_BATCH_SIZE
 
 
 def evaluate_command_default(name):

@@ -11,9 +11,9 @@ QUICK = ("--limit", 2, "--max-new-tokens", 6)
 GRID = ("--grid", "gamma=0.1,inf", "--grid", "block_size=4")
 
 
-def test_a_file_a_picture_a_page_and_json(run, sbd_folder, tmp_path, monkeypatch):
-    out, figure, page = (tmp_path / name for name in ("s.jsonl", "s.svg", "s.html"))
-    outputs = ("--out", out, "--figure", figure, "--page", page, "--json")
+def test_a_file_a_picture_and_json(run, sbd_folder, tmp_path, monkeypatch):
+    out, figure = tmp_path / "s.jsonl", tmp_path / "s.svg"
+    outputs = ("--out", out, "--figure", figure, "--json")
     outcome = run("sweep", "--model", sbd_folder, *QUICK, *GRID, *outputs)
     assert (outcome.code, outcome.stderr) == (0, "")
     result = json.loads(outcome.stdout)
@@ -28,7 +28,6 @@ def test_a_file_a_picture_a_page_and_json(run, sbd_folder, tmp_path, monkeypatch
     assert result["run"]["settings"] == {"max_new_tokens": 6}
     assert len(out.read_text().splitlines()) == 4
     assert figure.exists()
-    assert page.exists()
 
     # The same command decodes nothing; the file alone says the same, without a model.
     before = out.read_bytes()

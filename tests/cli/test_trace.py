@@ -8,8 +8,8 @@ import pytest
 
 from setblock.decoding.generate import generate
 from setblock.decoding.settings import DecodingSettings
-from setblock.evaluation.trace import trace
 from setblock.evaluation.trace_page import trace_page
+from setblock.evaluation.tracing import trace
 from setblock.model.loading import load
 
 SHORT = ("--max-new-tokens", 20)

@@ -1,17 +1,19 @@
 """Sweeps made up from numbers, without a model."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from setblock.decoding.operating_point import NTP, OperatingPoint
 from setblock.evaluation.outcomes import Outcomes
-from setblock.evaluation.sweep import Sweep, SweepRow
+from setblock.evaluation.result import Result
 
 MADE = {
     "date": "2026-01-01T00:00:00+00:00",
     "hardware": {"cpu": "a", "gpu": None, "threads": 1},
     "versions": {"torch": "2"},
 }
-RUN = {
+RUN: dict[str, Any] = {
     "model": {"name": "models/tiny", "fingerprint": "0123456789abcdef"},
     "task": {"name": "greetings", "options": {"split": "test"}, "num_examples": 4, "questions": "q"},
     "settings": {},
@@ -25,8 +27,8 @@ def point(gamma: float, *, method: str = "sbd", block_size: int = 16) -> Operati
     return OperatingPoint(method, "entropy-bounded", sampler, block_size, False, 1 if method == "exact" else None)
 
 
-def row(at: OperatingPoint, correct: Sequence[int], passes: Sequence[int], differing: Sequence[int]) -> SweepRow:
-    """A row whose passes are all block passes but for one commit."""
+def row(at: OperatingPoint, correct: Sequence[int], passes: Sequence[int], differing: Sequence[int]) -> Result:
+    """A result whose passes are all block passes but for one commit; `sweep_of` puts it beside plain decoding's."""
     n = len(correct)
     outcomes = Outcomes(
         correct=tuple(correct),
@@ -37,10 +39,13 @@ def row(at: OperatingPoint, correct: Sequence[int], passes: Sequence[int], diffe
         differing=tuple(differing),
     )
     token_ids = [[1] * LENGTH] * n if at == NTP else None
-    return SweepRow(at, outcomes, seconds=1.0, made=MADE, token_ids=token_ids)
+    return Result(RUN, at, outcomes, seconds=1.0, made=MADE, token_ids=token_ids)
 
 
-def sweep_of(ntp_correct: Sequence[int], rows: Sequence[SweepRow]) -> Sweep:
+def sweep_of(ntp_correct: Sequence[int], rows: Sequence[Result], *, fingerprint: str | None = None) -> list[Result]:
     n = len(ntp_correct)
     run = {**RUN, "task": {**RUN["task"], "num_examples": n}}
-    return Sweep(run, row(NTP, ntp_correct, [LENGTH] * n, [0] * n), rows)
+    if fingerprint is not None:
+        run["model"] = {**RUN["model"], "fingerprint": fingerprint}
+    ntp = replace(row(NTP, ntp_correct, [LENGTH] * n, [0] * n), run=run)
+    return [ntp, *(replace(each, run=run, ntp=ntp) for each in rows)]

@@ -7,8 +7,8 @@ import pytest
 
 from evaluation.sweeps import LENGTH, point, row, sweep_of
 from setblock.errors import ParameterError
-from setblock.evaluation.calibration import calibrate, check_enough, order_of_tests, records_of
-from setblock.evaluation.tolerance import Tolerance
+from setblock.evaluation.calibration import Tolerance, calibrate, check_enough
+from setblock.evaluation.calibration.learn_then_test import order_of_tests
 
 LOOSE = Tolerance("accuracy", 0.1, confidence=0.9)
 
@@ -70,7 +70,7 @@ def test_exact_mode_is_chosen_where_it_is_faster(passes, is_chosen):
     assert found.by_construction == is_chosen
     assert found.exact_speedup == LENGTH / passes
     assert found.nfe_speedup == LENGTH / (passes if is_chosen else 5)
-    recorded = records_of(found, domain="d", fingerprint="f")
+    recorded = found.records(domain="d", fingerprint="f")
     assert [(each.method, each.tested, each.nfe_speedup) for each in recorded] == [
         ("sbd", True, LENGTH / 5),
         ("exact", False, LENGTH / passes),
@@ -81,10 +81,10 @@ def test_where_nothing_passes_exact_mode_is_left():
     found = calibrate(random_sweep(np.random.default_rng(3), lost=0.5, exact=15), LOOSE)
     assert [test.passed for test in found.tests] == [False]
     assert found.by_construction
-    assert [each.method for each in records_of(found, domain="d", fingerprint="f")] == ["exact"]
+    assert [each.method for each in found.records(domain="d", fingerprint="f")] == ["exact"]
     without = calibrate(random_sweep(np.random.default_rng(3), lost=0.5), LOOSE)
     assert (without.chosen, without.nfe_speedup) == (None, None)
-    assert records_of(without, domain="d", fingerprint="f") == []
+    assert without.records(domain="d", fingerprint="f") == []
 
 
 def test_the_order_is_found_on_other_examples_than_the_tests():
@@ -92,14 +92,12 @@ def test_the_order_is_found_on_other_examples_than_the_tests():
     rng = np.random.default_rng(4)
     sweep = random_sweep(rng, lost=[0.0, 0.02, 0.04, 0.06, 0.08, 0.1])
     examples = list(range(40))
-    order = order_of_tests(sweep, sweep.rows, examples)
+    order = order_of_tests(sweep[1:], examples)
     worse = []
-    for each in sweep.rows:
+    for each in sweep[1:]:
         spoilt = replace(each.outcomes, correct=each.outcomes.correct[:40] + (0,) * 120)
         worse.append(replace(each, outcomes=spoilt))
-    assert [each.point for each in order_of_tests(replace(sweep, rows=worse), worse, examples)] == [
-        each.point for each in order
-    ]
+    assert [each.point for each in order_of_tests(worse, examples)] == [each.point for each in order]
 
 
 def test_what_is_slower_and_no_safer_is_not_tested():
@@ -109,7 +107,8 @@ def test_what_is_slower_and_no_safer_is_not_tested():
         for gamma, passes, differing in ((0.1, 10, 0), (0.2, 10, 1), (0.3, 15, 2), (0.4, 5, 3))
     )
     sweep = sweep_of([1] * n, [careless, slower, same, careful])
-    assert order_of_tests(sweep, sweep.rows, range(n)) == [careful, careless]
+    points = [each.point for each in order_of_tests(sweep[1:], range(n))]
+    assert points == [careful.point, careless.point]
 
 
 def test_seeds_choose_other_examples_and_repeat_themselves():

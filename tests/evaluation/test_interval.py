@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from setblock.evaluation.interval import wilson_interval
+from setblock.evaluation.result import wilson_interval
 
 
 @pytest.mark.parametrize(

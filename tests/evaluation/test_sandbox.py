@@ -15,9 +15,9 @@ import pytest
 
 import setblock
 from setblock.errors import ParameterError
-from setblock.evaluation import sandbox
-from setblock.evaluation.confinement.seccomp import UnknownMachineError, _program
 from setblock.evaluation.sandbox import LEVELS, Limits, SandboxError, run, run_all
+from setblock.evaluation.sandbox import outside as sandbox
+from setblock.evaluation.sandbox.seccomp import UnknownMachineError, _program
 
 if platform.system() != "Linux":
     pytest.skip("the sandbox is Linux's", allow_module_level=True)

@@ -17,10 +17,9 @@ from setblock.decoding.operating_point import NTP
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.evaluation.outcomes import differing
-from setblock.evaluation.sweep import pareto_front
-from setblock.evaluation.sweep_file import open_sweep, read_sweep
-from setblock.evaluation.sweep_run import run_sweep
-from setblock.roofline.plan import read_evaluations
+from setblock.evaluation.result import front_of
+from setblock.evaluation.result_file import open_results, read_results
+from setblock.evaluation.run import evaluate, sweep
 
 SHARED = DecodingSettings(max_new_tokens=9)
 POINTS = [point(0.1), point(3.0, block_size=4), point(1.0, method="exact")]
@@ -46,7 +45,7 @@ def greetings(first="Hi"):
 
 def run(model, path=None, *, points=POINTS, task=None, limit=3, shared=SHARED, **options):
     task = task or greetings()
-    return run_sweep(model, task, points, path=path, shared=shared, limit=limit, batch_size=2, **options)
+    return sweep(model, task, points, path=path, shared=shared, limit=limit, batch_size=2, **options)
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +57,10 @@ def finished(model, tmp_path_factory):
 
 def test_rows_are_what_each_request_alone_gives(model, finished):
     found = finished[1]
-    assert [each.point for each in (found.ntp, *found.rows)] == [NTP, *POINTS]
+    assert [each.point for each in found] == [NTP, *POINTS]
     examples = list(islice(greetings().examples(), 3))
     ntp = [generate(model, each.question, settings=replace(SHARED, method="ntp")) for each in examples]
-    for each in (found.ntp, *found.rows):
+    for each in found:
         alone = [generate(model, example.question, settings=each.point.settings(SHARED)) for example in examples]
         assert each.outcomes.correct == (1, 0, 0)
         assert each.outcomes.tokens == tuple(a.num_tokens for a in alone)
@@ -70,14 +69,14 @@ def test_rows_are_what_each_request_alone_gives(model, finished):
         assert each.outcomes.differing == tuple(
             differing(a.token_ids, b.token_ids) for a, b in zip(alone, ntp, strict=True)
         )
-        assert found.nfe_speedup(each) == sum(b.passes.decoding for b in ntp) / sum(a.passes.decoding for a in alone)
-    assert set(found.rows[2].outcomes.differing) == {0}  # exact mode
-    assert found.rows[1].outcomes.differing != found.ntp.outcomes.differing  # of random weights, with gamma 3
+        assert each.nfe_speedup == sum(b.passes.decoding for b in ntp) / sum(a.passes.decoding for a in alone)
+    assert set(found[3].outcomes.differing) == {0}  # exact mode
+    assert found[2].outcomes.differing != found[0].outcomes.differing  # of random weights, with gamma 3
 
 
 def test_a_file_gives_back_the_sweep(finished):
     path, found = finished
-    assert read_sweep(path) == found
+    assert read_results(path) == found
 
 
 def test_rows_carry_what_is_asked_of_them(finished):
@@ -93,13 +92,9 @@ def test_rows_carry_what_is_asked_of_them(finished):
         assert ("token_ids" in recorded) == (recorded["method"] == "ntp")
 
 
-def test_the_roofline_plans_with_a_file(finished):
-    assert [each.gamma for each in read_evaluations(finished[0])] == [0.1, 3.0, 1.0]
-
-
 def without_times(path):
     """The rows, without what no two runs have in common."""
-    return [{**json.loads(line), "seconds": 0, "date": ""} for line in path.read_text().splitlines()]
+    return [{**json.loads(line), "seconds": 0, "ntp_seconds": 0, "date": ""} for line in path.read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -130,9 +125,9 @@ def test_a_line_cut_anywhere_is_left_out(finished, tmp_path):
     path = tmp_path / "cut.jsonl"
     for end in range(starts[1], len(content), 97):
         path.write_bytes(content[:end])
-        assert len(read_sweep(path).rows) == sum(start <= end for start in starts) - 2
-        with open_sweep(path) as file:
-            assert file.sweep is not None
+        assert len(read_results(path)) == sum(start <= end for start in starts) - 1
+        with open_results(path) as file:
+            assert file.results
         whole = path.read_bytes()
         assert whole.endswith(b"\n")
         assert content.startswith(whole)
@@ -142,8 +137,8 @@ def test_another_grid_adds_to_a_file(model, finished, tmp_path):
     path = tmp_path / "more.jsonl"
     path.write_bytes(finished[0].read_bytes())
     found = run(model, path, points=[point(7.0), POINTS[1]])
-    assert [each.point for each in found.rows] == [point(7.0), POINTS[1]]
-    assert [each.point for each in read_sweep(path).rows] == [*POINTS, point(7.0)]
+    assert [each.point for each in found[1:]] == [point(7.0), POINTS[1]]
+    assert [each.point for each in read_results(path)[1:]] == [*POINTS, point(7.0)]
 
 
 def test_another_sweep_is_refused(model, trained_tokenizer, finished, tmp_path, monkeypatch):
@@ -164,7 +159,7 @@ def test_another_sweep_is_refused(model, trained_tokenizer, finished, tmp_path, 
             "code"
         ]
         changed[key] = "f00"
-        monkeypatch.setattr("setblock.evaluation.sweep_run.code_identity", lambda changed=changed: changed)
+        monkeypatch.setattr("setblock.evaluation.run.code_identity", lambda changed=changed: changed)
         with pytest.raises(SetBlockError, match=r"its (commit|source code) is .*, and now f00"):
             run(model, path)
     assert path.read_bytes() == before
@@ -172,27 +167,27 @@ def test_another_sweep_is_refused(model, trained_tokenizer, finished, tmp_path, 
 
 def test_two_processes_do_not_write_to_one_file(model, finished, tmp_path):
     path = tmp_path / "shared.jsonl"
-    with open_sweep(path), pytest.raises(SetBlockError, match=r"another process is writing to .*shared.jsonl"):
+    with open_results(path), pytest.raises(SetBlockError, match=r"another process is writing to .*shared.jsonl"):
         run(model, path)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"name": "ntp"}\n', "line 1 is no row of a sweep: it has no 'date'"),
-        (b"nothing\n", "line 1 is no row of a sweep: Expecting value"),
-        (b"\xff\xfe\n", "line 1 is no row of a sweep"),
-        (b"[1]\n", "line 1 is no row of a sweep"),
-        (b"", "holds no row of plain decoding"),
+        (b'{"name": "ntp"}\n', "line 1 is no result of a sweep: it has no 'date'"),
+        (b"nothing\n", "line 1 is no result of a sweep: Expecting value"),
+        (b"\xff\xfe\n", "line 1 is no result of a sweep"),
+        (b"[1]\n", "line 1 is no result of a sweep"),
+        (b"", "holds no result of plain decoding"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, message):
     path = tmp_path / "other.jsonl"
     path.write_bytes(content)
     with pytest.raises(SetBlockError, match=message):
-        read_sweep(path)
+        read_results(path)
     if content:
-        with pytest.raises(SetBlockError, match=message), open_sweep(path):
+        with pytest.raises(SetBlockError, match=message), open_results(path):
             pass
         assert path.read_bytes() == content
 
@@ -204,28 +199,38 @@ def test_rows_of_two_sweeps_do_not_mix(finished, tmp_path):
     path = tmp_path / "mixed.jsonl"
     path.write_text("\n".join([lines[0], json.dumps(other)]) + "\n")
     with pytest.raises(SetBlockError, match="line 2 is of another sweep than line 1"):
-        read_sweep(path)
+        read_results(path)
     path.write_text("\n".join(lines[1:]) + "\n")
     with pytest.raises(SetBlockError, match="line 1 must be plain decoding"):
-        read_sweep(path)
+        read_results(path)
     with pytest.raises(SetBlockError, match=r"can't read .*nowhere"):
-        read_sweep(tmp_path / "nowhere")
+        read_results(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("name", ["limit", "batch_size"])
 def test_numbers_out_of_range(model, name):
     options = {"limit": 1, "batch_size": 1, name: 0}
     with pytest.raises(ParameterError, match=f"{name} must be at least 1, not 0"):
-        run_sweep(model, greetings(), POINTS, **options)
+        sweep(model, greetings(), POINTS, **options)
 
 
 def test_losses_are_paired():
-    sweep = sweep_of([1, 1, 0, 0], [row(point(1.0), [1, 0, 1, 0], [4, 4, 4, 8], [0, 5, 20, 1])])
-    assert sweep.lost(sweep.rows[0]) == [0, 1, -1, 0]
-    assert sweep.differing(sweep.rows[0]) == [0, 0.25, 1, 0.05]
-    assert sweep.nfe_speedup(sweep.rows[0]) == 80 / 20
-    assert sweep.nfe_speedup(sweep.rows[0], [3]) == 20 / 8
-    assert sweep.rows[0].mean_passes == 5
+    _, found = sweep_of([1, 1, 0, 0], [row(point(1.0), [1, 0, 1, 0], [4, 4, 4, 8], [0, 5, 20, 1])])
+    assert found.lost == [0, 1, -1, 0]
+    assert found.differing == [0, 0.25, 1, 0.05]
+    assert found.token_agreement == 1 - 1.3 / 4
+    assert found.nfe_speedup == 80 / 20
+    assert found.nfe_speedup_on([3]) == 20 / 8
+    assert found.mean_passes == 5
+
+
+def test_an_evaluation_is_a_sweep_of_one_point(model, finished):
+    for each in finished[1]:
+        alone = evaluate(model, greetings(), settings=each.point.settings(SHARED), limit=3, batch_size=3)
+        left_out = {"seconds", "ntp_seconds", "date"}
+        figures, expected = ({**found.figures(), **dict.fromkeys(left_out)} for found in (alone, each))
+        assert figures == expected
+        assert alone.outcomes == each.outcomes
 
 
 @pytest.mark.parametrize(
@@ -250,6 +255,6 @@ def test_the_pareto_front_is_what_nothing_beats(points):
     def beats(one, other):
         return one[0] <= other[0] and one[1] >= other[1] and one != other
 
-    front = pareto_front(points)
+    front = front_of(points)
     assert sorted(front) == [i for i, each in enumerate(points) if not any(beats(other, each) for other in points)]
     assert [points[i][0] for i in front] == sorted(points[i][0] for i in front)

@@ -22,6 +22,7 @@ from setblock.decoding.samplers import EntropyBounded, Factor, FixedCount
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.integrations.lm_eval.arguments import request_settings, settings_from
+from setblock.integrations.lm_eval.figures import figures_of
 from setblock.integrations.lm_eval.model import SetBlockLM, ShortenedRequest
 
 pytestmark = [
@@ -102,11 +103,13 @@ class TestAnswers:
         for batch_size in (1, 2, 8):
             lm = SetBlockLM(model, settings=settings, batch_size=batch_size)
             assert lm.generate_until(asked, disable_tqdm=True) == [answer.text for answer in alone]
-            figures = lm.figures["t"]
-            assert figures.tokens == sum(answer.num_tokens for answer in alone)
-            assert figures.decoding == sum(answer.passes.decoding for answer in alone)
-            assert figures.prefill == figures.answers == 3
-            assert lm.token_ids["t"] == [answer.token_ids for answer in alone]
+            figures = figures_of(lm.answers["t"])
+            assert figures["num_tokens"] == sum(answer.num_tokens for answer in alone)
+            assert figures["num_forwards"] == 3 + sum(answer.passes.decoding for answer in alone)
+            assert figures["prefill_forwards"] == figures["num_answers"] == 3
+            assert [answer.token_ids for answer in lm.answers["t"].generations] == [
+                answer.token_ids for answer in alone
+            ]
 
     def test_of_tasks_that_are_asked_together_are_counted_apart(self, model):
         lm = SetBlockLM(model, settings=DecodingSettings(method="ntp"), batch_size=4)
@@ -118,11 +121,12 @@ class TestAnswers:
             ],
             disable_tqdm=True,
         )
-        assert [lm.figures[task].answers for task in "ab"] == [2, 1]
-        for figures in lm.figures.values():
-            assert figures.tokens_per_forward == 1
-            assert figures.to_json()["nfe_speedup_of_text"] in (1, None)
-        assert lm.get_model_info()["setblock"]["tasks"]["b"]["num_tokens"] == lm.figures["b"].tokens
+        told = {task: figures_of(lm.answers[task]) for task in "ab"}
+        assert [told[task]["num_answers"] for task in "ab"] == [2, 1]
+        for figures in told.values():
+            assert figures["tokens_per_forward"] == 1
+            assert figures["nfe_speedup_of_text"] in (1, None)
+        assert lm.get_model_info()["setblock"]["tasks"]["b"]["num_tokens"] == told["b"]["num_tokens"]
 
     def test_that_are_drawn_more_than_once_differ(self, model):
         lm = SetBlockLM(model, settings=DecodingSettings(seed=3), batch_size=2)
@@ -137,7 +141,7 @@ class TestAnswers:
         lm, long = SetBlockLM(model, settings=DecodingSettings(method="ntp")), "Tom has 12 apples. " * 60
         with pytest.warns(ShortenedRequest, match="task t: .* 50 tokens"):
             lm.generate_until(ask(long, max_gen_toks=50), disable_tqdm=True)
-        assert lm.figures["t"].tokens == 1
+        assert figures_of(lm.answers["t"])["num_tokens"] == 1
 
     def test_before_the_end_of_thinking_are_left_out(self, model):
         (whole,) = SetBlockLM(model).generate_until(ask("Tom", max_gen_toks=20), disable_tqdm=True)

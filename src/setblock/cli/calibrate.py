@@ -1,6 +1,7 @@
 """`setblock calibrate`: the fastest setting that keeps a tolerance, found and written into the checkpoint."""
 
-from dataclasses import replace
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,20 +10,29 @@ from rich.table import Table
 
 from setblock.cli import options
 from setblock.cli.grid_options import GridOptions
-from setblock.cli.messages import print_json, stdout_console
+from setblock.cli.messages import print_json, progress, stdout_console
 from setblock.cli.model import ModelOptions, load_model
-from setblock.cli.tasks import DEFAULT_BATCH_SIZE, BatchSizeOption, MaxNewTokensOption, TaskOption
+from setblock.cli.tasks import LimitOption, TaskOptions
 from setblock.data.tasks import task_named
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 
 if TYPE_CHECKING:
-    from setblock.evaluation.calibration import Calibration
-    from setblock.evaluation.sweep import Sweep
-    from setblock.evaluation.tolerance import Tolerance
+    from setblock.data.tasks import Task
+    from setblock.evaluation.calibration import Calibration, Tolerance
+    from setblock.evaluation.grid import Grid
+    from setblock.evaluation.result import Result
     from setblock.model.sbd_model import SBDModel
 
 CALIBRATION = "Calibration"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions(TaskOptions):
+    """What a calibration asks, by default."""
+
+    split: options.SplitOption = "validation"
+    limit: LimitOption = 1000
 
 
 def calibrate(
@@ -65,8 +75,7 @@ def calibrate(
             rich_help_panel=CALIBRATION,
         ),
     ] = None,
-    task: TaskOption = "word-problems",
-    split: options.SplitOption = "validation",
+    task: CalibrateOptions,
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -77,23 +86,8 @@ def calibrate(
             rich_help_panel=options.TASK,
         ),
     ] = None,
-    limit: Annotated[
-        int,
-        typer.Option("--limit", metavar="N", help="How many examples, at most.", rich_help_panel=options.TASK),
-    ] = 1000,
-    seed: Annotated[
-        int,
-        typer.Option(
-            "--seed",
-            metavar="S",
-            help="Other examples of the same split; and which of them the order of the tests is found on.",
-            rich_help_panel=options.TASK,
-        ),
-    ] = 0,
-    batch_size: BatchSizeOption = DEFAULT_BATCH_SIZE,
     model: ModelOptions,
     grid: GridOptions,
-    max_new_tokens: MaxNewTokensOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -114,38 +108,35 @@ def calibrate(
     the SBD facts of the checkpoint's config.json, and is then what every command does where no option says otherwise.
     """
     from setblock.evaluation.calibration import calibrate as find
+    from setblock.evaluation.calibration import tolerance_of
+    from setblock.evaluation.calibration.checkpoint import checkpoint_to_write
     from setblock.evaluation.prompts import prompts_of_file
 
     # 1. What is asked for, and whether it can be
-    wanted = parse_tolerance(tolerance, confidence)
+    wanted = tolerance_of(tolerance, confidence=confidence)
     if prompts is not None and wanted.measure == "accuracy":
         raise ParameterError("--prompts has no right answers: give a tolerance of tokens, such as --tolerance tokens=1")
     if sweep is not None and (prompts or grid != GridOptions()):
         raise ParameterError("--sweep decodes nothing: it takes the place of --prompts and the options of the grid")
-    chosen = task_named(task) if prompts is None else prompts_of_file(prompts)
-    if prompts is not None:
-        split = "test"  # a file has no other
+    chosen = task_named(task.task) if prompts is None else prompts_of_file(prompts)
+    split = task.split if prompts is None else "test"  # a file has no other
     grids = grid.grids()
     loaded = load_model(model, blocks=True)
-    target = None if dry_run else _target(model, output)
+    as_loaded = not (model.prepack or model.quantization)
+    target = None if dry_run else checkpoint_to_write(model.path, copy=output, as_loaded=as_loaded)
 
     # 2. The outcomes
-    if sweep is not None:
-        found = _read(sweep, loaded)
-    else:
-        shared = DecodingSettings(max_new_tokens=max_new_tokens)
-        found = _decode(
-            loaded, chosen, split, seed, grids, shared, limit=limit, batch_size=batch_size, tolerance=wanted
-        )
+    results = _decode(loaded, chosen, split, grids, task, tolerance=wanted) if sweep is None else _read(sweep, loaded)
 
     # 3. The choice
-    calibration = find(found, wanted, seed=seed)
-    name = domain or str(found.run["task"]["name"])
+    calibration = find(results, wanted, seed=task.seed)
+    run = results[0].run
+    name = domain or str(run["task"]["name"])
     written = None
     if target is not None and calibration.chosen is not None:
-        written = _write(loaded, calibration, name, found, *target)
+        written = target.write(loaded, calibration, domain=name, fingerprint=run["model"]["fingerprint"])
     if as_json:
-        print_json(calibration_json(calibration, domain=name, written=written))
+        print_json({"domain": name, **calibration.to_json(), "written": written and str(written.parent)})
     else:
         _show(calibration, domain=name, written=written, dry_run=dry_run)
     if calibration.chosen is None:
@@ -154,147 +145,46 @@ def calibrate(
         )
 
 
-def parse_tolerance(text: str, confidence: float) -> "Tolerance":
-    """The tolerance that `MEASURE=PERCENT` says.
-
-    Raises:
-        ParameterError: it is malformed or out of range.
-    """
-    from setblock.evaluation.tolerance import MEASURES, Tolerance
-
-    measure, _, percent = text.partition("=")
-    if measure not in MEASURES:
-        raise ParameterError(f"--tolerance must be accuracy=PERCENT or tokens=PERCENT, not {text!r}")
-    try:
-        most = float(percent) / 100
-    except ValueError as error:
-        raise ParameterError(
-            f"--tolerance {measure} must be a percentage, such as {measure}=0.5, not {text!r}"
-        ) from error
-    return Tolerance(measure=measure, most=most, confidence=confidence)
-
-
-def _target(options: ModelOptions, output: Path | None) -> tuple[Path | None, Path]:
-    """Where the model is on disk (None where it is on a hub), and where to write.
-
-    Raises:
-        SetBlockError: it can't be written to.
-    """
-    from setblock.model.bundled import BUNDLED_MODEL
-
-    source = Path(options.path or BUNDLED_MODEL)
-    if output is not None:
-        if output.exists() and (not output.is_dir() or any(output.iterdir())):
-            raise SetBlockError(f"{output} exists already: --output must be a new folder")
-        if not source.is_dir() and (options.prepack or options.quantization):
-            option = "--prepack" if options.prepack else "--quantization"
-            raise ParameterError(f"{options.path} is on a hub, and {option} leaves nothing to save: download it first")
-        return (source if source.is_dir() else None), output
-    if source.resolve() == BUNDLED_MODEL.resolve():
-        raise ParameterError("the bundled model is read-only: give --output FOLDER for a copy, or --dry-run")
-    if not source.is_dir():
-        raise ParameterError(f"{options.path} is on a hub: give --output FOLDER for a copy, or --dry-run")
-    return source, source
-
-
-def _read(path: Path, model: "SBDModel") -> "Sweep":
+def _read(path: Path, model: "SBDModel") -> "list[Result]":
     from setblock.evaluation.fingerprint import model_fingerprint
-    from setblock.evaluation.sweep_file import read_sweep
+    from setblock.evaluation.result_file import read_results
 
-    found = read_sweep(path)
-    theirs, ours = found.run["model"]["fingerprint"], model_fingerprint(model)
+    results = read_results(path)
+    theirs, ours = results[0].run["model"]["fingerprint"], model_fingerprint(model)
     if theirs != ours:
         raise SetBlockError(f"{path} is of another model: its fingerprint is {theirs}, this model's {ours}")
-    return found
+    return results
 
 
 def _decode(
     model: "SBDModel",
-    task: Any,
+    chosen: "Task[Any]",
     split: str,
-    seed: int,
-    grids: Any,
-    shared: DecodingSettings,
+    grids: "list[Grid]",
+    task: CalibrateOptions,
     *,
-    limit: int,
-    batch_size: int,
     tolerance: "Tolerance",
-) -> "Sweep":
-    from itertools import islice
-
-    from setblock.cli.sweep_view import sweep_progress
+) -> "list[Result]":
     from setblock.evaluation.calibration import check_enough
     from setblock.evaluation.grid import points_of
-    from setblock.evaluation.sweep_run import run_sweep
+    from setblock.evaluation.run import sweep
 
     points = points_of(model, grids)
-    count = sum(1 for _ in islice(task.examples(split, seed=seed), max(limit, 1)))
+    count = sum(1 for _ in islice(chosen.examples(split, seed=task.seed), max(task.limit, 1)))
     check_enough(count, tolerance)  # before anything is decoded
-    with sweep_progress(len(points) + 1, count) as on_progress:
-        return run_sweep(
+    with progress() as tell:
+        return sweep(
             model,
-            task,
+            chosen,
             points,
             split=split,
-            seed=seed,
-            shared=shared,
-            limit=limit,
-            batch_size=batch_size,
-            on_progress=on_progress,
+            seed=task.seed,
+            shared=DecodingSettings(max_new_tokens=task.max_new_tokens),
+            limit=task.limit,
+            batch_size=task.batch_size,
+            level=task.sandbox,
+            on_progress=lambda point, done: tell(f"{point.label} of {len(points) + 1} settings", done, count),
         )
-
-
-def _write(
-    model: "SBDModel",
-    calibration: "Calibration",
-    domain: str,
-    sweep: "Sweep",
-    source: Path | None,
-    target: Path,
-) -> Path:
-    """Write what was found into the checkpoint: the fastest setting that passed, and exact mode."""
-    from setblock.evaluation.calibration import records_of
-    from setblock.model.checkpoint_facts import copy_checkpoint, write_facts
-
-    assert model.facts is not None
-    if source is None:
-        model.save(target)
-    elif source != target:
-        copy_checkpoint(source, target)
-    others = tuple(each for each in model.facts.calibrations if each.domain != domain)
-    records = records_of(calibration, domain=domain, fingerprint=sweep.run["model"]["fingerprint"])
-    write_facts(target, replace(model.facts, calibrations=(*others, *records)))
-    return target
-
-
-def calibration_json(calibration: "Calibration", *, domain: str, written: Path | None) -> dict[str, Any]:
-    """The JSON object of a calibration."""
-    chosen = calibration.chosen
-    return {
-        "domain": domain,
-        "tolerance": {
-            "measure": calibration.tolerance.measure,
-            "most": calibration.tolerance.most,
-            "confidence": calibration.tolerance.confidence,
-        },
-        "chosen": None if chosen is None else chosen.point.to_json(),
-        "tested": chosen is not None and not calibration.by_construction,
-        "nfe_speedup": calibration.nfe_speedup,
-        "exact_nfe_speedup": calibration.exact_speedup,
-        "num_ordering": calibration.num_ordering,
-        "num_testing": calibration.num_testing,
-        "tests": [
-            {
-                "point": test.row.point.to_json(),
-                "loss": test.loss,
-                "p_value": test.p_value,
-                "passed": test.passed,
-                "nfe_speedup": test.nfe_speedup,
-            }
-            for test in calibration.tests
-        ],
-        "written": None if written is None else str(written),
-    }
 
 
 def _show(calibration: "Calibration", *, domain: str, written: Path | None, dry_run: bool) -> None:
@@ -311,7 +201,7 @@ def _show(calibration: "Calibration", *, domain: str, written: Path | None, dry_
     for test in calibration.tests:
         verdict = "passed" if test.passed else "failed"
         table.add_row(
-            test.row.point.label, f"{test.loss:.2%}", f"{test.p_value:.4f}", f"{test.nfe_speedup:.2f}", verdict
+            test.result.point.label, f"{test.loss:.2%}", f"{test.p_value:.4f}", f"{test.nfe_speedup:.2f}", verdict
         )
     console.print(table)
     if calibration.chosen is None:
@@ -326,6 +216,6 @@ def _show(calibration: "Calibration", *, domain: str, written: Path | None, dry_
         soft_wrap=True,
     )
     if written is not None:
-        console.print(f"written to {written / 'config.json'}", highlight=False, soft_wrap=True)
+        console.print(f"written to {written}", highlight=False, soft_wrap=True)
     elif dry_run:
         console.print("nothing was written (--dry-run)", highlight=False)

@@ -5,16 +5,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from setblock.cli import options
 from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import (
     print_json,
     print_message,
+    progress,
     silence_data_sets,
     silence_libraries,
-    stderr_console,
     stdout_console,
 )
 from setblock.cli.model import ModelOptions, load_model
@@ -105,7 +104,7 @@ def regenerate(
     (exact writes the same text). Run again after an interruption, the same command goes on. Then name the file as data.source.
     """
     from setblock.data.rows import use_chat_template
-    from setblock.regeneration import Regenerated, questions_of
+    from setblock.regeneration import questions_of
     from setblock.regeneration import regenerate as run
     from setblock.training.recipe import load_recipe, parse_override
 
@@ -120,21 +119,14 @@ def regenerate(
     settings = decoding.settings()
     loaded = load_model(replace(model, path=path), blocks=settings.method != "ntp")
     use_chat_template(checked.data, loaded.tokenizer)
-    console = stderr_console()
-    columns = (SpinnerColumn(), TextColumn("answers"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("answers", total=None)
-
-        def on_progress(done: Regenerated) -> None:
-            progress.update(bar, completed=done.answers, total=done.questions)
-
+    with progress() as tell:
         done = run(
             loaded,
             questions_of(checked.data),
             output,
             settings=settings,
             batch_size=batch_size,
-            on_progress=on_progress,
+            on_progress=lambda done: tell("answers", done.answers, None),
         )
     cut = done.questions - done.answers
     left_out = f"; {cut} did not end within --max-new-tokens and were left out" if cut else ""

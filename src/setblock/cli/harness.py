@@ -1,14 +1,12 @@
 """`setblock evaluate --tasks`: the language-model evaluation harness, and its results in a few lines."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from setblock.cli.messages import print_json, progress_bars, silence_bars, silence_data_sets
+from setblock.cli.messages import print_json, progress, silence_bars, silence_data_sets
 from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.options import HARNESS
 from setblock.cli.sampler import sampler_json, sampler_text
@@ -136,7 +134,7 @@ def evaluate_harness(
     tasks = load_tasks(index, names)
 
     # 3. The answers
-    with _progress() as on_progress:
+    with progress() as tell:
         results, path = evaluate_tasks(
             loaded,
             tasks,
@@ -152,7 +150,7 @@ def evaluate_harness(
             batch_size=batch_size,
             name=model.path or "word-problems",
             output_path=options.output_path,
-            on_progress=on_progress,
+            on_progress=lambda method, kind, done, total: tell(f"{method}, {kind}", done, total),
         )
     if as_json:
         told = {"tasks": results["results"], "groups": results.get("groups", {}), "result_file": path and str(path)}
@@ -223,16 +221,3 @@ def _make_folder(path: Path | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SetBlockError(f"--output-path {path} can't be made: {error.strerror}") from error
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, str, int, int], None]]:
-    with progress_bars() as bars:
-        known: dict[tuple[str, str], Any] = {}
-
-        def on_progress(method: str, kind: str, done: int, total: int) -> None:
-            if (method, kind) not in known:
-                known[method, kind] = bars.add_task(f"{method}, {kind}", total=total)
-            bars.update(known[method, kind], completed=done)
-
-        yield on_progress

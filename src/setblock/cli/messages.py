@@ -5,6 +5,8 @@ import logging
 import math
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -57,11 +59,26 @@ def stderr_console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def progress_bars() -> Progress:
-    """Bars on stderr, where somebody watches them."""
+Told = Callable[[str, int, int | None], None]
+"""Of what is under way: its name, how much of it is done, and of how much (None where nobody knows)."""
+
+
+@contextmanager
+def progress() -> Iterator[Told]:
+    """A bar on stderr, where somebody watches it, for each name in its turn."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = stderr_console()
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task("", total=None)
+        names = [""]
+
+        def tell(name: str, done: int, total: int | None) -> None:
+            if name != names[-1]:
+                names.append(name)
+                bars.reset(bar)
+            bars.update(bar, description=name, completed=done, total=total)
+
+        yield tell
 
 
 def silence_loggers() -> None:

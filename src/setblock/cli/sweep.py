@@ -1,40 +1,30 @@
 """`setblock sweep`: accuracy and passes over a grid of settings."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
+from rich.table import Table
 
 from setblock.cli import options
 from setblock.cli.grid_options import GridOptions
-from setblock.cli.messages import print_json, stdout_console
+from setblock.cli.messages import print_json, progress, stdout_console
 from setblock.cli.model import ModelOptions, load_model
-from setblock.cli.tasks import DEFAULT_BATCH_SIZE, BatchSizeOption, MaxNewTokensOption, TaskOption
-from setblock.data.splits import Split
+from setblock.cli.tasks import TaskOptions
 from setblock.data.tasks import task_named
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
-    from setblock.evaluation.sweep import Sweep
+    from setblock.evaluation.result import Result
 
 
 def sweep(
     *,
-    task: TaskOption = "word-problems",
-    split: options.SplitOption = "test",
-    limit: Annotated[
-        int,
-        typer.Option("--limit", metavar="N", help="How many examples, at least 1.", rich_help_panel=options.TASK),
-    ] = 100,
-    seed: Annotated[
-        int,
-        typer.Option("--seed", metavar="S", help="Other examples of the same split.", rich_help_panel=options.TASK),
-    ] = 0,
-    batch_size: BatchSizeOption = DEFAULT_BATCH_SIZE,
+    task: TaskOptions,
     model: ModelOptions,
     grid: GridOptions,
-    max_new_tokens: MaxNewTokensOption = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -63,15 +53,6 @@ def sweep(
             rich_help_panel=options.OUTPUT,
         ),
     ] = None,
-    page: Annotated[
-        Path | None,
-        typer.Option(
-            "--page",
-            metavar="FILE",
-            help="Write one HTML page with the picture, its details on hover, and the table.",
-            rich_help_panel=options.OUTPUT,
-        ),
-    ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Answer a task's examples at every setting of a grid: accuracy against forward passes, and which settings are best.
@@ -79,66 +60,86 @@ def sweep(
     Plain decoding (ntp) runs once and is what all others are compared with. Passes leave the prefill out and count commits;
     intervals are Wilson's, at 95%. A file of results is what `setblock calibrate --sweep` reads.
     """
-    from setblock.evaluation.sweep_figure import SUFFIXES, draw_sweep
-    from setblock.evaluation.sweep_file import read_sweep
-    from setblock.evaluation.sweep_page import write_page
+    from setblock.evaluation.figure import SUFFIXES, draw_results
+    from setblock.evaluation.result_file import read_results
 
     for figure in figures or ():  # before hours of decoding
         if figure.suffix not in SUFFIXES:
             raise ParameterError(f"--figure must end in one of {', '.join(SUFFIXES)}, not {figure.name!r}")
-    if from_file is not None:
-        if out is not None:
-            raise ParameterError("--from decodes nothing, so there is nothing for --out")
-        found = read_sweep(from_file)
-    else:
-        found = _run(
-            task, split, seed, limit, batch_size, model, grid, DecodingSettings(max_new_tokens=max_new_tokens), out
-        )
+    if from_file is not None and out is not None:
+        raise ParameterError("--from decodes nothing, so there is nothing for --out")
+    results = _run(task, model, grid, out) if from_file is None else read_results(from_file)
     for figure in figures or ():
-        draw_sweep(found, figure)
-    if page is not None:
-        write_page(found, page)
-    _show(found, as_json=as_json)
+        draw_results(results, figure)
+    if as_json:
+        print_json(sweep_json(results))
+    else:
+        stdout_console().print(sweep_table(results))
 
 
-def _run(
-    task: str,
-    split: Split,
-    seed: int,
-    limit: int,
-    batch_size: int,
-    model: ModelOptions,
-    grid: GridOptions,
-    shared: DecodingSettings,
-    out: Path | None,
-) -> "Sweep":
-    from setblock.cli.sweep_view import sweep_progress
+def _run(task: TaskOptions, model: ModelOptions, grid: GridOptions, out: Path | None) -> "list[Result]":
     from setblock.evaluation.grid import points_of
-    from setblock.evaluation.sweep_run import run_sweep
+    from setblock.evaluation.judging import check_judge
+    from setblock.evaluation.run import sweep as run
 
-    chosen = task_named(task)
-    grids = grid.grids()
+    chosen, grids = task_named(task.task), grid.grids()
+    check_judge(chosen, level=task.sandbox)
     loaded = load_model(model, blocks=True)
     points = points_of(loaded, grids)
-    with sweep_progress(len(points) + 1, limit) as on_progress:
-        return run_sweep(
+    with progress() as tell:
+        return run(
             loaded,
             chosen,
             points,
-            split=split,
-            seed=seed,
+            split=task.split,
+            seed=task.seed,
             path=out,
-            shared=shared,
-            limit=limit,
-            batch_size=batch_size,
-            on_progress=on_progress,
+            shared=DecodingSettings(max_new_tokens=task.max_new_tokens),
+            limit=task.limit,
+            batch_size=task.batch_size,
+            level=task.sandbox,
+            on_progress=lambda point, done: tell(f"{point.label} of {len(points) + 1} settings", done, task.limit),
         )
 
 
-def _show(sweep: "Sweep", *, as_json: bool) -> None:
-    from setblock.cli.sweep_view import sweep_json, sweep_table
+def sweep_table(results: "list[Result]") -> Table:
+    """A line for each result; those on the Pareto front are bold."""
+    from setblock.evaluation.figure import title_of
+    from setblock.evaluation.result import pareto_front
 
-    if as_json:
-        print_json(sweep_json(sweep))
-    else:
-        stdout_console().print(sweep_table(sweep))
+    table = Table(
+        title=title_of(results),
+        caption="●: no other is right as often in as few passes. Passes leave the prefill out; intervals are 95%.",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    table.add_column("setting", overflow="fold")  # a name cut short would be any sampler's
+    for column in ("accuracy", "interval", "NFE speed-up", "passes", "commits", "as ntp", "tokens differ"):
+        table.add_column(column, justify="right")
+    front = pareto_front(results)
+    for each in results:
+        on_front, interval = each in front, each.accuracy_interval
+        table.add_row(
+            f"{each.point.label}{' ●' if on_front else ''}",
+            "" if each.accuracy is None else f"{each.accuracy:.1%}",
+            "" if interval is None else f"{100 * interval[0]:.1f} to {interval[1]:.1%}",
+            "" if each.nfe_speedup is None else f"{each.nfe_speedup:.2f}",
+            f"{each.mean_passes:.1f}",
+            f"{sum(each.outcomes.commit) / each.num_examples:.1f}",
+            f"{each.identical_to_ntp:.1%}",
+            f"{1 - each.token_agreement:.2%}",
+            style="bold" if on_front else None,
+        )
+    return table
+
+
+def sweep_json(results: "list[Result]") -> dict[str, Any]:
+    """The JSON object of a sweep: figures without what they are counted from, and which are on the Pareto front."""
+    from setblock.evaluation.result import pareto_front
+
+    front = pareto_front(results)
+    rows = [{**each.figures(), "label": each.point.label, "on_pareto_front": each in front} for each in results]
+    return {"run": results[0].run, "rows": rows}

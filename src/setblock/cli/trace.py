@@ -38,8 +38,8 @@ def trace(
     position still masked.
     """
     from setblock.cli.trace_view import print_trace
-    from setblock.evaluation.trace import trace as run
     from setblock.evaluation.trace_page import trace_page
+    from setblock.evaluation.tracing import trace as run
 
     settings = decoding.settings()
     if page is not None and not page.absolute().parent.is_dir():

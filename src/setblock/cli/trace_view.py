@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.text import Text
 
 from setblock.cli.comparison_view import CONTROLS
-from setblock.evaluation.trace import Trace, TracedPass, TracedToken
+from setblock.evaluation.tracing import Trace, TracedPass, TracedToken
 
 _STYLES = {"prefill": "cyan", "token": "cyan", "block": "green", "commit": "magenta"}
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from setblock.decoding.operating_point import point_from_json
 from setblock.decoding.settings import POINT, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
-from setblock.model.calibrated import CalibratedSetting
+from setblock.model.calibrations import CalibratedSetting
 from setblock.model.facts import SBDFacts
 
 

@@ -1,0 +1,24 @@
+"""Evaluation: what a model answers to a task's examples, how that compares with plain decoding, and which setting is safe."""
+
+from typing import TYPE_CHECKING
+
+from setblock.lazy import lazily
+
+if TYPE_CHECKING:
+    from setblock.evaluation.calibration import calibrate
+    from setblock.evaluation.comparison import compare
+    from setblock.evaluation.result import Result
+    from setblock.evaluation.run import evaluate, sweep
+    from setblock.evaluation.tracing import trace
+
+__all__ = ["Result", "calibrate", "compare", "evaluate", "sweep", "trace"]
+
+_HOMES = {
+    "Result": "setblock.evaluation.result",
+    "calibrate": "setblock.evaluation.calibration",
+    "compare": "setblock.evaluation.comparison",
+    "evaluate": "setblock.evaluation.run",
+    "sweep": "setblock.evaluation.run",
+    "trace": "setblock.evaluation.tracing",
+}
+__getattr__, __dir__ = lazily(__name__, _HOMES)

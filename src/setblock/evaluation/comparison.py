@@ -8,6 +8,7 @@ from setblock.decoding.generate import Generation, generate, stream
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import Prompt
 from setblock.errors import ParameterError
+from setblock.evaluation.outcomes import nfe_speedup
 from setblock.model.sbd_model import SBDModel
 
 _WARM_UP_PASSES = 8
@@ -32,21 +33,13 @@ class Comparison:
 
     @property
     def nfe_speedup(self) -> float | None:
-        """See `nfe_speedup`."""
+        """See `setblock.evaluation.outcomes.nfe_speedup`."""
         return nfe_speedup(ntp_passes=self.ntp.passes.decoding, passes=self.blocks.passes.decoding)
 
     @property
     def wall_clock_speedup(self) -> float:
         """Seconds of NTP over seconds in blocks, the prefill included on both sides."""
         return self.ntp.seconds / self.blocks.seconds
-
-
-def nfe_speedup(*, ntp_passes: int, passes: int) -> float | None:
-    """Passes that NTP took for each pass that was taken, prefills excluded and commits included on both sides.
-
-    None where there was nothing to decode after the prefill.
-    """
-    return ntp_passes / passes if passes else None
 
 
 def compare(

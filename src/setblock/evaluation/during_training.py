@@ -5,21 +5,19 @@ run is the same with it and without.
 """
 
 import warnings
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from setblock.data.tasks import TASKS
-from setblock.decoding.generation import Generation
+from setblock.decoding.operating_point import NTP, point_of
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError, SetBlockWarning
-from setblock.evaluation.answers import answers_to, prompts_of
-from setblock.evaluation.comparison import nfe_speedup
-from setblock.evaluation.judging import check_judge, verdicts_on
+from setblock.evaluation.asked import Asked, ask
 from setblock.model.sbd_model import SBDModel
 from setblock.training.evaluation_section import DecodingEvaluationSection
 from setblock.training.trainer import SBDTrainer, unwrapped
@@ -47,12 +45,11 @@ class DecodingEvaluator(TrainerCallback):
             raise SetBlockError("evaluate_decoding needs training.objective sbd: there are no blocks to decode without")
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise SetBlockError("evaluate_decoding needs whole weights in each process, and they are spread")
-        self._task = TASKS[section.task]
-        check_judge(self._task, level="confined")
+        task, limit = TASKS[section.task], section.limit
+        self._asked = ask(model, task, split="validation", limit=limit, batch_size=section.batch_size)
         self._trainer = trainer
         self._model = model
         self._section = section
-        self._examples = list(islice(self._task.examples("validation"), section.limit))
         self._speedups: list[float] = []
         common: dict[str, Any] = {"block_size": section.block_size, "max_new_tokens": section.max_new_tokens}
         self._settings = {
@@ -87,26 +84,10 @@ class DecodingEvaluator(TrainerCallback):
         training = trained.training
         trained.eval()
         try:
-            ntp = self._answers(model, self._ntp)
-            figures = self._accuracy("ntp", ntp)
-            for name, settings in self._settings.items():
-                answers = self._answers(model, settings)
-                speedup = nfe_speedup(ntp_passes=_passes(ntp), passes=_passes(answers))
-                if speedup is not None:
-                    figures[f"eval_nfe_speedup_{name}"] = speedup
-                figures |= self._accuracy(name, answers)
+            with torch.no_grad():
+                return _figures(replace(self._asked, model=model), self._ntp, self._settings)
         finally:
             trained.train(training)
-        return figures
-
-    def _answers(self, model: SBDModel, settings: DecodingSettings) -> list[Generation]:
-        prompts, raw = prompts_of(self._task, self._examples, model)
-        with torch.no_grad():
-            return answers_to(prompts, model, settings, batch_size=self._section.batch_size, raw=raw)
-
-    def _accuracy(self, name: str, answers: Sequence[Generation]) -> dict[str, float]:
-        verdicts = verdicts_on(self._task, self._examples, [answer.text for answer in answers])
-        return {f"eval_accuracy_{name}": sum(each.right for each in verdicts) / len(verdicts)} if verdicts else {}
 
     def _warn_if_stuck(self, step: int, figures: dict[str, float]) -> None:
         speedups = [value for name, value in figures.items() if name.startswith("eval_nfe_speedup")]
@@ -121,5 +102,11 @@ class DecodingEvaluator(TrainerCallback):
             )
 
 
-def _passes(answers: Sequence[Generation]) -> int:
-    return sum(answer.passes.decoding for answer in answers)
+def _figures(asked: Asked, ntp: DecodingSettings, settings: Mapping[str, DecodingSettings]) -> dict[str, float]:
+    plain = asked.result({}, NTP, asked.decode(ntp), ntp=None)
+    results = {"ntp": plain}
+    for name, each in settings.items():
+        results[name] = asked.result({}, point_of(asked.model, each), asked.decode(each), ntp=plain)
+    figures = {f"eval_nfe_speedup_{name}": each.nfe_speedup for name, each in results.items() if each is not plain}
+    figures |= {f"eval_accuracy_{name}": each.accuracy for name, each in results.items()}
+    return {name: value for name, value in figures.items() if value is not None}

@@ -4,9 +4,26 @@ Knows token ids. Knows nothing of tasks, nor of how a text came about.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from setblock.evaluation.likelihood import likelihoods
 from setblock.model.sbd_model import SBDModel
+
+
+@dataclass(frozen=True)
+class Likelihoods:
+    """How likely the model itself finds texts, read as plain next-token decoding reads them: nats a token, a mean over all
+    tokens. Least is what decoding would seek; where answers have more than NTP's, decoding in blocks wrote what does not fit.
+
+    Attributes:
+        answers: of the method's answers; None where they have no tokens.
+        ntp: of NTP's answers; likewise.
+        reference: of the examples' own answers: how well the model knows such text at all; likewise.
+    """
+
+    answers: float | None
+    ntp: float | None
+    reference: float | None
 
 
 def mean_nll(model: SBDModel, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> float | None:

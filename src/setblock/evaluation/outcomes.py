@@ -1,43 +1,63 @@
-"""Outcomes: what became of each example under one way to decode, in numbers that can be counted up again later."""
+"""Outcomes: what became of each example under one way to decode, in numbers that can be counted up again later.
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+Knows numbers. Knows nothing of tasks, models or files.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from setblock.data.tasks import Verdict
 from setblock.decoding.generation import Generation
 from setblock.errors import SetBlockError
 
+_COUNTS = ("tokens", "prefill", "block", "commit", "differing")
+
 
 @dataclass(frozen=True)
 class Outcomes:
-    """One number for each example, in the order of the task.
+    """One number for each example, in the order of the task, in every column.
 
     Attributes:
-        correct: 1 for a right answer, else 0.
         tokens: length of the answer, its end-of-text included.
-        prefill, block, commit: forward passes by kind, as in `PassCounts`.
+        prefill, block, commit: forward passes by kind, as in `PassCounts`: those of each request on its own, so that a batch's
+            pass counts once for every row that takes part in it.
         differing: at how many positions the answer is not NTP's. What one answer has past the end of the other differs.
+        correct: 1 for a right answer, else 0; None where nobody can say.
+        scores: further scores by name, in 0..1.
     """
 
-    correct: tuple[int, ...]
     tokens: tuple[int, ...]
     prefill: tuple[int, ...]
     block: tuple[int, ...]
     commit: tuple[int, ...]
     differing: tuple[int, ...]
+    correct: tuple[int, ...] | None = None
+    scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def decoding(self) -> tuple[int, ...]:
         """Passes but for the prefill, commits included."""
         return tuple(block + commit for block, commit in zip(self.block, self.commit, strict=True))
 
-    def __len__(self) -> int:
-        return len(self.correct)
+    @property
+    def num_forwards(self) -> int:
+        """All passes of all examples, prefills included."""
+        return sum(self.prefill) + sum(self.decoding)
 
-    def to_json(self) -> dict[str, list[int]]:
-        """Lists of whole numbers."""
-        return {name: list(values) for name, values in asdict(self).items()}
+    @property
+    def tokens_per_forward(self) -> float:
+        """Tokens per pass, prefills included."""
+        return sum(self.tokens) / self.num_forwards
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def to_json(self) -> dict[str, Any]:
+        """Lists of numbers."""
+        counts = {name: list(getattr(self, name)) for name in _COUNTS}
+        scores = {name: list(values) for name, values in self.scores.items()}
+        return {"correct": self.correct and list(self.correct), **counts, **({"scores": scores} if scores else {})}
 
 
 def outcomes_from_json(recorded: Any) -> Outcomes:
@@ -46,27 +66,39 @@ def outcomes_from_json(recorded: Any) -> Outcomes:
     Raises:
         SetBlockError: it is no such object.
     """
-    names = [field.name for field in fields(Outcomes)]
     try:
-        columns = {name: tuple(map(int, recorded[name])) for name in names}
-    except (KeyError, TypeError, ValueError) as error:
-        raise SetBlockError(f"outcomes must be lists of whole numbers: {', '.join(names)}") from error
-    if len({len(column) for column in columns.values()}) != 1 or not columns["correct"]:
+        counts = {name: tuple(map(int, recorded[name])) for name in _COUNTS}
+        correct = None if recorded["correct"] is None else tuple(map(int, recorded["correct"]))
+        scores = {str(name): tuple(map(float, values)) for name, values in recorded.get("scores", {}).items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SetBlockError(f"outcomes must be lists of numbers: correct, {', '.join(_COUNTS)}, scores") from error
+    columns = [*counts.values(), *scores.values(), *([] if correct is None else [correct])]
+    if len({len(column) for column in columns}) != 1 or not counts["tokens"]:
         raise SetBlockError("outcomes must be lists of one length, at least 1")
-    return Outcomes(**columns)
+    return Outcomes(**counts, correct=correct, scores=scores)
 
 
 def outcomes_of(
-    verdicts: Sequence[Verdict] | None, answers: Sequence[Generation], ntp_token_ids: Sequence[Sequence[int]]
+    answers: Sequence[Generation],
+    *,
+    ntp: Sequence[Sequence[int]] | None = None,
+    verdicts: Sequence[Verdict] | None = None,
 ) -> Outcomes:
-    """Count answers; `ntp_token_ids` are NTP's to the same examples. Where nothing was judged, nothing is right."""
+    """Count answers, at least one.
+
+    Args:
+        ntp: token ids of NTP's answers to the same examples; None where these are NTP's own.
+        verdicts: on the answers; None where nobody can say.
+    """
+    own = [answer.token_ids for answer in answers]
     return Outcomes(
-        correct=tuple(int(each.right) for each in verdicts) if verdicts else (0,) * len(answers),
-        tokens=tuple(answer.num_tokens for answer in answers),
+        tokens=tuple(map(len, own)),
         prefill=tuple(answer.passes.prefill for answer in answers),
         block=tuple(answer.passes.block for answer in answers),
         commit=tuple(answer.passes.commit for answer in answers),
-        differing=tuple(differing(a.token_ids, b) for a, b in zip(answers, ntp_token_ids, strict=True)),
+        differing=tuple(differing(mine, theirs) for mine, theirs in zip(own, ntp or own, strict=True)),
+        correct=None if verdicts is None else tuple(int(each.right) for each in verdicts),
+        scores={name: tuple(each.scores[name] for each in verdicts) for name in verdicts[0].scores} if verdicts else {},
     )
 
 
@@ -74,3 +106,11 @@ def differing(one: Sequence[int], other: Sequence[int]) -> int:
     """Positions at which two answers differ; past the end of the shorter one all do. Never less than their edit distance."""
     same = sum(a == b for a, b in zip(one, other, strict=False))
     return max(len(one), len(other)) - same
+
+
+def nfe_speedup(*, ntp_passes: int, passes: int) -> float | None:
+    """Passes that NTP took for each pass that was taken, prefills excluded and commits included on both sides.
+
+    None where there was nothing to decode after the prefill.
+    """
+    return ntp_passes / passes if passes else None

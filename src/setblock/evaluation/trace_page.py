@@ -11,7 +11,7 @@ import json
 import re
 from importlib.resources import files
 
-from setblock.evaluation.trace import Trace, TracedPass, TracedToken
+from setblock.evaluation.tracing import Trace, TracedPass, TracedToken
 
 _KINDS = {
     "prefill": "prefill, over the prompt",

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from setblock.errors import SetBlockError
-from setblock.model.calibrated import CalibratedSetting, calibrations_from_json, calibrations_to_json
+from setblock.model.calibrations import CalibratedSetting, calibrations_from_json, calibrations_to_json
 
 CONFIG_KEY = "setblock"
 FORMAT_VERSION = 1

@@ -1,70 +1,41 @@
-"""What the answers to each task cost: forward passes, tokens and seconds.
+"""What the answers to a task of the harness cost, as its result file holds it.
 
-Knows counts. Knows nothing of the harness, nor of whether an answer was right.
+Knows outcomes. Knows nothing of the harness, nor of whether an answer was right.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from setblock.decoding.generate import Generation
-from setblock.evaluation.comparison import nfe_speedup
+from setblock.evaluation.asked import Answers
+from setblock.evaluation.outcomes import nfe_speedup, outcomes_of
 
 
-@dataclass
-class TaskFigures:
-    """Sums over the answers to one task.
+def figures_of(answers: Answers, *, ntp: Answers | None = None) -> dict[str, Any]:
+    """Figures of one run, and of how it compares with plain decoding's where that ran, too.
 
-    Attributes:
-        answers: how many.
-        tokens: of all answers, the end-of-text or what completed a stop string included.
-        prefill: prefill passes.
-        decoding: all other passes up to the end of each answer, commits included.
-        ntp_of_text: the passes behind the prefill in which plain decoding would have written the same text.
-        seconds: wall-clock of the batches.
-        errors: answers that ended early because the model's logits were not numbers.
-
-    Passes are those of each request on its own: a batch's pass counts once for every row that takes part in it.
+    `nfe_speedup_of_text` is against the passes in which plain decoding would have written the very same text.
     """
-
-    answers: int = 0
-    tokens: int = 0
-    prefill: int = 0
-    decoding: int = 0
-    ntp_of_text: int = 0
-    seconds: float = 0.0
-    errors: int = 0
-
-    def add(self, answers: Sequence[Generation], *, seconds: float) -> None:
-        """Count the answers of a batch, and the time that it took."""
-        self.answers += len(answers)
-        self.tokens += sum(answer.num_tokens for answer in answers)
-        self.prefill += sum(answer.passes.prefill for answer in answers)
-        self.decoding += sum(answer.passes.decoding for answer in answers)
-        self.ntp_of_text += sum(max(answer.num_tokens - 1, 0) for answer in answers)
-        self.errors += sum(answer.finish_reason == "error" for answer in answers)
-        self.seconds += seconds
-
-    @property
-    def forwards(self) -> int:
-        """All passes."""
-        return self.prefill + self.decoding
-
-    @property
-    def tokens_per_forward(self) -> float:
-        """Tokens per pass, the prefill counted."""
-        return self.tokens / self.forwards
-
-    def to_json(self) -> dict[str, Any]:
-        """As a result file holds them."""
-        return {
-            "num_answers": self.answers,
-            "num_tokens": self.tokens,
-            "num_forwards": self.forwards,
-            "prefill_forwards": self.prefill,
-            "mean_forwards": self.forwards / self.answers,
-            "tokens_per_forward": self.tokens_per_forward,
-            "nfe_speedup_of_text": nfe_speedup(ntp_passes=self.ntp_of_text, passes=self.decoding),
-            "seconds": self.seconds,
-            "errors": self.errors,
-        }
+    plain = None if ntp is None else outcomes_of(ntp.generations)
+    reference = None if ntp is None else [answer.token_ids for answer in ntp.generations]
+    outcomes = outcomes_of(answers.generations, ntp=reference)
+    of_text = sum(max(tokens - 1, 0) for tokens in outcomes.tokens)
+    passes = sum(outcomes.decoding)
+    found = {
+        "num_answers": len(outcomes),
+        "num_tokens": sum(outcomes.tokens),
+        "num_forwards": outcomes.num_forwards,
+        "prefill_forwards": sum(outcomes.prefill),
+        "mean_forwards": outcomes.num_forwards / len(outcomes),
+        "tokens_per_forward": outcomes.tokens_per_forward,
+        "nfe_speedup_of_text": nfe_speedup(ntp_passes=of_text, passes=passes),
+        "seconds": answers.seconds,
+        "errors": sum(answer.finish_reason == "error" for answer in answers.generations),
+    }
+    if ntp is None or plain is None:
+        return found
+    return found | {
+        "nfe_speedup": nfe_speedup(ntp_passes=sum(plain.decoding), passes=passes),
+        "identical_to_ntp": outcomes.differing.count(0) / len(outcomes),
+        "ntp_forwards": plain.num_forwards,
+        "ntp_tokens": sum(plain.tokens),
+        "ntp_seconds": ntp.seconds,
+    }

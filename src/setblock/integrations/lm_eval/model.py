@@ -24,9 +24,10 @@ from tqdm import tqdm
 from setblock.decoding.generate import Generation, open_batch
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
+from setblock.evaluation.asked import Answers
 from setblock.evaluation.likelihood import Likelihood, likelihoods
 from setblock.integrations.lm_eval.arguments import described, request_settings, settings_from
-from setblock.integrations.lm_eval.figures import TaskFigures
+from setblock.integrations.lm_eval.figures import figures_of
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.loading import load
 from setblock.model.sbd_model import SBDModel
@@ -51,8 +52,7 @@ class SetBlockLM(TemplateLM):
 
     Attributes:
         settings: of a request whose task says nothing.
-        figures: what the answers to each task cost, by its name.
-        token_ids: of the answers, by task and in the order of its requests.
+        answers: to each task, by its name, in the order of its requests.
         on_progress: called after each batch with the kind of request, how many are answered and how many there are; without it
             a bar is shown.
     """
@@ -126,8 +126,7 @@ class SetBlockLM(TemplateLM):
         self._template_arguments = dict(chat_template_args or {})
         if enable_thinking is not None:
             self._template_arguments["enable_thinking"] = enable_thinking
-        self.figures: dict[str, TaskFigures] = {}
-        self.token_ids: dict[str, list[list[int]]] = {}
+        self.answers: dict[str, Answers] = {}
         self.on_progress: Progress | None = None
 
     # What the harness asks of any model
@@ -197,7 +196,7 @@ class SetBlockLM(TemplateLM):
             "model_dtype": str(self.model.model.dtype),
             "setblock": {
                 "settings": described(self.settings),
-                "tasks": {name: figures.to_json() for name, figures in self.figures.items()},
+                "tasks": {name: figures_of(answers) for name, answers in self.answers.items()},
             },
         }
 
@@ -253,28 +252,28 @@ class SetBlockLM(TemplateLM):
             # A task's requests share batches with no other's, so that the seconds are its own.
             for task, indices in by_task.items():
                 rows = {index: self._row(requests[index], repeat=seeds[index]) for index in indices}
-                answers = self._answers(self.figures.setdefault(task, TaskFigures()), rows, done)
-                self.token_ids[task] = [answers[index].token_ids for index in indices]
+                started = time.perf_counter()
+                answers = self._answers(rows, done)
+                seconds, before = time.perf_counter() - started, self.answers.get(task, Answers((), 0.0))
+                given = [answers[index] for index in indices]
+                self.answers[task] = Answers([*before.generations, *given], before.seconds + seconds)
                 for index in indices:
                     texts[index] = self._text(answers[index])
                     self.cache_hook.add_partial("generate_until", requests[index].args, texts[index])
         return texts
 
     def _answers(
-        self, figures: TaskFigures, rows: dict[int, tuple[list[int], DecodingSettings]], done: Callable[[int], None]
+        self, rows: dict[int, tuple[list[int], DecodingSettings]], done: Callable[[int], None]
     ) -> dict[int, Generation]:
         """Answers to the prompts of a task, the longest first: batches are then of alike length."""
         answers: dict[int, Generation] = {}
         order = sorted(rows, key=lambda index: len(rows[index][0]), reverse=True)
         for first in range(0, len(order), self.batch_size):
             batch = order[first : first + self.batch_size]
-            started = time.perf_counter()
             opened = open_batch(self.model, [rows[index][0] for index in batch], [rows[index][1] for index in batch])
             for _ in opened.steps():
                 pass
-            given = [opened.generation(row) for row in range(len(batch))]
-            figures.add(given, seconds=time.perf_counter() - started)
-            answers |= zip(batch, given, strict=True)
+            answers |= {index: opened.generation(row) for row, index in enumerate(batch)}
             done(len(batch))
         return answers
 

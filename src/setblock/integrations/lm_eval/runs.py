@@ -15,9 +15,9 @@ from lm_eval.loggers import EvaluationTracker
 
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.evaluation.comparison import nfe_speedup
 from setblock.evaluation.parallelism import accuracy_under_parallelism
 from setblock.integrations.lm_eval.arguments import described
+from setblock.integrations.lm_eval.figures import figures_of
 from setblock.integrations.lm_eval.model import SetBlockLM
 from setblock.model.sbd_model import SBDModel
 
@@ -76,7 +76,7 @@ def evaluate_tasks(
     tracker = EvaluationTracker(output_path=None if output_path is None else str(output_path))
     lm = _language_model(model, settings, batch_size, on_progress)
     results = _run(lm, tasks, options, name=name, tracker=tracker)
-    if lm.figures:
+    if lm.answers:
         ntp_lm, ntp_results = lm, results
         if settings.method != "ntp":
             ntp_lm = _language_model(model, replace(settings, method="ntp"), batch_size, on_progress)
@@ -91,22 +91,14 @@ def add_figures(results: dict[str, Any], lm: SetBlockLM, *, ntp_results: Mapping
     For each metric from 0 to 1 of which more is better: plain decoding's value (`ntp_...`) and the accuracy under
     parallelism over both (`aup_...`).
     """
-    for task, figures in lm.figures.items():
-        of_task, of_ntp, ntp = results["results"][task], ntp_results["results"][task], ntp_lm.figures[task]
-        pairs = zip(lm.token_ids[task], ntp_lm.token_ids[task], strict=True)
+    for task, answers in lm.answers.items():
+        of_task, of_ntp = results["results"][task], ntp_results["results"][task]
+        figures, ntp = figures_of(answers, ntp=ntp_lm.answers[task]), figures_of(ntp_lm.answers[task])
         added: dict[str, Any] = {}
         for key, value, ntp_value in _accuracies(results, task, of_task, of_ntp):
-            points = {(ntp.tokens_per_forward, ntp_value), (figures.tokens_per_forward, value)}
+            points = {(ntp["tokens_per_forward"], ntp_value), (figures["tokens_per_forward"], value)}
             added |= {f"ntp_{key}": ntp_value, f"aup_{key}": accuracy_under_parallelism(points)}
-        costs = {
-            **figures.to_json(),
-            "nfe_speedup": nfe_speedup(ntp_passes=ntp.decoding, passes=figures.decoding),
-            "identical_to_ntp": sum(mine == theirs for mine, theirs in pairs) / figures.answers,
-            "ntp_forwards": ntp.forwards,
-            "ntp_tokens": ntp.tokens,
-            "ntp_seconds": ntp.seconds,
-        }
-        of_task |= added | {f"{key},{FILTER}": value for key, value in costs.items()}
+        of_task |= added | {f"{key},{FILTER}": value for key, value in figures.items()}
 
 
 def _accuracies(

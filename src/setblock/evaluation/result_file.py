@@ -1,9 +1,8 @@
-"""The file of a sweep: a line of JSON for each row, the one of plain decoding first.
+"""The file of a sweep: a line of JSON for each result, the one of plain decoding first.
 
 Knows what is whole in a file and what is not: a process may end in the middle of a line. Knows nothing of decoding.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -11,9 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from filelock import FileLock, Timeout
+
 from setblock.decoding.operating_point import NTP
 from setblock.errors import SetBlockError
-from setblock.evaluation.sweep import Sweep, SweepRow, row_from_json, row_json
+from setblock.evaluation.result import Result, result_from_json
 
 # What makes two runs the same sweep, and how to find it in a run's record
 _IDENTITY = {
@@ -25,11 +26,11 @@ _IDENTITY = {
 }
 
 
-def read_sweep(path: Path) -> Sweep:
-    """The rows of a file. A last line that was not written to its end is left out.
+def read_results(path: Path) -> list[Result]:
+    """The results in a file, plain decoding's first. A last line that was not written to its end is left out.
 
     Raises:
-        SetBlockError: there is no such file, a line is no row, rows are of different sweeps, or the first is not plain
+        SetBlockError: there is no such file, a line is no result, results are of different sweeps, or the first is not plain
             decoding's.
     """
     try:
@@ -37,9 +38,9 @@ def read_sweep(path: Path) -> Sweep:
     except OSError as error:
         raise SetBlockError(f"can't read {path}: {error.strerror}") from error
     found = _parse(path, content[: _whole_length(content)])
-    if found is None:
+    if not found:
         raise SetBlockError(
-            f"{path} holds no row of plain decoding: it is no file of `setblock sweep`, or an empty one"
+            f"{path} holds no result of plain decoding: it is no file of `setblock sweep`, or an empty one"
         )
     return found
 
@@ -59,50 +60,54 @@ def check_same(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -
             )
 
 
-class SweepFile:
-    """A file that rows are added to; made by `open_sweep`.
+class ResultFile:
+    """A file that results are added to; made by `open_results`.
 
     Attributes:
-        sweep: what the file held when it was opened; None where it held nothing.
+        results: what the file held when it was opened.
     """
 
-    def __init__(self, file: BinaryIO, sweep: Sweep | None) -> None:
+    def __init__(self, file: BinaryIO, results: list[Result]) -> None:
         self._file = file
-        self.sweep = sweep
+        self.results = results
 
-    def add(self, row: SweepRow, *, run: Mapping[str, Any], ntp: SweepRow) -> None:
-        """Write a row, and see it on the disk."""
-        self._file.write(json.dumps(row_json(row, run=run, ntp=ntp), allow_nan=False).encode() + b"\n")
+    def add(self, result: Result) -> None:
+        """Write a result, and see it on the disk."""
+        self._file.write(json.dumps(result.to_json(), allow_nan=False).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
 
 @contextmanager
-def open_sweep(path: Path) -> Iterator[SweepFile]:
+def open_results(path: Path) -> Iterator[ResultFile]:
     """Open a file to go on with it, or make it. What an interruption left of a last line is cut off.
 
     Raises:
-        SetBlockError: it can't be written, another process writes to it, or as in `read_sweep`.
+        SetBlockError: it can't be written, another process writes to it, or as in `read_results`.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+b")
     except OSError as error:
         raise SetBlockError(f"can't write {path}: {error.strerror}") from error
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            lock.acquire(blocking=False)
+        except Timeout as error:
             raise SetBlockError(f"another process is writing to {path}") from error
-        file.seek(0)
-        content = file.read()
-        whole = _whole_length(content)
-        sweep = _parse(path, content[:whole])  # before anything is cut off: it may be no sweep at all
-        if whole < len(content):
-            file.truncate(whole)
-        elif whole and not content.endswith(b"\n"):
-            file.write(b"\n")
-        yield SweepFile(file, sweep)
+        try:
+            file.seek(0)
+            content = file.read()
+            whole = _whole_length(content)
+            results = _parse(path, content[:whole])  # before anything is cut off: it may be no sweep at all
+            if whole < len(content):
+                file.truncate(whole)
+            elif whole and not content.endswith(b"\n"):
+                file.write(b"\n")
+            yield ResultFile(file, results)
+        finally:
+            lock.release()
 
 
 def _whole_length(content: bytes) -> int:
@@ -115,26 +120,23 @@ def _whole_length(content: bytes) -> int:
     return len(content)
 
 
-def _parse(path: Path, content: bytes) -> Sweep | None:
-    rows: list[SweepRow] = []
-    run: Any = None
+def _parse(path: Path, content: bytes) -> list[Result]:
+    results: list[Result] = []
     for number, line in enumerate(content.splitlines(), start=1):
         where = f"{path}, line {number}"
+        ntp = results[0] if results else None
         try:
-            recorded = json.loads(line)
-            rows.append(row_from_json(recorded))
-        except ValueError as error:  # of JSON, of its encoding, or of a row
-            raise SetBlockError(f"{where} is no row of a sweep: {error}") from error
-        run = recorded.get("run") if run is None else run
-        if recorded.get("run") != run or not isinstance(run, dict):
+            result = result_from_json(json.loads(line), ntp=ntp)
+        except ValueError as error:  # of JSON, of its encoding, or of a result
+            raise SetBlockError(f"{where} is no result of a sweep: {error}") from error
+        if ntp is None and result.point != NTP:
+            raise SetBlockError(f"{where} must be plain decoding, method ntp")
+        if not isinstance(result.run, dict) or (ntp is not None and result.run != ntp.run):
             raise SetBlockError(f"{where} is of another sweep than line 1")
-        if rows[-1].num_examples != rows[0].num_examples:
-            raise SetBlockError(f"{where} has {rows[-1].num_examples} examples, line 1 has {rows[0].num_examples}")
-    if not rows:
-        return None
-    if rows[0].point != NTP:
-        raise SetBlockError(f"{path}, line 1 must be plain decoding, method ntp")
-    return Sweep(run, rows[0], rows[1:])
+        if ntp is not None and result.num_examples != ntp.num_examples:
+            raise SetBlockError(f"{where} has {result.num_examples} examples, line 1 has {ntp.num_examples}")
+        results.append(result)
+    return results
 
 
 def _at(run: Mapping[str, Any], keys: tuple[str, ...]) -> Any:

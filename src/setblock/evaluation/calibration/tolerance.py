@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from setblock.errors import ParameterError
-from setblock.evaluation.pvalues import mean_p_value, paired_p_value
-from setblock.evaluation.sweep import Sweep, SweepRow
+from setblock.evaluation.calibration.pvalues import mean_p_value, paired_p_value
+from setblock.evaluation.result import Result
 
 Measure = Literal["accuracy", "tokens"]
 MEASURES: tuple[Measure, ...] = ("accuracy", "tokens")
@@ -43,9 +43,9 @@ class Tolerance:
         what = "points of accuracy lost" if self.measure == "accuracy" else "% of tokens not plain decoding's"
         return f"at most {100 * self.most:g} {what}, {100 * self.confidence:g}% confidence"
 
-    def losses(self, sweep: Sweep, row: SweepRow) -> list[float]:
+    def losses(self, result: Result) -> list[float]:
         """Of each example; the tolerance is of their mean."""
-        return [*map(float, sweep.lost(row))] if self.measure == "accuracy" else sweep.differing(row)
+        return [*map(float, result.lost)] if self.measure == "accuracy" else result.differing
 
     def p_value(self, losses: Sequence[float]) -> float:
         """Of the claim that settings with these losses lose more than is tolerated."""
@@ -66,3 +66,23 @@ class Tolerance:
             else:
                 enough = middle
         return enough
+
+
+def tolerance_of(text: str, *, confidence: float) -> Tolerance:
+    """The tolerance that `MEASURE=PERCENT` says.
+
+    Raises:
+        ParameterError: it is malformed or out of range.
+    """
+    measure, _, percent = text.partition("=")
+    for known in MEASURES:
+        if measure == known:
+            try:
+                return Tolerance(measure=known, most=float(percent) / 100, confidence=confidence)
+            except ParameterError:
+                raise
+            except ValueError as error:
+                raise ParameterError(
+                    f"--tolerance {measure} must be a percentage, such as {measure}=0.5, not {text!r}"
+                ) from error
+    raise ParameterError(f"--tolerance must be accuracy=PERCENT or tokens=PERCENT, not {text!r}")

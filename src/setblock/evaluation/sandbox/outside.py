@@ -1,8 +1,6 @@
-"""The sandbox: run a program that nobody has read, and learn how it ended.
+"""Outside of the sandbox: start a confined process, wait for it, end it, and tell how it ended.
 
-Knows how to start a confined process, wait for it and end it. Knows nothing of tests or tasks. What confines it is in
-`confinement/`: one process of one thread, without network, without other programs, that can read Python's own files and its own
-folder, write nothing but its output, and use no more than its limits. Linux only; for any user, root too.
+Knows processes. Knows nothing of how a process confines itself, which is `inside.py`'s.
 """
 
 import json
@@ -197,7 +195,7 @@ for escape in (os.fork, socket.socket, lambda: os.kill(os.getppid(), 0), lambda:
     raise SystemExit(f"{escape} was not refused")
 """
 
-_START = "import sys; sys.path.insert(0, {root!r}); from setblock.evaluation.confinement.inside import main; "
+_START = "import sys; sys.path.insert(0, {root!r}); from setblock.evaluation.sandbox.inside import main; "
 _START += "sys.path[:] = [path for path in sys.path if path != {root!r}] + {packages!r}; main()"
 
 
@@ -221,7 +219,7 @@ def _command(path: Path, *, limits: Limits, level: Level, landlock_abi: int | No
             ("RLIMIT_CORE", 0, 0),
         ],
     }
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     start = _START.format(root=root, packages=packages)
     # Nothing of the site: what packages run at the start of an interpreter, they would run unconfined.
     return [sys.executable, "-s", "-S", "-P", "-B", "-c", start, json.dumps(given)]

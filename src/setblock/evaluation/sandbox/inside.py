@@ -14,8 +14,8 @@ import traceback
 import types
 from typing import Any
 
-from setblock.evaluation.confinement.landlock import TRUNCATION_SINCE, landlock_abi, restrict_files
-from setblock.evaluation.confinement.seccomp import TRUNCATE, WRITE, restrict_calls
+from setblock.evaluation.sandbox.landlock import TRUNCATION_SINCE, landlock_abi, restrict_files
+from setblock.evaluation.sandbox.seccomp import TRUNCATE, WRITE, restrict_calls
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CAPABILITY_VERSION = 0x20080522

@@ -6,7 +6,7 @@ Knows losses. Knows nothing of settings or models.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -35,6 +35,8 @@ def paired_p_value(worse: int, better: int, examples: int, *, tolerance: float) 
         examples: how many in all.
         tolerance: in 0..1, both excluded.
     """
+    from scipy.stats import binom
+
     assert 0 < tolerance < 1 and min(worse, better) >= 0 and worse + better <= examples
     if worse - better >= examples * tolerance:
         return 1.0
@@ -43,7 +45,7 @@ def paired_p_value(worse: int, better: int, examples: int, *, tolerance: float) 
     high = min(high, (1 - tolerance) / 2)
     low = min(low, high)
     # 2. What counts as at least as extreme, as the most `worse` that does for each `better`
-    most_better = _upper_quantile(high, examples, tail=_TAIL)
+    most_better = int(binom.isf(_TAIL, examples, high))
     most_worse = _extreme(worse, better, examples, most_better=most_better, tolerance=tolerance)
     # 3. Its probability where the claim only just holds (with the same q and more worse answers it is smaller still)
     largest = _largest_probability(most_worse, examples, tolerance=tolerance, low=low, high=high)
@@ -75,30 +77,12 @@ def mean_p_value(losses: Sequence[float], *, tolerance: float) -> float:
     return math.exp(min(0.0, -top - math.log(np.exp(log_wealth - top).sum())))
 
 
-def binomial_tail(successes: int, trials: int, share: float) -> float:
-    """P(X <= successes) for a binomial X."""
-    if successes >= trials or share <= 0:
-        return 1.0
-    if share >= 1:
-        return 0.0
-    counts = np.arange(successes + 1)
-    return min(1.0, float(np.exp(_log_choose(trials, counts) + _log_powers(counts, trials, share)).sum()))
-
-
 def _share_interval(successes: int, trials: int, *, error: float) -> tuple[float, float]:
     """The Clopper-Pearson interval of a share, which misses it with a probability of at most `error`."""
-    low = 0.0 if successes == 0 else _solve(lambda p: 1 - binomial_tail(successes - 1, trials, p) <= error / 2)[0]
-    high = 1.0 if successes == trials else _solve(lambda p: binomial_tail(successes, trials, p) >= error / 2)[1]
-    return low, high
+    from scipy.stats import binomtest
 
-
-def _upper_quantile(share: float, trials: int, *, tail: float) -> int:
-    """A number that a binomial variable exceeds with a probability of at most `tail`."""
-    counts = np.arange(trials + 1)
-    with np.errstate(divide="ignore"):
-        mass = np.exp(_log_choose(trials, counts) + _log_powers(counts, trials, share))
-    beyond = np.append(mass[::-1].cumsum()[::-1][1:], 0.0)  # P(X > count)
-    return int(np.argmax(beyond <= tail))
+    interval = binomtest(successes, trials).proportion_ci(1 - error, method="exact")
+    return float(interval.low), float(interval.high)
 
 
 def _extreme(worse: int, better: int, examples: int, *, most_better: int, tolerance: float) -> NDArray[np.int64]:
@@ -137,20 +121,17 @@ def _largest_probability(
     Bhattacharyya coefficient, which is the n-th power of one example's. Intervals in which the event could be more likely
     than at the best point so far, by more than a step, are halved.
     """
+    from scipy.stats import multinomial
+
     worse = np.concatenate([np.arange(each + 1) for each in most_worse])
     better = np.repeat(np.arange(len(most_worse)), most_worse + 1)
     same = examples - worse - better
     inside = same >= 0
-    worse, better, same = worse[inside], better[inside], same[inside]
-    table = _log_factorials(examples)
-    log_ways = table[examples] - table[worse] - table[better] - table[same]
+    outcomes = np.stack([worse[inside], better[inside], same[inside]], axis=-1)  # [outcomes, 3]
 
     def angle(q: float) -> float:
-        chances = (q + tolerance, q, 1 - 2 * q - tolerance)
-        log_mass = log_ways.copy()
-        for each, chance in zip((worse, better, same), chances, strict=True):
-            log_mass += _times_log(each, chance)
-        return math.asin(math.sqrt(min(1.0, float(np.exp(log_mass).sum()))))
+        mass = multinomial.pmf(outcomes, examples, [q + tolerance, q, max(0.0, 1 - 2 * q - tolerance)])
+        return math.asin(math.sqrt(min(1.0, float(mass.sum()))))
 
     def between(q: float, other: float) -> float:
         pairs = ((q + tolerance, other + tolerance), (q, other), (1 - 2 * q - tolerance, 1 - 2 * other - tolerance))
@@ -173,39 +154,3 @@ def _largest_probability(
         best = max(best, at_middle[1])
         intervals += [(start, at_middle), (at_middle, end)]
     return math.sin(min(bound, math.pi / 2)) ** 2
-
-
-def _times_log(counts: NDArray[np.int64], chance: float) -> Floats:
-    """Counts times log chance, 0 where the count is."""
-    if chance <= 0:
-        return np.where(counts > 0, -np.inf, 0.0)
-    return np.asarray(counts * math.log(chance), dtype=np.float64)
-
-
-@lru_cache(maxsize=16)
-def _log_factorials(most: int) -> Floats:
-    """[most + 1] the logarithms of the factorials."""
-    table: Floats = np.concatenate([[0.0], np.log(np.arange(1, most + 1)).cumsum()])
-    return table
-
-
-def _log_choose(trials: int, counts: NDArray[np.int64]) -> Floats:
-    table = _log_factorials(trials)
-    chosen: Floats = table[trials] - table[counts] - table[trials - counts]
-    return chosen
-
-
-def _log_powers(counts: NDArray[np.int64], trials: int, share: float) -> Floats:
-    return _times_log(counts, share) + _times_log(trials - counts, 1 - share)
-
-
-def _solve(holds_below: Callable[[float], bool]) -> tuple[float, float]:
-    """Bracket, to the last bit that matters, where a condition on 0..1 that holds below some point stops holding."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        if holds_below(middle):
-            low = middle
-        else:
-            high = middle
-    return low, high

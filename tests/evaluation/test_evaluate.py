@@ -13,8 +13,9 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt
 from setblock.errors import SetBlockError
-from setblock.evaluation.comparison import compare, nfe_speedup
-from setblock.evaluation.harness import evaluate
+from setblock.evaluation.comparison import compare
+from setblock.evaluation.outcomes import nfe_speedup
+from setblock.evaluation.run import evaluate
 
 SETTINGS = DecodingSettings(max_new_tokens=24)
 
@@ -46,16 +47,17 @@ def test_figures_are_sums_over_the_examples(model):
     settings = replace(SETTINGS, sampler=EntropyBounded(1.0))
     found = evaluate(model, GREETINGS, settings=settings, limit=6, batch_size=4)
     alone = [compare(model, example.question, settings=settings) for example in islice(GREETINGS.examples(), 6)]
-    assert (found.task, found.method, found.block_size, found.num_examples) == ("greetings", "sbd", 16, 6)
-    assert found.accuracy == found.ntp_accuracy == 2 / 6
-    assert found.totals.scores == {"politeness": 0.75 * 2 / 6}
-    for totals, answers in ((found.totals, [c.blocks for c in alone]), (found.ntp, [c.ntp for c in alone])):
-        assert totals.tokens == sum(answer.num_tokens for answer in answers)
-        assert totals.forwards == sum(answer.num_forwards for answer in answers)
-        assert totals.prefill == 6
+    assert (found.run["task"]["name"], found.point.method) == ("greetings", "sbd")
+    assert (found.point.block_size, found.num_examples) == (16, 6)
+    assert found.accuracy == found.ntp.accuracy == 2 / 6
+    assert found.scores == {"politeness": 0.75 * 2 / 6}
+    for result, answers in ((found, [c.blocks for c in alone]), (found.ntp, [c.ntp for c in alone])):
+        assert sum(result.outcomes.tokens) == sum(answer.num_tokens for answer in answers)
+        assert result.outcomes.num_forwards == sum(answer.num_forwards for answer in answers)
+        assert result.outcomes.prefill == (1,) * 6
     assert found.nfe_speedup == sum(c.ntp.passes.decoding for c in alone) / sum(c.blocks.passes.decoding for c in alone)
     assert found.identical_to_ntp == sum(c.identical for c in alone) / 6
-    assert found.tokens_per_forward == found.totals.tokens / found.totals.forwards
+    assert found.outcomes.tokens_per_forward == sum(found.outcomes.tokens) / found.outcomes.num_forwards
     low, high = found.accuracy_interval
     assert low < found.accuracy < high
 
@@ -70,16 +72,10 @@ def test_batches_change_no_count(model):
             limit=5,
             batch_size=batch_size,
             continuous=continuous,
-            on_progress=lambda *told: done.append(told),
+            on_progress=lambda point, count: done.append((point.method, count)),
         )
         assert done[-1] == ("ntp", 5)
-        return (
-            found.totals.tokens,
-            found.totals.forwards,
-            found.totals.correct,
-            found.ntp.tokens,
-            found.identical_to_ntp,
-        )
+        return found.outcomes, found.ntp.outcomes
 
     assert counts(1) == counts(3) == counts(8) == counts(1, continuous=True) == counts(3, continuous=True)
 
@@ -87,15 +83,30 @@ def test_batches_change_no_count(model):
 def test_ntp_runs_once_and_is_its_own_measure(model):
     calls = []
     settings = DecodingSettings(method="ntp", max_new_tokens=8)
-    found = evaluate(model, GREETINGS, settings=settings, limit=4, batch_size=2, on_progress=lambda *c: calls.append(c))
+    found = evaluate(
+        model,
+        GREETINGS,
+        settings=settings,
+        limit=4,
+        batch_size=2,
+        on_progress=lambda point, count: calls.append((point.method, count)),
+    )
     assert calls == [("ntp", 2), ("ntp", 4)]
-    assert found.totals is found.ntp
-    assert found.block_size == found.nfe_speedup == found.identical_to_ntp == 1
+    assert found.ntp is None
+    assert found.plain is found
+    assert found.point.block_size == found.nfe_speedup == found.identical_to_ntp == found.token_agreement == 1
 
 
 def test_progress_tells_both_methods(model):
     calls = []
-    evaluate(model, GREETINGS, settings=SETTINGS, limit=3, batch_size=2, on_progress=lambda *c: calls.append(c))
+    evaluate(
+        model,
+        GREETINGS,
+        settings=SETTINGS,
+        limit=3,
+        batch_size=2,
+        on_progress=lambda point, count: calls.append((point.method, count)),
+    )
     assert calls == [("sbd", 2), ("sbd", 3), ("ntp", 2), ("ntp", 3)]
 
 
@@ -133,18 +144,21 @@ def test_word_problems_of_a_split(model):
         assert encode_prompt(model.tokenizer, example.question) == model.tokenizer(example.prompt).input_ids
 
 
-def test_agreement_is_counted_place_by_place(model):
+def test_agreement_is_an_average_over_answers(model):
+    """One definition, in `evaluate`, in sweeps and in tolerances."""
     settings = replace(SETTINGS, sampler=EntropyBounded(5.0))
     found = evaluate(model, GREETINGS, settings=settings, limit=6, batch_size=4)
     alone = [compare(model, example.question, settings=settings) for example in islice(GREETINGS.examples(), 6)]
-    places = sum(max(c.ntp.num_tokens, c.blocks.num_tokens) for c in alone)
-    agreeing = sum(
-        place < c.ntp.num_tokens and token == c.ntp.token_ids[place]
-        for c in alone
-        for place, token in enumerate(c.blocks.token_ids)
-    )
-    assert 0 < agreeing < places
-    assert found.token_agreement == agreeing / places
+    shares = []
+    for each in alone:
+        places = max(each.ntp.num_tokens, each.blocks.num_tokens)
+        agreeing = sum(
+            place < each.ntp.num_tokens and token == each.ntp.token_ids[place]
+            for place, token in enumerate(each.blocks.token_ids)
+        )
+        shares.append(agreeing / places)
+    assert 0 < sum(shares) < 6
+    assert found.token_agreement == pytest.approx(sum(shares) / 6)
     assert found.nll is None
 
 
@@ -165,7 +179,7 @@ def naive_nll(model, pairs):
 
 def test_likelihoods_are_those_of_plain_decoding(model):
     found = evaluate(model, CUT, settings=SETTINGS, limit=2)
-    assert found.accuracy is found.accuracy_interval is found.ntp_accuracy is None
+    assert found.accuracy is found.accuracy_interval is found.ntp.accuracy is None
     prompts = [encode_prompt(model.tokenizer, example.question) for example in CUT_TEXTS]
     for method in ("sbd", "ntp"):
         settings = replace(SETTINGS, method=method)

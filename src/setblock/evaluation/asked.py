@@ -1,0 +1,134 @@
+"""From a task's examples to a result: a model is asked, its answers are judged and counted.
+
+Knows examples, answers and what becomes of them. Knows nothing of which operating points are worth asking at.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from setblock.data.tasks import Example, Task
+from setblock.decoding.generation import Generation
+from setblock.decoding.operating_point import OperatingPoint
+from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.text import Prompt, encode_prompt
+from setblock.errors import ParameterError, SetBlockError
+from setblock.evaluation.answers import answers_to, prompts_of
+from setblock.evaluation.fingerprint import provenance, task_identity
+from setblock.evaluation.judging import check_judge, verdicts_on
+from setblock.evaluation.nll import Likelihoods, mean_nll
+from setblock.evaluation.outcomes import outcomes_of
+from setblock.evaluation.result import Result
+from setblock.evaluation.sandbox import Level
+from setblock.model.sbd_model import SBDModel
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A model's answers, in the order of the examples, and the seconds that they took together."""
+
+    generations: Sequence[Generation]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a model is asked; made by `ask`.
+
+    Attributes:
+        identity: of task and examples; see `task_identity`.
+        prompts: how the examples are asked.
+        raw: whether prompts are gone on with as they stand, without a chat template.
+        batch_size, continuous, level: as in `setblock.evaluation.run.evaluate`.
+    """
+
+    model: SBDModel
+    task: Task[Any]
+    identity: Mapping[str, Any]
+    examples: Sequence[Example]
+    prompts: Sequence[Prompt]
+    raw: bool
+    batch_size: int
+    continuous: bool
+    level: Level
+
+    def decode(self, settings: DecodingSettings, on_progress: Callable[[int], None] = lambda done: None) -> Answers:
+        """Answer all examples."""
+        started = time.perf_counter()
+        generations = answers_to(
+            self.prompts,
+            self.model,
+            settings,
+            batch_size=self.batch_size,
+            raw=self.raw,
+            continuous=self.continuous,
+            on_progress=on_progress,
+        )
+        return Answers(generations, time.perf_counter() - started)
+
+    def result(
+        self,
+        run: Mapping[str, Any],
+        point: OperatingPoint,
+        answers: Answers,
+        *,
+        ntp: Result | None,
+    ) -> Result:
+        """Judge and count; `ntp` is NTP's result, None where these are its answers."""
+        generations = answers.generations
+        own = [each.token_ids for each in generations]
+        reference = own if ntp is None else ntp.token_ids
+        assert reference is not None
+        verdicts = verdicts_on(self.task, self.examples, [each.text for each in generations], level=self.level)
+        return Result(
+            run=run,
+            point=point,
+            outcomes=outcomes_of(generations, ntp=reference, verdicts=verdicts),
+            seconds=answers.seconds,
+            ntp=ntp,
+            made=provenance(),
+            token_ids=own if ntp is None else None,
+            nll=self._likelihoods(own, reference) if verdicts is None else None,
+        )
+
+    def _likelihoods(self, answers: Sequence[Sequence[int]], ntp: Sequence[Sequence[int]]) -> Likelihoods:
+        prompts = [encode_prompt(self.model.tokenizer, prompt, raw=self.raw) for prompt in self.prompts]
+        written = [(each.completion if self.raw else each.answer) or "" for each in self.examples]
+        tokenizer = self.model.tokenizer
+        references = [
+            tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids for text in written
+        ]
+        answers_nll, ntp_nll, reference_nll = (
+            mean_nll(self.model, zip(prompts, texts, strict=True)) for texts in (answers, ntp, references)
+        )
+        return Likelihoods(answers_nll, ntp_nll, reference_nll)
+
+
+def ask(
+    model: SBDModel,
+    task: Task[Any],
+    *,
+    split: str,
+    limit: int,
+    batch_size: int,
+    seed: int = 0,
+    continuous: bool = False,
+    level: Level = "confined",
+) -> Asked:
+    """The first `limit` examples of a task's split, for a model.
+
+    Raises:
+        SetBlockError: an argument is out of its range, the task has no examples, or its answers can't be judged here.
+    """
+    for name, value in (("limit", limit), ("batch_size", batch_size)):
+        if value < 1:
+            raise ParameterError(f"{name} must be at least 1, not {value}")
+    check_judge(task, level=level)
+    examples = list(islice(task.examples(split, seed=seed), limit))
+    if not examples:
+        raise SetBlockError(f"task {task.name} has no examples here")
+    prompts, raw = prompts_of(task, examples, model)
+    identity = task_identity(task, examples, split=split, seed=seed)
+    return Asked(model, task, identity, examples, prompts, raw, batch_size, continuous, level)

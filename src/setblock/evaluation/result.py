@@ -1,0 +1,199 @@
+"""The result of evaluating one way to decode on the examples of a task. There is one kind of it.
+
+An evaluation is a `Result`; a sweep is a list of them over the same examples, plain decoding's first. Every figure is counted
+from the outcomes of the examples, here and nowhere else. Knows nothing of how answers are decoded or kept.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from setblock.decoding.operating_point import NTP, OperatingPoint, point_from_json
+from setblock.errors import SetBlockError
+from setblock.evaluation.nll import Likelihoods
+from setblock.evaluation.outcomes import Outcomes, nfe_speedup, outcomes_from_json
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one operating point did.
+
+    Attributes:
+        run: what all results of a sweep have in common: task, settings that no point says, and, in a sweep, model and code.
+        outcomes: of each example.
+        seconds: wall-clock of all of them.
+        ntp: plain decoding's result on the same examples; None where this is it.
+        made: date, hardware and versions.
+        token_ids: the answers, of NTP only: what the others are compared with.
+        nll: where nobody can say what is right, how likely the model finds the answers.
+    """
+
+    run: Mapping[str, Any]
+    point: OperatingPoint
+    outcomes: Outcomes
+    seconds: float
+    ntp: "Result | None" = field(default=None, repr=False)
+    made: Mapping[str, Any] = field(default_factory=dict)
+    token_ids: Sequence[Sequence[int]] | None = field(default=None, repr=False)
+    nll: Likelihoods | None = None
+
+    @property
+    def plain(self) -> "Result":
+        """Plain decoding's result: `ntp`, or this one."""
+        return self.ntp or self
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples."""
+        return len(self.outcomes)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right answers; None where nobody can say."""
+        return None if self.outcomes.correct is None else sum(self.outcomes.correct) / self.num_examples
+
+    @property
+    def accuracy_interval(self) -> tuple[float, float] | None:
+        """Its 95% Wilson interval."""
+        correct = self.outcomes.correct
+        return None if correct is None else wilson_interval(sum(correct), self.num_examples)
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Means of the task's further scores."""
+        return {name: sum(values) / self.num_examples for name, values in self.outcomes.scores.items()}
+
+    @property
+    def mean_passes(self) -> float:
+        """Passes an example, the prefill left out and commits included."""
+        return sum(self.outcomes.decoding) / self.num_examples
+
+    @property
+    def nfe_speedup(self) -> float | None:
+        """Sum of NTP's passes over the sum of these, prefills left out; None where nothing was left to decode."""
+        return self.nfe_speedup_on(range(self.num_examples))
+
+    @property
+    def identical_to_ntp(self) -> float:
+        """Share of answers that are NTP's, token for token."""
+        return sum(count == 0 for count in self.outcomes.differing) / self.num_examples
+
+    @property
+    def token_agreement(self) -> float:
+        """On average over answers, the share of an answer's positions at which its token is NTP's: 1 minus the mean of
+        `differing`. Every answer weighs the same, long or short, as a tolerance of `setblock calibrate` has it."""
+        return 1 - sum(self.differing) / self.num_examples
+
+    @property
+    def differing(self) -> list[float]:
+        """For each example the share of positions at which the answer is not NTP's, of the longer answer's; in 0..1."""
+        lengths = map(max, self.plain.outcomes.tokens, self.outcomes.tokens)
+        return [count / max(length, 1) for count, length in zip(self.outcomes.differing, lengths, strict=True)]
+
+    @property
+    def lost(self) -> list[int]:
+        """For each example 1 where NTP is right and this is wrong, -1 where it is the other way round, else 0."""
+        theirs, ours = self.plain.outcomes.correct, self.outcomes.correct
+        assert theirs is not None
+        assert ours is not None
+        return [right - mine for right, mine in zip(theirs, ours, strict=True)]
+
+    def nfe_speedup_on(self, examples: Sequence[int]) -> float | None:
+        """`nfe_speedup` over some of the examples, by their numbers."""
+        ntp, passes = self.plain.outcomes.decoding, self.outcomes.decoding
+        return nfe_speedup(ntp_passes=sum(ntp[i] for i in examples), passes=sum(passes[i] for i in examples))
+
+    def figures(self) -> dict[str, Any]:
+        """All that can be said of it, for JSON; the README says how passes are counted."""
+        point, outcomes, ntp = self.point.to_json(), self.outcomes, self.plain
+        interval, task = self.accuracy_interval, self.run["task"]
+        return {
+            "task": task["name"],
+            **task["options"],
+            "settings": self.run["settings"],
+            "method": self.point.method,
+            "sampler": self.point.sampler,
+            "sampler_options": point["sampler_options"],
+            "gamma": point["sampler_options"].get("gamma"),
+            "block_size": self.point.block_size,
+            "num_examples": self.num_examples,
+            "accuracy": self.accuracy,
+            "accuracy_interval": interval and list(interval),
+            "scores": self.scores,
+            "num_forwards": outcomes.num_forwards,
+            "prefill_forwards": sum(outcomes.prefill),
+            "mean_forwards": outcomes.num_forwards / self.num_examples,
+            "mean_passes": self.mean_passes,
+            "passes": {kind: sum(getattr(outcomes, kind)) for kind in ("prefill", "block", "commit")},
+            "num_tokens": sum(outcomes.tokens),
+            "tokens_per_forward": outcomes.tokens_per_forward,
+            "nfe_speedup": self.nfe_speedup,
+            "identical_to_ntp": self.identical_to_ntp,
+            "token_agreement": self.token_agreement,
+            "seconds": self.seconds,
+            "ntp_accuracy": ntp.accuracy,
+            "ntp_forwards": ntp.outcomes.num_forwards,
+            "ntp_tokens": sum(ntp.outcomes.tokens),
+            "ntp_seconds": ntp.seconds,
+            **({} if self.nll is None else {"nll": asdict(self.nll)}),
+            "point": point,
+            **self.made,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Its figures, and what they are counted from."""
+        kept = {"run": self.run, "outcomes": self.outcomes.to_json()}
+        return {**self.figures(), **kept, **({} if self.ntp else {"token_ids": list(map(list, self.token_ids or ()))})}
+
+
+def result_from_json(recorded: Any, *, ntp: Result | None) -> Result:
+    """What `to_json` gave; figures are counted anew from the outcomes.
+
+    Args:
+        ntp: plain decoding's result; None where this must be it.
+
+    Raises:
+        SetBlockError: it is no such object.
+    """
+    try:
+        made = {key: recorded[key] for key in ("date", "hardware", "versions")}
+        seconds, token_ids, run = float(recorded["seconds"]), recorded.get("token_ids"), recorded["run"]
+        point, outcomes = point_from_json(recorded["point"]), outcomes_from_json(recorded["outcomes"])
+        nll = Likelihoods(**recorded["nll"]) if "nll" in recorded else None
+    except KeyError as error:
+        raise SetBlockError(f"it has no {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise SetBlockError(str(error)) from error
+    if point == NTP and (token_ids is None or len(token_ids) != len(outcomes)):
+        raise SetBlockError("its token_ids must be one list for each example")
+    return Result(run, point, outcomes, seconds, ntp, made, token_ids, nll)
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """The 95% Wilson score interval of a share, within 0..1; it is honest at 0 and 1 and for few trials too."""
+    from scipy.stats import binomtest  # it takes most of a second to import
+
+    interval = binomtest(successes, trials).proportion_ci(0.95, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def pareto_front(results: Sequence[Result]) -> list[Result]:
+    """Those that no other one beats in both accuracy and passes, by ascending passes. Empty where nobody can say what is
+    right."""
+    points = [(result.mean_passes, result.accuracy) for result in results]
+    if any(accuracy is None for _, accuracy in points):
+        return []
+    return [results[index] for index in front_of([(cost, float(worth or 0)) for cost, worth in points])]
+
+
+def front_of(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Which of some pairs (cost, worth) no other pair beats: none costs at most as much and is worth at least as much, and
+    is not the same. By ascending cost; equal pairs are all in it."""
+    front: list[int] = []
+    best, best_cost = float("-inf"), float("inf")
+    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
+        cost, worth = points[index]
+        if worth > best or (worth == best and cost == best_cost):
+            front.append(index)
+            best, best_cost = worth, cost
+    return front

@@ -1,0 +1,146 @@
+"""`evaluate` and `sweep`: a model answers a task's examples at one or many operating points, and by plain decoding.
+
+Knows which points are still to be decoded. Knows nothing of any task in particular, nor of how answers are counted.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from setblock.data.tasks import Task
+from setblock.decoding.calibrated import default_settings, with_calibration
+from setblock.decoding.operating_point import NTP, OperatingPoint, point_of
+from setblock.decoding.settings import DecodingSettings
+from setblock.evaluation.asked import ask
+from setblock.evaluation.fingerprint import code_identity, model_fingerprint
+from setblock.evaluation.result import Result
+from setblock.evaluation.result_file import check_same, open_results
+from setblock.evaluation.sandbox import Level
+from setblock.model.sbd_model import SBDModel
+
+DEFAULT_LIMIT = 100
+DEFAULT_BATCH_SIZE = 32
+# What a point says itself; everything else of the settings is shared by a whole sweep.
+_OF_POINTS = {"method", "sampler", "block_size", "adaptive_blocks", "draft_passes"}
+Progress = Callable[[OperatingPoint, int], None]
+
+
+def evaluate(
+    model: SBDModel,
+    task: Task[Any],
+    *,
+    split: str = "test",
+    seed: int = 0,
+    settings: DecodingSettings | None = None,
+    limit: int = DEFAULT_LIMIT,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    continuous: bool = False,
+    level: Level = "confined",
+    on_progress: Progress | None = None,
+) -> Result:
+    """Evaluate a model on the first `limit` examples of a task, by NTP and, if it is another, by the method of `settings`.
+
+    Args:
+        split, seed: which examples; see `Task.examples`.
+        settings: how to decode. NTP uses the same, but for the method.
+        limit: how many examples, at least 1.
+        batch_size: how many are decoded at once, at least 1. Changes the time, never an answer or a count.
+        continuous: whether an answer that is finished makes room for the next, as in a server; likewise.
+        level: how programs are confined, of a task that runs code; see `setblock.evaluation.sandbox`.
+        on_progress: called now and then with the operating point and the number of examples answered so far.
+
+    Raises:
+        SetBlockError: an argument is out of its range, or the model can't do what is asked.
+    """
+    asked = ask(
+        model,
+        task,
+        split=split,
+        seed=seed,
+        limit=limit,
+        batch_size=batch_size,
+        continuous=continuous,
+        level=level,
+    )
+    settings = with_calibration(model, settings or default_settings(model))
+    point = point_of(model, settings)
+    run = {"task": asked.identity, "settings": changed_settings(settings)}
+    points = {point: settings, NTP: replace(settings, method="ntp")}  # that first: what it refuses is told at once
+    answers = {at: asked.decode(how, partial(on_progress or _silent, at)) for at, how in points.items()}
+    ntp = asked.result(run, NTP, answers[NTP], ntp=None)
+    return ntp if point == NTP else asked.result(run, point, answers[point], ntp=ntp)
+
+
+def sweep(
+    model: SBDModel,
+    task: Task[Any],
+    points: Iterable[OperatingPoint],
+    *,
+    split: str = "test",
+    seed: int = 0,
+    path: Path | None = None,
+    shared: DecodingSettings | None = None,
+    limit: int = DEFAULT_LIMIT,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    level: Level = "confined",
+    on_progress: Progress | None = None,
+) -> list[Result]:
+    """Evaluate a model at every point, each as `evaluate` would; NTP is decoded once for all of them.
+
+    Args:
+        points: in this order; one that the file has is not decoded again.
+        path: a file that results are added to as they are done, and that an interrupted sweep goes on from; None for none.
+        shared: the settings that no point says, such as `max_new_tokens`.
+
+    Returns:
+        NTP and the asked points, in their order, also where the file has others besides.
+
+    Raises:
+        SetBlockError: an argument is out of its range, the file holds another sweep, or the model can't do what is asked.
+    """
+    asked = ask(model, task, split=split, seed=seed, limit=limit, batch_size=batch_size, level=level)
+    shared = shared or DecodingSettings()
+    run: Mapping[str, Any] = {
+        "model": {
+            "name": model.model.name_or_path,
+            "fingerprint": model_fingerprint(model),
+            **({"prepacked": True} if model.prepacked else {}),  # adds up in another order, and takes other times
+        },
+        "task": asked.identity,
+        "settings": changed_settings(shared),
+        "code": code_identity(),
+    }
+    wanted = [NTP, *(point for point in dict.fromkeys(points) if point != NTP)]
+    with nullcontext() if path is None else open_results(path) as file:
+        results: dict[OperatingPoint, Result] = {}
+        if file is not None and path is not None and file.results:
+            check_same(path, file.results[0].run, run)
+            results = {result.point: result for result in file.results}
+        for point in wanted:
+            if point in results:
+                continue
+            answers = asked.decode(point.settings(shared), partial(on_progress or _silent, point))
+            results[point] = asked.result(run, point, answers, ntp=results.get(NTP))
+            if file is not None:
+                file.add(results[point])
+    return [results[point] for point in wanted]
+
+
+def changed_settings(settings: DecodingSettings) -> dict[str, Any]:
+    """The settings that no operating point says and that are not the default, as JSON holds them."""
+    default = DecodingSettings()
+    changed = {
+        field.name: getattr(settings, field.name)
+        for field in fields(settings)
+        if field.name not in _OF_POINTS and getattr(settings, field.name) != getattr(default, field.name)
+    }
+    whole: dict[str, Any] = json.loads(json.dumps(changed, default=str))
+    return whole
+
+
+def _silent(point: OperatingPoint, done: int) -> None:
+    pass
