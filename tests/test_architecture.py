@@ -61,7 +61,7 @@ def test_imports_follow_the_data_flow(path: Path) -> None:
 
 
 DECODING = [path for path in FILES if part_of(path) in ("decoding", "engine")]
-BOUNDARY = {"protocol", "feed", "facts", "calibrated"}
+BOUNDARY = {"protocol", "feed", "facts", "calibrations"}
 
 
 @pytest.mark.parametrize("path", DECODING, ids=lambda path: str(path.relative_to(ROOT)))
