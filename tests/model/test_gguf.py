@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.gguf_files import write_llama
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 import setblock
+from gguf_files import write_llama
 from setblock import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.model.loading import NotTrainedForBlocks

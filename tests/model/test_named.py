@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.gguf_files import write_llama
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 import setblock
+from gguf_files import write_llama
 from setblock.errors import SetBlockError
 from setblock.model import named
+from setblock.model.adapter import block_only
 from setblock.model.named import NAMED_MODELS, NamedModel, fetch
+from setblock.model.sbd_model import SBDModel
+from setblock.training.adapters import AdapterSection, add_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore::setblock.model.loading.NotTrainedForBlocks")
 
@@ -136,6 +139,54 @@ def test_a_folder_of_that_name_is_not_taken_for_the_model(
     (tmp_path / "tiny").mkdir()
     with pytest.raises(SetBlockError, match=r"no config\.json"):
         setblock.load("tiny")
+
+
+def test_an_adapter_goes_with_the_model_and_leaves_plain_decoding_alone(
+    tiny: NamedModel, tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch("tiny")
+    base = setblock.load("tiny")
+    run = _trained_run(base, tmp_path / "run")
+    named.ship_adapter(run, tmp_path / "shipped")
+    monkeypatch.setitem(NAMED_MODELS, "tiny", dataclasses.replace(tiny, adapter=tmp_path / "shipped"))
+
+    sbd = setblock.load("tiny")
+    assert sbd.facts is not None
+    assert sbd.facts.block_sizes == (4,)
+    assert sbd.gate is not None
+    tokens = torch.tensor([[5, 9, 30, 7, 7]])
+    with torch.inference_mode():
+        plain, expected = sbd.model(tokens).logits, setblock.load(run).model(tokens).logits
+        assert torch.equal(plain[:, :3], base_logits(tmp_path, tiny, tokens, monkeypatch)[:, :3])
+        in_block = torch.tensor([[False, False, False, True, True]])
+        with block_only(sbd.model, in_block):
+            drafted = sbd.model(tokens).logits
+    assert torch.equal(plain[:, :3], expected[:, :3])
+    assert not torch.equal(plain[:, 3:], drafted[:, 3:])
+
+
+def base_logits(
+    tmp_path: Path, tiny: NamedModel, tokens: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> torch.Tensor:
+    with monkeypatch.context() as patch:
+        patch.setitem(NAMED_MODELS, "tiny", tiny)
+        logits: torch.Tensor = setblock.load("tiny").model(tokens).logits
+        return logits
+
+
+def _trained_run(base: SBDModel, folder: Path) -> Path:
+    """What a run with `adapter.only_noisy` leaves, with an adapter of random weights."""
+    base.prepare_for_training(block_sizes=[4], logit_shift=True, noisy_adapter=True)
+    state = {name: weight.clone() for name, weight in base.model.state_dict().items()}
+    wrapped = add_adapter(base, AdapterSection(r=4, only_noisy=True))
+    torch.manual_seed(1)
+    for name, parameter in wrapped.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    wrapped.save_pretrained(folder / "trained")
+    base.gate = None
+    base.save(folder, state=state, adapter=folder / "trained")
+    return folder
 
 
 def test_unknown_names_are_told_the_known_ones() -> None:

@@ -20,15 +20,20 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from setblock.errors import SetBlockError, did_you_mean
+from setblock.model.adapter import ADAPTER_FOLDER
+from setblock.model.eight_bits import from_eight_bits, to_eight_bits
 from setblock.model.facts import CONFIG_KEY, read_facts
 from setblock.model.gguf import pretrained_arguments, weights_arguments
 from setblock.model.sbd_model import SBDModel
 
 FACTS_FILE = "facts.json"
 """In the folder of a shipped adapter: the facts of the checkpoint that it makes."""
+WEIGHTS_NAME, CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
+"""PEFT's names for the files of an adapter."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +234,31 @@ def _sbd_model(model: NamedModel, source: str) -> SBDModel:
 
 
 def _adapter_of(model: NamedModel, temporary: Path) -> Path | None:
-    """A folder of the adapter as PEFT reads it, without the facts."""
+    """A folder of the adapter as PEFT reads it."""
     if model.adapter is None:
         return None
-    return Path(shutil.copytree(model.adapter, temporary / "adapter", ignore=shutil.ignore_patterns(FACTS_FILE)))
+    folder = temporary / "adapter"
+    folder.mkdir()
+    shutil.copy(model.adapter / CONFIG_NAME, folder)
+    save_file(from_eight_bits(load_file(model.adapter / WEIGHTS_NAME)), folder / WEIGHTS_NAME)
+    return folder
+
+
+def ship_adapter(run: Path, folder: Path) -> None:
+    """Make of a trained run's adapter what the package ships: matrices in eight bits, PEFT's configuration, and the facts.
+
+    Args:
+        run: a folder that `setblock train` wrote with `adapter.only_noisy`.
+        folder: where to; made if need be.
+
+    Raises:
+        SetBlockError: the run has no such adapter.
+    """
+    source = run / ADAPTER_FOLDER
+    facts = json.loads((run / "config.json").read_text()).get(CONFIG_KEY, {})
+    if not facts.get("noisy_adapter") or not (source / WEIGHTS_NAME).is_file():
+        raise SetBlockError(f"{run} holds no adapter that acts on the future block alone")
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source / CONFIG_NAME, folder)
+    save_file(to_eight_bits(load_file(source / WEIGHTS_NAME)), folder / WEIGHTS_NAME)
+    (folder / FACTS_FILE).write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
