@@ -24,12 +24,12 @@ ALLOWED: dict[str, set[str]] = {
     "training": CORE | {"model", "section"},
     "engine": CORE | {"model", "decoding"},
     "evaluation": CORE | {"model", "decoding", "engine", "training"},
-    "regeneration": CORE | {"model", "decoding"},
+    "own_text": CORE | {"model", "decoding", "engine"},
     "integrations": CORE | {"model", "decoding", "evaluation"},
     "assets": {"integrations"},  # the few lines that every checkpoint carries
     "server": CORE | {"model", "decoding", "engine"},
     "cli": CORE
-    | {"model", "decoding", "engine", "training", "evaluation", "integrations", "regeneration", "roofline", "server"},
+    | {"model", "decoding", "engine", "training", "evaluation", "integrations", "own_text", "roofline", "server"},
     "__main__": {"cli"},
 }
 

@@ -1,4 +1,4 @@
-"""`setblock data`: what a recipe trains on, seen before the training, and answers of a model's own."""
+"""`setblock data`: what a recipe trains on, seen before the training, and prompts and answers of a model's own."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,8 +104,8 @@ def regenerate(
     (exact writes the same text). Run again after an interruption, the same command goes on. Then name the file as data.source.
     """
     from setblock.data.rows import use_chat_template
-    from setblock.regeneration import questions_of
-    from setblock.regeneration import regenerate as run
+    from setblock.own_text.answers import questions_of
+    from setblock.own_text.answers import regenerate as run
     from setblock.training.recipe import load_recipe, parse_override
 
     if not output.name.endswith(".jsonl"):
@@ -131,3 +131,57 @@ def regenerate(
     cut = done.questions - done.answers
     left_out = f"; {cut} did not end within --max-new-tokens and were left out" if cut else ""
     typer.echo(f"{done.answers} answers in {output}{left_out}")
+
+
+def prompts(
+    output: Annotated[Path, typer.Option("--output", metavar="FILE", help="A .jsonl file.", show_default=False)],
+    count: Annotated[
+        int, typer.Option("--count", metavar="N", min=1, help="How many prompts to ask for. Some are left out.")
+    ] = 1000,
+    system: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--system",
+            metavar="TEXT",
+            help="A system message, which steers what users ask. May be given again: they take turns. Default: that of the "
+            "chat template.",
+            show_default=False,
+        ),
+    ] = None,
+    temperature: Annotated[float, typer.Option("--temperature", metavar="T", help="Of the draws, above 0.")] = 1.0,
+    top_p: Annotated[float, typer.Option("--top-p", metavar="P", help="As in `setblock generate`.")] = 0.95,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", metavar="N", help="The longest prompt; longer ones are left out.")
+    ] = 192,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the first prompt; the next ones count on.")] = 0,
+    *,
+    model: ModelOptions,
+) -> None:
+    """Let a chat model write prompts itself, for `setblock data regenerate` to have them answered.
+
+    The model goes on where its chat template opens a user's message. Run again after an interruption, the same command goes on.
+    """
+    from setblock.decoding.settings import DecodingSettings
+    from setblock.own_text.prompts import write_prompts
+
+    if not output.name.endswith(".jsonl"):
+        raise ParameterError(f"--output must end in .jsonl, not {output.name!r}")
+    if temperature <= 0:
+        raise ParameterError(
+            f"--temperature must be above 0, not {temperature}: the same prompt would be written each time"
+        )
+    settings = DecodingSettings(
+        method="ntp", temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens, seed=seed
+    )
+    silence_libraries()
+    loaded = load_model(model, blocks=False)
+    with progress() as tell:
+        written = write_prompts(
+            loaded,
+            output,
+            count=count,
+            systems=system or [None],
+            settings=settings,
+            on_progress=lambda asked: tell("prompts", asked, count),
+        )
+    typer.echo(f"{written} prompts in {output}")

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from setblock.cli.calibrate import calibrate
 from setblock.cli.compare import compare
-from setblock.cli.data import inspect, regenerate
+from setblock.cli.data import inspect, prompts, regenerate
 from setblock.cli.evaluate import evaluate
 from setblock.cli.fetch import fetch
 from setblock.cli.generate import generate
@@ -73,9 +73,12 @@ def _setblock(
 for command in (generate, compare, trace, evaluate, sweep, calibrate, train, merge, push, fetch, serve, roofline):
     app.command()(with_option_groups(command))
 
-data = typer.Typer(no_args_is_help=True, help="Look at the data of a recipe, or let a model write its answers anew.")
+data = typer.Typer(
+    no_args_is_help=True, help="Look at the data of a recipe, or let a model write prompts and answers itself."
+)
 data.command()(with_option_groups(inspect))
 data.command()(with_option_groups(regenerate))
+data.command()(with_option_groups(prompts))
 app.add_typer(data, name="data")
 
 

@@ -14,7 +14,7 @@ from setblock.decoding.generate import generate
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.model.sbd_model import SBDModel
-from setblock.regeneration import Question, Regenerated, questions_of, regenerate
+from setblock.own_text.answers import Question, Regenerated, questions_of, regenerate
 
 SETTINGS = DecodingSettings(method="ntp", max_new_tokens=6, temperature=3.0, seed=5)
 QUESTIONS = [Question(f"row {i}", f"Question {i}:") for i in range(12)]
@@ -81,6 +81,10 @@ def test_questions_of_every_shape(tmp_path: Path) -> None:
     assert record == {"messages": [*chat[:3], {"role": "assistant", "content": "Eight."}]}
     assert question.asks(record)
 
+    path.write_text(json.dumps({"messages": chat[:1]}) + "\n")
+    (question,) = questions_of(TextsSection(source=str(path)))
+    assert question.prompt == chat[:1], "a message that nobody has answered"
+
     path.write_text(json.dumps({"q": "1 + 1 =", "a": " 3"}) + "\n")
     (question,) = questions_of(TextsSection(source=str(path), prompt_column="q", completion_column="a"))
     assert question.answered(" 2") == {"prompt": "1 + 1 =", "completion": " 2"}
@@ -91,7 +95,7 @@ def test_questions_of_every_shape(tmp_path: Path) -> None:
 
     for content, said in (
         ({"text": "a"}, "a text has no prompt"),
-        ({"messages": chat[:1]}, "no answer to write again"),
+        ({"messages": [chat[1]]}, "no user's message to answer"),
     ):
         path.write_text(json.dumps(content) + "\n")
         with pytest.raises(SetBlockError, match=f"chats.jsonl, line 1: .*{said}"):

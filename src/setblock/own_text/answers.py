@@ -47,7 +47,7 @@ class Question:
 
 
 def questions_of(section: DataSection) -> Iterator[Question]:
-    """The questions of a recipe's data; of chats, the last answer is asked for.
+    """The questions of a recipe's data; of chats, the last answer is asked for, or the first where there is none.
 
     Raises:
         SetBlockError: the data can't be read, or has no answers to ask for.
@@ -70,11 +70,13 @@ def _prompt(values: list[Any]) -> Prompt:
     if isinstance(values[0], str):
         raise SetBlockError("a text has no prompt to answer; prompts and completions, or messages, are needed")
     messages = list(values[0])
-    while messages and messages[-1].get("role") != "assistant":
-        messages.pop()
-    if len(messages) < 2 or not all(isinstance(message.get("content"), str) for message in messages):
-        raise SetBlockError("the messages have no answer to write again, or hold something else than text")
-    return [{"role": message["role"], "content": message["content"]} for message in messages[:-1]]
+    answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+    messages = (
+        messages[: answers[-1]] if answers else messages
+    )  # the last answer is written again, or the first is written
+    if not messages or not all(isinstance(message.get("content"), str) for message in messages):
+        raise SetBlockError("the messages have no user's message to answer, or hold something else than text")
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
 @dataclass(frozen=True)
