@@ -26,7 +26,7 @@ from setblock.model.facts import SBDFacts
 from setblock.model.forward import logits_at
 from setblock.model.padded_runner import PaddedRunner
 from setblock.model.sbd_model import SBDModel
-from setblock.roofline.presets import preset_config
+from setblock.roofline.presets import CONFIGS
 from setblock.roofline.shape import shape_of
 
 PassKind = Literal["one token", "block", "fused"]
@@ -51,7 +51,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "100m": _llama(768, 11),
     "400m": _llama(1280, 20),
     "1b": _llama(2048, 20),
-    "8b": preset_config("llama-3.1-8b"),
+    "8b": CONFIGS["llama-3.1-8b"],
 }
 """What random models there are: Llama shapes, the last one Llama-3.1-8B's own."""
 

@@ -14,7 +14,6 @@ from setblock.roofline.precision import Precision
 from setblock.roofline.prediction import (
     Prediction,
     block_speedup,
-    break_even_nfe,
     last_paying_batch,
     pass_times,
     slowdown,
@@ -84,17 +83,6 @@ def test_speedup_is_eq_16_of_the_predicted_passes():
     expected = predicted_speedup(16 / 5, block_size=16, **times)
     assert block_speedup(prediction, 5, block_size=16, **at) == expected
     assert pass_times(prediction, 16, **at) == tuple(times.values())
-
-
-@given(predictions, st.integers(2, 64), batches, lengths)
-def test_at_the_break_even_blocks_take_as_long_as_tokens(prediction, k, batch, length):
-    at = {"block_size": k, "batch": batch, "kv_length": length}
-    nfe = break_even_nfe(prediction, **at)
-    if nfe is None:
-        assert block_speedup(prediction, k, **at) < 1
-    else:
-        assert 1 < nfe <= k
-        assert block_speedup(prediction, nfe, **at) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("model", MODELS)

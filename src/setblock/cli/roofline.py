@@ -1,50 +1,80 @@
-"""`setblock roofline`: what blocks can gain on a machine, predicted from two figures of it, and a plan for one load."""
+"""`setblock roofline`: what blocks can gain on a machine, predicted from two figures of it."""
 
-from pathlib import Path
-from typing import Annotated
+import warnings
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
 from setblock.cli import options
-from setblock.cli.messages import print_json, print_message, stdout_console
-from setblock.cli.roofline_plan import plan_json, print_plan
-from setblock.cli.roofline_subject import (
-    SubjectOptions,
-    prediction_for,
-    read_subject,
-    this_device,
-    this_machine,
-    torch_dtype,
-)
-from setblock.cli.roofline_view import (
-    operations_json,
-    passes_json,
-    print_caveat,
-    print_passes,
-    print_paying,
-    print_subject,
-    print_tables,
-    subject_json,
-    tables_json,
-)
-from setblock.errors import ParameterError
+from setblock.cli.messages import print_json, silence_libraries, stdout_console
+from setblock.cli.options import MODEL
+from setblock.cli.roofline_view import print_prediction, roofline_json
+from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, Hardware, hardware_named
 from setblock.roofline.machine import THIS_MACHINE
-from setblock.roofline.plan import plan as make_plan
-from setblock.roofline.plan import read_evaluations
-from setblock.roofline.precision import Precision
-from setblock.roofline.prediction import Prediction, last_paying_batch
-from setblock.roofline.printed import PrintedPrediction
-from setblock.roofline.tables import (
-    BLOCK_SIZE,
-    KV_LENGTH,
-    NFE_SPEEDUPS,
-    PRINTED_SLOWDOWN_BATCHES,
-    PRINTED_SPEEDUP_BATCHES,
-    tables,
-)
+from setblock.roofline.precision import BITS, NumberType, Precision
+from setblock.roofline.prediction import Prediction
+from setblock.roofline.presets import PAPER_MODEL, PRESETS
+from setblock.roofline.shape import ModelShape, shape_of
+from setblock.roofline.tables import BLOCK_SIZE, KV_LENGTH
 
-LOAD, PLAN = "Load", "Plan"
-MEASURED_MODEL = "smollm2-135m"  # what a laptop can hold
+LOAD = "Load"
+HARDWARE_PANEL = "Hardware"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectOptions:
+    """Which model, in which types, on which machine."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="P",
+            help=f"Folder or hub id, of which only the config is read, or one of {', '.join(PRESETS)}. "
+            f"Default: {PAPER_MODEL} on the paper's H100.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
+    dtype: Annotated[
+        NumberType | None,
+        typer.Option(
+            "--dtype",
+            help="Type of activations, and of weights and cache unless they are given. Default: the config's, or bfloat16; "
+            "float8 where no model is given, as in the paper.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
+    weights: Annotated[
+        NumberType | None, typer.Option("--weights", help="Type of the weights.", rich_help_panel=MODEL)
+    ] = None
+    kv: Annotated[
+        NumberType | None,
+        typer.Option("--kv", help="Type of the cached keys and values.", rich_help_panel=MODEL),
+    ] = None
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            "--hardware",
+            metavar="NAME",
+            help=f"One of {', '.join(HARDWARE)}, or {THIS_MACHINE}, which is measured. Default: h100.",
+            rich_help_panel=HARDWARE_PANEL,
+        ),
+    ] = None
+    bandwidth: Annotated[
+        float | None,
+        typer.Option("--bandwidth", metavar="GB/s", help="Of its memory, instead.", rich_help_panel=HARDWARE_PANEL),
+    ] = None
+    peak: Annotated[
+        float | None,
+        typer.Option(
+            "--peak",
+            metavar="TFLOPS",
+            help="Of its arithmetic, dense, in the type that is used, instead.",
+            rich_help_panel=HARDWARE_PANEL,
+        ),
+    ] = None
 
 
 def roofline(
@@ -53,169 +83,100 @@ def roofline(
     kv_length: Annotated[
         int, typer.Option("--kv-length", metavar="L", min=1, help="Cached positions.", rich_help_panel=LOAD)
     ] = KV_LENGTH,
-    concurrency: Annotated[
-        int,
-        typer.Option(
-            "--concurrency", metavar="N", min=1, help="Requests at once, in --plan and --measure.", rich_help_panel=LOAD
-        ),
-    ] = 1,
     block_size: Annotated[
         int,
         typer.Option("--block-size", metavar="K", min=2, help="k of the speed-ups.", rich_help_panel=LOAD),
     ] = BLOCK_SIZE,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Advise on k and gamma for this load.", rich_help_panel=PLAN)
-    ] = False,
-    nfe: Annotated[
-        float | None,
-        typer.Option(
-            "--nfe", metavar="X", help="NFE speed-up of your model at --block-size, as measured.", rich_help_panel=PLAN
-        ),
-    ] = None,
-    evaluations: Annotated[
-        Path | None,
-        typer.Option(
-            "--evaluations",
-            metavar="FILE",
-            help="Lines of `setblock evaluate --json` of your model, one for each gamma.",
-            rich_help_panel=PLAN,
-        ),
-    ] = None,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            "--tolerance",
-            metavar="A",
-            help="Accuracy that may be given up, in 0..1; 0.01 is a percentage point.",
-            rich_help_panel=PLAN,
-        ),
-    ] = 0.01,
-    as_printed: Annotated[
-        bool,
-        typer.Option(
-            "--as-printed",
-            help="The paper's tables 3 and 4 as printed, slips included.",
-            rich_help_panel=options.OUTPUT,
-        ),
-    ] = False,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure",
-            help="Time passes of random weights on this machine beside their prediction.",
-            rich_help_panel=options.OUTPUT,
-        ),
-    ] = False,
-    repeats: Annotated[
-        int, typer.Option("--repeats", metavar="N", min=1, help="Of --measure.", rich_help_panel=options.OUTPUT)
-    ] = 20,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw it, as PNG, SVG or PDF.", rich_help_panel=options.OUTPUT),
-    ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Predict what blocks gain: slowdown of block passes, speed-up in seconds, and the batch where it ends.
 
     Each operation of a pass takes the longer of its arithmetic at the machine's peak and its bytes at the memory's bandwidth.
-    Nothing is measured unless --measure or --hardware this-machine asks for it, and no weights are read.
+    Nothing is measured unless --hardware this-machine asks for it, and no weights are read.
     """
-    if as_printed + plan + measure > 1:
-        raise ParameterError("--as-printed, --plan and --measure exclude each other")
-    if not plan and (nfe is not None or evaluations is not None):
-        raise ParameterError("--nfe and --evaluations are for --plan")
-    if as_printed:
-        if subject != SubjectOptions() or plot is not None:
-            raise ParameterError("--as-printed is the paper's model on the paper's hardware, and has no plot")
-        _print_printed(kv_length=kv_length, block_size=block_size, as_json=as_json)
-        return
-    if measure:
-        _measure(subject, batch=concurrency, kv_length=kv_length, repeats=repeats, as_json=as_json)
-        return
     prediction = prediction_for(subject)
-    if plan:
-        made = make_plan(
-            prediction,
-            concurrency=concurrency,
-            kv_length=kv_length,
-            block_size=block_size,
-            nfe_speedup=nfe,
-            evaluations=[] if evaluations is None else read_evaluations(evaluations),
-            tolerance=tolerance,
-        )
-        if as_json:
-            print_json(
-                subject_json(prediction) | plan_json(made, prediction, concurrency=concurrency, kv_length=kv_length)
-            )
-        else:
-            console = stdout_console()
-            print_subject(console, prediction)
-            print_plan(console, made, prediction, concurrency=concurrency, kv_length=kv_length)
-            print_caveat(console)
+    if as_json:
+        print_json(roofline_json(prediction, kv_length=kv_length, block_size=block_size))
     else:
-        _print_prediction(prediction, kv_length=kv_length, block_size=block_size, as_json=as_json)
-    if plot is not None:
-        from setblock.roofline.plots import draw
-
-        title = f"Predicted: {prediction.shape.name}, {prediction.precision.activations}, {prediction.hardware.name}"
-        draw(prediction, plot, title=title, kv_length=kv_length, block_size=block_size, nfe_speedups=NFE_SPEEDUPS)
-        print_message(f"wrote {plot}")
+        print_prediction(stdout_console(), prediction, kv_length=kv_length, block_size=block_size)
 
 
-def _print_printed(*, kv_length: int, block_size: int, as_json: bool) -> None:
-    made = tables(
-        PrintedPrediction(),
-        kv_length=kv_length,
-        block_size=block_size,
-        slowdown_batches=PRINTED_SLOWDOWN_BATCHES,
-        speedup_batches=PRINTED_SPEEDUP_BATCHES,
-    )
-    if as_json:
-        where = {"mode": "as printed", "kv_length": kv_length, "block_size": block_size}
-        print_json(where | tables_json(made))
+def prediction_for(options: SubjectOptions) -> Prediction:
+    """The prediction of what was asked for.
+
+    Raises:
+        SetBlockError: the model, the machine or a type can't be used.
+    """
+    shape, default_dtype = read_shape(options.model or PAPER_MODEL)
+    dtype = options.dtype or ("float8" if options.model is None else default_dtype)
+    precision = Precision.of(dtype, weights=options.weights, kv=options.kv)
+    return Prediction(shape=shape, hardware=_hardware(options, dtype), precision=precision)
+
+
+def read_shape(source: str) -> tuple[ModelShape, str]:
+    """The shape and the type of a preset, or of a checkpoint, of which only the config is read.
+
+    Raises:
+        SetBlockError: there is no such config, or blocks can't be decoded with such a model.
+    """
+    if source in PRESETS:
+        return PRESETS[source], "bfloat16"
+    from transformers import AutoConfig
+
+    from setblock.model.loading import refuse_unsupported
+
+    silence_libraries()
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except Exception as error:  # Transformers raises anything over a broken or missing config
+        reason = " ".join(str(error).split())
+        raise SetBlockError(f"can't read the config of model {source}: {reason}") from error
+    try:
+        refuse_unsupported(config)
+        shape = shape_of(config, name=source)
+    except SetBlockError as error:
+        raise SetBlockError(f"model {source}: {error}") from error
+    _check_shape(shape, config)
+    dtype = str(config.get_text_config().dtype).removeprefix("torch.")
+    return shape, dtype if dtype in BITS else "bfloat16"
+
+
+def _check_shape(shape: ModelShape, config: Any) -> None:
+    """Warn of an architecture whose matrices are not those that were read from its config."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):  # shapes without memory
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception:  # a model that can't be made here can still be predicted
         return
-    console = stdout_console()
-    print_tables(console, made, kv_length=kv_length, block_size=block_size)
-    print_caveat(console, "As the paper prints them; its shapes are wrong (docs/roofline.md).")
-
-
-def _print_prediction(prediction: Prediction, *, kv_length: int, block_size: int, as_json: bool) -> None:
-    made = tables(prediction, kv_length=kv_length, block_size=block_size)
-    at = {"kv_length": kv_length, "block_size": block_size}
-    paying = {nfe: last_paying_batch(prediction, nfe, **at) for nfe in NFE_SPEEDUPS if nfe <= block_size}
-    if as_json:
-        print_json(
-            {"mode": "corrected", **at}
-            | tables_json(made)
-            | {"last_paying_batch": {str(nfe): batch for nfe, batch in paying.items()}}
-            | {"batch_in_memory": prediction.batch_in_memory(kv_length)}
-            | {"operations": operations_json(prediction, batch=1, **at)}
-            | subject_json(prediction)
+    real = sum(weight.numel() for weight in model.parameters() if weight.ndim > 1)
+    if abs(real - shape.parameters) > 0.01 * real:
+        warnings.warn(
+            f"{shape.name} has {real / 1e6:,.1f} million weights in its matrices, and {shape.parameters / 1e6:,.1f} million "
+            "are in the prediction: parts of its architecture are not modelled",
+            SetBlockWarning,
+            stacklevel=2,
         )
-        return
-    console = stdout_console()
-    print_subject(console, prediction)
-    print_tables(console, made, **at)
-    print_paying(console, paying, fits=prediction.batch_in_memory(kv_length), **at)
-    print_caveat(console)
 
 
-def _measure(subject: SubjectOptions, *, batch: int, kv_length: int, repeats: int, as_json: bool) -> None:
-    if subject.hardware not in (None, THIS_MACHINE) or (subject.bandwidth, subject.peak) != (None, None):
-        raise ParameterError("--measure is of this machine: leave --hardware, --bandwidth and --peak out")
-    if subject.weights is not None or subject.kv is not None:
-        raise ParameterError("--measure has one type for all: leave --weights and --kv out")
-    read = read_subject(subject.model or MEASURED_MODEL)
-    dtype = subject.dtype or read.default_dtype
-    torch_dtype(dtype)
-    from setblock.cli.roofline_measure import measure_passes
+def _hardware(options: SubjectOptions, dtype: str) -> Hardware:
+    name = options.hardware or ("paper-h100" if options.model is None else "h100")
+    hardware = _this_machine(dtype) if name == THIS_MACHINE else hardware_named(name)
+    if options.bandwidth is None and options.peak is None:
+        return hardware
+    return hardware.with_figures(
+        bandwidth=None if options.bandwidth is None else options.bandwidth * GB,
+        peak=None if options.peak is None else options.peak * TFLOPS,
+    )
 
-    prediction = Prediction(shape=read.shape, hardware=this_machine(dtype), precision=Precision.of(dtype))
-    passes = measure_passes(read, prediction, batch=batch, kv_length=kv_length, repeats=repeats, device=this_device())
-    if as_json:
-        where = {"mode": "measured", "batch": batch, "kv_length": kv_length, "repeats": repeats}
-        print_json(where | {"passes": passes_json(passes)} | subject_json(prediction))
-        return
-    console = stdout_console()
-    print_subject(console, prediction)
-    print_passes(console, passes, batch=batch, kv_length=kv_length)
+
+def _this_machine(dtype: str) -> Hardware:
+    """Measured; types of fewer than 16 bits are taken for bfloat16."""
+    import torch
+
+    from setblock.roofline.machine import measured_hardware
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return measured_hardware(getattr(torch, dtype if BITS[dtype] >= 16 else "bfloat16"), device=device)

@@ -1,8 +1,8 @@
-"""How predictions look, on the terminal and as JSON."""
+"""How a prediction looks, on the terminal and as JSON."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -11,76 +11,60 @@ from rich.text import Text
 
 from setblock.roofline.cost import LEFT_OUT
 from setblock.roofline.hardware import GB, TFLOPS
-from setblock.roofline.prediction import Prediction
-from setblock.roofline.tables import Tables
-
-if TYPE_CHECKING:
-    from setblock.cli.roofline_measure import MeasuredPass
+from setblock.roofline.prediction import Prediction, last_paying_batch
+from setblock.roofline.tables import NFE_SPEEDUPS, tables
 
 
-def print_tables(console: Console, tables: Tables, *, kv_length: int, block_size: int) -> None:
-    """Both tables of the paper."""
-    console.print(
-        grid(
-            f"slowdown of a block pass over a one-token pass, {kv_length:,} cached positions",
-            ("batch", *(f"k={k}" for k in next(iter(tables.slowdown.values())))),
-            ([str(batch), *(f"{value:.3f}" for value in row.values())] for batch, row in tables.slowdown.items()),
-        )
-    )
-    console.print(
-        grid(
-            f"speed-up in seconds at k={block_size}, {kv_length:,} cached positions",
-            ("batch", *(f"NFE {nfe}x" for nfe in next(iter(tables.speedup.values())))),
-            ([str(batch), *(f"{value:.3f}" for value in row.values())] for batch, row in tables.speedup.items()),
-        )
-    )
-
-
-def print_subject(console: Console, prediction: Prediction) -> None:
-    """What is predicted, and on what."""
+def print_prediction(console: Console, prediction: Prediction, *, kv_length: int, block_size: int) -> None:
+    """What is predicted and on what, both tables of the paper, and where blocks stop paying."""
     shape, hardware, precision = prediction.shape, prediction.hardware, prediction.precision
-    bits = precision.linear_bits
-    line(console, f"{shape.name}: {_millions(shape.parameters)} weights, {_millions(shape.active_parameters)} active")
-    line(
+    linear, attention = (hardware.peak(bits) / TFLOPS for bits in (precision.linear_bits, precision.attention_bits))
+    types = f"{precision.activations} activations, {precision.weights} weights, {precision.kv} keys and values"
+    _line(console, f"{shape.name}: {_millions(shape.parameters)} weights, {_millions(shape.active_parameters)} active")
+    _line(console, f"types: {types}")
+    _line(
         console,
-        f"types: {precision.activations} activations, {precision.weights} weights, {precision.kv} keys and values",
+        f"{hardware.name}: {hardware.bandwidth / GB:,.0f} GB/s, {linear:,.4g} TFLOPS in linear layers, {attention:,.4g} in "
+        "attention",
     )
-    line(
-        console,
-        f"{hardware.name}: {hardware.bandwidth / GB:,.0f} GB/s, {hardware.peak(bits) / TFLOPS:,.4g} TFLOPS in linear "
-        f"layers, {hardware.peak(precision.attention_bits) / TFLOPS:,.4g} in attention",
-    )
-
-
-def print_paying(
-    console: Console, paying: dict[int, int | None], *, kv_length: int, block_size: int, fits: int | None
-) -> None:
-    """Where blocks stop paying, and the batch that memory holds."""
+    made, cached = tables(prediction, kv_length=kv_length, block_size=block_size), f"{kv_length:,} cached positions"
+    for title, name, table in (
+        (f"slowdown of a block pass over a one-token pass, {cached}", "k={}", made.slowdown),
+        (f"speed-up in seconds at k={block_size}, {cached}", "NFE {}x", made.speedup),
+    ):
+        columns = ("batch", *(name.format(key) for key in next(iter(table.values()))))
+        rows = ([str(batch), *(f"{value:.3f}" for value in row.values())] for batch, row in table.items())
+        console.print(_grid(title, columns, rows))
+    paying = _paying(prediction, kv_length=kv_length, block_size=block_size)
     ends = "; ".join(f"NFE {nfe}x: {_batch(batch)}" for nfe, batch in paying.items())
-    text = f"largest batch that gains at k={block_size}, {kv_length:,} cached positions: {ends}"
-    line(console, text if fits is None else f"{text} (in memory: {fits})")
+    fits = prediction.batch_in_memory(kv_length)
+    memory = "" if fits is None else f" (in memory: {fits})"
+    _line(console, f"largest batch that gains at k={block_size}, {cached}: {ends}{memory}")
+    console.print(Text(f"Predictions of a roofline, not measurements. Left out: {'; '.join(LEFT_OUT)}.", style="dim"))
 
 
-def print_caveat(console: Console, hint: str = "") -> None:
-    """That nothing here was measured."""
-    left_out = "; ".join(LEFT_OUT)
-    console.print(
-        Text(f"Predictions of a roofline, not measurements. Left out: {left_out}. {hint}".strip(), style="dim")
-    )
-
-
-def tables_json(tables: Tables) -> dict[str, Any]:
-    """`slowdown[batch][k]` and `speedup[batch][nfe]`, with keys as JSON has them."""
-    return {
-        name: {str(batch): {str(key): value for key, value in row.items()} for batch, row in table.items()}
-        for name, table in (("slowdown", tables.slowdown), ("speedup", tables.speedup))
-    }
-
-
-def subject_json(prediction: Prediction) -> dict[str, Any]:
-    """Bytes, bytes per second and operations per second."""
+def roofline_json(prediction: Prediction, *, kv_length: int, block_size: int) -> dict[str, Any]:
+    """The same, and the named costs of a one-token and a block pass: bytes, bytes and operations per second."""
     shape, hardware = prediction.shape, prediction.hardware
+    made = tables(prediction, kv_length=kv_length, block_size=block_size)
     return {
+        "kv_length": kv_length,
+        "block_size": block_size,
+        **{
+            name: {str(batch): {str(key): value for key, value in row.items()} for batch, row in table.items()}
+            for name, table in asdict(made).items()
+        },
+        "last_paying_batch": {
+            str(nfe): batch for nfe, batch in _paying(prediction, kv_length=kv_length, block_size=block_size).items()
+        },
+        "batch_in_memory": prediction.batch_in_memory(kv_length),
+        "operations": {
+            str(tokens): [
+                {**asdict(operation), "seconds": prediction.operation_seconds(operation)}
+                for operation in prediction.operations(tokens, batch=1, kv_length=kv_length)
+            ]
+            for tokens in (1, block_size)
+        },
         "model": {**asdict(shape), "parameters": shape.parameters, "active_parameters": shape.active_parameters},
         "hardware": {**asdict(hardware), "peaks": {str(bits): peak for bits, peak in hardware.peaks.items()}},
         "precision": asdict(prediction.precision),
@@ -88,53 +72,24 @@ def subject_json(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def operations_json(prediction: Prediction, *, block_size: int, batch: int, kv_length: int) -> dict[str, Any]:
-    """The named costs of a one-token and a block pass, by the tokens that a request is fed."""
+def _paying(prediction: Prediction, *, kv_length: int, block_size: int) -> dict[int, int | None]:
     return {
-        str(tokens): [
-            {**asdict(operation), "seconds": prediction.operation_seconds(operation)}
-            for operation in prediction.operations(tokens, batch=batch, kv_length=kv_length)
-        ]
-        for tokens in (1, block_size)
+        nfe: last_paying_batch(prediction, nfe, block_size=block_size, kv_length=kv_length)
+        for nfe in NFE_SPEEDUPS
+        if nfe <= block_size
     }
 
 
-def print_passes(console: Console, passes: "Sequence[MeasuredPass]", *, batch: int, kv_length: int) -> None:
-    """Measured beside predicted."""
-    one = passes[0]
-    rows = [
-        (
-            str(each.block_size),
-            f"{1e3 * each.median:.2f}",
-            f"{1e3 * each.lower_quartile:.2f}-{1e3 * each.upper_quartile:.2f}",
-            f"{1e3 * each.predicted:.2f}",
-            f"{each.share:.0%}",
-            f"{each.median / one.median:.2f}",
-            f"{each.predicted / one.predicted:.2f}",
-        )
-        for each in passes
-    ]
-    columns = ("k", "ms", "quartiles", "predicted", "reached", "slowdown", "predicted")
-    console.print(grid(f"block passes, batch {batch}, {kv_length:,} cached positions", columns, rows))
-
-
-def passes_json(passes: "Sequence[MeasuredPass]") -> list[dict[str, Any]]:
-    """In seconds."""
-    return [asdict(each) | {"share": each.share} for each in passes]
-
-
-def grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table with a title, numbers to the right."""
+def _grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for column in columns:
-        table.add_column(column, justify="left" if column == "decoding" else "right")
+        table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*row)
     return table
 
 
-def line(console: Console, text: str) -> None:
-    """One line, not wrapped."""
+def _line(console: Console, text: str) -> None:
     console.print(Text(text), soft_wrap=True)
 
 

@@ -6,23 +6,12 @@ one, not a measurement.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from setblock.roofline.cost import Operation, pass_operations
 from setblock.roofline.hardware import Hardware
 from setblock.roofline.precision import Precision
 from setblock.roofline.shape import ModelShape
 from setblock.roofline.speedup import predicted_speedup
-
-
-class PassTimes(Protocol):
-    """Anything that knows how long a pass takes."""
-
-    def seconds(self, tokens: int, *, batch: int, kv_length: int, outputs: int | None = None) -> float:
-        """Of one pass over `tokens` of each of `batch` requests with `kv_length` cached positions.
-
-        `outputs` are the positions of each request whose logits are computed, all of them by default.
-        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +23,10 @@ class Prediction:
     precision: Precision
 
     def seconds(self, tokens: int, *, batch: int, kv_length: int, outputs: int | None = None) -> float:
-        """See `PassTimes`."""
+        """Of one pass over `tokens` of each of `batch` requests with `kv_length` cached positions.
+
+        `outputs` are the positions of each request whose logits are computed, all of them by default.
+        """
         operations = self.operations(tokens, batch=batch, kv_length=kv_length, outputs=outputs)
         return sum(self.operation_seconds(operation) for operation in operations)
 
@@ -73,42 +65,32 @@ class Prediction:
         return operation.flops / self.hardware.peak(operation.bits)
 
 
-def slowdown(times: PassTimes, block_size: int, *, batch: int, kv_length: int) -> float:
+def slowdown(prediction: Prediction, block_size: int, *, batch: int, kv_length: int) -> float:
     """A block pass over a one-token pass (table 3)."""
-    block = times.seconds(block_size, batch=batch, kv_length=kv_length)
-    return block / times.seconds(1, batch=batch, kv_length=kv_length)
+    block = prediction.seconds(block_size, batch=batch, kv_length=kv_length)
+    return block / prediction.seconds(1, batch=batch, kv_length=kv_length)
 
 
-def block_speedup(times: PassTimes, nfe_speedup: float, *, block_size: int, batch: int, kv_length: int) -> float:
+def block_speedup(prediction: Prediction, nfe_speedup: float, *, block_size: int, batch: int, kv_length: int) -> float:
     """Wall-clock speed-up over one token a pass (eq. 16; table 4).
 
     Args:
         nfe_speedup: how many times fewer passes blocks take, in 1..`block_size`. A trained model's, to be measured.
     """
-    one, block, fused = pass_times(times, block_size, batch=batch, kv_length=kv_length)
+    one, block, fused = pass_times(prediction, block_size, batch=batch, kv_length=kv_length)
     return predicted_speedup(block_size / nfe_speedup, block_size=block_size, one_token=one, block=block, fused=fused)
 
 
-def break_even_nfe(times: PassTimes, *, block_size: int, batch: int, kv_length: int) -> float | None:
-    """The NFE speed-up from which blocks are faster than one token a pass; None where not even whole blocks are.
-
-    Eq. 16 set to 1 and solved for k / l.
-    """
-    one, block, fused = pass_times(times, block_size, batch=batch, kv_length=kv_length)
-    passes_per_block = (block_size * one - fused) / block + 1
-    return block_size / passes_per_block if passes_per_block >= 1 else None
-
-
-def pass_times(times: PassTimes, block_size: int, *, batch: int, kv_length: int) -> tuple[float, float, float]:
+def pass_times(prediction: Prediction, block_size: int, *, batch: int, kv_length: int) -> tuple[float, float, float]:
     """time(1), time(k) and time(2k) of eq. 16; the fused pass computes the logits of its new block only."""
-    one = times.seconds(1, batch=batch, kv_length=kv_length)
-    block = times.seconds(block_size, batch=batch, kv_length=kv_length)
-    fused = times.seconds(2 * block_size, batch=batch, kv_length=kv_length, outputs=block_size)
+    one = prediction.seconds(1, batch=batch, kv_length=kv_length)
+    block = prediction.seconds(block_size, batch=batch, kv_length=kv_length)
+    fused = prediction.seconds(2 * block_size, batch=batch, kv_length=kv_length, outputs=block_size)
     return one, block, fused
 
 
 def last_paying_batch(
-    times: PassTimes, nfe_speedup: float, *, block_size: int, kv_length: int, limit: int = 2**14
+    prediction: Prediction, nfe_speedup: float, *, block_size: int, kv_length: int, limit: int = 2**14
 ) -> int | None:
     """The largest batch at which blocks are faster than one token a pass.
 
@@ -120,7 +102,7 @@ def last_paying_batch(
     """
 
     def pays(batch: int) -> bool:
-        return block_speedup(times, nfe_speedup, block_size=block_size, batch=batch, kv_length=kv_length) > 1
+        return block_speedup(prediction, nfe_speedup, block_size=block_size, batch=batch, kv_length=kv_length) > 1
 
     if pays(limit):
         return None

@@ -4,7 +4,7 @@ from typing import Any
 
 from setblock.roofline.shape import ModelShape, shape_of
 
-_CONFIGS: dict[str, dict[str, Any]] = {
+CONFIGS: dict[str, dict[str, Any]] = {
     # One of the two models that the paper fine-tunes.
     "llama-3.1-8b": {
         "model_type": "llama",
@@ -55,9 +55,4 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 PAPER_MODEL = "llama-3.1-8b"
-PRESETS: dict[str, ModelShape] = {name: shape_of(config, name=name) for name, config in _CONFIGS.items()}
-
-
-def preset_config(name: str) -> dict[str, Any]:
-    """What a preset's `config.json` says of its sizes."""
-    return dict(_CONFIGS[name])
+PRESETS: dict[str, ModelShape] = {name: shape_of(config, name=name) for name, config in CONFIGS.items()}
