@@ -11,11 +11,10 @@ import warnings
 import torch
 
 import setblock
-from setblock.data.documents import encode_pairs
-from setblock.data.packing import RowCollator, RowDataset, unpacked
+from setblock.data import RowDataset, encode_pairs, unpacked
+from setblock.data.packing import RowCollator
 from setblock.model.bundled import BUNDLED_MODEL
-from setblock.training.config import SBDConfig
-from setblock.training.trainer import SBDTrainer
+from setblock.training import SBDConfig, SBDTrainer
 
 # The loss is on the second text of each pair, and on the end-of-text that closes it.
 PAIRS = [

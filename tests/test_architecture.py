@@ -1,6 +1,9 @@
 """The package's shape: who may import whom, how long a file may be, what is public."""
 
 import ast
+import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,6 +98,24 @@ def test_public_names() -> None:
     assert set(setblock.__all__) <= set(dir(setblock))
     with pytest.raises(AttributeError, match="module 'setblock' has no attribute 'train'"):
         setblock.train  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["data", "engine", "evaluation", "training"])
+def test_second_level_names(name: str) -> None:
+    package = importlib.import_module(f"setblock.{name}")
+    assert package.__all__ == sorted(package.__all__)
+    assert 3 <= len(package.__all__) <= 6
+    for each in package.__all__:
+        getattr(package, each)
+        assert not (ROOT / name / f"{each}.py").exists(), "a module would take the name's place"
+    with pytest.raises(AttributeError, match=f"module 'setblock.{name}' has no attribute 'nothing'"):
+        package.nothing  # noqa: B018
+
+
+def test_packages_are_quick_to_import() -> None:
+    packages = "setblock, setblock.data, setblock.engine, setblock.evaluation, setblock.training, setblock.data.tasks"
+    code = f"import sys, {packages}; assert not {{'torch', 'transformers', 'scipy', 'datasets'}} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_modules_say_what_they_know() -> None:

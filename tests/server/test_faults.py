@@ -14,6 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.live import TIMEOUT, eventually, parts, serving, tiny
 from server.test_parameters import error_of
 from setblock.engine.limits import EngineLimits
+from setblock.errors import SetBlockError
+from setblock.server.access import host_patterns
 from setblock.server.limits import ServerLimits
 from setblock.server.logs import JsonLines
 
@@ -177,6 +179,14 @@ def test_a_dead_engine_shows(served_model, monkeypatch):
         assert error_of(live.chat(), 500)["code"] == "engine_failed"
         assert live.client.get("/health").status_code == 500
         assert live.client.get("/ready").status_code == 503
+
+
+def test_host_names_are_names_or_patterns():
+    assert host_patterns(("localhost", "*.example.com")) == ["localhost", "*.example.com"]
+    assert host_patterns(()) == ["*"]
+    for wrong in ("a*b", "*example.com", "a.*"):
+        with pytest.raises(SetBlockError, match="an allowed host must be a name or a pattern such as"):
+            host_patterns((wrong,))
 
 
 def test_other_host_names_are_refused(live):

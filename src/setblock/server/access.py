@@ -1,4 +1,4 @@
-"""Who may come in: allowed host names, API keys, and how many at once.
+"""Who may come in: API keys, and how many at once. Host names are checked by Starlette.
 
 Knows HTTP. Knows nothing of models, and reads no bodies.
 """
@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from setblock.errors import SetBlockError
-from setblock.server.errors import ApiError, bad_request, too_many, unavailable, wrong_key
+from setblock.server.errors import ApiError, too_many, unavailable, wrong_key
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _LEAST_KEY = 8
@@ -59,6 +59,18 @@ def read_keys(path: Path | None, variable: str | None) -> Keys:
     return Keys(found)
 
 
+def host_patterns(hosts: Collection[str]) -> list[str]:
+    """The names by which the server may be called, as Starlette takes them; any where there are none.
+
+    Raises:
+        SetBlockError: one is neither a name nor a pattern such as `*.example.com`.
+    """
+    for host in hosts:
+        if "*" in host.removeprefix("*.") and host != "*":
+            raise SetBlockError(f"an allowed host must be a name or a pattern such as *.example.com, not {host!r}")
+    return list(hosts) or ["*"]
+
+
 class Admission:
     """How many requests are being answered, and whether more may come."""
 
@@ -95,12 +107,11 @@ class Admission:
                 await self._idle.wait()
 
 
-class Gate:
+class AccessControl:
     """ASGI middleware: keeps out what may not come in. Only what decodes or encodes takes a place."""
 
-    def __init__(self, app: ASGIApp, *, keys: Keys, hosts: Collection[str], admission: Admission) -> None:
-        """`hosts`: the names by which the server may be called; none for any."""
-        self._app, self._keys, self._hosts, self._admission = app, keys, frozenset(hosts), admission
+    def __init__(self, app: ASGIApp, *, keys: Keys, admission: Admission) -> None:
+        self._app, self._keys, self._admission = app, keys, admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -122,13 +133,8 @@ class Gate:
                 self._admission.leave()
 
     def _check(self, scope: Scope) -> None:
-        headers = Headers(scope=scope)
-        host = _name(headers.get("host", ""))
-        if self._hosts and host not in self._hosts:
-            # A page elsewhere whose name was made to lead here could otherwise read what it is told.
-            raise bad_request("this server is not known by that host name", code="unknown_host")
         if self._keys and is_api(scope["path"]):
-            scheme, _, key = headers.get("authorization", "").partition(" ")
+            scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not key.strip():
                 raise wrong_key("an API key is required: Authorization: Bearer KEY")
             if not self._keys.know(key.strip()):
@@ -138,10 +144,3 @@ class Gate:
 def is_api(path: str) -> bool:
     """Whether a path is part of what keys protect."""
     return path.startswith("/v1/") or path == "/tokenize"
-
-
-def _name(host: str) -> str:
-    """A Host header without its port."""
-    if host.startswith("["):
-        return host.partition("]")[0].lower() + "]"
-    return host.partition(":")[0].lower()

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
 from starlette.types import Scope
 
@@ -18,7 +19,7 @@ from setblock.decoding.settings import METHODS, Method
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.model.sbd_model import SBDModel
-from setblock.server.access import LOOPBACK_NAMES, Admission, Gate, Keys
+from setblock.server.access import LOOPBACK_NAMES, AccessControl, Admission, Keys, host_patterns
 from setblock.server.body import BoundedBody
 from setblock.server.codec import Codec
 from setblock.server.errors import ApiError, failed, from_validation
@@ -91,7 +92,9 @@ def create_app(model: SBDModel, config: ServerConfig, *, on_failure: Callable[[]
     app.add_exception_handler(Exception, _bug)
     # From the inside out.
     app.add_middleware(BoundedBody, max_bytes=config.limits.max_body_bytes, seconds=config.limits.body_seconds)
-    app.add_middleware(Gate, keys=config.keys, hosts=config.hosts, admission=serving.admission)
+    app.add_middleware(AccessControl, keys=config.keys, admission=serving.admission)
+    # A page elsewhere whose name was made to lead here could otherwise read what it is told.
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=host_patterns(config.hosts), www_redirect=False)
     app.add_middleware(RequestLog, on_done=_counter(serving.metrics))
     return app
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import logging.config
-import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -120,6 +119,10 @@ class _Server(uvicorn.Server):
 
 def _allow_many_files() -> None:
     """As many open connections as the system lets a process have: the usual 1024 files are few."""
+    try:
+        import resource
+    except ImportError:  # as on Windows
+        return
     least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65536 if most == resource.RLIM_INFINITY else min(most, 65536)
     if least < wanted:

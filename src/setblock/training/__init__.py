@@ -1,0 +1,20 @@
+"""Training: an ordinary causal LM learns to decode in blocks (docs/training.md)."""
+
+from typing import TYPE_CHECKING
+
+from setblock.lazy import lazily
+
+if TYPE_CHECKING:
+    from setblock.training.config import SBDConfig
+    from setblock.training.recipe import Recipe, load_recipe
+    from setblock.training.trainer import SBDTrainer
+
+__all__ = ["Recipe", "SBDConfig", "SBDTrainer", "load_recipe"]
+
+_HOMES = {
+    "Recipe": "setblock.training.recipe",
+    "SBDConfig": "setblock.training.config",
+    "SBDTrainer": "setblock.training.trainer",
+    "load_recipe": "setblock.training.recipe",
+}
+__getattr__, __dir__ = lazily(__name__, _HOMES)
