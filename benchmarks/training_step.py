@@ -96,7 +96,7 @@ def step_of(objective: str, share: float, options: argparse.Namespace) -> Callab
     def step() -> None:
         nonlocal steps
         inputs = inputs_of(objective, rows, steps, options).to(model.device)
-        with document_attention(model.config):
+        with document_attention(model):
             with cast:
                 loss = training_loss(model, inputs, head=head, ntp_weight=1.0, matp_weight=1.0, logits_at_once=at_once)
             torch.autograd.backward(loss.total / loss.ntp_count)

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from setblock.cli.main import app
+from setblock.cli.app import app
 from setblock.training.checkpoints import is_finished
 from setblock.training.metrics import read_metrics
 from setblock.training.yaml_loader import YAMLLoader

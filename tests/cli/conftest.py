@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 from typer.testing import CliRunner
 
 from families import tiny_model, tiny_sbd
-from setblock.cli.main import app
+from setblock.cli.app import app
 from setblock.model.sbd_model import SBDModel
 
 

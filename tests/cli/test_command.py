@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from setblock.cli import decoding_options
 from setblock.cli import evaluate as evaluate_command
-from setblock.cli.main import app
+from setblock.cli.app import app
 from setblock.decoding.defaults import DRAFT_GAMMA
 from setblock.decoding.samplers import EntropyBounded
 from setblock.evaluation import run as evaluation
@@ -32,7 +32,7 @@ def _process(*arguments):
 def test_help_and_version_import_no_pytorch():
     code = """
 import sys
-from setblock.cli.main import app
+from setblock.cli.app import app
 commands = ("generate", "compare", "trace", "evaluate", "sweep", "calibrate", "train", "merge", "push", "serve")
 for line in ("--help", "--version", *(f"{command} --help" for command in commands)):
     try:

@@ -105,7 +105,7 @@ def test_questions_of_every_shape(tmp_path: Path) -> None:
 def test_a_recipe_trains_on_what_the_command_wrote(model: SBDModel, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from setblock.cli.main import app
+    from setblock.cli.app import app
 
     def run(*args: object) -> Any:
         return CliRunner().invoke(app, [str(arg) for arg in args])

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from setblock.cli.main import app
+from setblock.cli.app import app
 from setblock.cli.serve import KEYS_VARIABLE
 from setblock.server.limits import ServerLimits
 

@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from setblock.cli.main import app
+from setblock.cli.app import app
 from training.processes import in_processes
 
 STEPS, BATCHES = 3, 4

@@ -86,7 +86,7 @@ def gradients(
         gate.open()
     else:
         gate.set(inputs.block_ids != CLEAN)
-    with document_attention(model.config):
+    with document_attention(model):
         loss = training_loss(
             model,
             inputs,

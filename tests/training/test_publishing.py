@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from typer.testing import CliRunner, Result
 
 from families import tiny_model
-from setblock.cli.main import app
+from setblock.cli.app import app
 from setblock.errors import SetBlockError
 from setblock.model.adapter import quiet_peft
 from setblock.model.sbd_model import SBDModel

@@ -113,7 +113,7 @@ def regenerate(
     silence_libraries()
     silence_data_sets()
     checked, _ = load_recipe(recipe, overrides=dict(parse_override(text) for text in overrides or []))
-    path = model.path or checked.model.path
+    path = checked.model.path if model.path is None else model.path
     if path is None:
         raise SetBlockError("the recipe starts from random weights: name the model that answers with --model")
     settings = decoding.settings()

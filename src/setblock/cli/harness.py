@@ -148,7 +148,7 @@ def evaluate_harness(
                 log_samples=options.log_samples,
             ),
             batch_size=batch_size,
-            name=model.path or "word-problems",
+            name="word-problems" if model.path is None else model.path,
             output_path=options.output_path,
             on_progress=lambda method, kind, done, total: tell(f"{method}, {kind}", done, total),
         )

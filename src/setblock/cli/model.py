@@ -90,7 +90,7 @@ def load_model(options: ModelOptions, *, blocks: bool) -> "SBDModel":
     silence_libraries()
     with warnings.catch_warnings(record=True) as caught:
         model = load(
-            options.path or BUNDLED_MODEL,
+            BUNDLED_MODEL if options.path is None else options.path,
             dtype=None if options.dtype == "auto" else getattr(torch, options.dtype),
             device=options.device,
             trust_remote_code=options.trust_remote_code,

@@ -22,7 +22,7 @@ class PromptLine:
     where: str
     number: int
     id: str | int | None
-    prompt: str | list[dict[str, str]]
+    prompt: str | list[int] | list[dict[str, Any]]
 
 
 def read_prompts(path: Path) -> list[PromptLine]:
@@ -64,18 +64,19 @@ def _line(content: str, number: int, where: str) -> PromptLine:
         raise SetBlockError(f"{where}: id must be a text or a whole number, not {name!r}")
     if "messages" in found:
         return PromptLine(where, number, name, _messages(found["messages"], where))
-    if not isinstance(found["prompt"], str) or not found["prompt"].strip():
-        raise SetBlockError(f"{where}: prompt must be a text that is not empty, not {found['prompt']!r}")
-    return PromptLine(where, number, name, found["prompt"])
+    prompt = found["prompt"]
+    is_ids = isinstance(prompt, list) and bool(prompt) and all(type(each) is int for each in prompt)
+    if not is_ids and not (isinstance(prompt, str) and prompt.strip()):
+        raise SetBlockError(f"{where}: prompt must be a text that is not empty, or token ids, not {prompt!r}")
+    return PromptLine(where, number, name, prompt)
 
 
-def _messages(found: Any, where: str) -> list[dict[str, str]]:
-    valid = isinstance(found, list) and found
-    if not valid or not all(isinstance(each, dict) and each.keys() == {"role", "content"} for each in found):
+def _messages(found: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(found, list) or not found:
         raise SetBlockError(f"{where}: messages must be a list of objects with role and content")
-    for message in found:
-        for key, value in message.items():
-            if not isinstance(value, str):
-                raise SetBlockError(f"{where}: {key} of a message must be a text, not {value!r}")
-    messages: list[dict[str, str]] = found
-    return messages
+    from setblock.decoding.text import checked_messages
+
+    try:
+        return checked_messages(found)
+    except SetBlockError as error:
+        raise SetBlockError(f"{where}: {error}") from error

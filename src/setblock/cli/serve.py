@@ -192,7 +192,7 @@ def _is_loopback(host: str) -> bool:
 def _name_of(path: str | None) -> str:
     from setblock.model.bundled import BUNDLED_MODEL
 
-    given = Path(path or BUNDLED_MODEL)
+    given = Path(BUNDLED_MODEL if path is None else path)
     return given.resolve().name if given.is_dir() else str(path)
 
 

@@ -91,7 +91,7 @@ def serve_by_vllm(
     typed = [*(["--dtype", model.dtype] if model.dtype != "auto" else [])]
     typed += ["--trust-remote-code"] if model.trust_remote_code else []
     command = vllm_command(
-        model.path or BUNDLED_MODEL,
+        BUNDLED_MODEL if model.path is None else model.path,
         decoding=options.decoding,
         block_size=options.block_size,
         host=host,

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 from setblock.errors import ParameterError
 
@@ -14,12 +15,14 @@ class Range:
         low: the least number.
         high: the greatest, included.
         above: whether `low` itself is left out.
+        far: whether `high` is so far off that only who passes it is told of it.
         words: what an error says of the range, after `must be`. By default its bounds; empty where it has none.
     """
 
     low: float = -math.inf
     high: float = math.inf
     above: bool = False
+    far: bool = False
     words: str = ""
 
     def __contains__(self, value: float) -> bool:
@@ -28,6 +31,8 @@ class Range:
     def __str__(self) -> str:
         if self.words or self.low == -math.inf:
             return self.words
+        if self.far:
+            return f"at least {self.low:g}"
         if self.above:
             return f"above {self.low:g}" + ("" if self.high == math.inf else f" and at most {self.high:g}")
         return f"at least {self.low:g}" if self.high == math.inf else f"between {self.low:g} and {self.high:g}"
@@ -38,6 +43,10 @@ class Range:
         Raises:
             ParameterError: says what `name` must be.
         """
+        if not isinstance(value, Real) or isinstance(value, bool):
+            raise ParameterError(f"{name} must be a number, not {value!r}")
+        if self.far and value > self.high:
+            raise ParameterError(f"{name} must be at most {self.high}, not {value!r}")
         if value not in self:
             raise ParameterError(f"{name} must be {self}, not {value!r}")
 

@@ -182,12 +182,14 @@ def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
     Raises:
         SetBlockError: the prompt is empty or too long, or the model can't decode in blocks.
     """
+    limit = limit_of(model, prompt_length, settings)
+    room = 1 << (limit - prompt_length - 1).bit_length()  # rounded up, so that a compiled model meets few block sizes
     return RowTerms(
         method=settings.method,
         prompt_length=prompt_length,
-        limit=limit_of(model, prompt_length, settings),
+        limit=limit,
         ends=(*model.end_of_text_ids, *settings.stop_token_ids),
-        block_size=block_size_for(model, settings),
+        block_size=min(block_size_for(model, settings), room),
         adaptive_blocks=settings.adaptive_blocks,
         draft_passes=draft_passes_for(settings),
     )

@@ -4,7 +4,7 @@ Knows values and words. Knows nothing of any setting in particular; `DecodingSet
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from numbers import Real
 from typing import Any, Literal, get_args
@@ -55,7 +55,9 @@ class Setting:
         Raises:
             ParameterError: the value is not valid.
         """
-        return value if value is None and self.default is None else _PLAIN.get(self.type, _any)(self, value)
+        if value is None and (self.default is None or self.default in ((), {})):  # as where nothing is said
+            return self.default
+        return _PLAIN.get(self.type, _any)(self, value)
 
 
 def setting(
@@ -152,10 +154,14 @@ def _flag(row: Setting, value: Any) -> bool:
 
 
 def _token_ids(row: Setting, value: Any) -> tuple[int, ...]:
+    if value is None or isinstance(value, str) or not isinstance(value, Iterable):
+        raise ParameterError(f"{row.name} must be a list of token ids, not {value!r}")
     return tuple(whole(f"token ids of {row.name}", each) for each in value)
 
 
 def _texts(row: Setting, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, Iterable):
+        raise ParameterError(f"{row.name} must be a text or a list of texts, not {value!r}")
     found = (value,) if isinstance(value, str) else tuple(value)
     if row.most is not None and len(found) > row.most:
         raise ParameterError(f"number of {row.name} strings must be at most {row.most}, not {len(found)}")
@@ -166,6 +172,8 @@ def _texts(row: Setting, value: Any) -> tuple[str, ...]:
 
 
 def _biases(row: Setting, value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise ParameterError(f"{row.name} must be a mapping of token ids to numbers, not {value!r}")
     return {
         whole(f"token ids of {row.name}", each): _real(row, bias, name=f"{row.name} of token {each}")
         for each, bias in value.items()

@@ -23,6 +23,7 @@ MAX_SAMPLES = 128
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIAS = 1e9  # far beyond any logit, and far from where float32 ends
 MAX_REPETITION_PENALTY = 100.0
+MAX_TOKENS = 2**31 - 1  # more than any context holds, and no overflow when added
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class DecodingSettings:
     block_size: int | None = setting(
         None,
         "Tokens in a block, k. Default: the largest that the model was trained with, at most 16.",
-        Range(1),
+        Range(1, MAX_TOKENS, far=True),
         group="point",
         metavar="K",
     )
@@ -58,7 +59,7 @@ class DecodingSettings:
     draft_passes: int | None = setting(
         None,
         "In method exact, after how many passes a draft is checked, as far as it is revealed without a gap. Default: 1.",
-        Range(1),
+        Range(1, MAX_TOKENS, far=True),
         group="point",
     )
 
@@ -66,7 +67,7 @@ class DecodingSettings:
     max_new_tokens: int | None = setting(
         None,
         "The most tokens to write, end of text included. Default: 256, or what the model's context has room for.",
-        Range(1),
+        Range(1, MAX_TOKENS, far=True),
         group="answer",
         but_not=("harness", "transformers", "vllm"),
         names={"server": "max_tokens"},
@@ -74,7 +75,7 @@ class DecodingSettings:
     min_new_tokens: int = setting(
         0,
         "No end of text, and no stop text, before this many tokens.",
-        Range(0),
+        Range(0, MAX_TOKENS, far=True),
         group="answer",
         but_not=("transformers",),
         names={"server": "min_tokens"},
@@ -108,7 +109,7 @@ class DecodingSettings:
     top_k: int = setting(
         0,
         "Draw from the k most likely tokens; 0 for all.",
-        Range(0, words="at least 1, or 0 for all"),
+        Range(0, MAX_TOKENS, far=True, words="at least 1, or 0 for all"),
         group="sampling",
         metavar="K",
         but_not=("transformers", "vllm"),
@@ -180,6 +181,8 @@ class DecodingSettings:
     def __post_init__(self) -> None:
         for name, row in SETTINGS.items():
             object.__setattr__(self, name, row.plain(getattr(self, name)))
+        if self.sampler is not None and not callable(getattr(self.sampler, "select", None)):
+            raise ParameterError(f"sampler must be a sampler such as EntropyBounded(0.1), not {self.sampler!r}")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ParameterError(
                 f"min_new_tokens must be at most max_new_tokens, {self.max_new_tokens}, not {self.min_new_tokens}"

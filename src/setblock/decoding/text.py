@@ -5,38 +5,87 @@ never becomes the token.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from setblock.decoding.setting import whole
 from setblock.errors import SetBlockError
 
-Message = dict[str, str]
-Prompt = str | Sequence[Message]
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, *, raw: bool = False) -> list[int]:
     """Token ids of a prompt.
 
     Args:
-        prompt: a text, or chat messages with `role` and `content`. A text becomes a user message where the tokenizer has
-            a chat template.
+        prompt: a text, token ids, or chat messages with `role` and `content`; the content is a text, or parts of type `text`
+            as OpenAI has them. A text becomes a user message where the tokenizer has a chat template.
         raw: continue the text as it stands, without the chat template.
 
     Raises:
-        SetBlockError: the prompt is empty, or has messages and the tokenizer no chat template.
+        SetBlockError: the prompt is empty or none of these, or has messages and the tokenizer no chat template.
     """
     if isinstance(prompt, str):
-        if not prompt.strip():
+        text = _checked_text(prompt, "prompt")
+        if not text.strip():
             raise SetBlockError("prompt must not be empty")
         if raw or tokenizer.chat_template is None:
-            return list(tokenizer(prompt, split_special_tokens=True).input_ids)
-        prompt = [{"role": "user", "content": prompt}]
-    if not prompt:
+            return list(tokenizer(text, split_special_tokens=True).input_ids)
+        return _encode_chat(tokenizer, [{"role": "user", "content": text}])
+    parts = _listed(prompt)
+    if not parts:
         raise SetBlockError("prompt must not be empty")
+    if not isinstance(parts[0], Mapping):
+        return [whole("token ids of prompt", each) for each in parts]
+    messages = checked_messages(parts)
     if tokenizer.chat_template is None:
         raise SetBlockError("chat messages need a tokenizer with a chat template, and this one has none")
-    return _encode_chat(tokenizer, prompt)
+    return _encode_chat(tokenizer, messages)
+
+
+def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Chat messages whose contents are plain texts.
+
+    Raises:
+        SetBlockError: one is no object with a `role` and a `content`; the message names it, from 1.
+    """
+    checked = []
+    for number, message in enumerate(messages, start=1):
+        where = f"message {number} of the prompt"
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise SetBlockError(f"{where} must be an object with role and content, not {message!r}")
+        content = message.get("content")
+        if isinstance(content, list | tuple) and all(_is_text_part(part) for part in content):
+            content = "".join(part["text"] for part in content)
+        if not isinstance(content, str):
+            raise SetBlockError(f"content of {where} must be a text, or parts of type 'text', not {content!r}")
+        checked.append({**message, "content": _checked_text(content, f"content of {where}")})
+    return checked
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _checked_text(text: str, name: str) -> str:
+    """Refuse half of a pair of UTF-16, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SetBlockError(f"{name} must be valid Unicode, and has {text[error.start]!r} at {error.start}") from error
+    return text
+
+
+def _listed(prompt: Any) -> list[Any]:
+    """The parts of a prompt that is no text; a tensor or an array holds token ids."""
+    found = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if not isinstance(found, list | tuple | range):
+        raise SetBlockError(f"prompt must be a text, token ids or chat messages, not {prompt!r}")
+    return list(found)
 
 
 def _encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int]:
@@ -53,7 +102,10 @@ def _encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
-    rendered = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    try:
+        rendered = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        raise SetBlockError(f"the chat template refuses the messages: {error}") from error
     assert isinstance(rendered, str)
     return rendered
 

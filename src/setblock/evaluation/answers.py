@@ -3,7 +3,7 @@
 Knows how an example is asked and which are decoded together. Knows nothing of what is right.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -95,4 +95,6 @@ def _answer_continuously(
 
 
 def _length(prompt: Prompt) -> int:
-    return len(prompt) if isinstance(prompt, str) else sum(len(message["content"]) for message in prompt)
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(each["content"]) if isinstance(each, Mapping) else 1 for each in prompt)

@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from setblock.errors import ParameterError, SetBlockError
 from setblock.integrations.generation_config import OPTIONS, end_of_text_ids, refuse_own, settings_from
 from setblock.model.facts import read_facts
 from setblock.model.loading import refuse_unsupported
-from setblock.model.probe import probe
+from setblock.model.probe import plan_attention
 from setblock.model.sbd_model import SBDModel
 
 
@@ -147,7 +146,8 @@ def _refuse_model_kwargs(model_kwargs: dict[str, Any], attention_mask: Tensor) -
     if positions is not None and not bool((positions == counted.to(positions.device)).all()):
         raise ParameterError("position_ids must be those that follow from attention_mask in set block decoding")
     for name in model_kwargs.keys() - {"past_key_values", "position_ids", "use_cache", "logits_to_keep"}:
-        if model_kwargs[name] is not None:
+        value = model_kwargs[name]
+        if value is not None and value != {}:  # a multimodal model's, where there is text alone
             raise ParameterError(f"{name} is not supported in set block decoding")
 
 
@@ -157,17 +157,11 @@ class _NoTokenizer:
     eos_token_id = None
 
 
-_probed: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()  # with which kind of attention
-
-
 def _sbd_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, *, ends: tuple[int, ...]) -> SBDModel:
     refuse_unsupported(model.config)
+    plan_attention(model)
     sbd = SBDModel(model, tokenizer or _NoTokenizer(), facts=read_facts(model.config))
     sbd.end_of_text_ids = ends
-    attention = str(model.config._attn_implementation)
-    if _probed.get(model) != attention:
-        probe(sbd)
-        _probed[model] = attention
     return sbd
 
 

@@ -6,17 +6,81 @@ that makes the `mask_mod` for a window.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from setblock.masks import MaskMod, to_block_mask, to_dense
 
 AttentionMask = Tensor | BlockMask | dict[str, Tensor | BlockMask]
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+
+OURS = "setblock_"
+"""How the names of this package's attention functions begin."""
+
+LAYERED = {"sdpa": f"{OURS}document_sdpa", "flex_attention": f"{OURS}document_flex"}
+"""Names of the functions that attend documents one by one (`setblock.model.documents`), by what they are made of."""
+
+_PLAN = "_setblock_attention"
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """How a model's attention is to be called so that its logits are right, as `setblock.model.probe` finds out.
+
+    Attributes:
+        implementation: Transformers' name of it.
+        grouped: whether decoding may put its own function in its place (`setblock.model.grouped`).
+        by_document: whether training may, to attend one document at a time (`setblock.model.documents`).
+        untrainable: why the model can't be trained, or None where it can.
+        unpackable: why requests can't be packed in one row, as the engine does (`setblock.model.packed`), or None.
+        context: the most positions for which all of this holds; None where it holds for all.
+        context_reason: why there are no more.
+    """
+
+    implementation: str
+    grouped: bool
+    by_document: bool
+    untrainable: str | None = None
+    unpackable: str | None = None
+    context: int | None = None
+    context_reason: str | None = None
+
+
+def set_plan(model: PreTrainedModel, plan: AttentionPlan) -> None:
+    """Have a model's attention called by a plan from now on."""
+    if model.config.get_text_config()._attn_implementation != plan.implementation:
+        model.set_attn_implementation(plan.implementation)
+    setattr(model, _PLAN, plan)
+
+
+def planned(model: PreTrainedModel) -> AttentionPlan | None:
+    """The plan of a model, or None where there is none for the attention that it has now."""
+    plan: AttentionPlan | None = getattr(model, _PLAN, None)
+    implementation: str = model.config.get_text_config()._attn_implementation
+    return plan if plan and (implementation == plan.implementation or implementation.startswith(OURS)) else None
+
+
+def plan_of(model: PreTrainedModel) -> AttentionPlan:
+    """The plan of a model; where it was never probed, the fastest that its attention allows."""
+    plan = planned(model)
+    if plan is not None:
+        return plan
+    name: str = model.config.get_text_config()._attn_implementation
+    usual = next((usual for usual, ours in LAYERED.items() if ours == name), "sdpa" if name.startswith(OURS) else name)
+    return AttentionPlan(usual, grouped=usual == "sdpa", by_document=usual in LAYERED)
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """The most positions a model can hold and be right; None where neither its config nor its plan sets a limit."""
+    config, plan = model.config.get_text_config(), planned(model)
+    own = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    limits = [int(each) for each in (own, plan and plan.context) if each]
+    return min(limits, default=None)
 
 
 def layer_windows(config: PretrainedConfig) -> dict[str, int | None]:

@@ -15,13 +15,13 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.errors import SetBlockError
 from setblock.masks import MaskMod
-from setblock.model.attention import AttentionMask, attention_by, by_layer_type, layer_windows
+from setblock.model.attention import LAYERED, AttentionMask, attention_by, by_layer_type, layer_windows, plan_of
 from setblock.model.clean_keys import CleanKeys
 
 Half = Literal["both", "clean", "noisy"]
@@ -126,19 +126,15 @@ def _places(layout: Layout, row: RowRuns, device: torch.device) -> Iterator[tupl
             yield queries, torch.cat([torch.arange(first, first + run.earlier, device=device), queries])
 
 
-def document_attention(config: PretrainedConfig) -> AbstractContextManager[None]:
-    """While active, a model whose attention is `sdpa` or `flex_attention` takes a `layout`, and masks as before.
+def document_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """While active, a model whose attention plan allows it takes a `layout`, and masks as before.
 
     To be active in the backward pass, too, where it runs layers again (activation checkpointing).
     """
-    name = _BY_LAYOUT.get(config._attn_implementation)
-    return nullcontext() if name is None else attention_by(name, config)
-
-
-def usual_attention(config: PretrainedConfig) -> str:
-    """The attention implementation of a model, also while `document_attention` is active."""
-    name: str = config._attn_implementation
-    return next((usual for usual, by_layout in _BY_LAYOUT.items() if by_layout == name), name)
+    plan = plan_of(model)
+    if not plan.by_document:
+        return nullcontext()
+    return attention_by(LAYERED[plan.implementation], model.config.get_text_config())
 
 
 def _document_sdpa(
@@ -221,7 +217,6 @@ def _document_flex(
     return ALL_ATTENTION_FUNCTIONS["flex_attention"](module, query, key, value, attention_mask, **kwargs)
 
 
-_BY_LAYOUT = {"sdpa": "setblock_document_sdpa", "flex_attention": "setblock_document_flex"}
 for _name, _attend in (("sdpa", _document_sdpa), ("flex_attention", _document_flex)):
-    AttentionInterface.register(_BY_LAYOUT[_name], _attend)
-    AttentionMaskInterface.register(_BY_LAYOUT[_name], sdpa_mask)
+    AttentionInterface.register(LAYERED[_name], _attend)
+    AttentionMaskInterface.register(LAYERED[_name], sdpa_mask)

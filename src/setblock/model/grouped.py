@@ -16,15 +16,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from setblock.model.attention import attention_by
+from setblock.model.attention import OURS, attention_by, plan_of
 
-GROUPED_SDPA = "setblock_grouped_sdpa"
+GROUPED_SDPA = f"{OURS}grouped_sdpa"
 
 
 def grouped_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """While active, a model whose attention is `sdpa` has the one below in its place; others keep theirs."""
-    config = model.config.get_text_config()
-    return attention_by(GROUPED_SDPA, config) if config._attn_implementation == "sdpa" else nullcontext()
+    """While active, a model whose attention plan allows it has the one below in its place; others keep theirs."""
+    return attention_by(GROUPED_SDPA, model.config.get_text_config()) if plan_of(model).grouped else nullcontext()
 
 
 def _grouped_sdpa(

@@ -5,13 +5,15 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedTokenizerBase,
@@ -24,9 +26,13 @@ from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.facts import read_facts
 from setblock.model.gguf import check_gguf, is_gguf, pretrained_arguments, weights_arguments
 from setblock.model.named import resolved
-from setblock.model.probe import probe
+from setblock.model.probe import check_stored, plan_attention
 from setblock.model.quantization import Quantization, four_bits, quantize
 from setblock.model.sbd_model import SBDModel
+
+
+class ShorterContext(SetBlockWarning):
+    """A model is right for fewer tokens than its config says."""
 
 
 class NotTrainedForBlocks(SetBlockWarning):
@@ -62,6 +68,8 @@ def load(
             package or device that is wanted is not there.
     """
     # 1. What it is
+    if quantization not in (None, *get_args(Quantization)):
+        raise SetBlockError(f"quantization must be one of {', '.join(get_args(Quantization))}, not {quantization!r}")
     source = resolved(str(path))
     _check_source(source)
     if quantization is not None and is_gguf(source):
@@ -84,7 +92,7 @@ def load(
     tokenizer = _tokenizer_of(source, trust_remote_code)
     in_four_bits = {"quantization_config": four_bits(), "device_map": {"": device}} if quantization == "nf4" else {}
     with _reading(source, "its weights"):
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = _auto_class(config).from_pretrained(
             **weights_arguments(source),
             dtype=dtype or "auto",
             attn_implementation=attn_implementation or _attention_for(config),
@@ -101,13 +109,22 @@ def load(
 
     # 3. How its weights are stored, and where it runs
     if quantization == "int8":
+        check_stored(model, quantize, "quantised to int8")
         quantize(model)
     try:
         model = model.eval() if in_four_bits else model.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # PyTorch asserts that it was built for the device
         raise SetBlockError(f"can't use device {str(device)!r}: {_line(error)}") from error
+    try:
+        plan = plan_attention(model, alternatives=() if attn_implementation else ("eager",))
+    except SetBlockError as error:
+        raise SetBlockError(f"model {source}: {error}") from error
+    if plan.context is not None:
+        reason = (
+            f"{source} is right for {plan.context} tokens at most, prompt and answer together: {plan.context_reason}"
+        )
+        warnings.warn(reason, ShorterContext, stacklevel=2)
     sbd = SBDModel(model, tokenizer, facts=facts, quantization=quantization)
-    probe(sbd)
     if facts is None or not facts.block_sizes:
         warnings.warn(
             f"{source} was never SBD-trained: decode it with method 'ntp', or fine-tune it with `setblock train`",
@@ -140,6 +157,8 @@ def _tokenizer_of(source: str, trust_remote_code: bool) -> PreTrainedTokenizerBa
 
 def _check_source(source: str) -> None:
     """Say what is wrong with a path that Transformers would take for a hub id."""
+    if not source.strip():
+        raise SetBlockError(f"model must be a folder, a hub id, a GGUF file or a name, not {source!r}")
     folder = Path(source)
     if is_gguf(source):
         check_gguf(source)
@@ -147,13 +166,18 @@ def _check_source(source: str) -> None:
         if not (folder / "config.json").is_file():
             raise SetBlockError(f"model {source} is no checkpoint: the folder holds no config.json")
         if not any(folder.glob("*.safetensors")):
-            raise SetBlockError(
-                f"model {source} holds no safetensors file (weights pickled in .bin files are not read)"
-            )
+            raise SetBlockError(f"model {source} holds no safetensors file{_other_weights(folder)}")
     elif folder.exists():
         raise SetBlockError(f"model {source} is a file, not a checkpoint folder")
     elif not _HUB_ID.fullmatch(source):
         raise SetBlockError(f"model {source}: no such folder")
+
+
+def _other_weights(folder: Path) -> str:
+    """What lies there in its place, and what to do about it."""
+    if (found := sorted(folder.glob("*.gguf"))) != []:
+        return f": to load its GGUF file, name that, {found[0]}"
+    return " (weights pickled in .bin files are not read)"
 
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -192,22 +216,31 @@ def refuse_unsupported(config: PretrainedConfig) -> None:
     name = config.model_type
     if config.is_encoder_decoder:
         raise SetBlockError(f"{name} is an encoder-decoder; set block decoding needs a decoder-only causal LM")
-    text = config.get_text_config()
-    try:
-        model_class = AutoModelForCausalLM._model_mapping[type(config)]
-    except KeyError:
-        model_class = None
-    if getattr(model_class, "_is_stateful", False):
+    auto = _auto_class(config)
+    if getattr(auto._model_mapping.get(type(config), None), "_is_stateful", False):
         raise SetBlockError(
             f"{name} keeps a recurrent state (state-space or linear attention), which can't attend within a block in both "
             "directions, nor take back a rejected token"
         )
-    if getattr(text, "alibi", False) or name in ("bloom", "mpt"):
-        raise SetBlockError(f"{name} uses ALiBi, which ignores position ids; set block decoding needs them")
     try:
+        text = config.get_text_config()
         layer_windows(text)
     except ValueError as error:
-        raise SetBlockError(f"{name}: {error}") from error
+        raise SetBlockError(f"{name}: {_line(error)}") from error
+    if getattr(text, "alibi", False) or text.model_type in ("bloom", "mpt"):
+        raise SetBlockError(f"{name} uses ALiBi, which ignores position ids; set block decoding needs them")
+
+
+def _auto_class(config: PretrainedConfig) -> Any:
+    """What makes the causal LM of a config: the text model, or one that takes images and more, and is given text alone.
+
+    Raises:
+        SetBlockError: Transformers has no such class.
+    """
+    for auto in (AutoModelForCausalLM, AutoModelForMultimodalLM):
+        if type(config) in auto._model_mapping or auto.__name__ in (getattr(config, "auto_map", None) or {}):
+            return auto
+    raise SetBlockError(f"{config.model_type} has no causal language model in Transformers {transformers.__version__}")
 
 
 def _attention_for(config: PretrainedConfig) -> str | None:

@@ -21,10 +21,10 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.masks import MaskMod
-from setblock.model.attention import AttentionMask, attention_by, attention_mask
+from setblock.model.attention import OURS, AttentionMask, attention_by, attention_mask
 from setblock.model.grouped import GROUPED_SDPA
 
-_NAME = "setblock_packed"
+_NAME = f"{OURS}packed"
 
 
 @dataclass(frozen=True)

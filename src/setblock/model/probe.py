@@ -1,86 +1,216 @@
-"""A probe of what block decoding needs from an architecture, by trying it on the model itself.
+"""Finds how a model's attention must be called so that all its logits are right, by trying it on a small copy of the model.
 
-Three passes over a handful of tokens. A list of supported architectures would be out of date with every release of
-Transformers; a model that silently ignores a mask or a position would decode to nonsense.
+A list of supported architectures would be out of date with every release of Transformers; a model that silently ignores a mask
+or a position would decode to nonsense. So each way to call it, the fastest first, runs the passes of decoding and of training
+past every threshold that the config names, and is compared with Transformers' own uncached passes.
 """
 
-from typing import NoReturn
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
 
 import torch
-from torch import Tensor
+import transformers
+from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError
-from setblock.masks import decode_mask
-from setblock.model.attention import attention_mask
+from setblock.model.agreement import BATCH, CAPACITY, DisagreementError, check_decoding, check_training, expected_logits
+from setblock.model.attention import AttentionPlan, planned, set_plan
 from setblock.model.cache import SlotCache
-from setblock.model.forward import logits_at
-from setblock.model.sbd_model import SBDModel
+from setblock.model.packed_runner import PackedRunner
+from setblock.model.padded_runner import PaddedRunner
+from setblock.model.protocol import Runner
+from setblock.model.small_copy import Threshold, run_text, small_copy, thresholds_of, with_low
 
-_LENGTH, _BLOCK = 6, 3  # tokens of the probe, and how many of them are its block
-_TOLERANCE = 0.2  # relative; rounding stays well below it in any dtype, an ignored mask or position well above
+_T = TypeVar("_T")
+
+_FOUND: Final[dict[str, AttentionPlan]] = {}
+"""Plans by the fingerprint of what they were found for."""
+
+
+def plan_attention(model: PreTrainedModel, *, alternatives: Sequence[str] = ()) -> AttentionPlan:
+    """Find the plan by which a model's attention is to be called, and let it be called so from now on.
+
+    A model that has a plan for its attention keeps it.
+
+    Args:
+        alternatives: attention implementations that the model may be given where its own is not right.
+
+    Raises:
+        SetBlockError: the model can't be decoded in blocks; the message says what goes wrong.
+    """
+    plan = planned(model)
+    if plan is None:
+        key = _fingerprint(model, alternatives)
+        if key not in _FOUND:
+            _FOUND[key] = _found_plan(model, alternatives)
+        plan = _FOUND[key]
+        set_plan(model, plan)
+    return plan
 
 
 @torch.inference_mode()
-def probe(sbd: SBDModel) -> None:
-    """Check that the model honours the masks, positions and cache it is given.
+def check_stored(model: PreTrainedModel, store: Callable[[PreTrainedModel], None], how: str) -> None:
+    """Try on a small copy whether a model still computes what it did once `store` has changed how its weights are stored.
+
+    Args:
+        how: what `store` does, for the message.
 
     Raises:
-        SetBlockError: it does not; the message says which.
+        SetBlockError: it does not, or `store` refuses it.
     """
-    vocabulary = sbd.model.get_input_embeddings().weight.shape[0]
-    tokens = (torch.arange(_LENGTH, device=sbd.device) * 7 + 11)[None] % vocabulary  # [1, T]
-    causal = torch.arange(1, _LENGTH + 1, device=sbd.device)[None]
-    in_block = causal > _LENGTH - _BLOCK
-
-    plain = sbd.model(input_ids=tokens, use_cache=False).logits[0].float()
-    cache = SlotCache(layers=sbd.model.config.get_text_config().num_hidden_layers, batch=1, capacity=_LENGTH)
+    small = small_copy(type(model), model.config, device=model.device)
+    wanted = run_text(small)
+    store(small)
     try:
-        # Fed in two parts through the cache, the second under a mask of ours: the same logits as in one plain pass.
-        _pass(sbd, tokens, causal, cache, start=0, end=_LENGTH - _BLOCK)
-        cached = _pass(sbd, tokens, causal, cache, start=_LENGTH - _BLOCK, end=_LENGTH)
-    except (
-        TypeError,
-        ValueError,
-        AttributeError,
-        RuntimeError,
-    ) as error:  # of the model, for arguments it doesn't take
-        _refuse(sbd, f"it takes no 4D mask, position ids or preallocated cache ({str(error).splitlines()[0]})", error)
-    if _relative_difference(cached, plain[-_BLOCK:]) > _TOLERANCE:
-        _refuse(sbd, "it gives other logits with a preallocated cache and a 4D mask than without")
-
-    # As a block, the same tokens see each other in both directions: the first one's logits must change, unless no layer
-    # ever looks to the right.
-    block = _pass(sbd, tokens, torch.where(in_block, _LENGTH, causal), cache, start=_LENGTH - _BLOCK, end=_LENGTH)
-    if torch.equal(block[0], cached[0]):
-        _refuse(sbd, "it ignores a mask that lets a token attend to later ones")
+        found = run_text(small)
+    except Exception as error:
+        text = " ".join(str(error).split())[:200] or type(error).__name__
+        raise SetBlockError(f"{model.config.model_type} can't be {how}: it then no longer runs ({text})") from error
+    if not float((found - wanted).norm()) <= _STORED_TOLERANCE * float(wanted.norm()):
+        raise SetBlockError(f"{model.config.model_type} can't be {how}: it then gives other logits")
 
 
-def _pass(sbd: SBDModel, tokens: Tensor, limits: Tensor, cache: SlotCache, *, start: int, end: int) -> Tensor:
-    """[end - start, V] float32 logits of one part of the tokens."""
-    positions = torch.arange(start, end, device=sbd.device)[None]
-    cache.write_to(rows=None, slots=positions, visible=end)
-    mask = attention_mask(
-        sbd.model.config.get_text_config(),
-        lambda window: decode_mask(position_ids=positions, limits=limits[:, start:end], window=window),
-        batch=1,
-        queries=end - start,
-        keys=end,
-        device=sbd.device,
-        dtype=sbd.model.dtype,
+_STORED_TOLERANCE = 0.3  # relative; what eight bits lose stays below it
+
+
+@torch.inference_mode()
+def _found_plan(model: PreTrainedModel, alternatives: Sequence[str]) -> AttentionPlan:
+    try:
+        small = small_copy(type(model), model.config, device=model.device)
+    except SetBlockError as error:
+        raise SetBlockError(f"{model.config.model_type} can't be decoded in blocks: {error}") from error
+    thresholds = thresholds_of(model.config, small)
+    low = with_low(small, thresholds) if thresholds else small
+    own: str = model.config.get_text_config()._attn_implementation
+    plans: list[AttentionPlan] = []
+    reasons: list[DisagreementError] = []
+    for implementation in dict.fromkeys((own, *alternatives)):
+        try:
+            plans.append(_tried(low, implementation))
+        except DisagreementError as error:
+            reasons.append(error)
+            try:
+                plans.append(_limited(small, thresholds, implementation, error))
+            except DisagreementError as limited:
+                reasons.append(limited)
+        if plans and plans[-1].context is None and plans[-1].untrainable is None:
+            break
+    if not plans:
+        raise SetBlockError(f"{model.config.model_type} can't be decoded in blocks: {reasons[0]}") from reasons[0]
+    return max(plans, key=lambda plan: (plan.context is None, plan.context or 0, plan.untrainable is None))
+
+
+def _tried(small: PreTrainedModel, implementation: str) -> AttentionPlan:
+    """The fastest plan by which a small copy is right with an attention implementation.
+
+    FlexAttention has no kernels for heads as narrow as a small copy's: eager attention is tried in its place.
+
+    Raises:
+        DisagreementError: none is, in decoding.
+    """
+    if implementation == "flex_attention":
+        return replace(_tried(small, "eager"), implementation=implementation, by_document=True)
+    plan = AttentionPlan(implementation, grouped=False, by_document=False)
+    ways = (True, False) if implementation == "sdpa" else (False,)
+    set_plan(small, plan)
+    expected = _run(lambda: expected_logits(small))
+    decoding = [replace(plan, grouped=way) for way in ways]
+    plan = _first_right(small, decoding, lambda: check_decoding(_padded(small), expected))
+    try:
+        training = [replace(plan, by_document=way) for way in ways]
+        plan = _first_right(small, training, lambda: check_training(small, expected))
+    except DisagreementError as error:
+        plan = replace(plan, untrainable=str(error))
+    try:
+        _run(lambda: check_decoding(_packed(small), expected), failure="it fails")
+    except DisagreementError as error:
+        plan = replace(plan, unpackable=f"with requests packed in one row, {error}")
+    return plan
+
+
+def _padded(model: PreTrainedModel) -> Runner:
+    layers = model.config.get_text_config().num_hidden_layers
+    return PaddedRunner(model, SlotCache(layers=layers, batch=BATCH, capacity=CAPACITY))
+
+
+def _packed(model: PreTrainedModel) -> Runner:
+    pages = -(-CAPACITY // _PAGE)
+    runner = PackedRunner(model, pages=BATCH * pages, page_tokens=_PAGE)
+    runner.place([range(row, BATCH * pages, BATCH) for row in reversed(range(BATCH))])  # in no order
+    return runner
+
+
+_PAGE = 4  # tokens
+
+
+def _first_right(small: PreTrainedModel, plans: Sequence[AttentionPlan], check: Callable[[], None]) -> AttentionPlan:
+    """The first of several plans with which a check passes; raises what the last one raised if none is."""
+    for plan in plans:
+        set_plan(small, plan)
+        try:
+            _run(check)
+            return plan
+        except DisagreementError as error:
+            reason = error
+    raise reason
+
+
+def _limited(
+    small: PreTrainedModel, thresholds: Sequence[Threshold], implementation: str, reason: DisagreementError
+) -> AttentionPlan:
+    """The plan by which a small copy is right up to a threshold.
+
+    Args:
+        reason: what is wrong past all thresholds.
+
+    Raises:
+        DisagreementError: it is wrong even below them.
+    """
+    plan = _tried(small, implementation)
+    wrong: list[tuple[Threshold, DisagreementError]] = []
+    for each in thresholds:
+        try:
+            other = _tried(with_low(small, [each]), implementation)
+            plan = replace(
+                plan,
+                grouped=plan.grouped and other.grouped,
+                by_document=plan.by_document and other.by_document,
+                untrainable=plan.untrainable or other.untrainable,
+                unpackable=plan.unpackable or other.unpackable,
+            )
+        except DisagreementError as error:
+            wrong.append((each, error))
+    threshold, why = min(wrong or [(each, reason) for each in thresholds], key=lambda pair: pair[0].value)
+    return replace(plan, context=threshold.value, context_reason=f"past {threshold.name} {threshold.value}, {why}")
+
+
+def _run(check: Callable[[], _T], *, failure: str = "it takes no 4D mask, position ids or preallocated cache") -> _T:
+    """What a check gives; anything that the model raises in it is a disagreement too.
+
+    Args:
+        failure: what that means.
+    """
+    try:
+        return check()
+    except DisagreementError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:200]
+        raise DisagreementError(f"{failure} ({text or type(error).__name__})") from error
+
+
+def _fingerprint(model: PreTrainedModel, alternatives: Sequence[str]) -> str:
+    """Of all that a plan depends on."""
+    kind, config = type(model), model.config
+    parts = (
+        transformers.__version__,
+        kind.__module__,
+        kind.__qualname__,
+        config.get_text_config()._attn_implementation,
+        *alternatives,
+        model.device.type,
+        config.to_json_string(use_diff=False),
     )
-    return logits_at(
-        sbd.model,
-        torch.arange(end - start, device=sbd.device),
-        input_ids=tokens[:, start:end],
-        position_ids=positions,
-        attention_mask=mask,
-        cache=cache,
-    ).float()
-
-
-def _relative_difference(a: Tensor, b: Tensor) -> float:
-    return float((a - b).norm() / b.norm().clamp(min=1e-6))
-
-
-def _refuse(sbd: SBDModel, reason: str, cause: Exception | None = None) -> NoReturn:
-    raise SetBlockError(f"{sbd.model.config.model_type} can't be decoded in blocks: {reason}") from cause
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +13,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.model.adapter import ADAPTER_FOLDER, gate_of
+from setblock.model.attention import context_length, plan_of
 from setblock.model.cache import SlotCache
 from setblock.model.compiled import CompiledModel, fixed_capacity
 from setblock.model.custom_generate import write_custom_generate
 from setblock.model.facts import SBDFacts
 from setblock.model.mask_token import add_mask_token
 from setblock.model.packed_runner import PackedRunner
-from setblock.model.packing_probe import probe_packing
 from setblock.model.padded_runner import PaddedRunner
 from setblock.model.prepacked import PrepackedLinear, prepack
+from setblock.model.probe import check_stored, plan_attention
 from setblock.model.quantization import Quantization
 
 
@@ -76,10 +78,8 @@ class SBDModel:
 
     @property
     def context_length(self) -> int | None:
-        """The most positions the model can hold, or None where its config sets no limit."""
-        config = self.model.config.get_text_config()
-        length = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-        return int(length) if length else None
+        """The most positions the model can hold and be right, or None where nothing sets a limit."""
+        return context_length(self.model)
 
     @property
     def prepacked(self) -> bool:
@@ -120,6 +120,10 @@ class SBDModel:
         if self.compiled is not None:
             raise SetBlockError("a compiled model can't be prepacked: leave out one of the two")
         if not self.prepacked:
+            if self.model.device.type == "cpu":  # others are refused
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", SetBlockWarning)  # of the small copy
+                    check_stored(self.model, prepack, "prepacked")
             prepack(self.model)
 
     def runner(self, *, rows: int, capacity: int) -> PaddedRunner:
@@ -140,7 +144,8 @@ class SBDModel:
                 "a compiled model is compiled for passes of few sizes, and those of continuous batching have all sizes: leave "
                 "out --compile"
             )
-        probe_packing(self.model)
+        if reason := plan_attention(self.model).unpackable:
+            raise SetBlockError(f"{self.model.config.model_type} can't be run by the engine: {reason}")
         return PackedRunner(self.model, pages=pages, page_tokens=page_tokens)
 
     def prepare_for_training(
@@ -157,8 +162,11 @@ class SBDModel:
             noisy_adapter: what is trained is an adapter that acts on the future block alone.
 
         Raises:
-            SetBlockError: its weights are prepacked, or quantised in a way that can't be trained on; or it has an adapter.
+            SetBlockError: its weights are prepacked, or quantised in a way that can't be trained on; it has an adapter; or its
+                architecture can't be trained.
         """
+        if reason := plan_of(self.model).untrainable:
+            raise SetBlockError(f"{self.model.config.model_type} can be decoded in blocks, but not trained: {reason}")
         if self.quantization != "nf4":
             self._refuse_stored("trained")
         self._refuse_adapter("trained")
@@ -246,7 +254,8 @@ def _rewrite_dtype(path: Path, dtype: torch.dtype) -> None:
 
 def _end_of_text_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     generation = getattr(model, "generation_config", None)
-    for ids in (getattr(generation, "eos_token_id", None), model.config.eos_token_id, tokenizer.eos_token_id):
+    config = model.config.get_text_config()
+    for ids in (*(getattr(each, "eos_token_id", None) for each in (generation, config)), tokenizer.eos_token_id):
         if ids is not None:
             return tuple(ids) if isinstance(ids, list) else (ids,)
     return ()

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError
 from setblock.masks import MaskMod, train_mask
-from setblock.model.attention import AttentionMask, attention_mask, layer_windows
+from setblock.model.attention import AttentionMask, attention_mask, layer_windows, plan_of
 from setblock.model.clean_keys import CleanKeys
-from setblock.model.documents import Half, document_attention, document_masks, layout_of, usual_attention
+from setblock.model.documents import Half, document_attention, document_masks, layout_of
 from setblock.model.forward import logits_at
 from setblock.training.cross_entropy import LOGITS_AT_ONCE, chunked_loss
 from setblock.training.distillation import Distillation, LogitsOf, divergences, logits_of_hidden
@@ -51,15 +51,15 @@ def training_logits(
     config = model.config.get_text_config()
     first, end, _ = inputs.columns(half).indices(inputs.input_ids.shape[1])
     layout = layout_of(config, inputs.rows, half=half, clean_keys=clean_keys)
-    usual = usual_attention(config)
+    plan = plan_of(model)
     more: dict[str, Any] = {"layout": layout}
-    if usual == "sdpa":
+    if plan.by_document and plan.implementation == "sdpa":
         _refuse_large_mask(model, inputs, sum(layout.mask_sizes))
         mask = document_masks(config, layout, partial(_train_mask, inputs), device=inputs.input_ids.device)
     else:
-        mask = _mask(model, inputs, usual, first=first, end=end)
-        more = more if usual == "flex_attention" and clean_keys is not None else {}
-    with document_attention(config):
+        mask = _mask(model, inputs, plan.implementation, first=first, end=end)
+        more = more if plan.by_document and clean_keys is not None else {}
+    with document_attention(model):
         return logits_at(
             model,
             inputs.index_in(half, index),
@@ -168,7 +168,8 @@ def _mask(
     """Over whole rows, of the queries from `first` on and the keys before `end`."""
     batch, device = len(inputs.input_ids), inputs.input_ids.device
     if implementation != "flex_attention":
-        _refuse_large_mask(model, inputs, batch * (end - first) * end * model.dtype.itemsize)
+        itemsize = torch.bool.itemsize if implementation == "sdpa" else model.dtype.itemsize
+        _refuse_large_mask(model, inputs, batch * (end - first) * end * itemsize)
 
     def mask_mod_for(window: int | None) -> MaskMod:
         allowed = _train_mask(inputs, window)

@@ -24,6 +24,7 @@ from setblock.data.section import DataSection, PythonCodeSection
 from setblock.data.tokenizer import QUESTION_ANSWER_TEMPLATE, train_tokenizer
 from setblock.errors import SetBlockError
 from setblock.model.loading import NotTrainedForBlocks, load, load_tokenizer, refuse_unsupported
+from setblock.model.probe import plan_attention
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapters import add_adapter
 from setblock.training.alarms import NTPLossAlarm
@@ -79,7 +80,7 @@ def train(
         rows = rows_of(
             recipe.data,
             sbd.tokenizer,
-            context_length=context_length_of(sbd.model.config),
+            context_length=sbd.context_length or NO_LIMIT,
             vocabulary=len(sbd.model.get_input_embeddings().weight),
             mask_token_id=sbd.facts.mask_token_id if sbd.facts else None,
         )
@@ -186,6 +187,7 @@ def starting_model(
         attention = section.attn_implementation
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     refuse_unsupported(config)
+    plan_attention(model, alternatives=() if attention else ("eager",))
     return SBDModel(model, tokenizer)
 
 
@@ -218,4 +220,8 @@ def _making_a_model() -> Iterator[None]:
 
 def context_length_of(config: PretrainedConfig) -> int:
     """How many tokens a model's context has room for; more than there will be where its config does not say."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 30
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
+
+
+NO_LIMIT = 1 << 30
+"""Tokens, where nothing limits the context."""

@@ -16,7 +16,8 @@ from setblock.data.packing import PADDING
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
 from setblock.model.adapter import gate_of, uncast_inputs
-from setblock.model.documents import document_attention, usual_attention
+from setblock.model.attention import context_length, plan_of
+from setblock.model.documents import document_attention
 from setblock.training.block_sizes import drawn_block_size
 from setblock.training.config import SBDConfig
 from setblock.training.cross_entropy import LOGITS_AT_ONCE
@@ -41,7 +42,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def _runs_halves(model: Any) -> bool:
     """Whether the noisy half of a model's input can be run after the clean one: where attention is a function we can wrap."""
-    return usual_attention(model.config.get_text_config()) in ("sdpa", "flex_attention")
+    return plan_of(unwrapped(model)).by_document
 
 
 def _check_cross_entropy(args: SBDConfig, head: SplitHead | None) -> None:
@@ -146,7 +147,7 @@ class SBDTrainer(Trainer):
             logit_shift=self.args.logit_shift,
             mask_token_id=self.mask_token_id,
             end_of_text_id=self.end_of_text_id,
-            context_length=getattr(self.model.config.get_text_config(), "max_position_embeddings", 1 << 30),
+            context_length=context_length(unwrapped(self.model)) or 1 << 30,
             seed=(self.args.seed, step),
             idle_blocks=False,
         )
@@ -192,7 +193,7 @@ class SBDTrainer(Trainer):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """The Trainer's; its backward pass may run layers again, as the forward pass ran them."""
         try:
-            with document_attention(self.model.config.get_text_config()), self._adapter_dtype():
+            with document_attention(unwrapped(self.model)), self._adapter_dtype():
                 loss: Tensor = super().training_step(*args, **kwargs)
                 return loss
         finally:

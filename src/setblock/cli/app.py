@@ -1,0 +1,83 @@
+"""The `setblock` command: its commands, and what becomes of errors, warnings and Ctrl-C in all of them."""
+
+import warnings
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from setblock.cli.calibrate import calibrate
+from setblock.cli.compare import compare
+from setblock.cli.data import inspect, prompts, regenerate
+from setblock.cli.evaluate import evaluate
+from setblock.cli.fetch import fetch
+from setblock.cli.generate import generate
+from setblock.cli.main import INTERRUPTED
+from setblock.cli.messages import print_error, print_message, print_warning, silence_loggers
+from setblock.cli.option_groups import with_option_groups
+from setblock.cli.publish import merge, push
+from setblock.cli.roofline import roofline
+from setblock.cli.serve import serve
+from setblock.cli.stdout import writable_stdout
+from setblock.cli.sweep import sweep
+from setblock.cli.trace import trace
+from setblock.cli.train import train
+from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
+
+
+class _Commands(TyperGroup):
+    """Turns a user's mistake into one line and exit code 1, or 2 where a parameter is out of its range; anything else that
+    goes wrong keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        silence_loggers()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of other libraries, which a user can't mend
+            warnings.simplefilter("default", SetBlockWarning)  # each once
+            warnings.showwarning = print_warning
+            try:
+                with writable_stdout():
+                    return super().invoke(ctx)
+            except SetBlockError as error:
+                print_error(error)
+                raise typer.Exit(2 if isinstance(error, ParameterError) else 1) from error
+            except KeyboardInterrupt as error:
+                print_message("interrupted")
+                raise typer.Exit(INTERRUPTED) from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"setblock {version('setblock')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _setblock(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Set Block Decoding: several tokens per forward pass from any Hugging Face causal LM."""
+
+
+for command in (generate, compare, trace, evaluate, sweep, calibrate, train, merge, push, fetch, serve, roofline):
+    app.command()(with_option_groups(command))
+
+data = typer.Typer(
+    no_args_is_help=True, help="Look at the data of a recipe, or let a model write prompts and answers itself."
+)
+data.command()(with_option_groups(inspect))
+data.command()(with_option_groups(regenerate))
+data.command()(with_option_groups(prompts))
+app.add_typer(data, name="data")

@@ -1,0 +1,244 @@
+"""A small random copy of a model: its class and the structure of its config, with few and narrow layers.
+
+Knows configs. Knows nothing of families: the value of a number, and whether weights change their shape with it, say what it is.
+"""
+
+import copy
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from setblock.errors import SetBlockError
+
+VOCABULARY = 64
+"""Tokens of a small copy. The first is every special token at once, and is no text."""
+LONGEST = 32
+"""Tokens that a small copy can always be given."""
+SMALL_THRESHOLD = 12
+"""Tokens that a threshold of the config is lowered to, so that a longer text crosses it."""
+
+_WAYS = ((16, True), (8, True), (4, True), (16, False), (8, False), (2, True), (1, True), (1, False))
+"""By what widths are divided, and whether layers are left out. The first that gives a model which runs is taken."""
+_MOST_WEIGHTS = 80_000_000
+_WIDE = 64  # from which on a number is a width
+_NARROWEST = 48  # hidden states
+_MOST_EXPERTS = 16
+_COUNT = re.compile(r"layer|head|group|top_?k|per_tok|codebook|stack|position|window|chunk|len|seq|scalar|distance")
+_HEAD_WIDTH = re.compile(r"head_?dim|head_size|dim_head|d_head")
+_TOKEN = re.compile(r"token_?(id|ids|index)$")
+_NO_THRESHOLD = re.compile(r"head|layer|expert|hidden|intermediate")  # only to save time: each shapes weights, or fails
+_CONTEXT = ("max_position_embeddings", "n_positions")
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A number of tokens in a config, past which a model may do something else.
+
+    Attributes:
+        name: its key.
+        value: what it is; the least where the config has several of that name.
+        paths: the keys that lead to each of them.
+    """
+
+    name: str
+    value: int
+    paths: tuple[tuple[str, ...], ...]
+
+
+def small_copy(
+    kind: type[PreTrainedModel], config: PretrainedConfig, *, device: torch.device | str = "cpu"
+) -> PreTrainedModel:
+    """A small float32 model of a class, with the structure of a config, and weights with which tokens look at each other.
+
+    Raises:
+        SetBlockError: none can be made that runs.
+    """
+    reason = ""
+    widest = max(1, getattr(config.get_text_config(), "hidden_size", _NARROWEST) // _NARROWEST)
+    for factor, cut in _WAYS:
+        if factor > widest:
+            continue
+        try:
+            small = _made(kind, _small_config(config, factor=factor, cut=cut)).to(device)
+            run_text(small)
+            return small
+        except Exception as error:  # of Transformers, for a config that fits together no longer
+            reason = reason or " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    raise SetBlockError(f"no small copy of it can be made to try it out ({reason})")
+
+
+def thresholds_of(config: PretrainedConfig, small: PreTrainedModel) -> list[Threshold]:
+    """The thresholds in a config, whose small copy is `small`: numbers of tokens, which shape no weights."""
+    places: defaultdict[str, list[tuple[tuple[str, ...], int]]] = defaultdict(list)
+    for path, value in _numbers(vars(config.get_text_config())):
+        if value > SMALL_THRESHOLD and path[-1] not in _CONTEXT and not _NO_THRESHOLD.search(path[-1]):
+            places[path[-1]].append((path, value))
+    found = [
+        Threshold(name, min(value for _, value in there), tuple(path for path, _ in there))
+        for name, there in places.items()
+    ]
+    shapes = _shapes(small)
+    found = [each for each in found if _shapes_with(small, each) == shapes]
+    return found if not found or _runs(small, found) else [each for each in found if _runs(small, [each])]
+
+
+def with_low(
+    small: PreTrainedModel, thresholds: Sequence[Threshold], *, value: int = SMALL_THRESHOLD
+) -> PreTrainedModel:
+    """The small copy again, with `thresholds` lowered to a `value` that a short text crosses."""
+    lowered = _made(type(small), _lowered(small.config, thresholds, value)).to(small.device)
+    lowered.load_state_dict(small.state_dict())
+    return lowered
+
+
+def _made(kind: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
+    with _quiet(), torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):
+            weights = sum(each.numel() for each in kind(copy.deepcopy(config)).parameters())
+        if weights > _MOST_WEIGHTS:
+            raise ValueError(f"{weights:,} weights are too many")
+        model = kind(config).float().eval()
+    _draw_weights(model)
+    return model
+
+
+@torch.no_grad()
+def _draw_weights(model: PreTrainedModel) -> None:
+    """Matrices large enough that tokens look at each other, and so a wrong mask shows. Norms and biases stay as they are."""
+    generator = torch.Generator().manual_seed(0)
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            scale = 1.5 / min(weight.shape[-2:]) ** 0.5
+            weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+
+
+# Configs
+
+
+def _small_config(config: PretrainedConfig, *, factor: int, cut: bool) -> PretrainedConfig:
+    small = copy.deepcopy(config)
+    small.dtype = torch.float32
+    for part in _parts(small):
+        if cut:
+            _cut_layers(part)
+        for name, value in list(vars(part).items()):
+            if not name.startswith("_") and (narrow := _narrowed(name, value, factor)) != value:
+                setattr(part, name, narrow)
+    return small
+
+
+def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+    """A config and all that are in it."""
+    yield config
+    for value in vars(config).values():
+        if isinstance(value, PretrainedConfig):
+            yield from _parts(value)
+
+
+def _cut_layers(config: PretrainedConfig) -> None:
+    """Leave the first layers, at least two and one of each kind that a list of the config names."""
+    total = getattr(config, "num_hidden_layers", None)
+    if not isinstance(total, int):
+        return
+    lists = {name: value for name, value in vars(config).items() if isinstance(value, list) and len(value) == total}
+    kinds = [value for value in lists.values() if all(isinstance(each, str | int) for each in value)]
+    needed = min(total, max([2, *(value.index(kind) + 1 for value in kinds for kind in value)]))
+    for name, value in lists.items():
+        setattr(config, name, value[:needed])
+    config.num_hidden_layers = needed
+
+
+def _narrowed(name: str, value: Any, factor: int) -> Any:
+    """What the number `value` of a config is in a small copy; anything else as it is."""
+    if isinstance(value, dict):
+        return {key: _narrowed(str(key), each, factor) for key, each in value.items()}
+    if _TOKEN.search(name):
+        return [0] * len(value) if isinstance(value, list) else None if value is None else 0
+    if isinstance(value, list) and all(isinstance(each, int | float) for each in value):
+        if "section" in name:  # of a head's width
+            return [each // factor for each in value]
+        return value[::factor] if name.endswith("factor") else value  # one for each pair of a head's width
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    if name in _CONTEXT:
+        return max(value, 2 * LONGEST)
+    if "vocab" in name:
+        return min(value, VOCABULARY)
+    if re.search(r"experts?$", name) and "per" not in name:
+        return min(value, _MOST_EXPERTS)
+    if _COUNT.search(name) and not _HEAD_WIDTH.search(name):
+        return value
+    return value // factor if value >= _WIDE and value % factor == 0 else value
+
+
+def _numbers(values: dict[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    """The numbers in a config and in the dicts within it, each with the keys that lead to it."""
+    for name, value in values.items():
+        if not isinstance(name, str) or name.startswith("_") or _TOKEN.search(name) or "vocab" in name:
+            continue
+        if isinstance(value, dict):
+            yield from _numbers(value, (*path, name))
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield (*path, name), value
+
+
+def _lowered(
+    config: PretrainedConfig, thresholds: Sequence[Threshold], value: int = SMALL_THRESHOLD
+) -> PretrainedConfig:
+    low = copy.deepcopy(config)
+    for path in (path for each in thresholds for path in each.paths):
+        here: Any = low.get_text_config()
+        for key in path[:-1]:
+            here = here[key] if isinstance(here, dict) else getattr(here, key)
+        if isinstance(here, dict):
+            here[path[-1]] = value
+        else:
+            setattr(here, path[-1], value)
+    return low
+
+
+def _runs(small: PreTrainedModel, thresholds: Sequence[Threshold]) -> bool:
+    """Whether there is such a small copy with thresholds lowered. A number that does not fit the others any more was none."""
+    try:
+        run_text(with_low(small, thresholds))
+    except Exception:  # of Transformers, as above
+        return False
+    return True
+
+
+@torch.no_grad()
+def run_text(small: PreTrainedModel) -> torch.Tensor:
+    """The logits [T, V] of a small copy for a text as long as it can be."""
+    text = torch.arange(LONGEST, device=small.device)[None] % (VOCABULARY - 1) + 1
+    logits: torch.Tensor = small(input_ids=text, use_cache=False).logits[0].float()
+    return logits
+
+
+def _shapes_with(small: PreTrainedModel, threshold: Threshold) -> dict[str, torch.Size] | None:
+    """The shapes of the small copy's weights with a threshold lowered; None where there is no such model."""
+    try:
+        with _quiet(), torch.device("meta"):
+            return _shapes(type(small)(_lowered(small.config, [threshold])))
+    except Exception:  # of Transformers, for a config that fits together no longer
+        return None
+
+
+def _shapes(model: PreTrainedModel) -> dict[str, torch.Size]:
+    return {name: weight.shape for name, weight in model.named_parameters()}
+
+
+class _quiet:  # noqa: N801
+    """Without Transformers' warnings, which would be of the copy's config."""
+
+    def __enter__(self) -> None:
+        self._level = logging.get_verbosity()
+        logging.set_verbosity_error()
+
+    def __exit__(self, *_: object) -> None:
+        logging.set_verbosity(self._level)
