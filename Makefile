@@ -25,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "== 1/3 virtual environment in $(VENV)"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "== 2/3 build backends"
-	@$(BIN)/python -m pip install -c constraints.txt hatchling editables setuptools
+	@$(BIN)/python -m pip install -c constraints.txt hatchling hatch-vcs editables setuptools
 	@echo "== 3/3 setblock and its dependencies; PyTorch is the large one"
 	@$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
