@@ -243,3 +243,21 @@ def test_without_faker_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(SetBlockError, match=r"pip install 'setblock\[tasks\]'"):
         next(TASKS["extraction"].examples("train"))
+
+
+def test_the_messages_written_by_hand_are_of_fair_length_and_their_records_can_be_read_in_them():
+    found = list(TASKS["extraction-handwritten"].examples("test"))
+    assert len(found) == 40
+    assert len({each.question for each in found}) == 40
+    assert {each.question for each in TASKS["extraction-handwritten"].examples("test", seed=1)} == {
+        each.question for each in found
+    }
+    for each in found:
+        assert record_in(each.answer) == each.wanted
+        assert 35 <= tokens_about(each.answer) <= 200
+        assert all(key in each.question for key in each.wanted)
+        for value in each.wanted.values():
+            if isinstance(value, str) and not re.fullmatch(
+                r"[A-Z]{3}|\d{4}-\d\d-\d\d( \d\d:\d\d)?|\d\d:\d\d|\d{11}", value
+            ):
+                assert value in each.question

