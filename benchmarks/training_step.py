@@ -28,7 +28,7 @@ from measuring.subjects import SIZES, random_model
 from measuring.timing import seconds, spread
 from setblock.data.documents import Document
 from setblock.data.packing import RowCollator, RowDataset, pack
-from setblock.model.documents import document_attention
+from setblock.model.document_attention import document_attention
 from setblock.training.cross_entropy import LOGITS_AT_ONCE
 from setblock.training.forward import training_loss
 from setblock.training.head import split_head

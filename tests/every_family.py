@@ -36,7 +36,7 @@ from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError
 from setblock.integrations.transformers import generate as sbd_generate
-from setblock.model.documents import document_attention
+from setblock.model.document_attention import document_attention
 from setblock.model.loading import load, refuse_unsupported
 from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel

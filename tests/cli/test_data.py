@@ -13,9 +13,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from setblock.cli.data_picture import attention_kinds
-from setblock.cli.data_row import inspected_row
 from setblock.data.packing import PADDING
+from setblock.training.inspection import inspected_row
 from setblock.training.recipe import load_recipe
 from setblock.training.trainer import SBDTrainer
 
@@ -143,21 +142,6 @@ def test_what_is_shown_is_what_is_trained_on(run, recipe, monkeypatch):
             assert shown.labels.tolist() == rows["labels"][b].tolist()
             ours, theirs = shown.inputs.input_ids[0, 64:], inputs.input_ids[b, 64:]
             assert ((ours == shown.mask_token_id) == (theirs[: len(ours)] == 1)).all()
-
-
-def test_a_picture_of_the_mask(run, recipe, tmp_path):
-    outcome = run("data", "inspect", recipe, "--picture", tmp_path / "mask.png")
-    assert (outcome.code, outcome.message) == (0, f"setblock: wrote {tmp_path / 'mask.png'}")
-    assert (tmp_path / "mask.png").read_bytes().startswith(b"\x89PNG")
-    outcome = run("data", "inspect", recipe, "--picture", tmp_path / "nowhere" / "mask.png")
-    assert (outcome.code, "can't write picture" in outcome.message) == (1, True)
-    assert "can't write picture" in run("data", "inspect", recipe, "--picture", tmp_path / "mask.docx").message
-    row = inspected_row(*load_recipe(recipe), row=0)
-    kinds = attention_kinds(row)
-    assert set(kinds.ravel().tolist()) == {0, 1, 2, 3, 4}
-    assert (kinds[:64, 64:] == 0).all()  # clean tokens see no noisy one
-    is_padding = (row.inputs.document_ids[0] == PADDING).numpy()
-    assert (kinds[~is_padding][:, is_padding] == 0).all()
 
 
 @pytest.mark.parametrize(

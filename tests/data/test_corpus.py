@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data.conftest import CHATML, MARKED, chat
 from setblock.data import encoding
-from setblock.data.limits import Limits
+from setblock.data.census import DocumentLimits
 from setblock.data.packing import IGNORE, PADDING, RowDataset
 from setblock.data.rows import RecipeRows, corpus_texts, rows_of, use_chat_template
 from setblock.data.section import TextsSection
@@ -263,4 +263,4 @@ def test_nothing_is_said_where_nothing_is_left_out(rows, write):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rows(source=write("a.jsonl", pairs(9)), row_length=20)
-    assert Limits(longest=3, too_long="drop").length_of(4, "") == 0
+    assert DocumentLimits(longest=3, too_long="drop").length_of(4, "") == 0

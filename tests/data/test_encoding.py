@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from conftest import TEXTS
 from data.conftest import CHATML, chat
 from setblock.data.encoding import EncodedDocument, Encoder, tokenizer_fingerprint
-from setblock.data.records import Record
+from setblock.data.records import SourceRecord
 from setblock.data.section import SourceSection
 from setblock.data.tokenizer import train_tokenizer
 from setblock.decoding.text import encode_prompt
@@ -35,7 +35,7 @@ def encode(
     named = {name: options.pop(name) for name in tuple(options) if name.endswith("_column")}
     settings = {"loss_on": "assistant", "special_tokens": "error", **options}
     encoder = Encoder(tokenizer, SourceSection(source="a.jsonl", **named), **settings)
-    return list(encoder.documents(Record(f"a.jsonl, line {i + 1}", each) for i, each in enumerate(columns)))
+    return list(encoder.documents(SourceRecord(f"a.jsonl, line {i + 1}", each) for i, each in enumerate(columns)))
 
 
 def learned(document: EncodedDocument) -> str:

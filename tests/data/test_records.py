@@ -9,14 +9,14 @@ import datasets
 import pytest
 
 from setblock.data import records as module
-from setblock.data.records import Record, local_files, records_of
+from setblock.data.records import SourceRecord, local_files, records_of
 from setblock.data.section import SourceSection
 from setblock.errors import SetBlockError
 
 ROWS = [{"text": f"text {i}", "n": i} for i in range(5)]
 
 
-def read(source: object, **options: Any) -> list[Record]:
+def read(source: object, **options: Any) -> list[SourceRecord]:
     return list(records_of(SourceSection(source=str(source), **options)))
 
 

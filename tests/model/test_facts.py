@@ -71,10 +71,17 @@ def test_none_recorded() -> None:
         ({"logit_shift": "no"}, "setblock.logit_shift must be true or false, not 'no'"),
         ({"first_token_from_causal": None}, "setblock.first_token_from_causal must be true or false, not None"),
         ({"logit_shift": True, "first_token_from_causal": False}, "logit_shift needs first_token_from_causal"),
-        ({"calibrations": {}}, "setblock: calibrations must be a list, not dict"),
-        ({"calibrations": [{"domain": "d"}]}, "each of calibrations must be an object with the keys domain, point, "),
+        ({"calibrations": {}}, "setblock: calibrations is not valid: Input should be a valid array"),
+        ({"calibrations": [{"domain": "d"}]}, r"calibrations\.0\.point is not valid: Field required"),
         ({"calibrations": [CALIBRATION | {"point": {}}]}, "point of calibrations must name a method"),
-        ({"calibrations": [CALIBRATION | {"tested": 1}]}, "tested of calibrations is not valid: 1"),
+        (
+            {"calibrations": [CALIBRATION | {"gamma": 1}]},
+            r"calibrations\.0\.gamma is not valid: Unexpected keyword argument",
+        ),
+        (
+            {"calibrations": [CALIBRATION | {"tested": 1}]},
+            r"calibrations\.0\.tested is not valid: Input should be a valid boolean, not 1",
+        ),
     ],
 )
 def test_facts_that_are_not_valid(change: dict[str, Any], message: str) -> None:

@@ -16,7 +16,7 @@ from setblock.data.packing import PADDING, RowCollator, RowDataset, pack
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN, train_mask
 from setblock.model.attention import attention_mask
-from setblock.model.documents import RowRuns, Run
+from setblock.model.document_attention import RowRuns, Run
 from setblock.model.forward import logits_at
 from setblock.training import forward
 from setblock.training import inputs as inputs_module

@@ -12,7 +12,7 @@ from setblock.data.documents import Document
 from setblock.data.packing import RowCollator, RowDataset, pack
 from setblock.masks import CLEAN
 from setblock.model.adapter import Gate, gate_of
-from setblock.model.documents import document_attention
+from setblock.model.document_attention import document_attention
 from setblock.training import inputs as inputs_module
 from setblock.training.adapters import AdapterSection, add_adapter
 from setblock.training.distillation import Distillation

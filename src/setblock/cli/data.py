@@ -10,7 +10,6 @@ from setblock.cli import options
 from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import (
     print_json,
-    print_message,
     progress,
     silence_data_sets,
     silence_libraries,
@@ -47,12 +46,6 @@ def inspect(
             show_default=False,
         ),
     ] = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option(
-            "--picture", metavar="FILE", help="Draw the row's attention mask, as PNG, PDF or SVG.", show_default=False
-        ),
-    ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show one packed row of a recipe's data as the trainer gets it, and count what is in all of them.
@@ -60,8 +53,8 @@ def inspect(
     The row's tokens and labels, documents and positions, and its noisy blocks as they are drawn in the first step. Nothing is
     trained, and no weights are loaded.
     """
-    from setblock.cli.data_row import inspected_row
     from setblock.cli.data_view import print_row, row_json
+    from setblock.training.inspection import inspected_row
     from setblock.training.recipe import load_recipe, parse_override
 
     silence_libraries()
@@ -72,11 +65,6 @@ def inspect(
         print_json(row_json(inspected))
     else:
         print_row(stdout_console(), inspected, limit=tokens or None)
-    if picture is not None:
-        from setblock.cli.data_picture import draw_attention
-
-        draw_attention(inspected, picture)
-        print_message(f"wrote {picture}")
 
 
 def regenerate(

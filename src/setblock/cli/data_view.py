@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from setblock.cli.data_row import InspectedRow
 from setblock.data.packing import IGNORE, PADDING
+from setblock.training.inspection import InspectedRow
 
 _NOTHING = "·"
 _MASK = "<mask>"

@@ -169,18 +169,13 @@ def report(of_task: dict[str, Any]) -> str:
     rows = []
     for key, value in of_task.items():
         metric, _, of_filter = key.partition(",")
-        if (
-            not of_filter
-            or of_filter == "setblock"
-            or metric.endswith("_stderr")
-            or metric.startswith(("ntp_", "aup_"))
-        ):
+        if not of_filter or of_filter == "setblock" or metric.endswith("_stderr") or metric.startswith("ntp_"):
             continue
         words = [f"{value:.4f}" if isinstance(value, float) else str(value)]
         error = of_task.get(f"{metric}_stderr,{of_filter}")
         words += [f"± {error:.4f}"] if isinstance(error, float) else []
         if f"ntp_{key}" in of_task:
-            words.append(f"(ntp: {of_task[f'ntp_{key}']:.4f}), AUP {of_task[f'aup_{key}']:.1f}")
+            words.append(f"(ntp: {of_task[f'ntp_{key}']:.4f})")
         rows.append((metric if of_filter == "none" else f"{metric}, {of_filter}", " ".join(words)))
 
     def cost(name: str) -> Any:

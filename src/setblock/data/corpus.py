@@ -15,9 +15,9 @@ import numpy as np
 from datasets import Features, List, Value
 from datasets.exceptions import DatasetGenerationError
 
+from setblock.data.census import Census, DocumentLimits
 from setblock.data.documents import Document
 from setblock.data.encoding import EncodedDocument, Encoder
-from setblock.data.limits import Census, Limits
 from setblock.data.records import AnyRecords
 from setblock.errors import SetBlockError, SetBlockWarning
 
@@ -95,7 +95,7 @@ class Corpus(Sequence[Document]):
     def __init__(
         self,
         documents: datasets.Dataset,
-        limits: Limits,
+        limits: DocumentLimits,
         *,
         held_out: float = 0.0,
         take_held_out: bool = False,
@@ -109,7 +109,7 @@ class Corpus(Sequence[Document]):
             take_held_out: whether this is the corpus of those, or of the others.
 
         Raises:
-            SetBlockError: see `Limits`; or nothing is left.
+            SetBlockError: see `DocumentLimits`; or nothing is left.
         """
         self.documents = documents.with_format("numpy")
         columns = documents.select_columns(["length", "targets", "spells_special", "bucket"]).with_format("numpy")[:]
@@ -158,8 +158,8 @@ class Corpus(Sequence[Document]):
         return str(self.documents[index]["where"])
 
 
-def refuse_ids(documents: datasets.Dataset, limits: Limits) -> None:
-    """Raise `SetBlockError` if a document holds an id that `Limits` does not allow. Reads every id once, as arrays."""
+def refuse_ids(documents: datasets.Dataset, limits: DocumentLimits) -> None:
+    """Raise `SetBlockError` if a document holds an id that `DocumentLimits` does not allow. Reads every id once, as arrays."""
     for chunk in documents.data.column("token_ids").chunks:
         ids = chunk.flatten().to_numpy()
         has_mask = limits.mask_token_id is not None and bool((ids == limits.mask_token_id).any())

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.data.chat import Piece, chat_pieces
 from setblock.data.documents import Document
-from setblock.data.records import Record
+from setblock.data.records import SourceRecord
 from setblock.data.section import LossOn, SourceSection, SpecialTokens
 from setblock.errors import SetBlockError
 
@@ -60,7 +60,7 @@ class Encoder:
         columns = {name: value for name, value in self.section.model_dump().items() if name.endswith("_column")}
         return [_FORMAT, columns, self.loss_on, self.special_tokens, tokenizer_fingerprint(self.tokenizer)]
 
-    def documents(self, records: Iterable[Record]) -> Iterator[EncodedDocument]:
+    def documents(self, records: Iterable[SourceRecord]) -> Iterator[EncodedDocument]:
         """The documents of records, in order.
 
         Raises:
@@ -71,13 +71,13 @@ class Encoder:
             raise SetBlockError("the tokenizer has no end-of-text token to close documents with")
         special = _special_tokens(self.tokenizer)
         records = iter(records)
-        shape: Shape | None = None
+        shape: RecordShape | None = None
         while chunk := list(islice(records, 256)):  # tokenizers work on many texts at once
             shape = shape or shape_of(self.section, chunk[0])
             spelled = [self._spell(record, shape, special) for record in chunk]
             yield from self._tokenised(chunk, spelled, shape)
 
-    def _spell(self, record: Record, shape: "Shape", special: re.Pattern[str]) -> "_Spelled":
+    def _spell(self, record: SourceRecord, shape: "RecordShape", special: re.Pattern[str]) -> "_Spelled":
         try:
             values = [value_of(record, column, shape) for column in shape.columns]
             found = next((match[0] for text in _strings(values) if (match := special.search(text))), None)
@@ -97,14 +97,16 @@ class Encoder:
             raise SetBlockError(f"{record.where}: {error}") from error
         return _Spelled(pieces, found is not None, contents)
 
-    def _pieces(self, values: list[Any], shape: "Shape", tools: Any) -> list[Piece]:
+    def _pieces(self, values: list[Any], shape: "RecordShape", tools: Any) -> list[Piece]:
         if shape.name == "messages":
             return chat_pieces(self.tokenizer, values[0], tools=tools, loss_on_all=self.loss_on == "all")
         if shape.name == "text":
             return [(values[0], True)]
         return [(values[0], self.loss_on == "all"), (values[1], True)]
 
-    def _tokenised(self, records: list[Record], spelled: list["_Spelled"], shape: "Shape") -> Iterator[EncodedDocument]:
+    def _tokenised(
+        self, records: list[SourceRecord], spelled: list["_Spelled"], shape: "RecordShape"
+    ) -> Iterator[EncodedDocument]:
         is_chat = shape.name == "messages"
         first, last = ([], []) if is_chat else (_beginning(self.tokenizer), [self.tokenizer.eos_token_id])
         batch = [each for each in spelled if each.contents is None]
@@ -131,7 +133,7 @@ class Encoder:
         return ids
 
     def _as_read(
-        self, record: Record, pieces: list[Piece], parts: list[list[int]], whole: list[int]
+        self, record: SourceRecord, pieces: list[Piece], parts: list[list[int]], whole: list[int]
     ) -> list[list[int]]:
         """The tokens of each piece of a chat, as they are when the model is used: a prompt is tokenised before its answer is
         there.
@@ -161,7 +163,7 @@ _FORMAT = 1  # of the documents; another number where code here begins to give o
 
 
 @dataclass(frozen=True)
-class Shape:
+class RecordShape:
     """What a record is: `messages`, `prompt and completion` or `text`, and the columns that hold it."""
 
     name: str
@@ -178,7 +180,7 @@ class _Spelled:
 _PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
 
 
-def _held_apart(values: list[Any], shape: Shape, special: re.Pattern[str]) -> tuple[list[Any], list[str]]:
+def _held_apart(values: list[Any], shape: RecordShape, special: re.Pattern[str]) -> tuple[list[Any], list[str]]:
     """Values with placeholders for their texts, and the texts: what a template writes and what it is given stay apart."""
     if shape.name != "messages":
         return [f"\ue000{index}\ue001" for index in range(len(values))], values
@@ -196,18 +198,18 @@ def _held_apart(values: list[Any], shape: Shape, special: re.Pattern[str]) -> tu
     return [messages], contents
 
 
-def shape_of(section: SourceSection, record: Record) -> Shape:
+def shape_of(section: SourceSection, record: SourceRecord) -> RecordShape:
     """The shape that a section names, or else the one whose usual columns the first record has."""
     if section.messages_column is not None:
-        return Shape("messages", (section.messages_column,))
+        return RecordShape("messages", (section.messages_column,))
     if section.prompt_column is not None and section.completion_column is not None:
-        return Shape("prompt and completion", (section.prompt_column, section.completion_column))
+        return RecordShape("prompt and completion", (section.prompt_column, section.completion_column))
     if section.text_column is not None:
-        return Shape("text", (section.text_column,))
+        return RecordShape("text", (section.text_column,))
     usual = (
-        Shape("messages", ("messages",)),
-        Shape("prompt and completion", ("prompt", "completion")),
-        Shape("text", ("text",)),
+        RecordShape("messages", ("messages",)),
+        RecordShape("prompt and completion", ("prompt", "completion")),
+        RecordShape("text", ("text",)),
     )
     found = [shape for shape in usual if record.columns.keys() >= set(shape.columns)]
     if len(found) == 1:
@@ -222,7 +224,7 @@ def shape_of(section: SourceSection, record: Record) -> Shape:
     )
 
 
-def value_of(record: Record, column: str, shape: Shape) -> Any:
+def value_of(record: SourceRecord, column: str, shape: RecordShape) -> Any:
     """What a column of a record holds. Raises `SetBlockError` where there is none, or not text where that should be."""
     if column not in record.columns:
         raise SetBlockError(f"no column {column!r} among {', '.join(record.columns) or 'none'}")
@@ -242,10 +244,10 @@ def _strings(value: Any) -> Iterator[str]:
         yield from (text for each in value for text in _strings(each))
 
 
-def texts_of(section: SourceSection, records: Iterable[Record]) -> Iterator[str]:
+def texts_of(section: SourceSection, records: Iterable[SourceRecord]) -> Iterator[str]:
     """The texts of records, for a tokenizer that is yet to be trained on them: all that their columns of interest spell. A
     completion comes right after its prompt, as in a document."""
-    shape: Shape | None = None
+    shape: RecordShape | None = None
     for record in records:
         shape = shape or shape_of(section, record)
         between = "" if len(shape.columns) == 2 else "\n"

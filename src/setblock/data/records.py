@@ -25,7 +25,7 @@ SUFFIXES = (*JSON_LINES, ".parquet")
 
 
 @dataclass(frozen=True)
-class Record:
+class SourceRecord:
     """One record. `where` names it to a user: `chats.jsonl, line 12`."""
 
     where: str
@@ -45,7 +45,7 @@ class FileRecords:
         stats = [(path, path.stat()) for path in self.files]
         return [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats] + [self.limit]
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[SourceRecord]:
         """Read them, as far as the limit.
 
         Raises:
@@ -75,7 +75,7 @@ class HubRecords:
         """What changes when the data set does; `datasets` keeps account of it."""
         return [self.section.source, self.section.split, self.dataset._fingerprint]
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[SourceRecord]:
         """Read them.
 
         Raises:
@@ -83,7 +83,7 @@ class HubRecords:
         """
         with _reading(self.section.source):
             for index, columns in enumerate(self.dataset):
-                yield Record(f"{self.section.source}, split {self.section.split}, row {index + 1}", columns)
+                yield SourceRecord(f"{self.section.source}, split {self.section.split}, row {index + 1}", columns)
 
 
 class TaskRecords:
@@ -103,7 +103,7 @@ class TaskRecords:
             digest.update(json.dumps(record.columns).encode())
         return [self.section.source, digest.hexdigest()]
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[SourceRecord]:
         """Generate them anew.
 
         Raises:
@@ -117,7 +117,7 @@ class TaskRecords:
             where = f"{name}, number {number}"
             if example.answer is None:
                 raise SetBlockError(f"{where} has no answer to train on")
-            yield Record(where, example.record)
+            yield SourceRecord(where, example.record)
 
 
 AnyRecords = FileRecords | HubRecords | TaskRecords
@@ -164,11 +164,11 @@ def local_files(source: str) -> list[Path] | None:
     return files
 
 
-def _records_of(path: Path) -> Iterator[Record]:
+def _records_of(path: Path) -> Iterator[SourceRecord]:
     return _json_lines(path) if path.name.endswith(JSON_LINES) else _parquet_rows(path)
 
 
-def _json_lines(path: Path) -> Iterator[Record]:
+def _json_lines(path: Path) -> Iterator[SourceRecord]:
     """Not by `datasets`: it can't say which line is malformed, and gives every record the keys of all others, as nulls that
     chat templates then write."""
     opened = gzip.open if path.name.endswith(".gz") else open
@@ -187,7 +187,7 @@ def _json_lines(path: Path) -> Iterator[Record]:
                     ) from error
                 if not isinstance(columns, dict):
                     raise SetBlockError(f"{where}: a record must be a JSON object, not {_KINDS[type(columns)]}")
-                yield Record(where, columns)
+                yield SourceRecord(where, columns)
     except (OSError, EOFError) as error:  # both of them from gzip, too
         after = f" after line {number}" if number else ""
         raise SetBlockError(f"can't read {path}{after}: {getattr(error, 'strerror', None) or error}") from error
@@ -209,11 +209,11 @@ def _reason(error: ValueError) -> str:
     return str(error)
 
 
-def _parquet_rows(path: Path) -> Iterator[Record]:
+def _parquet_rows(path: Path) -> Iterator[SourceRecord]:
     with _reading(str(path)):
         rows = datasets.load_dataset("parquet", data_files=[glob.escape(str(path))], split="train", streaming=True)
         for index, columns in enumerate(rows):
-            yield Record(f"{path}, row {index + 1}", columns)
+            yield SourceRecord(f"{path}, row {index + 1}", columns)
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from setblock.data.census import Census, DocumentLimits
 from setblock.data.chat import read_template
 from setblock.data.corpus import Corpus, cached, mixed, refuse_ids
 from setblock.data.encoding import Encoder, texts_of
-from setblock.data.limits import Census, Limits
 from setblock.data.packing import Row, RowDataset, fill, pack, row_of, unpacked
 from setblock.data.pieces import encode_pieces
 from setblock.data.python_code import SourceFile, hash_order, source_files
@@ -100,7 +100,7 @@ def rows_of(
     """
     if isinstance(section, PythonCodeSection):
         return _all_code_rows(section, tokenizer, context_length=context_length)
-    limits = Limits(
+    limits = DocumentLimits(
         longest=min(context_length, section.row_length or context_length),
         too_long=section.too_long,
         drop_special=section.special_tokens == "drop",
@@ -186,7 +186,7 @@ def _encoders(section: TextsSection, tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def _corpus_rows(
-    section: TextsSection, *, tokenizer: PreTrainedTokenizerBase, limits: Limits, take_held_out: bool = False
+    section: TextsSection, *, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits, take_held_out: bool = False
 ) -> RowDataset:
     sources = []
     for encoder in _encoders(section, tokenizer):
@@ -198,7 +198,7 @@ def _corpus_rows(
     return RowDataset(CorpusRows(corpus, row_length=section.row_length, pad_token_id=tokenizer.eos_token_id))
 
 
-def _stream(section: TextsSection, tokenizer: PreTrainedTokenizerBase, limits: Limits) -> RowStream:
+def _stream(section: TextsSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> RowStream:
     assert section.row_length is not None
     sources = [(encoder, records_of(encoder.section, streaming=True)) for encoder in _encoders(section, tokenizer)]
     documents = DocumentStream(

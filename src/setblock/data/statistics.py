@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from setblock.data.limits import Census
+from setblock.data.census import Census
 from setblock.data.packing import IGNORE, PADDING, RowDataset
 from setblock.data.rows import CorpusRows
 from setblock.data.stream import RowStream

@@ -13,11 +13,11 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
+from setblock.data.census import Census, DocumentLimits
 from setblock.data.documents import Document
 from setblock.data.encoding import EncodedDocument, Encoder
-from setblock.data.limits import Census, Limits
 from setblock.data.packing import fill, row_item, row_of
-from setblock.data.records import Record
+from setblock.data.records import SourceRecord
 from setblock.errors import SetBlockError, SetBlockWarning
 
 _FRUITLESS = 10_000  # so many documents in a row of which none is kept: a source that will never give one
@@ -37,7 +37,7 @@ class DocumentStream:
         shuffle_buffer: how many documents there are to draw the next one from.
     """
 
-    sources: Sequence[tuple[Encoder, Iterable[Record]]]
+    sources: Sequence[tuple[Encoder, Iterable[SourceRecord]]]
     weights: Sequence[float]
     seed: int
     shuffle_buffer: int
@@ -65,7 +65,7 @@ class DocumentStream:
             yield next(endless[int(rng.choice(len(endless), p=shares))])
 
 
-def _endless(encoder: Encoder, records: Iterable[Record]) -> Iterator[EncodedDocument]:
+def _endless(encoder: Encoder, records: Iterable[SourceRecord]) -> Iterator[EncodedDocument]:
     while True:
         empty = True
         for document in encoder.documents(records):
@@ -87,7 +87,7 @@ class RowStream(IterableDataset[dict[str, Tensor]]):
     """
 
     def __init__(
-        self, documents: Iterable[EncodedDocument], limits: Limits, *, row_length: int, pad_token_id: int
+        self, documents: Iterable[EncodedDocument], limits: DocumentLimits, *, row_length: int, pad_token_id: int
     ) -> None:
         self._documents = documents
         self.limits = limits

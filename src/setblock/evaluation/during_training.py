@@ -17,7 +17,7 @@ from setblock.decoding.operating_point import NTP, point_of
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError, SetBlockWarning
-from setblock.evaluation.asked import Asked, ask
+from setblock.evaluation.exam import Exam, exam_of
 from setblock.model.sbd_model import SBDModel
 from setblock.training.evaluation_section import DecodingEvaluationSection
 from setblock.training.trainer import SBDTrainer, unwrapped
@@ -46,7 +46,7 @@ class DecodingEvaluator(TrainerCallback):
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise SetBlockError("evaluate_decoding needs whole weights in each process, and they are spread")
         task, limit = TASKS[section.task], section.limit
-        self._asked = ask(model, task, split="validation", limit=limit, batch_size=section.batch_size)
+        self._exam = exam_of(model, task, split="validation", limit=limit, batch_size=section.batch_size)
         self._trainer = trainer
         self._model = model
         self._section = section
@@ -85,7 +85,7 @@ class DecodingEvaluator(TrainerCallback):
         trained.eval()
         try:
             with torch.no_grad():
-                return _figures(replace(self._asked, model=model), self._ntp, self._settings)
+                return _figures(replace(self._exam, model=model), self._ntp, self._settings)
         finally:
             trained.train(training)
 
@@ -102,11 +102,11 @@ class DecodingEvaluator(TrainerCallback):
             )
 
 
-def _figures(asked: Asked, ntp: DecodingSettings, settings: Mapping[str, DecodingSettings]) -> dict[str, float]:
-    plain = asked.result({}, NTP, asked.decode(ntp), ntp=None)
+def _figures(exam: Exam, ntp: DecodingSettings, settings: Mapping[str, DecodingSettings]) -> dict[str, float]:
+    plain = exam.result({}, NTP, exam.decode(ntp), ntp=None)
     results = {"ntp": plain}
     for name, each in settings.items():
-        results[name] = asked.result({}, point_of(asked.model, each), asked.decode(each), ntp=plain)
+        results[name] = exam.result({}, point_of(exam.model, each), exam.decode(each), ntp=plain)
     figures = {f"eval_nfe_speedup_{name}": each.nfe_speedup for name, each in results.items() if each is not plain}
     figures |= {f"eval_accuracy_{name}": each.accuracy for name, each in results.items()}
     return {name: value for name, value in figures.items() if value is not None}

@@ -15,7 +15,7 @@ from setblock.data.tasks import Task
 from setblock.decoding.calibrated import default_settings, with_calibration
 from setblock.decoding.operating_point import NTP, OperatingPoint, point_of
 from setblock.decoding.settings import DecodingSettings
-from setblock.evaluation.asked import ask
+from setblock.evaluation.exam import exam_of
 from setblock.evaluation.fingerprint import code_identity, model_fingerprint
 from setblock.evaluation.result import Result
 from setblock.evaluation.result_file import check_same, open_results
@@ -54,9 +54,9 @@ def evaluate(
         on_progress: called now and then with the operating point and the number of examples answered so far.
 
     Raises:
-        SetBlockError: an argument is out of its range, or the model can't do what is asked.
+        SetBlockError: an argument is out of its range, or the model can't do what is exam.
     """
-    asked = ask(
+    exam = exam_of(
         model,
         task,
         split=split,
@@ -68,11 +68,11 @@ def evaluate(
     )
     settings = with_calibration(model, settings or default_settings(model))
     point = point_of(model, settings)
-    run = {"task": asked.identity, "settings": changed_settings(settings)}
+    run = {"task": exam.identity, "settings": changed_settings(settings)}
     points = {point: settings, NTP: replace(settings, method="ntp")}  # that first: what it refuses is told at once
-    answers = {at: asked.decode(how, partial(on_progress or _silent, at)) for at, how in points.items()}
-    ntp = asked.result(run, NTP, answers[NTP], ntp=None)
-    return ntp if point == NTP else asked.result(run, point, answers[point], ntp=ntp)
+    answers = {at: exam.decode(how, partial(on_progress or _silent, at)) for at, how in points.items()}
+    ntp = exam.result(run, NTP, answers[NTP], ntp=None)
+    return ntp if point == NTP else exam.result(run, point, answers[point], ntp=ntp)
 
 
 def sweep(
@@ -100,9 +100,9 @@ def sweep(
         NTP and the asked points, in their order, also where the file has others besides.
 
     Raises:
-        SetBlockError: an argument is out of its range, the file holds another sweep, or the model can't do what is asked.
+        SetBlockError: an argument is out of its range, the file holds another sweep, or the model can't do what is exam.
     """
-    asked = ask(model, task, split=split, seed=seed, limit=limit, batch_size=batch_size, level=level)
+    exam = exam_of(model, task, split=split, seed=seed, limit=limit, batch_size=batch_size, level=level)
     shared = shared or DecodingSettings()
     run: Mapping[str, Any] = {
         "model": {
@@ -110,7 +110,7 @@ def sweep(
             "fingerprint": model_fingerprint(model),
             **({"prepacked": True} if model.prepacked else {}),  # adds up in another order, and takes other times
         },
-        "task": asked.identity,
+        "task": exam.identity,
         "settings": changed_settings(shared),
         "code": code_identity(),
     }
@@ -123,8 +123,8 @@ def sweep(
         for point in wanted:
             if point in results:
                 continue
-            answers = asked.decode(point.settings(shared), partial(on_progress or _silent, point))
-            results[point] = asked.result(run, point, answers, ntp=results.get(NTP))
+            answers = exam.decode(point.settings(shared), partial(on_progress or _silent, point))
+            results[point] = exam.result(run, point, answers, ntp=results.get(NTP))
             if file is not None:
                 file.add(results[point])
     return [results[point] for point in wanted]

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from setblock.data.packing import PADDING
 from setblock.masks import CLEAN, MaskMod, decode_mask, train_mask
 from setblock.model.attention import attention_mask, plan_of
-from setblock.model.documents import RowRuns, Run, document_attention, document_masks, layout_of
+from setblock.model.document_attention import RowRuns, Run, document_attention, document_masks, layout_of
 from setblock.model.feed import Feed
 from setblock.model.forward import logits_at
 from setblock.model.protocol import Runner

@@ -23,7 +23,7 @@ OURS = "setblock_"
 """How the names of this package's attention functions begin."""
 
 LAYERED = {"sdpa": f"{OURS}document_sdpa", "flex_attention": f"{OURS}document_flex"}
-"""Names of the functions that attend documents one by one (`setblock.model.documents`), by what they are made of."""
+"""Names of the functions that attend documents one by one (`setblock.model.document_attention`), by what they are made of."""
 
 _PLAN = "_setblock_attention"
 
@@ -35,7 +35,7 @@ class AttentionPlan:
     Attributes:
         implementation: Transformers' name of it.
         grouped: whether decoding may put its own function in its place (`setblock.model.grouped`).
-        by_document: whether training may, to attend one document at a time (`setblock.model.documents`).
+        by_document: whether training may, to attend one document at a time (`setblock.model.document_attention`).
         untrainable: why the model can't be trained, or None where it can.
         unpackable: why requests can't be packed in one row, as the engine does (`setblock.model.packed`), or None.
         context: the most positions for which all of this holds; None where it holds for all.

@@ -3,9 +3,12 @@
 Knows the record and whether it is well formed. Knows nothing of samplers, nor of how a record is used.
 """
 
+import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from setblock.errors import SetBlockError
 
@@ -32,22 +35,15 @@ class CalibratedSetting:
     num_examples: int
     fingerprint: str
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     @property
     def method(self) -> str:
         """Of the point."""
         return str(self.point["method"])
 
 
-_KINDS: dict[str, Any] = {
-    "domain": str,
-    "point": dict,
-    "tolerance": str,
-    "tested": bool,
-    "nfe_speedup": (int, float),
-    "num_examples": int,
-    "fingerprint": str,
-}
-assert _KINDS.keys() == {field.name for field in fields(CalibratedSetting)}
+_RECORDS = TypeAdapter(tuple[CalibratedSetting, ...])
 
 
 def calibrations_to_json(calibrations: tuple[CalibratedSetting, ...]) -> list[dict[str, Any]]:
@@ -61,17 +57,13 @@ def calibrations_from_json(recorded: Any) -> tuple[CalibratedSetting, ...]:
     Raises:
         SetBlockError: it is no such list.
     """
-    if not isinstance(recorded, list):
-        raise SetBlockError(f"calibrations must be a list, not {type(recorded).__name__}")
-    return tuple(map(_calibration, recorded))
-
-
-def _calibration(recorded: Any) -> CalibratedSetting:
-    if not isinstance(recorded, dict) or recorded.keys() != _KINDS.keys():
-        raise SetBlockError(f"each of calibrations must be an object with the keys {', '.join(_KINDS)}")
-    for name, kind in _KINDS.items():
-        if not isinstance(recorded[name], kind):
-            raise SetBlockError(f"{name} of calibrations is not valid: {recorded[name]!r}")
-    if not isinstance(recorded["point"].get("method"), str):
-        raise SetBlockError("point of calibrations must name a method")
-    return CalibratedSetting(**recorded)
+    try:
+        found = _RECORDS.validate_json(json.dumps(recorded), strict=True)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, ("calibrations", *problem["loc"])))
+        raise SetBlockError(f"{where} is not valid: {problem['msg']}, not {problem['input']!r}") from error
+    for each in found:
+        if not isinstance(each.point.get("method"), str):
+            raise SetBlockError("point of calibrations must name a method")
+    return found

@@ -13,7 +13,7 @@ from setblock.errors import SetBlockError
 from setblock.masks import MaskMod, train_mask
 from setblock.model.attention import AttentionMask, attention_mask, layer_windows, plan_of
 from setblock.model.clean_keys import CleanKeys
-from setblock.model.documents import Half, document_attention, document_masks, layout_of
+from setblock.model.document_attention import Half, document_attention, document_masks, layout_of
 from setblock.model.forward import logits_at
 from setblock.training.cross_entropy import LOGITS_AT_ONCE, chunked_loss
 from setblock.training.distillation import Distillation, LogitsOf, divergences, logits_of_hidden

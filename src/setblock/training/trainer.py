@@ -17,7 +17,7 @@ from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
 from setblock.model.adapter import gate_of, uncast_inputs
 from setblock.model.attention import context_length, plan_of
-from setblock.model.documents import document_attention
+from setblock.model.document_attention import document_attention
 from setblock.training.block_sizes import drawn_block_size
 from setblock.training.config import SBDConfig
 from setblock.training.cross_entropy import LOGITS_AT_ONCE

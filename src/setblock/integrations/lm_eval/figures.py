@@ -5,11 +5,11 @@ Knows outcomes. Knows nothing of the harness, nor of whether an answer was right
 
 from typing import Any
 
-from setblock.evaluation.asked import Answers
+from setblock.evaluation.exam import TimedAnswers
 from setblock.evaluation.outcomes import nfe_speedup, outcomes_of
 
 
-def figures_of(answers: Answers, *, ntp: Answers | None = None) -> dict[str, Any]:
+def figures_of(answers: TimedAnswers, *, ntp: TimedAnswers | None = None) -> dict[str, Any]:
     """Figures of one run, and of how it compares with plain decoding's where that ran, too.
 
     `nfe_speedup_of_text` is against the passes in which plain decoding would have written the very same text.

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from setblock.decoding.generate import Generation, open_batch
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
-from setblock.evaluation.asked import Answers
+from setblock.evaluation.exam import TimedAnswers
 from setblock.evaluation.likelihood import Likelihood, likelihoods
 from setblock.integrations.lm_eval.arguments import described, request_settings, settings_from
 from setblock.integrations.lm_eval.figures import figures_of
@@ -126,7 +126,7 @@ class SetBlockLM(TemplateLM):
         self._template_arguments = dict(chat_template_args or {})
         if enable_thinking is not None:
             self._template_arguments["enable_thinking"] = enable_thinking
-        self.answers: dict[str, Answers] = {}
+        self.answers: dict[str, TimedAnswers] = {}
         self.on_progress: Progress | None = None
 
     # What the harness asks of any model
@@ -254,9 +254,9 @@ class SetBlockLM(TemplateLM):
                 rows = {index: self._row(requests[index], repeat=seeds[index]) for index in indices}
                 started = time.perf_counter()
                 answers = self._answers(rows, done)
-                seconds, before = time.perf_counter() - started, self.answers.get(task, Answers((), 0.0))
+                seconds, before = time.perf_counter() - started, self.answers.get(task, TimedAnswers((), 0.0))
                 given = [answers[index] for index in indices]
-                self.answers[task] = Answers([*before.generations, *given], before.seconds + seconds)
+                self.answers[task] = TimedAnswers([*before.generations, *given], before.seconds + seconds)
                 for index in indices:
                     texts[index] = self._text(answers[index])
                     self.cache_hook.add_partial("generate_until", requests[index].args, texts[index])

@@ -15,7 +15,6 @@ from lm_eval.loggers import EvaluationTracker
 
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.evaluation.parallelism import accuracy_under_parallelism
 from setblock.integrations.lm_eval.arguments import described
 from setblock.integrations.lm_eval.figures import figures_of
 from setblock.integrations.lm_eval.model import SetBlockLM
@@ -88,29 +87,18 @@ def evaluate_tasks(
 def add_figures(results: dict[str, Any], lm: SetBlockLM, *, ntp_results: Mapping[str, Any], ntp_lm: SetBlockLM) -> None:
     """Put what each task's answers cost beside its accuracy, and plain decoding's figures of the same examples.
 
-    For each metric from 0 to 1 of which more is better: plain decoding's value (`ntp_...`) and the accuracy under
-    parallelism over both (`aup_...`).
+    For each metric from 0 to 1 of which more is better: plain decoding's value (`ntp_...`).
     """
     for task, answers in lm.answers.items():
         of_task, of_ntp = results["results"][task], ntp_results["results"][task]
-        figures, ntp = figures_of(answers, ntp=ntp_lm.answers[task]), figures_of(ntp_lm.answers[task])
-        added: dict[str, Any] = {}
-        for key, value, ntp_value in _accuracies(results, task, of_task, of_ntp):
-            points = {(ntp["tokens_per_forward"], ntp_value), (figures["tokens_per_forward"], value)}
-            added |= {f"ntp_{key}": ntp_value, f"aup_{key}": accuracy_under_parallelism(points)}
-        of_task |= added | {f"{key},{FILTER}": value for key, value in figures.items()}
-
-
-def _accuracies(
-    results: Mapping[str, Any], task: str, of_task: Mapping[str, Any], of_ntp: Mapping[str, Any]
-) -> list[tuple[str, float, float]]:
-    better = results["higher_is_better"].get(task, {})
-    found = []
-    for key, value in of_task.items():
-        metric = key.partition(",")[0]
-        if better.get(metric) and isinstance(value, int | float) and 0 <= value <= 1 and 0 <= of_ntp[key] <= 1:
-            found.append((key, float(value), float(of_ntp[key])))
-    return found
+        better = results["higher_is_better"].get(task, {})
+        plain = {
+            f"ntp_{key}": of_ntp[key]
+            for key, value in of_task.items()
+            if better.get(key.partition(",")[0]) and isinstance(value, int | float) and 0 <= value <= 1
+        }
+        figures = figures_of(answers, ntp=ntp_lm.answers[task])
+        of_task |= plain | {f"{key},{FILTER}": value for key, value in figures.items()}
 
 
 def _language_model(

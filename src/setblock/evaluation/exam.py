@@ -26,7 +26,7 @@ from setblock.model.sbd_model import SBDModel
 
 
 @dataclass(frozen=True)
-class Answers:
+class TimedAnswers:
     """A model's answers, in the order of the examples, and the seconds that they took together."""
 
     generations: Sequence[Generation]
@@ -34,12 +34,12 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a model is asked; made by `ask`.
+class Exam:
+    """What a model is asked; made by `exam_of`.
 
     Attributes:
         identity: of task and examples; see `task_identity`.
-        prompts: how the examples are asked.
+        prompts: how the examples are exam.
         raw: whether prompts are gone on with as they stand, without a chat template.
         batch_size, continuous, level: as in `setblock.evaluation.run.evaluate`.
     """
@@ -54,7 +54,9 @@ class Asked:
     continuous: bool
     level: Level
 
-    def decode(self, settings: DecodingSettings, on_progress: Callable[[int], None] = lambda done: None) -> Answers:
+    def decode(
+        self, settings: DecodingSettings, on_progress: Callable[[int], None] = lambda done: None
+    ) -> TimedAnswers:
         """Answer all examples."""
         started = time.perf_counter()
         generations = answers_to(
@@ -66,13 +68,13 @@ class Asked:
             continuous=self.continuous,
             on_progress=on_progress,
         )
-        return Answers(generations, time.perf_counter() - started)
+        return TimedAnswers(generations, time.perf_counter() - started)
 
     def result(
         self,
         run: Mapping[str, Any],
         point: OperatingPoint,
-        answers: Answers,
+        answers: TimedAnswers,
         *,
         ntp: Result | None,
     ) -> Result:
@@ -106,7 +108,7 @@ class Asked:
         return Likelihoods(answers_nll, ntp_nll, reference_nll)
 
 
-def ask(
+def exam_of(
     model: SBDModel,
     task: Task[Any],
     *,
@@ -116,7 +118,7 @@ def ask(
     seed: int = 0,
     continuous: bool = False,
     level: Level = "confined",
-) -> Asked:
+) -> Exam:
     """The first `limit` examples of a task's split, for a model.
 
     Raises:
@@ -131,4 +133,4 @@ def ask(
         raise SetBlockError(f"task {task.name} has no examples here")
     prompts, raw = prompts_of(task, examples, model)
     identity = task_identity(task, examples, split=split, seed=seed)
-    return Asked(model, task, identity, examples, prompts, raw, batch_size, continuous, level)
+    return Exam(model, task, identity, examples, prompts, raw, batch_size, continuous, level)

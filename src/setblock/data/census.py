@@ -1,4 +1,4 @@
-"""Limits: which documents are kept, how much of each, and how many were not.
+"""The census: which documents are kept, how much of each, and how many were not.
 
 Knows lengths, token ids and the wishes of a recipe. Knows nothing of texts or rows. What is left out is counted here, and told.
 """
@@ -11,7 +11,7 @@ from setblock.errors import SetBlockError
 
 
 @dataclass(frozen=True)
-class Limits:
+class DocumentLimits:
     """What a document must keep to.
 
     Attributes:
@@ -81,7 +81,7 @@ class Census:
 
     def judge(
         self,
-        limits: Limits,
+        limits: DocumentLimits,
         *,
         length: int,
         targets: Callable[[int], int],
@@ -123,7 +123,7 @@ class Census:
         if what not in self.first:
             self.first[what] = where()
 
-    def complaints(self, limits: Limits) -> list[str]:
+    def complaints(self, limits: DocumentLimits) -> list[str]:
         """What a user should know of, a line each."""
         became = "truncated" if limits.too_long == "truncate" else "dropped"
         reasons: Mapping[str, str] = {
