@@ -25,6 +25,7 @@ from setblock.model.sbd_model import SBDModel
 from setblock.training import result
 from setblock.training.adapters import AdapterSection, add_adapter
 from setblock.training.checkpoints import newest_checkpoint
+from setblock.training.collator import Preparation
 from setblock.training.inputs import TrainingInputs
 from setblock.training.recipe import load_recipe
 from setblock.training.train import train
@@ -316,9 +317,9 @@ def test_the_adapter_acts_on_the_noisy_half_of_a_training_pass(
     """Seen from where it matters: in every pass of every step, which tokens the adapter's layers change."""
     inputs: list[TrainingInputs] = []
     acted: list[Tensor | None] = []
-    made = SBDTrainer.training_inputs
+    made = Preparation.inputs
 
-    def spy(self: SBDTrainer, rows: Any, **kwargs: Any) -> Any:
+    def spy(self: Preparation, rows: Any, **kwargs: Any) -> Any:
         inputs.append(made(self, rows, **kwargs))
         return inputs[-1]
 
@@ -329,7 +330,7 @@ def test_the_adapter_acts_on_the_noisy_half_of_a_training_pass(
 
     gated = Gate._gated
     monkeypatch.setattr(Gate, "_gated", watch)
-    monkeypatch.setattr(SBDTrainer, "training_inputs", spy)
+    monkeypatch.setattr(Preparation, "inputs", spy)
     recipe, args = load_recipe(
         recipe_of(base, tmp_path, only_noisy=True), overrides={"model.attn_implementation": attention}
     )

@@ -31,7 +31,9 @@ def row_of(length: int, batch: int = 1) -> TrainingInputs:
     none = Targets(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
     same = torch.zeros((batch, length), dtype=torch.long)
     runs = (RowRuns((Run(length, 0),)),) * batch
-    return TrainingInputs(same + 2, positions, same, same + CLEAN, positions + 1, none, none, *[positions[0, :0]] * 2, runs)
+    return TrainingInputs(
+        same + 2, positions, same, same + CLEAN, positions + 1, none, none, *[positions[0, :0]] * 2, runs
+    )
 
 
 def doubled_row_of(length: int, batch: int = 1) -> TrainingInputs:

@@ -100,10 +100,10 @@ def document_masks(
     """
 
     def realise(window: int | None) -> Tensor:
-        mask_mod, head = mask_mod_for(window), torch.zeros((), dtype=torch.long, device=device)
+        mask_mod, head = mask_mod_for(window), torch.zeros((1, 1), dtype=torch.long, device=device)
         masks = [torch.zeros(0, dtype=torch.bool, device=device)]
         for number, row in enumerate(layout.rows):
-            b = torch.full((), number, device=device)
+            b = torch.full((1, 1), number, device=device)  # not a scalar: indexing by one reads it back
             masks += [mask_mod(b, head, q[:, None], k[None]).flatten() for q, k in _places(layout, row, device)]
         return torch.cat(masks)[None, None, None]
 

@@ -5,6 +5,7 @@ Knows layout: where each token stands, what it may see, which output predicts wh
 Shapes: B rows, L clean tokens a row, N noisy tokens a row (padded to the longest), T = L + N.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,16 @@ class TrainingInputs:
         """L, the clean tokens of a row."""
         return sum(run.length for run in self.rows[0].clean)
 
+    @property
+    def clean_tokens(self) -> int:
+        """Tokens of the texts themselves, without padding."""
+        return sum(run.length for row in self.rows for run in row.clean if run.document is not None)
+
+    @property
+    def noisy_tokens(self) -> int:
+        """Tokens of all noisy copies, without padding."""
+        return sum(run.length for row in self.rows for run in row.noisy if run.document is not None)
+
     def columns(self, half: Half) -> slice:
         """The columns of the tokens of a half."""
         return {"both": slice(0, None), "clean": slice(0, self.clean_length), "noisy": slice(self.clean_length, None)}[
@@ -69,16 +80,21 @@ class TrainingInputs:
         first, width = (0, clean) if half == "clean" else (clean, length - clean)
         return index // length * width + index % length - first
 
-    def to(self, device: torch.device) -> "TrainingInputs":
+    def to(self, device: torch.device, non_blocking: bool = False) -> "TrainingInputs":
         """The same on another device."""
-        moved: dict[str, Any] = {
-            name: value.to(device)
-            if isinstance(value, Tensor)
-            else Targets(value.index.to(device), value.token_ids.to(device))
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "TrainingInputs":
+        """The same in memory that a GPU can copy from while the host goes on."""
+        return self._mapped(Tensor.pin_memory)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "TrainingInputs":
+        changed: dict[str, Any] = {
+            name: Targets(change(value.index), change(value.token_ids)) if isinstance(value, Targets) else change(value)
             for name, value in vars(self).items()
             if name != "rows"
         }
-        return TrainingInputs(**moved, rows=self.rows)
+        return TrainingInputs(**changed, rows=self.rows)
 
 
 def ntp_inputs(rows: dict[str, Tensor]) -> TrainingInputs:
