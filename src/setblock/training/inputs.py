@@ -18,7 +18,7 @@ from setblock.masks import CLEAN
 from setblock.model.document_attention import Half, RowRuns, Run
 from setblock.training.noising import Noising, NoisyHalf, noise_row
 
-RUN_LENGTH = 128
+RUN_LENGTH = 64
 """Noisy tokens of a document that are attended together, in whole blocks: fewer would be many small calls, more would see much
 that their masks forbid."""
 
