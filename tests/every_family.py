@@ -19,10 +19,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
 from setblock.data.documents import Document
@@ -40,7 +37,7 @@ from setblock.model.document_attention import document_attention
 from setblock.model.loading import load, refuse_unsupported
 from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
-from setblock.model.small_copy import VOCABULARY, small_copy, thresholds_of, with_low
+from setblock.model.small_copy import VOCABULARY, run_text, small_copy, thresholds_of, with_low
 from setblock.training.adapters import AdapterSection, add_adapter
 from setblock.training.forward import training_logits, training_loss
 from setblock.training.inputs import doubled_inputs, ntp_inputs
@@ -52,8 +49,13 @@ REPRESENTATIVE = (
 )  # fmt: skip
 """The cases that are in `make test`."""
 
+IMAGES = (
+    "llava", "llava_next", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "idefics3", "smolvlm", "paligemma", "internvl",
+)  # fmt: skip
+"""Families that take images too, and are given text alone. Transformers has more."""
+
 LOW = 24  # what thresholds are lowered to
-NEW, PROMPTS = 20, (3, 11, 30, 42)  # tokens
+NEW, PROMPTS = 14, (5, 30, 42)  # tokens
 CONTEXT = 128
 
 _ROPE = {"rope_theta": 10000.0}
@@ -76,6 +78,14 @@ NEEDED: dict[str, dict[str, Any]] = {
         for name in ("qwen2_vl", "qwen2_5_vl")
     },
     "qwen3_vl": {"text_config": {"rope_parameters": _ROPE | {"rope_type": "default", "mrope_section": [24, 20, 20]}}},
+    **{
+        name: {"is_encoder_decoder": False, "is_decoder": True}
+        for name in (
+            "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart",
+            "prophetnet", "whisper",
+        )
+    },
+    "dbrx": {"attn_config": {"kv_n_heads": 8, "rope_theta": 10000.0}},
     "xmod": {"is_decoder": True, "default_language": "en_XX"},
     "reformer": {"is_decoder": True},
     "nemotron": {"num_key_value_heads": 8},
@@ -169,7 +179,7 @@ class WrongError(Exception):
 
 def cases() -> dict[str, tuple[str, dict[str, Any]]]:
     """Of each case, the model type and the fields of its config that are not the defaults."""
-    families = [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES]
+    families = [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *IMAGES]
     return {name: (name, NEEDED.get(name, {})) for name in sorted(set(families))} | VARIANTS
 
 
@@ -214,6 +224,7 @@ def save_tiny(config: PretrainedConfig, folder: Path, *, lower: bool) -> None:
     small = small_copy(kind, config)
     if lower and (found := thresholds_of(config, small)):
         small = with_low(small, found, value=LOW)
+        run_text(small)
     small.generation_config.eos_token_id = small.generation_config.pad_token_id = 0
     small.save_pretrained(folder)
     tokenizer_of(VOCABULARY).save_pretrained(folder)
@@ -254,15 +265,13 @@ def check_family(folder: Path, outcome: Outcome, *, every_path: bool) -> None:
         outcome.limits = f"at most {context} tokens"
         check_refusal(base, context)
     theirs = own_model(folder / "base", base)
-    same_tokens(base, prompts, expected(theirs, prompts, new, banned={0}), settings("ntp", new))
-
-    trained = base
     reason = base.model._setblock_attention.untrainable
     if reason:
         outcome.refused_paths["training"] = reason
+        same_tokens(base, prompts, expected(theirs, prompts, new, banned={0}), settings("ntp", new))
         return
-    check_training(trained, theirs, prompts)
-    trained.save(folder / "trained")
+    check_training(base, prompts)
+    base.save(folder / "trained")
     sbd = load(folder / "trained")
     theirs = own_model(folder / "trained", sbd)
     wanted = expected(theirs, prompts, new, banned={0, sbd.facts.mask_token_id})
@@ -324,10 +333,9 @@ def decoded(sbd: SBDModel, prompts: Sequence[Sequence[int]], each: DecodingSetti
 def same_tokens(
     sbd: SBDModel, prompts: Sequence[Sequence[int]], wanted: list[list[Tensor]], each: DecodingSettings
 ) -> None:
-    """Each prompt alone, and all of them beside each other."""
+    """The longest prompt alone, and all of them beside each other."""
     what = f"{each.method} {each.block_size or ''}".strip()
-    for prompt, logits in zip(prompts, wanted, strict=True):
-        same_answer(decoded(sbd, [prompt], each)[0], logits, f"{what}, a prompt of {len(prompt)}")
+    same_answer(decoded(sbd, prompts[-1:], each)[0], wanted[-1], f"{what}, a prompt of {len(prompts[-1])}")
     for prompt, answer, logits in zip(prompts, decoded(sbd, prompts, each), wanted, strict=True):
         same_answer(answer, logits, f"{what} in a batch, a prompt of {len(prompt)}")
 
@@ -357,9 +365,8 @@ def check_blocks(sbd: SBDModel, prompts: Sequence[list[int]], new: int) -> None:
     """Method `sbd` is the naive twin's, and a request in a batch what it is alone."""
     each = settings("sbd", min(12, new), 4)
     together = decoded(sbd, prompts, each)
-    for prompt, answer in zip(prompts, together, strict=True):
-        if decoded(sbd, [prompt], each)[0] != answer:
-            raise WrongError(f"sbd in a batch, a prompt of {len(prompt)}: not what it is alone")
+    if decoded(sbd, prompts[:1], each)[0] != together[0]:
+        raise WrongError(f"sbd in a batch, a prompt of {len(prompts[0])}: not what it is alone")
     with banned_head(sbd):
         forward = full_logits
         naive, _ = naive_decode(sbd, prompts[-1], each, sampler=EntropyBounded(1.0), forward=forward)
@@ -384,7 +391,7 @@ def banned_head(sbd: SBDModel) -> Iterator[None]:
 def check_engine(sbd: SBDModel, prompts: Sequence[list[int]], wanted: list[list[Tensor]], new: int) -> None:
     """Requests that come and go."""
     engine = Engine(sbd, EngineLimits(max_running=3, kv_tokens=256, tokens_per_pass=40, page_tokens=4))
-    methods = ("ntp", "exact", "exact", "ntp")
+    methods = ("ntp", "exact", "exact")
     for number, prompt in enumerate(prompts):
         engine.submit(Request(str(number), prompt, settings(methods[number], new, 4)))
     answers = {}
@@ -413,7 +420,7 @@ def check_generate(
     same_answer(found[0, len(prompts[-1]) :].tolist(), wanted[-1], "generate")
 
 
-def check_training(sbd: SBDModel, theirs: PreTrainedModel, prompts: Sequence[list[int]]) -> None:
+def check_training(sbd: SBDModel, prompts: Sequence[list[int]]) -> None:
     """The next-token loss of packed rows is Transformers' own, and three steps change the model."""
     sbd.prepare_for_training(block_sizes=[4, 16], logit_shift=False)
     assert sbd.facts is not None

@@ -38,6 +38,18 @@ WRONG = {
         "messages.0.content: must be a text, or parts of type 'text'",
     ),
 }
+ODD = [
+    ({"max_tokens": 10**20}, "max_tokens must be at most 2147483647, not 100000000000000000000"),
+    ({"min_tokens": 10**20}, "min_tokens must be at most 2147483647, not 100000000000000000000"),
+    ({"top_k": 10**20}, "top_k must be at most 2147483647, not 100000000000000000000"),
+    ({"block_size": 10**20}, "block_size must be between 1 and 64, not 100000000000000000000"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content is required"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages.0.content must be a text, not None"),
+    ({"logit_bias": [5]}, "logit_bias must be an object, not [5]"),
+    ({"stop": 5}, "stop must be a list, not 5"),
+    ({"gamma": "x"}, "gamma"),
+    ({"sampler": 5}, "sampler must be a text, not 5"),
+]
 UNSUPPORTED = {
     "tools": [TOOL],
     "tool_choice": "auto",
@@ -72,6 +84,11 @@ def test_a_wrong_value_is_named_with_what_is_valid(live, param):
     assert error["message"].startswith(message)
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("body", "message"), ODD)
+def test_a_value_of_another_kind_or_size_is_named_with_what_is_valid(live, body, message):
+    assert error_of(live.post(CHAT, **{"messages": MESSAGES, **body}))["message"].startswith(message)
 
 
 @pytest.mark.parametrize("param", UNSUPPORTED)

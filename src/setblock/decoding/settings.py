@@ -181,7 +181,9 @@ class DecodingSettings:
     def __post_init__(self) -> None:
         for name, row in SETTINGS.items():
             object.__setattr__(self, name, row.plain(getattr(self, name)))
-        if self.sampler is not None and not callable(getattr(self.sampler, "select", None)):
+        if self.sampler is not None and (
+            isinstance(self.sampler, type) or not callable(getattr(self.sampler, "select", None))
+        ):
             raise ParameterError(f"sampler must be a sampler such as EntropyBounded(0.1), not {self.sampler!r}")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ParameterError(

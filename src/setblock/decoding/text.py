@@ -105,7 +105,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> 
     try:
         rendered = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     except TemplateError as error:
-        raise SetBlockError(f"the chat template refuses the messages: {error}") from error
+        raise SetBlockError(f"the model's chat template refuses this chat: {error}") from error
     assert isinstance(rendered, str)
     return rendered
 

@@ -151,8 +151,15 @@ def _config_of(source: str, trust_remote_code: bool) -> PretrainedConfig:
 
 
 def _tokenizer_of(source: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    folder = Path(source)
+    if folder.is_dir() and not any(path for pattern in _TOKENIZERS for path in folder.glob(pattern)):
+        raise SetBlockError(f"model {source} has no tokenizer: the folder holds no tokenizer.json")
     with _reading(source, "its tokenizer"):
         return AutoTokenizer.from_pretrained(**pretrained_arguments(source), trust_remote_code=trust_remote_code)
+
+
+_TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json", "tokenizer_config.json")
+"""Files, one of which a folder with a tokenizer has."""
 
 
 def _check_source(source: str) -> None:
@@ -252,6 +259,7 @@ def _attention_for(config: PretrainedConfig) -> str | None:
 
 
 def _line(error: BaseException) -> str:
-    """The first line of an error's message, and the next one where that only announces it."""
-    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
-    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    """The first line of an error's message, and the next ones as long as a line ends in mid-sentence."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
+    end = next((n for n, line in enumerate(lines, start=1) if not line.endswith((":", ",", "("))), len(lines))
+    return " ".join(lines[:end])

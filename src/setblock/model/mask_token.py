@@ -9,6 +9,8 @@ from collections.abc import Set
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from setblock.errors import SetBlockError
+
 MASK_TOKEN = "<|mask|>"
 
 # Ids that tokenizers keep free for their users: Llama 3, Phi, Gemma, BERT-like, Qwen 1, Mistral, Falcon.
@@ -31,7 +33,13 @@ def add_mask_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
         tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
         mask_token_id = int(tokenizer.convert_tokens_to_ids(MASK_TOKEN))
     # Many models have more rows than their tokenizer has tokens; then there is nothing to resize.
-    is_new_row = mask_token_id >= len(model.get_input_embeddings().weight)
+    rows, heads = (len(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings()))
+    if rows != heads and mask_token_id >= min(rows, heads):
+        raise SetBlockError(
+            f"{model.config.model_type} can't be given a mask token: its embedding has {rows} rows and its head {heads}, "
+            "and no token that both have is free"
+        )
+    is_new_row = mask_token_id >= rows
     if is_new_row:
         model.resize_token_embeddings(mask_token_id + 1, mean_resizing=False)
     if own is None or is_new_row:

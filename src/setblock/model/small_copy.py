@@ -32,7 +32,7 @@ _MOST_EXPERTS = 16
 _COUNT = re.compile(r"layer|head|group|top_?k|per_tok|codebook|stack|position|window|chunk|len|seq|scalar|distance")
 _HEAD_WIDTH = re.compile(r"head_?dim|head_size|dim_head|d_head")
 _TOKEN = re.compile(r"token_?(id|ids|index)$")
-_NO_THRESHOLD = re.compile(r"head|layer|expert|hidden|intermediate")  # only to save time: each shapes weights, or fails
+_NO_THRESHOLD = re.compile(r"head|layer|expert|hidden|intermediate|dim|rank")  # only to save time: each shapes weights
 _CONTEXT = ("max_position_embeddings", "n_positions")
 
 

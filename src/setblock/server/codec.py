@@ -9,7 +9,6 @@ import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from setblock.decoding.text import Prompt, encode_prompt
@@ -68,8 +67,6 @@ class Codec:
     async def _encode(self, prompt: Prompt, *, param: str, raw: bool) -> list[int]:
         try:
             return await self._in_thread(lambda: encode_prompt(self._encoder, prompt, raw=raw))
-        except TemplateError as error:
-            raise bad_request(f"the model's chat template refuses this chat: {error}", param=param) from error
         except SetBlockError as error:
             raise bad_request(str(error), param=param) from error
 
