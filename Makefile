@@ -9,7 +9,7 @@ BENCH_FLAGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_REQUIRE_VIRTUALENV := 1
 
-.PHONY: help setup demo test format lint types check train bench test-vllm setup-vllm clean
+.PHONY: help setup demo test format lint types check docs docs-serve docs-crawl train bench test-vllm setup-vllm clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -51,6 +51,15 @@ types: $(READY) ## check the types, strictly
 
 check: format lint types test ## everything that must pass before a commit
 
+docs: $(READY) ## build the site into site/; a broken link or a missing docstring fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+docs-serve: $(READY) ## show the site at http://127.0.0.1:8000 while pages are edited
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --no-strict
+
+docs-crawl: docs ## open every page of the site in headless Chromium (needs Chromium; pip install playwright)
+	@$(BIN)/python docs/_site/crawl.py site
+
 train: $(READY) ## train the reference model and its next-token twin again (hours; goes on where it stopped)
 	$(BIN)/setblock train recipes/word-problems-ntp.yaml
 	$(BIN)/setblock train recipes/word-problems-sbd.yaml
@@ -78,4 +87,4 @@ test-vllm: $(READY_VLLM) ## block decoding inside vLLM, on the CPU (long)
 	@$(VENV_VLLM)/bin/python -m pytest -W default $(VLLM_TESTS)
 
 clean: ## remove the environments, caches and built packages (trained models in runs/ stay)
-	rm -rf $(VENV) $(VENV_VLLM) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VLLM) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -45,13 +45,14 @@ def evaluate(
     """Evaluate a model on the first `limit` examples of a task, by NTP and, if it is another, by the method of `settings`.
 
     Args:
-        split, seed: which examples; see `Task.examples`.
-        settings: how to decode. NTP uses the same, but for the method.
+        split: the split that the examples come from; see `Task.examples`.
+        seed: the seed that the examples are generated from.
+        settings: how to decode. NTP uses the same settings, except for the method.
         limit: how many examples, at least 1.
-        batch_size: how many are decoded at once, at least 1. Changes the time, never an answer or a count.
-        continuous: whether an answer that is finished makes room for the next, as in a server; likewise.
-        level: how programs are confined, of a task that runs code; see `setblock.evaluation.sandbox`.
-        on_progress: called now and then with the operating point and the number of examples answered so far.
+        batch_size: how many examples are decoded at once, at least 1. It changes the time, never an answer or a count.
+        continuous: start the next example as soon as an answer ends, as a server does. It changes the time alone, too.
+        level: how to confine the programs of a task that runs code; see `setblock.evaluation.sandbox`.
+        on_progress: called with the operating point and the number of examples answered so far.
 
     Raises:
         SetBlockError: an argument is out of its range, or the model can't do what is exam.
@@ -92,9 +93,9 @@ def sweep(
     """Evaluate a model at every point, each as `evaluate` would; NTP is decoded once for all of them.
 
     Args:
-        points: in this order; one that the file has is not decoded again.
-        path: a file that results are added to as they are done, and that an interrupted sweep goes on from; None for none.
-        shared: the settings that no point says, such as `max_new_tokens`.
+        points: the operating points, in this order. A point that the file already has is not decoded again.
+        path: a file that each result is added to. An interrupted sweep resumes from it. None keeps no file.
+        shared: the settings that all points share, such as `max_new_tokens`.
 
     Returns:
         NTP and the asked points, in their order, also where the file has others besides.

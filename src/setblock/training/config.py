@@ -14,6 +14,9 @@ Teacher = Literal["clean_half", "base"]
 class SBDConfig(TrainingArguments):
     """Training arguments. Only what differs from `transformers.TrainingArguments` is described here.
 
+    `setblock.training.noising.Noising` describes the options of the noisy half: `mask_rate_per`, `noise_on`, `noisy_copies`,
+    `complete_last_block`, `random_offsets`, `complementary_masks`, `full_mask_share` and `mask_places`.
+
     Attributes:
         objective: `sbd`: next-token and masked-token prediction (eq. 14). `ntp`: next-token prediction alone, without the
             doubled input: what a model is before it is fine-tuned, and what it is compared with afterwards.
@@ -34,8 +37,6 @@ class SBDConfig(TrainingArguments):
             distribution there to the model's (see `setblock.training.distillation`). 0: none (the paper).
         teacher: whose distribution that is. `clean_half`: the model's own, as the same pass computes it. `base`: that of the
             model training began with, frozen.
-        mask_rate_per, noise_on, noisy_copies, complete_last_block, random_offsets, complementary_masks, full_mask_share,
-            mask_places: see `setblock.training.noising.Noising`.
     """
 
     objective: Literal["sbd", "ntp"] = "sbd"

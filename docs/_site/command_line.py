@@ -1,0 +1,63 @@
+"""Writes the reference of the command line, from what `--help` says of each command."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+
+def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
+    """Add the page."""
+    files.append(File.generated(config, "reference/command-line.md", content=page()))
+    return files
+
+
+def page() -> str:
+    """All commands, each with its arguments and options."""
+    from setblock.cli.app import app
+
+    root: Any = typer.main.get_command(app)
+    parts = ["# Command line", f"{root.help}", "Each command prints this with `--help`."]
+    for words, command in commands(root, ("setblock",)):
+        context = typer.Context(command, info_name=" ".join(words))
+        usage = command.collect_usage_pieces(context)
+        parts += [f"## {' '.join(words)}", paragraphs(command.help), f"```text\n{' '.join([*words, *usage])}\n```"]
+        parts += tables(command, context)
+    return "\n\n".join(parts) + "\n"
+
+
+def commands(group: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that does something, with the words that call it."""
+    for name, command in group.commands.items():
+        here = (*words, name)
+        if hasattr(command, "commands"):
+            yield from commands(command, here)
+        else:
+            yield here, command
+
+
+def tables(command: Any, context: Any) -> list[str]:
+    """A table for each group of options, as `--help` groups them."""
+    groups: dict[str, list[str]] = {}
+    for parameter in command.params:
+        if not parameter.hidden and parameter.name != "help":
+            panel = parameter.rich_help_panel or "Arguments and options"
+            groups.setdefault(panel, []).append(row(*parameter.get_help_record(context)))
+    return ["\n".join([f"| {panel} | |", "|---|---|", *rows]) for panel, rows in groups.items()]
+
+
+def row(names: str, text: str) -> str:
+    """A row of a Markdown table."""
+    return f"| `{escaped(names)}` | {escaped(text).replace('<', '&lt;')} |"
+
+
+def escaped(text: str) -> str:
+    """Text that can stand in a table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def paragraphs(text: str | None) -> str:
+    """A help text in Markdown: its paragraphs, without the marks of the terminal."""
+    return (text or "").replace("\b", "").strip()

@@ -1,0 +1,114 @@
+"""Writes the reference of recipes: every key, its type, default and meaning, from the classes that read them."""
+
+import dataclasses
+import inspect
+import re
+from typing import Any, get_args
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+
+def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
+    """Add the page."""
+    files.append(File.generated(config, "reference/recipe-keys.md", content=page()))
+    return files
+
+
+def page() -> str:
+    """All sections of a recipe."""
+    from setblock.data.section import EvaluationSection, PythonCodeSection, SourceSection, TextsSection
+    from setblock.training.recipe import ModelSection, Recipe
+
+    sections: list[tuple[str, type[BaseModel]]] = [
+        ("model", ModelSection),
+        ("data", TextsSection),
+        ("data.mixture", SourceSection),
+        ("data.evaluation", EvaluationSection),
+        ("data, with source: python-code", PythonCodeSection),
+    ]
+    others = [
+        (name, each) for name in ("adapter", "evaluate_decoding") for each in [section_of(Recipe.model_fields[name])]
+    ]
+    parts = [
+        "# Recipe keys",
+        "A recipe is a YAML file with these sections. [Recipes](../recipes.md) explains how to write one. "
+        "An unknown key is an error.",
+    ]
+    for title, section in [*sections, *others]:
+        parts += [f"## {title}", inspect.getdoc(section) or "", table(section)]
+    return "\n\n".join([*parts, *training()]) + "\n"
+
+
+def section_of(field: FieldInfo) -> type[BaseModel]:
+    """The class of an optional section."""
+    sections: list[type[BaseModel]] = [each for each in get_args(field.annotation) if each is not type(None)]
+    return sections[0]
+
+
+def table(section: type[BaseModel]) -> str:
+    """A row a key."""
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for name, field in section.model_fields.items():
+        default = "required" if field.is_required() else f"`{shown(field.default)}`"
+        rows.append(f"| `{name}` | {type_name(field.annotation)} | {default} | {cell(field.description or '')} |")
+    return "\n".join(rows)
+
+
+def training() -> list[str]:
+    """What the section `training` adds to Transformers' own arguments."""
+    from transformers import TrainingArguments
+
+    from setblock.training.config import SBDConfig
+    from setblock.training.noising import Noising
+
+    theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
+    meanings = attributes(SBDConfig) | attributes(Noising)
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for field in dataclasses.fields(SBDConfig):
+        if field.name in theirs:
+            continue
+        make: Any = field.default_factory
+        default = field.default if make is dataclasses.MISSING else make()
+        rows.append(f"| `{field.name}` | {type_name(field.type)} | `{shown(default)}` | {cell(meanings[field.name])} |")
+    return [
+        "## training",
+        "Every field of Transformers' `TrainingArguments` is a key of this section, and so is each of these:",
+        "\n".join(rows),
+    ]
+
+
+def attributes(owner: type) -> dict[str, str]:
+    """Name -> meaning, from the section `Attributes` of a docstring."""
+    listed = (inspect.getdoc(owner) or "").partition("Attributes:\n")[2]
+    return dict(re.findall(r"^    (\w+): ((?:.|\n     )*)", listed, flags=re.MULTILINE))
+
+
+def type_name(annotation: Any) -> str:
+    """A type as a reader of YAML sees it."""
+    name = getattr(annotation, "__name__", "") if isinstance(annotation, type) and not get_args(annotation) else ""
+    text = name or re.sub(r"\b(?:typing|setblock)\.[\w.]*?(?=\w+\b)", "", str(annotation))
+    return (
+        "`"
+        + re.sub(r"Literal\[([^\]]*)\]", r"\1", text)
+        .replace("NoneType", "null")
+        .replace("None", "null")
+        .replace("|", "or")
+        + "`"
+    )
+
+
+def shown(value: Any) -> str:
+    """A default as YAML has it."""
+    return (
+        {None: "null", True: "true", False: "false"}.get(value, str(value))
+        if not isinstance(value, list)
+        else str(value)
+    )
+
+
+def cell(text: str) -> str:
+    """Text that can stand in a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

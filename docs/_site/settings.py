@@ -1,0 +1,51 @@
+"""Writes the reference of the decoding settings, from the table that every caller reads."""
+
+from typing import Any, Literal, get_args, get_origin
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+GROUPS = {
+    "point": "Operating point",
+    "answer": "Where an answer ends",
+    "sampling": "How tokens are drawn",
+    "report": "What is reported",
+}
+
+
+def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
+    """Add the page."""
+    files.append(File.generated(config, "reference/settings.md", content=page()))
+    return files
+
+
+def page() -> str:
+    """All settings, a table for each group."""
+    from setblock.decoding.setting import CALLERS, table_of
+    from setblock.decoding.settings import DecodingSettings
+
+    parts = [
+        "# Decoding settings",
+        "The fields of `DecodingSettings`. The command line, the server, the harness, Transformers' `generate` and vLLM take "
+        "them by these names. The last column lists the callers that lack a setting or use their own name for it.",
+    ]
+    rows = table_of(DecodingSettings).values()
+    for group, title in GROUPS.items():
+        lines = ["| setting | valid | default | meaning | except |", "|---|---|---|---|---|"]
+        for row in rows:
+            if row.group == group:
+                lacking = ", ".join(caller for caller in CALLERS if caller not in row.names)
+                default = "" if row.default is None else f"`{row.default}`"
+                lines.append(
+                    f"| `{row.name}` | {valid(row)} | {default} | {row.help.replace('|', chr(92) + '|')} | {lacking} |"
+                )
+        parts += [f"## {title}", "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def valid(row: Any) -> str:
+    """The type of a setting, and its range."""
+    if get_origin(row.type) is Literal:
+        return ", ".join(f"`{each}`" for each in get_args(row.type))
+    name = str(row.type) if get_origin(row.type) else row.type.__name__
+    return f"{name} {row.range}".strip()

@@ -1,0 +1,111 @@
+"""The site: the reference pages are written from the code, and every page has its place."""
+
+import dataclasses
+import runpy
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from setblock.decoding.settings import DecodingSettings
+from setblock.training.config import SBDConfig
+from setblock.training.recipe import Recipe
+
+ROOT = Path(__file__).parent.parent
+
+
+def hook(name):
+    return runpy.run_path(str(ROOT / "docs" / "_site" / f"{name}.py"))
+
+
+class Loader(yaml.SafeLoader):
+    """Reads mkdocs.yml, whose !ENV is MkDocs' own."""
+
+
+Loader.add_constructor("!ENV", lambda loader, node: loader.construct_sequence(node)[-1])
+CONFIG = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)
+
+
+def pages(entry):
+    if isinstance(entry, str):
+        return [entry]
+    values = entry.values() if isinstance(entry, dict) else entry
+    return [page for value in values for page in pages(value)]
+
+
+def test_every_page_has_one_place():
+    placed = pages(CONFIG["nav"])
+    assert len(placed) == len(set(placed))
+    docs = ROOT / "docs"
+    assert {str(page.relative_to(docs)) for page in docs.rglob("*.md")} <= set(placed)
+
+
+def test_every_public_package_has_a_page():
+    placed = pages(CONFIG["nav"])
+    for package in hook("api")["PACKAGES"]:
+        assert f"reference/{package}.md" in placed
+
+
+def test_a_missing_docstring_is_found():
+    class Lacking:
+        """Has one."""
+
+        def method(self):
+            pass
+
+        def _hidden(self):
+            pass
+
+    undocumented = hook("api")["undocumented"]
+    assert undocumented(Lacking) == [".method"]
+    assert undocumented(Lacking.method) == [""]
+    assert undocumented(DecodingSettings) == []
+
+
+def test_command_line_has_every_option():
+    from setblock.cli.app import app
+
+    page = hook("command_line")["page"]()
+    group = typer.main.get_command(app)
+    assert "generate" in group.commands
+    for name, command in group.commands.items():
+        assert f"## setblock {name}" in page
+        for option in (each for each in command.params if each.param_type_name == "option" and not each.hidden):
+            assert max(option.opts, key=len) in page
+
+
+def test_recipe_keys_has_every_key():
+    module = hook("recipe_keys")
+    page = module["page"]()
+    for section in Recipe.model_fields:
+        assert f"## {section}\n" in page
+    training = page.partition("## training\n")[2]
+    theirs = {field.name for field in dataclasses.fields(SBDConfig.__mro__[1])}
+    for field in dataclasses.fields(SBDConfig):
+        assert (f"| `{field.name}` |" in training) == (field.name not in theirs), field.name
+
+
+def test_settings_has_every_setting():
+    page = hook("settings")["page"]()
+    for field in dataclasses.fields(DecodingSettings):
+        assert f"| `{field.name}` |" in page
+
+
+@pytest.mark.parametrize(
+    ("page", "target", "leads_to"),
+    [
+        ("index.md", "docs/exact.md#proof", "exact.md#proof"),
+        ("exact.md", "../README.md#limits", "index.md#limits"),
+        ("exact.md", "method.md", "method.md"),
+        ("experiments/gamma.md", "../method.md", "../method.md"),
+        ("recipes.md", "../recipes/a.yaml", "repository/recipes/a.yaml.md"),
+        ("recipes.md", "https://example.org/a.md", "https://example.org/a.md"),
+    ],
+)
+def test_links_are_led_to_pages(page, target, leads_to):
+    class Page:
+        class file:  # noqa: N801
+            src_uri = page
+
+    assert hook("repository")["on_page_markdown"](f"[a]({target})", Page()) == f"[a]({leads_to})"
