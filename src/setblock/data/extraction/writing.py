@@ -18,7 +18,7 @@ from setblock.data.extraction.style import WORDS, Style
 from setblock.data.extraction.values import Value, Values, slug
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
-_FLAG = re.compile(r"\{(\w+)\?((?:[^{}:]|\{\w+\})*):((?:[^{}]|\{\w+\})*)\}")
+_FLAG = re.compile(r"\{(\w+)\?((?:[^{}:]|\{\w+\})*):((?:[^{}:]|\{\w+\})*)\}")
 _SLOT = re.compile(r"\{(\w+)(?:\.\.(\w+)|\.(\w+))?(?::(\w+))?\}")
 AMOUNTS = ("amount", "sum", "share", "plus")
 """Types of fields that are an amount of money."""
@@ -129,7 +129,7 @@ class Writer:
         return self.rng.choice((before + after, before + letter * 2 + after, before + after[0] + letter + after[1:]))
 
     def _laid_out(self, text: str) -> str:
-        text = re.sub(r"[ ]+$", "", text, flags=re.MULTILINE)
+        text = re.sub(r"[ ]+$", "", text, flags=re.MULTILINE).replace(".m..", ".m.")
         text = re.sub(r"\n{3,}", "\n\n", text).strip()
         how = self.rng.random()
         if how < 0.1:
