@@ -33,9 +33,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY) ## decode a held-out problem both ways, then fifty more
 	@echo "== one held-out problem: one token a pass, then in blocks"
-	@$(BIN)/setblock compare --gamma 0.03
+	@$(BIN)/setblock compare
 	@echo "== fifty held-out problems"
-	@$(BIN)/setblock evaluate --task word-problems --method sbd --gamma 0.03 --limit 50
+	@$(BIN)/setblock evaluate --task word-problems --limit 50
 
 test: $(READY) ## run the tests, on as many cores as there are
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile

@@ -332,7 +332,9 @@ def code_decoded(recipe: Path, gamma: float, options: argparse.Namespace) -> dic
         transformers(side_by_side.PLAIN, sbd.model, max_new_tokens=tokens),
         transformers("Transformers prompt lookup", sbd.model, max_new_tokens=tokens, prompt_lookup_num_tokens=10),
         ours(side_by_side.OURS_PLAIN, sbd, DecodingSettings(method="ntp", max_new_tokens=tokens)),
-        ours("ours, blocks", sbd, DecodingSettings(sampler=setblock.EntropyBounded(gamma=gamma), **limit)),
+        ours(
+            "ours, blocks", sbd, DecodingSettings(method="sbd", sampler=setblock.EntropyBounded(gamma=gamma), **limit)
+        ),
         ours("ours, exact", sbd, DecodingSettings(method="exact", **limit)),
     ]
     its = side_by_side.parse_options(["--rounds", "1" if options.quick else "3"])

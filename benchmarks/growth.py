@@ -94,7 +94,7 @@ def cell(sbd: SBDModel, batch: int, kv_length: int, hardware: Hardware, options:
         OURS_PLAIN: DecodingSettings(method="ntp", max_new_tokens=options.tokens),
         **{
             f"ours, NFE {nfe}": DecodingSettings(
-                sampler=FixedCount(nfe), block_size=options.block_size, max_new_tokens=options.tokens
+                method="sbd", sampler=FixedCount(nfe), block_size=options.block_size, max_new_tokens=options.tokens
             )
             for nfe in options.nfe
             if nfe <= options.block_size

@@ -152,7 +152,9 @@ async def soaked(
     deadline: float,
 ) -> None:
     """The clients of a soak, and who watches the memory."""
-    bodies = itertools.cycle([{"gamma": options.gamma}, {"method": "ntp"}, {"method": "exact"}, {"temperature": 1.0}])
+    bodies = itertools.cycle(
+        [{"method": "sbd", "gamma": options.gamma}, {"method": "ntp"}, {"method": "exact"}, {"temperature": 1.0}]
+    )
     started = time.monotonic()
 
     async def ask_on(client: httpx.AsyncClient, questions: Iterator[str]) -> None:

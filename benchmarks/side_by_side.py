@@ -69,7 +69,9 @@ def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
     settings = {
         OURS_PLAIN: DecodingSettings(method="ntp", **limit),
         **{
-            f"ours, blocks, gamma {gamma:g}": DecodingSettings(sampler=setblock.EntropyBounded(gamma=gamma), **limit)
+            f"ours, blocks, gamma {gamma:g}": DecodingSettings(
+                method="sbd", sampler=setblock.EntropyBounded(gamma=gamma), **limit
+            )
             for gamma in options.gammas
         },
         "ours, exact": DecodingSettings(method="exact", **limit),
@@ -130,7 +132,11 @@ def random(name: str, options: argparse.Namespace) -> dict[str, Any]:
         return [
             ours(f"{OURS_PLAIN}{suffix}", model, DecodingSettings(method="ntp", **limit)),
             *(
-                ours(f"ours, blocks, NFE {nfe}{suffix}", model, DecodingSettings(sampler=FixedCount(nfe), **limit))
+                ours(
+                    f"ours, blocks, NFE {nfe}{suffix}",
+                    model,
+                    DecodingSettings(method="sbd", sampler=FixedCount(nfe), **limit),
+                )
                 for nfe in options.nfe
                 if nfe <= options.block_size
             ),

@@ -108,7 +108,9 @@ def ways(
         found.append(Way("draft model", ("--speculative-config", json.dumps(draft))))
     blocks = ("--hf-overrides", json.dumps(overrides_for(model, block_size=block_size)))
     found.append(Way("exact", blocks, {"vllm_xargs": {"method": "exact"}}))
-    return found + [Way(f"gamma {gamma:g}", blocks, {"vllm_xargs": {"gamma": gamma}}) for gamma in gammas]
+    return found + [
+        Way(f"gamma {gamma:g}", blocks, {"vllm_xargs": {"method": "sbd", "gamma": gamma}}) for gamma in gammas
+    ]
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def main() -> None:
     model = setblock.load()
     question = "Maya has 12 apples. Maya finds 7 more. Maya gives away 4 of them. How many apples does Maya have now?"
     for sampler in (Certain(), setblock.EntropyBounded()):
-        answer = setblock.generate(model, question, settings=setblock.DecodingSettings(sampler=sampler))
+        answer = setblock.generate(model, question, settings=setblock.DecodingSettings(method="sbd", sampler=sampler))
         print(f"{sampler}: {answer.num_tokens} tokens in {answer.num_forwards} passes\n{answer.text}\n")
 
 

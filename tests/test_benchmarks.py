@@ -195,7 +195,7 @@ def test_llama_cpp_writes_what_transformers_writes(drafted: bool, sbd: SBDModel,
 
 def test_forced_passes_are_as_many_as_asked_for(sbd: SBDModel) -> None:
     for count in (1, 3, 8):
-        settings = DecodingSettings(sampler=FixedCount(count), block_size=8, max_new_tokens=32)
+        settings = DecodingSettings(method="sbd", sampler=FixedCount(count), block_size=8, max_new_tokens=32)
         assert ours("ours", sbd, settings).decode([5, 6, 7]).passes == 4 * -(-8 // count)
 
 

@@ -60,9 +60,10 @@ def test_what_is_found_is_written_and_used(run, copied, sweep_file):
     } == untouched
     assert [(each["domain"], each["point"]["method"]) for each in recorded] == [("sums", "sbd"), ("sums", "exact")]
 
-    # The command line says what it uses; an explicit option wins, without a word
+    # Exact mode stays the default. The command line says what it uses; an explicit option wins, without a word
     quick = ("A prompt.", "--model", copied, "--max-new-tokens", 4, "--json")
-    told = run("generate", *quick)
+    assert "calibrated for sums: method exact, " in run("generate", *quick).message
+    told = run("generate", *quick, "--method", "sbd")
     line = (
         "setblock: calibrated for sums: method sbd, entropy-bounded (gamma 0.3, proxy entropy), block size 8 "
         "(at most 5 points of accuracy lost, 95% confidence)"
@@ -71,12 +72,12 @@ def test_what_is_found_is_written_and_used(run, copied, sweep_file):
     assert "method exact, " in run("generate", *quick, "--method", "exact").message
     for options in (("--gamma", 0.5), ("--block-size", 4), ("--method", "ntp"), ("--sampler", "factor")):
         assert run("generate", *quick, *options).stderr == ""
-    evaluated = run("evaluate", "--model", copied, "--limit", 1, "--max-new-tokens", 4, "--json")
+    evaluated = run("evaluate", "--model", copied, "--method", "sbd", "--limit", 1, "--max-new-tokens", 4, "--json")
     assert evaluated.message == line
     assert [json.loads(evaluated.stdout)[key] for key in ("gamma", "block_size")] == [0.3, 8]
-    compared = run("compare", "A prompt.", "--model", copied, "--max-new-tokens", 4, "--json")
+    compared = run("compare", *quick, "--method", "sbd")
     assert json.loads(compared.stdout)["gamma"] == 0.3
-    traced = run("trace", "A prompt.", "--model", copied, "--max-new-tokens", 4, "--json")
+    traced = run("trace", *quick, "--method", "sbd")
     assert traced.message == line
     assert [json.loads(traced.stdout)[key] for key in ("gamma", "block_size")] == [0.3, 8]
     assert (
@@ -87,25 +88,27 @@ def test_what_is_found_is_written_and_used(run, copied, sweep_file):
 
     # So does the library
     model = load(copied)
-    calibrated = DecodingSettings(sampler=EntropyBounded(0.3), block_size=8)
-    assert default_settings(model) == default_settings(model, domain="sums") == calibrated
-    assert with_calibration(model, DecodingSettings(max_new_tokens=9)).sampler == EntropyBounded(0.3)
-    assert with_calibration(model, DecodingSettings(method="exact")).block_size == 16
+    blocks = DecodingSettings(method="sbd")
+    calibrated = DecodingSettings(method="sbd", sampler=EntropyBounded(0.3), block_size=8)
+    assert with_calibration(model, blocks) == with_calibration(model, blocks, domain="sums") == calibrated
+    assert with_calibration(model, DecodingSettings(method="sbd", max_new_tokens=9)).sampler == EntropyBounded(0.3)
+    assert default_settings(model) == with_calibration(model, DecodingSettings(method="exact"))
+    assert (default_settings(model).method, default_settings(model).block_size) == ("exact", 16)
     for settings in (
-        DecodingSettings(block_size=4),
-        DecodingSettings(sampler=EntropyBounded()),
-        DecodingSettings(adaptive_blocks=True),
+        DecodingSettings(method="sbd", block_size=4),
+        DecodingSettings(method="sbd", sampler=EntropyBounded()),
+        DecodingSettings(method="sbd", adaptive_blocks=True),
         DecodingSettings(method="exact", draft_passes=2),
         DecodingSettings(method="ntp"),
     ):
         assert with_calibration(model, settings) == settings
-    answers = [generate(model, "A prompt of some words.", settings=each) for each in (None, calibrated)]
-    assert trace(model, "A prompt.", settings=DecodingSettings(max_new_tokens=4)).block_size == 8
+    answers = [generate(model, "A prompt of some words.", settings=each) for each in (blocks, calibrated)]
+    assert trace(model, "A prompt.", settings=DecodingSettings(method="sbd", max_new_tokens=4)).block_size == 8
     assert answers[0].token_ids == answers[1].token_ids
     assert answers[0].revealed_by == answers[1].revealed_by
     assert (
         answers[0].revealed_by
-        != generate(model, "A prompt of some words.", settings=DecodingSettings(block_size=2)).revealed_by
+        != generate(model, "A prompt of some words.", settings=DecodingSettings(method="sbd", block_size=2)).revealed_by
     )
 
     # Calibrated again, a domain has the new result only; others keep theirs, and the slowest is the default
@@ -116,10 +119,12 @@ def test_what_is_found_is_written_and_used(run, copied, sweep_file):
     assert [each.domain for each in model.facts.calibrations] == ["sums", "sums", "prose", "prose"]
     assert model_fingerprint(model) == json.loads(sweep_file.read_text().splitlines()[0])["run"]["model"]["fingerprint"]
     assert calibration_for(model, method="exact").nfe_speedup == 2
-    assert calibration_for(model).nfe_speedup == 4
-    assert calibration_for(model, domain="prose").nfe_speedup == 10  # a third of the answers, in one token of twenty
+    assert calibration_for(model, method="sbd").nfe_speedup == 4
+    assert (
+        calibration_for(model, method="sbd", domain="prose").nfe_speedup == 10
+    )  # a third of the answers, in one token of twenty
     with pytest.raises(ParameterError, match="was calibrated for sums, prose"):
-        calibration_for(model, domain="verse")
+        calibration_for(model, method="sbd", domain="verse")
     # Trained further, it is another model
     model.prepare_for_training(block_sizes=[4], logit_shift=True)
     assert model.facts.calibrations == ()

@@ -79,7 +79,7 @@ def test_evaluate_says_what_it_counts(run):
 
 
 def test_defaults_are_the_library_s():
-    gammas = f"Default: {EntropyBounded().gamma}; {DRAFT_GAMMA:g} in method exact."
+    gammas = f"Default: {DRAFT_GAMMA:g} in method exact; {EntropyBounded().gamma} in sbd."
     assert gammas in inspect.getsource(decoding_options)
     assert evaluation.DEFAULT_LIMIT == evaluate_command.DEFAULT_LIMIT == 100
     assert evaluate_command_default("batch_size") == evaluation.DEFAULT_BATCH_SIZE

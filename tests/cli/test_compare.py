@@ -26,7 +26,8 @@ def test_json_has_both_sides(run, sbd_folder, second):
 
 def test_without_a_prompt_the_seed_chooses_a_problem(run, sbd_folder):
     results = [
-        json.loads(run("compare", "--model", sbd_folder, "--seed", seed, "--json", *SHORT).stdout) for seed in (1, 1, 2)
+        json.loads(run("compare", "--model", sbd_folder, "--method", "sbd", "--seed", seed, "--json", *SHORT).stdout)
+        for seed in (1, 1, 2)
     ]
     assert results[0]["prompt"] == results[1]["prompt"] != results[2]["prompt"]
     assert {"expected"} <= results[0].keys()
@@ -45,13 +46,13 @@ def test_an_endless_gamma_is_still_json(run, sbd_folder):
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
 
-    outcome = run("compare", "Tom", "--model", sbd_folder, "--gamma", "inf", "--json", *SHORT)
+    outcome = run("compare", "Tom", "--model", sbd_folder, "--method", "sbd", "--gamma", "inf", "--json", *SHORT)
     assert json.loads(outcome.stdout, parse_constant=refuse)["gamma"] == "inf"
     assert json.loads(outcome.stdout)["sampler_options"]["gamma"] == "inf"
 
 
 def test_without_colour_each_pass_has_a_line(run, sbd_folder):
-    outcome = run("compare", "Tom", "--model", sbd_folder, "--gamma", "inf", *SHORT)
+    outcome = run("compare", "Tom", "--model", sbd_folder, "--method", "sbd", "--gamma", "inf", *SHORT)
     assert "\x1b" not in outcome.stdout  # though this random model writes that byte
     assert re.search(r"^ prefill  \[", outcome.stdout, re.MULTILINE)
     assert re.search(r"^  pass 1  \[", outcome.stdout, re.MULTILINE)
@@ -65,7 +66,7 @@ def test_colour_takes_the_place_of_the_list(run, sbd_folder, monkeypatch, no_col
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", no_color)
-    outcome = run("compare", "Tom", "--model", sbd_folder, *SHORT)
+    outcome = run("compare", "Tom", "--model", sbd_folder, "--method", "sbd", *SHORT)
     assert ("\x1b[36m" in outcome.stdout) is coloured
     assert ("pass 1  [" in outcome.stdout) is not coloured
 

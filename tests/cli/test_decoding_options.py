@@ -8,6 +8,7 @@ import pytest
 from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.generate import GenerateOptions
 from setblock.cli.sampler import sampler_json, sampler_text
+from setblock.decoding.defaults import DRAFT_GAMMA
 from setblock.decoding.samplers import SAMPLERS, EntropyBounded
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError
@@ -20,7 +21,8 @@ def test_every_setting_has_an_option_of_its_name():
 
 def test_nothing_typed_is_the_library_s_default():
     assert GenerateOptions().settings() == DecodingOptions().settings() == DecodingSettings()
-    assert DecodingOptions(method="exact").settings().sampler is None
+    assert DecodingOptions().settings().method == "exact"
+    assert DecodingOptions(method="sbd").settings().sampler is None
 
 
 def test_the_help_names_every_sampler(run):
@@ -95,5 +97,7 @@ def test_reports_of_ntp_name_no_sampler():
 
 def test_reports_name_the_default_sampler():
     found = sampler_json(DecodingSettings())
+    assert (found["sampler"], found["gamma"]) == ("entropy-bounded", DRAFT_GAMMA)
+    found = sampler_json(DecodingSettings(method="sbd"))
     assert (found["sampler"], found["gamma"]) == ("entropy-bounded", EntropyBounded().gamma)
     assert found["sampler_options"] == {"gamma": found["gamma"], "proxy": "entropy"}

@@ -48,15 +48,15 @@ def test_json_keys_and_their_arithmetic(run, sbd_folder, method):
 
 def test_splits_and_seeds_are_other_problems(run, sbd_folder):
     def tokens(*arguments):
-        return json.loads(run("evaluate", "--model", sbd_folder, *arguments, *QUICK, "--gamma", 9).stdout)[
-            "num_forwards"
-        ]
+        return json.loads(
+            run("evaluate", "--model", sbd_folder, *arguments, *QUICK, "--method", "sbd", "--gamma", 9).stdout
+        )["num_forwards"]
 
     assert len({tokens(), tokens("--split", "validation"), tokens("--seed", 1)}) > 1
 
 
 def test_the_report_says_what_is_counted(run, sbd_folder):
-    outcome = run("evaluate", "--model", sbd_folder, "--limit", 1)
+    outcome = run("evaluate", "--model", sbd_folder, "--method", "sbd", "--limit", 1)
     how = "method sbd, entropy-bounded (gamma 0.1, proxy entropy), block size 16"
     assert outcome.stdout.startswith(f"1 word-problems, test split, {how}\n")
     assert "95% interval" in outcome.stdout

@@ -55,10 +55,24 @@ def test_figures_beside_the_accuracy_in_the_harness_s_file(run, sbd_folder, task
 
 
 def test_agrees_with_our_own_task(run, sbd_folder, tasks):
-    harness = json.loads(evaluate(run, sbd_folder, tasks, "--gamma", 0.5, "--json").stdout)["tasks"][
+    harness = json.loads(evaluate(run, sbd_folder, tasks, "--method", "sbd", "--gamma", 0.5, "--json").stdout)["tasks"][
         "word_problems_gsm8k"
     ]
-    own = ("--batch-size", 3, "--max-new-tokens", 16, "--limit", 4, "--gamma", 0.5, "--stop", "Question:", "--json")
+    own = (
+        "--batch-size",
+        3,
+        "--max-new-tokens",
+        16,
+        "--limit",
+        4,
+        "--method",
+        "sbd",
+        "--gamma",
+        0.5,
+        "--stop",
+        "Question:",
+        "--json",
+    )
     ours = json.loads(run("evaluate", "--model", sbd_folder, *own).stdout)
     for name in ("num_forwards", "num_tokens", "nfe_speedup", "ntp_forwards", "ntp_tokens", "identical_to_ntp"):
         assert harness[f"{name},setblock"] == ours[name]
@@ -68,7 +82,7 @@ def test_what_was_typed_goes_before_the_task_s_own(run, sbd_folder, tmp_path):
     tasks = write_tasks(tmp_path / "with-gamma", problems=2, gamma=9.0)
 
     def forwards(*arguments):
-        outcome = evaluate(run, sbd_folder, tasks, *arguments, "--json")
+        outcome = evaluate(run, sbd_folder, tasks, "--method", "sbd", *arguments, "--json")
         return json.loads(outcome.stdout)["tasks"]["word_problems_gsm8k"]["num_forwards,setblock"]
 
     assert forwards() == forwards("--gamma", 9) < forwards("--gamma", 0)
@@ -76,7 +90,7 @@ def test_what_was_typed_goes_before_the_task_s_own(run, sbd_folder, tmp_path):
 
 def test_the_report(run, sbd_folder, tasks, tmp_path):
     outcome = evaluate(
-        run, sbd_folder, tasks, "--limit", 2, "--output-path", tmp_path, "--log-samples",
+        run, sbd_folder, tasks, "--method", "sbd", "--limit", 2, "--output-path", tmp_path, "--log-samples",
         names="word_problems_gsm8k,word_problems_choice",
     )  # fmt: skip
     assert "word_problems_gsm8k, 2 examples, method sbd, entropy-bounded (gamma 0.1, proxy entropy)" in outcome.stdout

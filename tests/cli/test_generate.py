@@ -33,7 +33,7 @@ def test_json_is_all_there_is_on_stdout(run, sbd_folder, method):
 
 
 def test_the_stream_is_the_text_and_its_figures_are_one_line(run, sbd_folder):
-    arguments = ("generate", "Tom has 5 pens.", "--model", sbd_folder, "--gamma", "inf", *SHORT)
+    arguments = ("generate", "Tom has 5 pens.", "--model", sbd_folder, "--method", "sbd", "--gamma", "inf", *SHORT)
     outcome, result = run(*arguments), json.loads(run(*arguments, "--json").stdout)
     assert outcome.stdout == result["text"] + "\n"
     assert outcome.message.startswith(f"{result['num_tokens']} tokens, {result['num_forwards']} forwards (1 prefill, ")
@@ -76,7 +76,7 @@ def test_ntp_needs_no_sbd_training(run, ntp_folder):
 
 
 def test_an_endless_gamma_reveals_whole_blocks(run, sbd_folder):
-    arguments = ("--model", sbd_folder, "--gamma", math.inf, "--block-size", 5, "--json", *SHORT)
+    arguments = ("--model", sbd_folder, "--method", "sbd", "--gamma", math.inf, "--block-size", 5, "--json", *SHORT)
     result = json.loads(run("generate", "Tom", *arguments).stdout)
     # The prefill gives the first token; each block of 5 then takes one pass, and the answer may end early.
     assert result["num_block_forwards"] == 1
@@ -160,7 +160,7 @@ def test_methods_exact_and_ntp_write_the_same(answer):
 
 def test_sampler_options_reach_the_sampler(answer):
     def blocks(count):
-        sampler = ("--sampler", "fixed-count", "--sampler-option", f"count={count}")
+        sampler = ("--method", "sbd", "--sampler", "fixed-count", "--sampler-option", f"count={count}")
         return answer(*sampler, "--block-size", 6, "--ban", 0, "--ban", 1)["num_forwards"]
 
     assert blocks(1) > blocks(2) > blocks(6)
@@ -178,7 +178,7 @@ def test_a_repetition_penalty_changes_the_text(answer):
 
 
 def test_events_are_a_line_of_json_for_each_pass_and_then_the_answer(run, sbd_folder):
-    arguments = ("generate", "Tom has 5 pens.", "--model", sbd_folder, "--gamma", 2, *SHORT)
+    arguments = ("generate", "Tom has 5 pens.", "--model", sbd_folder, "--method", "sbd", "--gamma", 2, *SHORT)
     *events, answer = map(json.loads, run(*arguments, "--events").stdout.splitlines())
     assert answer.keys() == json.loads(run(*arguments, "--json").stdout).keys()
     assert len(events) == answer["num_forwards"]

@@ -14,7 +14,7 @@ PROMPTS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "Ana reads 15 pages"}]},
     {"prompt": "A school", "id": 7},
 ]
-OPTIONS = ("--max-new-tokens", 8, "--gamma", 4, "--raw")
+OPTIONS = ("--max-new-tokens", 8, "--method", "sbd", "--gamma", 4, "--raw")
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def model(sbd_folder):
     "settings", [{}, {"method": "exact"}, {"method": "ntp"}, {"block_size": 4}, {"adaptive_blocks": True}]
 )
 def test_replaying_the_passes_gives_the_answer(model, settings):
-    settings = DecodingSettings(max_new_tokens=24, **settings)
+    settings = DecodingSettings(**{"method": "sbd", "max_new_tokens": 24, **settings})
     traced, answer = (
         trace(model, "Tom has 5 pens.", settings=settings),
         generate(model, "Tom has 5 pens.", settings=settings),
@@ -90,7 +90,7 @@ class Elements(html.parser.HTMLParser):
 
 
 def test_the_page_is_one_file_that_holds_texts_as_texts(model):
-    traced = trace(model, HOSTILE, settings=DecodingSettings(max_new_tokens=20), raw=True)
+    traced = trace(model, HOSTILE, settings=DecodingSettings(method="sbd", max_new_tokens=20), raw=True)
     hostile = type(traced)(**{**vars(traced), "text": HOSTILE, "tokens": [HOSTILE]})
     page = trace_page(hostile)
     elements = Elements(page)
@@ -112,7 +112,7 @@ def test_only_the_pages_own_script_may_run(model):
     import base64
     import hashlib
 
-    page = trace_page(trace(model, "Tom", settings=DecodingSettings(max_new_tokens=8)))
+    page = trace_page(trace(model, "Tom", settings=DecodingSettings(method="sbd", max_new_tokens=8)))
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page

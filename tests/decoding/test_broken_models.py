@@ -28,7 +28,7 @@ def poisoned(sbd: SBDModel, token_id: int) -> SBDModel:
 
 
 def rows(**fields: Any) -> list[DecodingSettings]:
-    base = DecodingSettings(block_size=5, max_new_tokens=16, sampler=SOME, logprobs=1, **fields)
+    base = DecodingSettings(method="sbd", block_size=5, max_new_tokens=16, sampler=SOME, logprobs=1, **fields)
     return [
         base,
         replace(base, method="exact"),

@@ -69,7 +69,7 @@ def test_compiles_once_for_each_shape(tokenizer: PreTrainedTokenizerBase) -> Non
 
     sbd = model(tokenizer)
     sbd.compile(backend=backend)
-    settings = DecodingSettings(sampler=EntropyBounded(gamma=1.0), block_size=8, max_new_tokens=32)
+    settings = DecodingSettings(method="sbd", sampler=EntropyBounded(gamma=1.0), block_size=8, max_new_tokens=32)
     for prompt in PROMPTS:
         generate_batch(sbd, [prompt], settings=settings, raw=True)
     assert len(graphs) == 2, "block pass, and commit with first pass"

@@ -24,7 +24,7 @@ K = 8
 
 
 def decode(sbd: SBDModel, prompt: list[int], sampler: InOrder, **settings: int) -> tuple[OpenBatch, list]:
-    batch = open_batch(sbd, [prompt], [DecodingSettings(block_size=K, sampler=sampler, **settings)])
+    batch = open_batch(sbd, [prompt], [DecodingSettings(method="sbd", block_size=K, sampler=sampler, **settings)])
     return batch, list(batch.steps())
 
 
@@ -48,7 +48,11 @@ def test_text_is_filled_before_it_and_nothing_leaks_after_it(
     batch, steps = decode(sbd, prompt, sampler, max_new_tokens=2 * K)
     generation = batch.generation(0)
     token_ids, passes = naive_decode(
-        sbd, prompt, DecodingSettings(block_size=K, max_new_tokens=2 * K), sampler=sampler, forward=full_logits
+        sbd,
+        prompt,
+        DecodingSettings(method="sbd", block_size=K, max_new_tokens=2 * K),
+        sampler=sampler,
+        forward=full_logits,
     )
     assert generation.token_ids == token_ids
     assert generation.passes.decoding == passes
@@ -104,7 +108,7 @@ def test_stream_never_shows_what_an_end_of_text_cuts_off(
     sbd, sampler = tiny_sbd("llama", trained_tokenizer), InOrder(ORDERS["left to right"])
     prompt, settings = (
         trained_tokenizer.decode(prompts[1]),
-        DecodingSettings(block_size=K, max_new_tokens=2 * K, sampler=sampler),
+        DecodingSettings(method="sbd", block_size=K, max_new_tokens=2 * K, sampler=sampler),
     )
     sbd.end_of_text_ids = ()
     *_, last = stream(sbd, prompt, settings=settings, raw=True)

@@ -54,7 +54,7 @@ def test_cached_equals_naive_and_commits_exactly(
     sbd = tiny_sbd(family, trained_tokenizer, mode=mode)
     sbd.end_of_text_ids = ()  # see test_end_of_text.py
     settings = [
-        DecodingSettings(block_size=k, max_new_tokens=n, adaptive_blocks=adaptive)
+        DecodingSettings(method="sbd", block_size=k, max_new_tokens=n, adaptive_blocks=adaptive)
         for k, n, adaptive in ((8, 20, False), (5, 17, True), (16, 30, False))
     ]
     batch = decoded(sbd, prompts, settings)
@@ -73,7 +73,8 @@ def test_cached_equals_naive_at_a_temperature(
 ) -> None:
     sbd = tiny_sbd(family, trained_tokenizer, mode=mode)
     settings = [
-        DecodingSettings(block_size=6, max_new_tokens=15, temperature=t, seed=s) for t, s in ((1, 3), (0.5, -7))
+        DecodingSettings(method="sbd", block_size=6, max_new_tokens=15, temperature=t, seed=s)
+        for t, s in ((1, 3), (0.5, -7))
     ]
     batch = decoded(sbd, prompts[:2], settings)
     for row in range(2):
@@ -107,10 +108,10 @@ def test_each_row_of_a_batch_is_what_it_is_alone(
     """Rows that differ in prompt, method, block size, limit, temperature and seed; the same prompt twice."""
     sbd = tiny_sbd(family, trained_tokenizer, mode=mode)
     rows = [
-        (prompts[2], DecodingSettings(block_size=16, max_new_tokens=19)),
+        (prompts[2], DecodingSettings(method="sbd", block_size=16, max_new_tokens=19)),
         (prompts[0], DecodingSettings(method="ntp", max_new_tokens=11)),
-        (prompts[1], DecodingSettings(block_size=3, max_new_tokens=25, temperature=0.8, seed=5)),
-        (prompts[1], DecodingSettings(block_size=7, max_new_tokens=1)),
+        (prompts[1], DecodingSettings(method="sbd", block_size=3, max_new_tokens=25, temperature=0.8, seed=5)),
+        (prompts[1], DecodingSettings(method="sbd", block_size=7, max_new_tokens=1)),
         (prompts[2], DecodingSettings(method="ntp", max_new_tokens=23, temperature=1.0, seed=6)),
     ]
     together = decoded(sbd, [prompt for prompt, _ in rows], [settings for _, settings in rows])
@@ -131,10 +132,10 @@ def test_a_block_that_ends_at_the_last_position_of_the_context(
     sbd = tiny_sbd(family, trained_tokenizer, mode=mode)
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(5, 300, (n,), generator=generator).tolist() for n in (CONTEXT - 5, CONTEXT - 1, 20)]
-    settings = [DecodingSettings(block_size=4, max_new_tokens=n) for n in (5, 1, 9)]
+    settings = [DecodingSettings(method="sbd", block_size=4, max_new_tokens=n) for n in (5, 1, 9)]
     batch = decoded(sbd, prompts, settings)
     for row, prompt in enumerate(prompts):
         assert_equals_naive(sbd, prompt, settings[row], batch, row)
     # Without a limit of its own, a request gets what the context has room for.
-    open_ended = decoded(sbd, prompts[:1], [DecodingSettings(block_size=4)]).generation(0)
+    open_ended = decoded(sbd, prompts[:1], [DecodingSettings(method="sbd", block_size=4)]).generation(0)
     assert open_ended.token_ids == batch.generation(0).token_ids

@@ -41,7 +41,7 @@ def test_passes_are_counted(sbd: SBDModel, prompts: list[list[int]]) -> None:
         ONE_AT_A_TIME: PassCounts(prefill=1, block=18 - first_is_known, commit=2),
     }
     for sampler, expected in cases.items():
-        settings = DecodingSettings(block_size=8, max_new_tokens=20, sampler=sampler)
+        settings = DecodingSettings(method="sbd", block_size=8, max_new_tokens=20, sampler=sampler)
         batch = open_batch(sbd, prompts[:1], [settings])
         steps = list(batch.steps())
         counts = batch.generation(0).passes
@@ -62,7 +62,9 @@ def test_forward_passes_are_as_wide_as_they_should_be(
     # The last hook sees what the one that gathers positions has left.
     sbd.model.lm_head.register_forward_hook(lambda m, args, output: read.append(output.shape[1]))
     batch = open_batch(
-        sbd, prompts[:1], [DecodingSettings(block_size=block_size, max_new_tokens=tokens, sampler=WHOLE_BLOCK)]
+        sbd,
+        prompts[:1],
+        [DecodingSettings(method="sbd", block_size=block_size, max_new_tokens=tokens, sampler=WHOLE_BLOCK)],
     )
     for _ in batch.steps():
         pass
@@ -74,7 +76,7 @@ def test_forward_passes_are_as_wide_as_they_should_be(
 
 
 def test_steps_say_what_each_pass_revealed(sbd: SBDModel, prompts: list[list[int]]) -> None:
-    settings = DecodingSettings(block_size=8, sampler=EntropyBounded(4.0))
+    settings = DecodingSettings(method="sbd", block_size=8, sampler=EntropyBounded(4.0))
     batch = open_batch(sbd, prompts, [replace(settings, max_new_tokens=n) for n in (5, 20, 12)])
     steps = list(batch.steps())
     for row, prompt in enumerate(prompts):
@@ -100,7 +102,7 @@ def test_steps_say_what_each_pass_revealed(sbd: SBDModel, prompts: list[list[int
 
 def test_stream_adds_up_to_generate(sbd: SBDModel, questions: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sbd, "end_of_text_ids", ())  # whatever random weights would end with
-    settings = DecodingSettings(block_size=6, max_new_tokens=25, sampler=EntropyBounded(4.0))
+    settings = DecodingSettings(method="sbd", block_size=6, max_new_tokens=25, sampler=EntropyBounded(4.0))
     chunks = list(stream(sbd, questions[0], settings=settings))
     whole = generate(sbd, questions[0], settings=settings)
     last = chunks[-1].generation
@@ -115,7 +117,7 @@ def test_stream_adds_up_to_generate(sbd: SBDModel, questions: list[str], monkeyp
 
 def test_a_larger_gamma_takes_no_more_passes(sbd: SBDModel, questions: list[str]) -> None:
     """Of a whole block at once: the ends of the range hold for any model."""
-    settings = DecodingSettings(block_size=8, max_new_tokens=16)
+    settings = DecodingSettings(method="sbd", block_size=8, max_new_tokens=16)
     passes = [
         generate(sbd, questions[1], settings=replace(settings, sampler=sampler)).num_forwards
         for sampler in (WHOLE_BLOCK, EntropyBounded(4.0), ONE_AT_A_TIME)
@@ -124,7 +126,10 @@ def test_a_larger_gamma_takes_no_more_passes(sbd: SBDModel, questions: list[str]
 
 
 def test_batch_of_texts(sbd: SBDModel, questions: list[str]) -> None:
-    settings = [DecodingSettings(block_size=4, max_new_tokens=9), DecodingSettings(method="ntp", max_new_tokens=5)]
+    settings = [
+        DecodingSettings(method="sbd", block_size=4, max_new_tokens=9),
+        DecodingSettings(method="ntp", max_new_tokens=5),
+    ]
     together = generate_batch(sbd, questions, settings=settings)
     for question, each, generation in zip(questions, settings, together, strict=True):
         assert generation.token_ids == generate(sbd, question, settings=each).token_ids
@@ -143,8 +148,8 @@ def test_the_mask_token_is_never_an_answer(
     head.bias.data[sbd.facts.mask_token_id] = 1e4
     sbd.model.set_output_embeddings(head)
     for settings in (
-        DecodingSettings(block_size=4, max_new_tokens=10),
-        DecodingSettings(block_size=4, max_new_tokens=10, temperature=2.0),
+        DecodingSettings(method="sbd", block_size=4, max_new_tokens=10),
+        DecodingSettings(method="sbd", block_size=4, max_new_tokens=10, temperature=2.0),
         DecodingSettings(method="ntp", max_new_tokens=10),
     ):
         batch = open_batch(sbd, prompts[:1], [replace(settings, sampler=EntropyBounded(4.0))])
@@ -157,7 +162,9 @@ def test_a_mask_token_in_a_prompt_or_an_answer_is_not_a_masked_position(sbd: SBD
     """What is revealed is a flag of its own: a prompt may hold the mask token's id."""
     assert sbd.facts is not None
     prompt = [10, sbd.facts.mask_token_id, 20]
-    batch = open_batch(sbd, [prompt], [DecodingSettings(block_size=4, max_new_tokens=8, sampler=WHOLE_BLOCK)])
+    batch = open_batch(
+        sbd, [prompt], [DecodingSettings(method="sbd", block_size=4, max_new_tokens=8, sampler=WHOLE_BLOCK)]
+    )
     for _ in batch.steps():
         pass
     assert batch.state.tokens[0, :3].tolist() == prompt
@@ -167,11 +174,15 @@ def test_a_mask_token_in_a_prompt_or_an_answer_is_not_a_masked_position(sbd: SBD
 @pytest.mark.parametrize(
     ("prompt", "settings", "message"),
     [
-        ([], DecodingSettings(), "prompt must not be empty"),
-        ([5] * CONTEXT, DecodingSettings(), f"prompt has {CONTEXT} tokens; this model's context holds {CONTEXT}"),
+        ([], DecodingSettings(method="sbd"), "prompt must not be empty"),
+        (
+            [5] * CONTEXT,
+            DecodingSettings(method="sbd"),
+            f"prompt has {CONTEXT} tokens; this model's context holds {CONTEXT}",
+        ),
         (
             [5] * 100,
-            DecodingSettings(max_new_tokens=29),
+            DecodingSettings(method="sbd", max_new_tokens=29),
             "max_new_tokens must be at most 28 after a prompt of 100 tokens",
         ),
     ],
@@ -184,7 +195,7 @@ def test_requests_that_do_not_fit(sbd: SBDModel, prompt: list[int], settings: De
 def test_blocks_need_a_mask_token(trained_tokenizer: PreTrainedTokenizerBase) -> None:
     sbd = SBDModel(tiny_model("llama", vocab_size=len(trained_tokenizer)), trained_tokenizer)
     with pytest.raises(SetBlockError, match="no mask token: decode it with method 'ntp'"):
-        open_batch(sbd, [[5, 6]], [DecodingSettings()])
+        open_batch(sbd, [[5, 6]], [DecodingSettings(method="sbd")])
 
 
 @pytest.mark.parametrize(
@@ -208,5 +219,5 @@ def test_block_size_defaults_to_what_was_trained(trained_tokenizer: PreTrainedTo
     sbd = SBDModel(tiny_model("llama", vocab_size=len(trained_tokenizer)), trained_tokenizer)
     for trained, expected in (((2, 5), 5), (range(2, 40), 16)):
         sbd.prepare_for_training(block_sizes=trained, logit_shift=False)
-        batch = open_batch(sbd, [[5, 6]], [DecodingSettings()])
+        batch = open_batch(sbd, [[5, 6]], [DecodingSettings(method="sbd")])
         assert int(batch.state.block_size[0]) == expected

@@ -70,7 +70,8 @@ def test_of_blocks_they_are_the_passes_own(
     """What a greedy block pass chose was its most likely token, and no likelihood is missing."""
     sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
     rows = [
-        DecodingSettings(block_size=k, max_new_tokens=14, sampler=EntropyBounded(4.0), logprobs=3) for k in (4, 8, 5)
+        DecodingSettings(method="sbd", block_size=k, max_new_tokens=14, sampler=EntropyBounded(4.0), logprobs=3)
+        for k in (4, 8, 5)
     ]
     for generation in answers(sbd, prompts, rows):
         assert generation.logprobs is not None

@@ -16,11 +16,12 @@ from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError
 
 POINTS = [
-    DecodingSettings(sampler=kind(), block_size=4, adaptive_blocks=name == "factor") for name, kind in SAMPLERS.items()
+    DecodingSettings(method="sbd", sampler=kind(), block_size=4, adaptive_blocks=name == "factor")
+    for name, kind in SAMPLERS.items()
 ] + [
-    DecodingSettings(sampler=EntropyBounded(math.inf)),
+    DecodingSettings(method="sbd", sampler=EntropyBounded(math.inf)),
     DecodingSettings(method="exact", draft_passes=3),
-    DecodingSettings(),
+    DecodingSettings(method="sbd"),
     DecodingSettings(method="ntp"),
 ]
 
@@ -36,7 +37,7 @@ def test_the_same_request_comes_back_from_json(model, settings):
     again = point_from_json(json.loads(json.dumps(point.to_json(), allow_nan=False)))
     assert again == point
     assert (again.key, hash(again)) == (point.key, hash(point))
-    restored = again.settings(DecodingSettings(max_new_tokens=7))
+    restored = again.settings(DecodingSettings(method="sbd", max_new_tokens=7))
     assert (restored.method, restored.max_new_tokens) == (settings.method, 7)
     if settings.method != "ntp":
         assert restored.sampler == sampler_for(settings)
@@ -90,7 +91,7 @@ class Unnamed:
 
 
 def test_a_sampler_of_one_s_own_needs_a_name(model, monkeypatch):
-    settings = DecodingSettings(sampler=Unnamed(2.0))
+    settings = DecodingSettings(method="sbd", sampler=Unnamed(2.0))
     with pytest.raises(ParameterError, match="has no name: put its class into"):
         point_of(model, settings)
     monkeypatch.setitem(SAMPLERS, "unnamed", Unnamed)

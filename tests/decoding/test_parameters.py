@@ -120,7 +120,7 @@ def test_blocks_of_one_token_are_ntp_with_every_parameter(
     sbd.end_of_text_ids = (0,)
     plain = answers(sbd, prompts[:1], [DecodingSettings(method="ntp", max_new_tokens=LENGTH)])[0].token_ids
     settings = [
-        DecodingSettings(max_new_tokens=LENGTH, block_size=1, temperature=t, seed=3, **case(plain)[0])
+        DecodingSettings(method="sbd", max_new_tokens=LENGTH, block_size=1, temperature=t, seed=3, **case(plain)[0])
         for case in CASES.values()
         for t in (0.0, 0.9)
     ]
@@ -184,7 +184,7 @@ def test_tokens_of_a_block_are_penalised_from_the_pass_after_they_are_revealed(
         sbd.model.get_output_embeddings().weight.zero_()
     bias = {13: 9.0, 10: 8.0, 11: 7.0, 12: 6.0}
     settings = DecodingSettings(
-        block_size=4, max_new_tokens=8, sampler=sampler, logit_bias=bias, repetition_penalty=2.0
+        method="sbd", block_size=4, max_new_tokens=8, sampler=sampler, logit_bias=bias, repetition_penalty=2.0
     )
     ours = answers(sbd, [[20, 13, 21]] * 2, [settings, replace(settings, repetition_penalty=1.0)])
     if mode == "unshifted" or sampler is ONE_AT_A_TIME:
@@ -207,6 +207,7 @@ def test_banned_tokens_never_appear(
     }
     for banned in cases.values():
         settings = DecodingSettings(
+            method="sbd",
             banned_tokens=banned,
             logit_bias={banned[5]: 1e9, banned[6]: 1e9},
             block_size=6,
@@ -240,7 +241,7 @@ def test_banning_everything_is_an_error(trained_tokenizer: PreTrainedTokenizerBa
         with pytest.raises(ParameterError, match=message) as error:
             open_batch(sbd, prompts[:1], [DecodingSettings(**fields)])
         assert "\n" not in str(error.value)
-    alone = answers(sbd, prompts[:1], [DecodingSettings(banned_tokens=most, max_new_tokens=9)])[0]
+    alone = answers(sbd, prompts[:1], [DecodingSettings(method="sbd", banned_tokens=most, max_new_tokens=9)])[0]
     assert alone.token_ids == [0]
     assert alone.text == ""
 
@@ -252,7 +253,7 @@ def test_every_logit_is_as_transformers_processors_make_it(penalty: float, bias:
     logits = torch.randn(1, 1, 30, generator=generator).expand(1, 2, 30) * 5
     prompt = torch.randint(30, (6,), generator=generator)
     settings = DecodingSettings(
-        repetition_penalty=penalty, logit_bias={3: bias, 4: -bias}, banned_tokens=(5, 6), min_new_tokens=2
+        method="sbd", repetition_penalty=penalty, logit_bias={3: bias, 4: -bias}, banned_tokens=(5, 6), min_new_tokens=2
     )
     terms = RowTerms("ntp", prompt_length=5, limit=9, ends=(0, 9), block_size=1)
     rules = logit_rules([settings], [terms], vocab_size=30, device=torch.device("cpu"))
@@ -289,7 +290,7 @@ def test_the_cuts_are_transformers_warpers(cuts: list[tuple[int, float, float]],
     logits = torch.randn(len(cuts), 2, 30, generator=torch.Generator().manual_seed(seed)) * scale
     logits[..., 7] = -torch.inf  # banned
     draws = draws_of(
-        [DecodingSettings(temperature=1.0, top_k=k, top_p=p, min_p=m) for k, p, m in cuts],
+        [DecodingSettings(method="sbd", temperature=1.0, top_k=k, top_p=p, min_p=m) for k, p, m in cuts],
         vocab_size=30,
         device=torch.device("cpu"),
     )
@@ -419,6 +420,7 @@ def test_numbers_and_sequences_of_other_types(
     """NumPy's numbers and arrays, sets and ranges: what a caller may hold."""
     sbd = tiny_sbd("llama", trained_tokenizer)
     plain = DecodingSettings(
+        method="sbd",
         block_size=4,
         max_new_tokens=7,
         min_new_tokens=2,
@@ -436,6 +438,7 @@ def test_numbers_and_sequences_of_other_types(
         sampler=SOME,
     )
     odd = DecodingSettings(
+        method="sbd",
         block_size=np.int64(4),
         max_new_tokens=np.int32(7),
         min_new_tokens=np.uint8(2),
@@ -453,7 +456,7 @@ def test_numbers_and_sequences_of_other_types(
         sampler=SOME,
     )
     assert odd == plain
-    assert DecodingSettings(stop="xy") == DecodingSettings(stop=["xy"])
+    assert DecodingSettings(method="sbd", stop="xy") == DecodingSettings(method="sbd", stop=["xy"])
     ours, theirs = decoded(sbd, prompts[:2], [plain, odd]), decoded(sbd, prompts[:2], [odd, plain])
     assert ours.generation(0).token_ids == theirs.generation(0).token_ids
     assert ours.generation(0).logprobs == theirs.generation(0).logprobs
@@ -464,7 +467,7 @@ def test_n_belongs_to_batches(trained_tokenizer: PreTrainedTokenizerBase) -> Non
     with pytest.raises(
         ParameterError, match="n must be 1 where one answer is given, not 2: generate_batch gives several"
     ):
-        generate(sbd, "Tom", settings=DecodingSettings(n=2))
+        generate(sbd, "Tom", settings=DecodingSettings(method="sbd", n=2))
 
 
 @pytest.mark.parametrize("seed", [5, 2**63 - 2, np.int64(2**63 - 1), -(2**63)])

@@ -249,5 +249,5 @@ def test_stop_strings_after_a_sampler_of_any_kind(recital: SBDModel) -> None:
     """Several stop strings in one block: the earliest in the text, though a later one was revealed first."""
     samplers: list[Sampler] = [InOrder(order) for order in ORDERS.values()]
     for sampler in samplers:
-        settings = DecodingSettings(sampler=sampler, block_size=8, max_new_tokens=8, stop=("les", "p"))
+        settings = DecodingSettings(method="sbd", sampler=sampler, block_size=8, max_new_tokens=8, stop=("les", "p"))
         assert generate(recital, PROMPT, settings=settings, raw=True).text == "12 a"

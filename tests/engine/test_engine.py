@@ -183,7 +183,7 @@ def test_the_model_sees_real_tokens_only(endless: SBDModel, texts: list[list[int
         engine = Engine(endless)
         fed.clear()
         read.clear()
-        engine.submit(Request("a", texts[1], DecodingSettings(block_size=6, max_new_tokens=20)))
+        engine.submit(Request("a", texts[1], DecodingSettings(method="sbd", block_size=6, max_new_tokens=20)))
         engine.submit(Request("b", texts[2], SLOW))
         engine.step()
         engine.step()

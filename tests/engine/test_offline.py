@@ -21,7 +21,7 @@ def test_answers_all_and_takes_no_more_than_it_needs(sbd: SBDModel, texts: list[
     def requests() -> Iterator[Request]:
         for n in range(20):
             taken.append(n)
-            settings = DecodingSettings(max_new_tokens=1 + n % 7, sampler=EntropyBounded(4.0))
+            settings = DecodingSettings(method="sbd", max_new_tokens=1 + n % 7, sampler=EntropyBounded(4.0))
             yield Request(str(n), texts[n % 3], settings)
 
     engine = Engine(sbd, EngineLimits(max_running=3))

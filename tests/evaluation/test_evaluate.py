@@ -17,7 +17,7 @@ from setblock.evaluation.comparison import compare
 from setblock.evaluation.outcomes import nfe_speedup
 from setblock.evaluation.run import evaluate
 
-SETTINGS = DecodingSettings(max_new_tokens=24)
+SETTINGS = DecodingSettings(method="sbd", max_new_tokens=24)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from setblock.evaluation.result import front_of
 from setblock.evaluation.result_file import open_results, read_results
 from setblock.evaluation.run import evaluate, sweep
 
-SHARED = DecodingSettings(max_new_tokens=9)
+SHARED = DecodingSettings(method="sbd", max_new_tokens=9)
 POINTS = [point(0.1), point(3.0, block_size=4), point(1.0, method="exact")]
 
 
@@ -150,7 +150,7 @@ def test_another_sweep_is_refused(model, trained_tokenizer, finished, tmp_path, 
         "task is .*num_examples.: 3.*and now .*num_examples.: 2": {"limit": 2},
         "task is .*questions.: .*and now .*questions.: ": {"task": greetings("Ho")},
         "task is .*seed.: 0.*and now .*seed.: 1": {"seed": 1},
-        "settings": {"shared": DecodingSettings(max_new_tokens=8)},
+        "settings": {"shared": DecodingSettings(method="sbd", max_new_tokens=8)},
     }.items():
         with pytest.raises(SetBlockError, match=rf"holds another sweep: its {what}.*write to another file"):
             run(**{"model": model, "path": path, **options})

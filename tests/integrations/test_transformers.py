@@ -143,8 +143,10 @@ def test_blocks_are_those_of_generate_batch(in_blocks: Any, folder: Path, prompt
         ({"adaptive_blocks": True}, None),
     ):
         adaptive = bool(asked.get("adaptive_blocks"))
-        settings = DecodingSettings(sampler=sampler, block_size=8, max_new_tokens=NEW, adaptive_blocks=adaptive)
-        output = in_blocks(**inputs, block_size=8, **asked)
+        settings = DecodingSettings(
+            method="sbd", sampler=sampler, block_size=8, max_new_tokens=NEW, adaptive_blocks=adaptive
+        )
+        output = in_blocks(**inputs, method="sbd", block_size=8, **asked)
         assert torch.equal(output[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
         assert answers(output, inputs) == tokens_of(sbd, prompts, settings)
 
@@ -152,16 +154,16 @@ def test_blocks_are_those_of_generate_batch(in_blocks: Any, folder: Path, prompt
 def test_text_is_that_of_generate_batch(in_blocks: Any, folder: Path) -> None:
     sbd = load(folder, device="cpu")
     ids = sbd.tokenizer("How many?", return_tensors="pt").input_ids
-    wanted = generate_batch(sbd, ["How many?"], settings=DecodingSettings(max_new_tokens=NEW), raw=True)
-    assert in_blocks(ids)[0, ids.shape[1] :].tolist() == wanted[0].token_ids
+    wanted = generate_batch(sbd, ["How many?"], settings=DecodingSettings(method="sbd", max_new_tokens=NEW), raw=True)
+    assert in_blocks(ids, method="sbd")[0, ids.shape[1] :].tolist() == wanted[0].token_ids
 
 
 def test_sampling(in_blocks: Any, folder: Path, prompts: list[list[int]]) -> None:
     """By its seed, else by `set_seed`; several answers to a prompt are `n` of ours."""
-    sampled = partial(in_blocks, do_sample=True, temperature=1.3, top_k=40, top_p=0.9, min_p=0.01)
+    sampled = partial(in_blocks, method="sbd", do_sample=True, temperature=1.3, top_k=40, top_p=0.9, min_p=0.01)
     one = padded(prompts[:1])
     settings = DecodingSettings(
-        temperature=1.3, top_k=40, top_p=0.9, min_p=0.01, seed=5, max_new_tokens=NEW, block_size=16
+        method="sbd", temperature=1.3, top_k=40, top_p=0.9, min_p=0.01, seed=5, max_new_tokens=NEW, block_size=16
     )
     sbd = load(folder, device="cpu")
     first = sampled(**one, seed=5, num_return_sequences=3)

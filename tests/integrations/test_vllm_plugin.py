@@ -37,7 +37,7 @@ def asked(**extra: Any) -> Any:
 
 def test_a_request_that_says_nothing_gets_the_defaults() -> None:
     settings = settings_of(params())
-    assert (settings.method, settings.sampler, settings.block_size, settings.temperature) == ("sbd", None, None, 0)
+    assert (settings.method, settings.sampler, settings.block_size, settings.temperature) == ("exact", None, None, 0)
     assert settings_of(params(top_k=-1)).top_k == 0
 
 

@@ -35,7 +35,7 @@ SAMPLERS: list[Sampler] = [
 
 
 def of(sampler: Sampler, **changes: object) -> DecodingSettings:
-    return replace(DecodingSettings(sampler=sampler, block_size=8, max_new_tokens=21), **changes)
+    return replace(DecodingSettings(method="sbd", sampler=sampler, block_size=8, max_new_tokens=21), **changes)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -15,7 +15,7 @@ from setblock.errors import SetBlockError
 from setblock.model.loading import load
 from setblock.model.quantization import quantize
 
-SETTINGS = DecodingSettings(block_size=8, max_new_tokens=24)
+SETTINGS = DecodingSettings(method="sbd", block_size=8, max_new_tokens=24)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def test_round_trip(family: str, tokenizer: PreTrainedTokenizerBase, tmp_path: P
     assert again.tokenizer.get_vocab() == tokenizer.get_vocab()
     assert again.tokenizer.chat_template == tokenizer.chat_template
 
-    settings = DecodingSettings(block_size=4, max_new_tokens=10)
+    settings = DecodingSettings(method="sbd", block_size=4, max_new_tokens=10)
     answers = [generate(model, "How many?", settings=settings) for model in (sbd, again)]
     assert answers[0].token_ids == answers[1].token_ids
 
@@ -146,4 +146,7 @@ def test_a_model_that_was_never_trained_for_blocks(tokenizer: PreTrainedTokenize
     assert sbd.facts is None
     assert generate(sbd, "How many?", settings=DecodingSettings(method="ntp", max_new_tokens=3)).num_tokens <= 3
     sbd.prepare_for_training(block_sizes=[4], logit_shift=False)
-    assert generate(sbd, "How many?", settings=DecodingSettings(block_size=4, max_new_tokens=3)).num_tokens <= 3
+    assert (
+        generate(sbd, "How many?", settings=DecodingSettings(method="sbd", block_size=4, max_new_tokens=3)).num_tokens
+        <= 3
+    )

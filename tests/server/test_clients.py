@@ -10,8 +10,8 @@ from setblock import DecodingSettings, EntropyBounded, generate
 
 TEXT = "Tom has 12 apples and buys 3 bags of 4 apples each."
 CHAT = [{"role": "user", "content": TEXT}]
-SETTINGS = DecodingSettings(sampler=EntropyBounded(gamma=0.5), max_new_tokens=40, block_size=8)
-SBD = {"gamma": 0.5, "block_size": 8}
+SETTINGS = DecodingSettings(method="sbd", sampler=EntropyBounded(gamma=0.5), max_new_tokens=40, block_size=8)
+SBD = {"method": "sbd", "gamma": 0.5, "block_size": 8}
 
 
 @pytest.fixture(scope="module")

@@ -204,7 +204,7 @@ def test_a_simple_request_of_another_site_s_page_is_refused(live):
 
 def test_metrics_count_what_was_done(served_model):
     with serving(served_model) as live:
-        usage = live.chat(max_tokens=20, gamma=0.5).json()["usage"]
+        usage = live.chat(max_tokens=20, method="sbd", gamma=0.5).json()["usage"]
         live.chat(temperature=-1)
         live.client.get("/no/such/page")
         families = text_string_to_metric_families(live.client.get("/metrics").text)

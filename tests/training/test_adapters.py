@@ -183,9 +183,9 @@ def test_block_decoding_uses_the_adapter_as_the_naive_twin_does(
     adapted, closed = load(noisy), load(noisy)
     assert adapted.gate is not None
     closed.gate = None  # what decoding would be if the adapter were left out
-    settings = DecodingSettings(block_size=4, max_new_tokens=24)
+    settings = DecodingSettings(method="sbd", block_size=4, max_new_tokens=24)
     sampler = EntropyBounded(gamma=1.0)
-    settings = DecodingSettings(block_size=4, max_new_tokens=24, sampler=sampler)
+    settings = DecodingSettings(method="sbd", block_size=4, max_new_tokens=24, sampler=sampler)
     fast = generate_batch(adapted, PROMPTS, settings=settings, raw=True)
     for text, answer in zip(PROMPTS, fast, strict=True):
         prompt = trained_tokenizer(text).input_ids

@@ -100,7 +100,7 @@ def calibrate(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.", rich_help_panel=options.OUTPUT)] = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Find the fastest setting that loses no more than is tolerated, and make it the model's default.
+    """Find the fastest setting that loses no more than is tolerated, and write it into the checkpoint.
 
     Settings are tested one after the other, from careful to careless, on examples that had no part in finding the order. If
     requests to come are like the examples, what is chosen loses more than the tolerance with a probability of at most

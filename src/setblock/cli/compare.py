@@ -24,14 +24,13 @@ class CompareOptions(DecodingOptions):
     """How both sides are decoded."""
 
     method: Annotated[
-        Literal["sbd", "exact"] | None,
+        Literal["exact", "sbd"],
         typer.Option(
             "--method",
-            help="What ntp is compared with. sbd: blocks. exact: blocks, each checked so that the text is ntp's. "
-            "Default: what the model was calibrated to, else sbd.",
+            help="What ntp is compared with. exact: blocks, each checked so that the text is ntp's. sbd: without a check.",
             rich_help_panel=options.DECODING,
         ),
-    ] = None
+    ] = "exact"
     seed: Annotated[
         int,
         typer.Option(

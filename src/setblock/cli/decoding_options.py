@@ -84,7 +84,7 @@ class DecodingOptions:
             metavar="G",
             help="Entropy bound in nats, at least 0, of a sampler that has one: how uncertain, together, the tokens that one "
             "pass reveals may be. 0 reveals one token a pass, inf the whole block. "
-            "Default: 0.1; 1 in method exact. A calibrated model has its own.",
+            "Default: 1 in method exact; 0.1 in sbd. A calibrated model has its own.",
             rich_help_panel=DECODING,
         ),
     ] = None
@@ -133,7 +133,7 @@ class DecodingOptions:
                     "--domain chooses among calibrated settings: give no other option of the setting itself"
                 )
             return settings
-        found = calibration_for(model, domain=self.domain, method=self.method)
+        found = calibration_for(model, method=settings.method, domain=self.domain)
         if found is None:
             return settings
         calibrated = at_calibration(found, settings)

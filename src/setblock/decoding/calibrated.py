@@ -22,20 +22,23 @@ class Trained(Protocol):
 
 
 def default_settings(model: Trained, *, domain: str | None = None) -> DecodingSettings:
-    """The settings of a request that says nothing: the fastest that the model was calibrated to, if it was.
+    """The settings of a request that says nothing: method `exact`, as the model was calibrated to it, if it was.
 
     Args:
         domain: as in `calibration_for`.
     """
-    found = calibration_for(model, domain=domain)
-    return DecodingSettings() if found is None else at_calibration(found, DecodingSettings())
+    return with_calibration(model, DecodingSettings(), domain=domain)
 
 
-def with_calibration(model: Trained, settings: DecodingSettings) -> DecodingSettings:
-    """The settings at the calibrated point of their method, where there is one and they leave the point open."""
+def with_calibration(model: Trained, settings: DecodingSettings, *, domain: str | None = None) -> DecodingSettings:
+    """The settings at the calibrated point of their method, where there is one and they leave the point open.
+
+    Args:
+        domain: as in `calibration_for`.
+    """
     if not leaves_point_open(settings):
         return settings
-    found = calibration_for(model, method=settings.method)
+    found = calibration_for(model, method=settings.method, domain=domain)
     return settings if found is None else at_calibration(found, settings)
 
 
@@ -44,13 +47,10 @@ def leaves_point_open(settings: DecodingSettings) -> bool:
     return all(getattr(settings, name) == SETTINGS[name].default for name in POINT)
 
 
-def calibration_for(
-    model: Trained, *, domain: str | None = None, method: Method | None = None
-) -> CalibratedSetting | None:
-    """The calibrated setting that a request gets; None where there is none.
+def calibration_for(model: Trained, *, method: Method, domain: str | None = None) -> CalibratedSetting | None:
+    """The calibrated setting of a method that a request gets; None where there is none.
 
-    In a domain it is the fastest, or the one of a method. Where no domain is told and the model was calibrated for several, it
-    is the most careful of theirs, the slowest.
+    Where no domain is told and the model was calibrated for several, it is the most careful of theirs, the slowest.
 
     Raises:
         ParameterError: the model was not calibrated for the domain.
@@ -62,7 +62,7 @@ def calibration_for(
         raise ParameterError(f"domain {domain!r} is not known: this model {told}")
     fastest = []
     for name in domains if domain is None else [domain]:
-        of_domain = [each for each in known if each.domain == name and method in (None, each.method)]
+        of_domain = [each for each in known if each.domain == name and each.method == method]
         fastest += sorted(of_domain, key=lambda each: each.nfe_speedup)[-1:]
     return min(fastest, key=lambda each: each.nfe_speedup, default=None)
 

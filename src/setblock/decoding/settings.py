@@ -32,9 +32,10 @@ class DecodingSettings:
 
     # The operating point: what trades accuracy for passes
     method: Method = setting(
-        "sbd",
-        "sbd: blocks, several tokens a forward pass (Algorithm 3). exact: blocks too, each checked as it is committed, so that "
-        "the text is ntp's. ntp: plain decoding, one token a pass. All by the same model and loop.",
+        "exact",
+        "exact: blocks, several tokens a forward pass, each checked as it is committed, so that the text is plain decoding's. "
+        "sbd: blocks without a check (Algorithm 3): fewer passes, another text. ntp: plain decoding, one token a pass. "
+        "All by the same model and loop.",
         group="point",
     )
     sampler: "Sampler | None" = setting(

@@ -53,7 +53,8 @@ class DecodingEvaluator(TrainerCallback):
         self._speedups: list[float] = []
         common: dict[str, Any] = {"block_size": section.block_size, "max_new_tokens": section.max_new_tokens}
         self._settings = {
-            f"{gamma:g}": DecodingSettings(sampler=EntropyBounded(gamma), **common) for gamma in section.gammas
+            f"{gamma:g}": DecodingSettings(method="sbd", sampler=EntropyBounded(gamma), **common)
+            for gamma in section.gammas
         }
         if section.exact:
             self._settings["exact"] = DecodingSettings(method="exact", **common)

@@ -42,7 +42,7 @@ def test_vllm_has_what_is_used_of_it() -> None:
 @pytest.mark.parametrize(
     ("settings", "extra"),
     [
-        (DecodingSettings(sampler=EntropyBounded(0.03)), {"gamma": 0.03}),
+        (DecodingSettings(method="sbd", sampler=EntropyBounded(0.03)), {"method": "sbd", "gamma": 0.03}),
         (DecodingSettings(method="exact"), {"method": "exact"}),
     ],
     ids=["blocks", "exact"],
@@ -74,20 +74,20 @@ def test_tokens_and_passes_are_those_of_generate(
 def test_requests_of_all_kinds_share_a_batch(engine: Any, model: setblock.SBDModel) -> None:
     settings = [
         DecodingSettings(method="ntp"),
-        DecodingSettings(sampler=EntropyBounded(0.3), block_size=8),
-        DecodingSettings(sampler=Factor(0.5)),
+        DecodingSettings(method="sbd", sampler=EntropyBounded(0.3), block_size=8),
+        DecodingSettings(method="sbd", sampler=Factor(0.5)),
         DecodingSettings(method="exact", temperature=1.0, seed=3, block_size=4),
-        DecodingSettings(sampler=EntropyBounded(0.1), temperature=0.7, seed=9, min_p=0.02),
+        DecodingSettings(method="sbd", sampler=EntropyBounded(0.1), temperature=0.7, seed=9, min_p=0.02),
         DecodingSettings(method="ntp", temperature=1.0, seed=4),
         DecodingSettings(sampler=EntropyBounded(0.1), repetition_penalty=1.3, min_new_tokens=40),
         DecodingSettings(method="exact", logit_bias={17: 4.0}, banned_tokens=(20, 21)),
     ]
     extra: list[dict[str, Any]] = [
         {"method": "ntp"},
-        {"gamma": 0.3, "block_size": 8},
-        {"sampler": "factor", "factor": 0.5},
+        {"method": "sbd", "gamma": 0.3, "block_size": 8},
+        {"method": "sbd", "sampler": "factor", "factor": 0.5},
         {"method": "exact", "temperature": 1.0, "seed": 3, "block_size": 4},
-        {"gamma": 0.1, "temperature": 0.7, "seed": 9, "min_p": 0.02},
+        {"method": "sbd", "gamma": 0.1, "temperature": 0.7, "seed": 9, "min_p": 0.02},
         {"method": "ntp", "temperature": 1.0, "seed": 4},
         {"gamma": 0.1, "repetition_penalty": 1.3, "min_new_tokens": 40},
         {"method": "exact", "logit_bias": '{"17": 4.0}', "banned_tokens": [20, 21]},
@@ -103,14 +103,14 @@ def test_a_cached_prefix_changes_nothing(engine: Any) -> None:
     """The same prompt again, and one that goes on after the first answer, beside an engine whose cache was emptied."""
     question = problems(1)[0].question
     engine.reset_prefix_cache()
-    (cold,) = ask(engine, [question], [{"gamma": 0.03}])
+    (cold,) = ask(engine, [question], [{"method": "sbd", "gamma": 0.03}])
     hits = figure(engine, "vllm:prefix_cache_hits")
-    (warm,) = ask(engine, [question], [{"gamma": 0.03}])
+    (warm,) = ask(engine, [question], [{"method": "sbd", "gamma": 0.03}])
     assert figure(engine, "vllm:prefix_cache_hits") > hits
     longer = f"{question} {cold.text} {question}"
-    (after,) = ask(engine, [longer], [{"gamma": 0.03}])
+    (after,) = ask(engine, [longer], [{"method": "sbd", "gamma": 0.03}])
     engine.reset_prefix_cache()
-    (again,) = ask(engine, [longer], [{"gamma": 0.03}])
+    (again,) = ask(engine, [longer], [{"method": "sbd", "gamma": 0.03}])
     assert list(warm.token_ids) == list(cold.token_ids)
     assert list(after.token_ids) == list(again.token_ids)
 

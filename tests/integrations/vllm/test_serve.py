@@ -15,7 +15,7 @@ from setblock.model.bundled import BUNDLED_MODEL
 
 pytestmark = pytest.mark.servers
 QUESTION = problems(1)[0].question
-SETTINGS = DecodingSettings(sampler=setblock.EntropyBounded(0.03), max_new_tokens=256)
+SETTINGS = DecodingSettings(method="sbd", sampler=setblock.EntropyBounded(0.03), max_new_tokens=256)
 IN_PROCESSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
 
@@ -49,7 +49,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def test_a_client_gets_the_answer_of_generate(url: str, expected: str) -> None:
-    assert answer(url, gamma=0.03) == expected
+    assert answer(url, method="sbd", gamma=0.03) == expected
 
 
 def test_a_client_streams_it(url: str, expected: str) -> None:
@@ -58,7 +58,7 @@ def test_a_client_streams_it(url: str, expected: str) -> None:
         messages=[{"role": "user", "content": QUESTION}],
         max_tokens=256,
         stream=True,
-        extra_body={"vllm_xargs": {"gamma": 0.03}},
+        extra_body={"vllm_xargs": {"method": "sbd", "gamma": 0.03}},
     )
     pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
     assert "".join(pieces) == expected
@@ -68,14 +68,14 @@ def test_a_client_streams_it(url: str, expected: str) -> None:
 def test_mistakes_are_400(url: str) -> None:
     from openai import BadRequestError
 
-    for extra, message in (({"gamma": -1}, "gamma must be at least 0"), ({"gama": 1}, "unknown parameter 'gama'")):
+    for extra, message in (({"gamma": -1}, "gamma must be at least 0"), ({"gama": 1}, "parameter 'gama' is not known")):
         with pytest.raises(BadRequestError, match=message):
             answer(url, **extra)
 
 
 def test_passes_are_in_the_metrics(url: str) -> None:
     before = metrics(url)
-    answer(url, gamma=0.03)
+    answer(url, method="sbd", gamma=0.03)
     after = metrics(url)
     steps = "vllm:diffusion_num_denoising_steps_total"
     tokens = "vllm:diffusion_num_committed_tokens_total"

@@ -5,6 +5,7 @@ import { watchFigures } from "./figures.js";
 import { chat, model, Problem } from "./stream.js";
 
 const GAMMAS = [0, 0.002, 0.005, 0.01, 0.03, 0.1, 0.35, 1, 3, "inf"];
+const USUAL_GAMMA = { exact: 1, sbd: 0.03 };
 const PASSES_A_SECOND = 8;
 const at = (id) => document.getElementById(id);
 const state = { served: null, blocks: [16], answers: [], messages: [], running: null, playing: null };
@@ -197,8 +198,14 @@ function setMode() {
 }
 
 at("gamma").max = GAMMAS.length - 1;
-at("gamma").value = GAMMAS.indexOf(0.03);
+at("gamma").value = GAMMAS.indexOf(USUAL_GAMMA.exact);
 slider("gamma", (index) => shownGamma(GAMMAS[index]));
+at("method").addEventListener("change", () => {
+  const usual = USUAL_GAMMA[at("method").value];
+  if (usual === undefined) return;
+  at("gamma").value = GAMMAS.indexOf(usual);
+  at("gamma").dispatchEvent(new Event("input"));
+});
 slider("block", (index) => String(state.blocks[index]));
 slider("temperature", (value) => value.toFixed(1));
 at("ask").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
