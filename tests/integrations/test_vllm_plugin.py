@@ -3,6 +3,7 @@
 import json
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,15 +14,19 @@ from packaging.requirements import Requirement
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
+from setblock.decoding.calibrated import with_calibration
 from setblock.decoding.samplers import EntropyBounded, Factor
+from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.integrations.vllm import vllm_api
 from setblock.integrations.vllm.architectures import STOCK
 from setblock.integrations.vllm.command import overrides_for, vllm_command
 from setblock.integrations.vllm.config import SetBlockConfig
-from setblock.integrations.vllm.parameters import refuse_unsupported, settings_of
+from setblock.integrations.vllm.parameters import Served, admitted, refuse_unsupported, settings_of
 from setblock.integrations.vllm.plugin import register
 from setblock.model.bundled import BUNDLED_MODEL
+from setblock.model.calibrated import CalibratedSetting
+from setblock.model.facts import SBDFacts
 
 
 def params(**fields: Any) -> SimpleNamespace:
@@ -109,6 +114,35 @@ def test_what_blocks_have_not_is_refused(fields: dict[str, Any], message: str) -
         refuse_unsupported(params(**fields))
 
 
+def calibrated(method: str, **point: Any) -> CalibratedSetting:
+    asked = {
+        "method": method,
+        "sampler": "entropy-bounded",
+        "sampler_options": {"gamma": 0.3},
+        "block_size": 8,
+        **point,
+    }
+    return CalibratedSetting("sums", asked, "none lost", True, 4.0, 100, "abc")
+
+
+def test_a_calibrated_setting_is_taken_as_everywhere() -> None:
+    facts = SBDFacts(mask_token_id=1, block_sizes=(8, 16), calibrations=(calibrated("sbd"),))
+    served = Served(facts, canvas_length=16)
+    found = params(extra_args=admitted(params(extra_args={"method": "sbd", "seed": 3}), served))
+    assert settings_of(found) == with_calibration(served, DecodingSettings(method="sbd", seed=3))
+    assert settings_of(found).sampler == EntropyBounded(0.3)
+    assert found.extra_args["diffusion_canvas_length"] == 8
+    for own in ({}, {"method": "sbd", "gamma": 0.5}, {"method": "sbd", "block_size": 4}, {"method": "ntp"}):
+        given = params(extra_args=own)
+        assert settings_of(params(extra_args=admitted(given, served))) == settings_of(given)
+    adaptive = Served(replace(facts, calibrations=(calibrated("sbd", adaptive_blocks=True),)), canvas_length=16)
+    assert settings_of(params(extra_args=admitted(params(extra_args={"method": "sbd"}), adaptive))).adaptive_blocks
+    # What is too large for this server is not taken in part
+    large = Served(replace(facts, calibrations=(calibrated("sbd", block_size=32),)), canvas_length=16)
+    assert admitted(params(extra_args={"method": "sbd"}), large) == {"method": "sbd"}
+    assert admitted(params(), None) == {}
+
+
 @pytest.mark.parametrize("found", [None, "0.31.9", "0.33.0", "0.34.0+cpu", "1.0"])
 def test_other_versions_are_refused_with_what_to_do(found: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_api, "installed_version", lambda: found)
@@ -184,6 +218,7 @@ def vllm_config(**changes: Any) -> Any:
 def some_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_api, "check", lambda architecture: None)
     monkeypatch.setitem(vars(vllm_api), "DiffusionConfig", SimpleNamespace)
+    monkeypatch.setattr(Served, "here", None)
 
 
 @pytest.mark.usefixtures("some_vllm")
@@ -192,6 +227,8 @@ def test_the_configuration_becomes_that_of_a_block_decoder() -> None:
     SetBlockConfig.verify_and_update_config(config)
     assert config.diffusion_config.canvas_length == 8
     assert config.attention_config.use_non_causal
+    assert Served.here is not None
+    assert (Served.here.facts.block_sizes, Served.here.canvas_length) == ((4, 8), 8)
     assert config.model_config.logits_processors == ["setblock.integrations.vllm.admission:BlockAdmission"]
     overrides = config.model_config.override_generation_config
     assert overrides["temperature"] is None  # a checkpoint's own default would make vLLM refuse every request

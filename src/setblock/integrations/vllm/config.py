@@ -5,6 +5,7 @@ from typing import Any
 from setblock.errors import SetBlockError
 from setblock.integrations.vllm import vllm_api
 from setblock.integrations.vllm.architectures import PREFIX
+from setblock.integrations.vllm.parameters import Served
 from setblock.model.facts import SBDFacts, read_facts
 
 ADMISSION = "setblock.integrations.vllm.admission:BlockAdmission"
@@ -29,7 +30,9 @@ class SetBlockConfig:
         """
         model_config = vllm_config.model_config
         vllm_api.check(str(model_config.architecture).removeprefix(PREFIX))
-        _refuse(vllm_config, facts_of(model_config.hf_config))
+        facts = facts_of(model_config.hf_config)
+        _refuse(vllm_config, facts)
+        Served.here = Served(facts, canvas_length=model_config.hf_config.canvas_length)
         if vllm_config.diffusion_config is None:
             canvas_length = model_config.hf_config.canvas_length
             vllm_config.diffusion_config = vllm_api.DiffusionConfig(canvas_length=canvas_length)

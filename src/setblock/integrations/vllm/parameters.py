@@ -5,11 +5,14 @@ Knows names and ranges, which are those of `setblock generate`. In HTTP requests
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from setblock.decoding.asked import settings_asked
-from setblock.decoding.settings import DecodingSettings, offered_by
+from setblock.decoding.asked import sampler_told, settings_asked
+from setblock.decoding.calibrated import with_calibration
+from setblock.decoding.settings import POINT, DecodingSettings, offered_by
 from setblock.errors import ParameterError
+from setblock.model.facts import SBDFacts
 
 # vLLM's own name of a request's block size: its scheduler reads it.
 BLOCK_SIZE_OF_VLLM = "diffusion_canvas_length"
@@ -45,6 +48,41 @@ def _biases(text: str) -> dict[int, float]:
         raise ParameterError(
             f'logit_bias must be JSON of token ids and numbers, as {{"17": -5}}, not {text!r}'
         ) from None
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model that is served.
+
+    Attributes:
+        facts: of its training.
+        canvas_length: the largest block.
+        here: the one of this process, told by `SetBlockConfig` before any request: vLLM asks whether parameters are valid
+            without saying for which model.
+    """
+
+    facts: SBDFacts
+    canvas_length: int
+    here: ClassVar["Served | None"] = None
+
+
+def admitted(params: Any, served: Served | None) -> dict[str, Any]:
+    """The `extra_args` of a request that is taken: its own, the calibrated setting of its method where they leave that
+    open, and the block size for vLLM's scheduler.
+
+    Raises:
+        ParameterError: as in `settings_of`.
+    """
+    settings, extra = settings_of(params), dict(params.extra_args or {})
+    found = settings if served is None else with_calibration(served, settings)
+    if served is not None and found != settings and (found.block_size or 1) <= served.canvas_length:
+        told = sampler_told(found)
+        point = {name: getattr(found, name) for name in POINT if name != "sampler"}
+        extra |= {"sampler": told["sampler"], **told["sampler_options"]}
+        extra |= {name: value for name, value in point.items() if value is not None}
+        settings = found
+    block_size = 1 if settings.method == "ntp" else settings.block_size
+    return extra if block_size is None else {**extra, BLOCK_SIZE_OF_VLLM: block_size}
 
 
 def refuse_unsupported(params: Any) -> None:
