@@ -25,7 +25,7 @@ from setblock.integrations.vllm.config import SetBlockConfig
 from setblock.integrations.vllm.parameters import Served, admitted, refuse_unsupported, settings_of
 from setblock.integrations.vllm.plugin import register
 from setblock.model.bundled import BUNDLED_MODEL
-from setblock.model.calibrated import CalibratedSetting
+from setblock.model.calibrations import CalibratedSetting
 from setblock.model.facts import SBDFacts
 
 

@@ -5,7 +5,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Table
 
 from setblock.cli import options
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from setblock.evaluation.result import Result
     from setblock.model.sbd_model import SBDModel
 
-CALIBRATION = "Calibration"
+CALIBRATION = options.Panel("Calibration")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,65 +38,57 @@ def calibrate(
     *,
     tolerance: Annotated[
         str,
-        typer.Option(
+        CALIBRATION(
             "--tolerance",
-            metavar="MEASURE=PERCENT",
-            help="accuracy=0.5: at most half a point of accuracy less than plain decoding. tokens=1: on average at most 1% of "
+            "accuracy=0.5: at most half a point of accuracy less than plain decoding. tokens=1: on average at most 1% of "
             "an answer's tokens are not plain decoding's.",
-            rich_help_panel=CALIBRATION,
+            metavar="MEASURE=PERCENT",
         ),
     ] = "accuracy=0.5",
     confidence: Annotated[
         float,
-        typer.Option(
+        CALIBRATION(
             "--confidence",
+            "The probability, at least 0.5 and below 1, that a setting which loses more is not chosen.",
             metavar="C",
-            help="The probability, at least 0.5 and below 1, that a setting which loses more is not chosen.",
-            rich_help_panel=CALIBRATION,
         ),
     ] = 0.95,
     domain: Annotated[
         str | None,
-        typer.Option(
+        CALIBRATION(
             "--domain",
-            metavar="NAME",
-            help="What the examples stand for; a model has one calibration for each domain. Default: the task, or the name of "
+            "What the examples stand for; a model has one calibration for each domain. Default: the task, or the name of "
             "the file of prompts.",
-            rich_help_panel=CALIBRATION,
+            metavar="NAME",
         ),
     ] = None,
     sweep: Annotated[
         Path | None,
-        typer.Option(
-            "--sweep",
-            metavar="FILE",
-            help="Decode nothing: take the outcomes of a finished `setblock sweep` of this model.",
-            rich_help_panel=CALIBRATION,
+        CALIBRATION(
+            "--sweep", "Decode nothing: take the outcomes of a finished `setblock sweep` of this model.", metavar="FILE"
         ),
     ] = None,
     task: CalibrateOptions,
     prompts: Annotated[
         Path | None,
-        typer.Option(
+        options.TASK(
             "--prompts",
-            metavar="FILE",
-            help='In place of a task, prompts: a JSONL file, each line an object with a text under "prompt". For a tolerance '
+            'In place of a task, prompts: a JSONL file, each line an object with a text under "prompt". For a tolerance '
             "of tokens, since nobody knows the right answers.",
-            rich_help_panel=options.TASK,
+            metavar="FILE",
         ),
     ] = None,
     model: ModelOptions,
     grid: GridOptions,
     output: Annotated[
         Path | None,
-        typer.Option(
+        options.OUTPUT(
             "--output",
+            "Write to a copy of the checkpoint in this new folder, and leave the model as it is.",
             metavar="FOLDER",
-            help="Write to a copy of the checkpoint in this new folder, and leave the model as it is.",
-            rich_help_panel=options.OUTPUT,
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.", rich_help_panel=options.OUTPUT)] = False,
+    dry_run: Annotated[bool, options.OUTPUT("--dry-run", "Write nothing.")] = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Find the fastest setting that loses no more than is tolerated, and write it into the checkpoint.

@@ -7,7 +7,6 @@ import typer
 
 from setblock.cli import options
 from setblock.cli.decoding_options import DecodingOptions
-from setblock.cli.generate import generation_json
 from setblock.cli.messages import print_json, stdout_console
 from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.prompt import read_prompt
@@ -25,20 +24,13 @@ class CompareOptions(DecodingOptions):
 
     method: Annotated[
         Literal["exact", "sbd"],
-        typer.Option(
+        options.DECODING(
             "--method",
-            help="What ntp is compared with. exact: blocks, each checked so that the text is ntp's. sbd: without a check.",
-            rich_help_panel=options.DECODING,
+            "What ntp is compared with. exact: blocks, each checked so that the text is ntp's. sbd: without a check.",
         ),
     ] = "exact"
     seed: Annotated[
-        int,
-        typer.Option(
-            "--seed",
-            metavar="S",
-            help="Of the problem, and of draws at a temperature above 0.",
-            rich_help_panel=options.SAMPLING,
-        ),
+        int, options.SAMPLING("--seed", "Of the problem, and of draws at a temperature above 0.", metavar="S")
     ] = 0
 
 
@@ -89,6 +81,7 @@ def comparison_json(
 ) -> dict[str, Any]:
     """The JSON object of a comparison: each side under the name of its method."""
     from setblock.data.tasks.word_problems import answer_in
+    from setblock.decoding.answer_json import generation_json
 
     sides = {
         side.method: {

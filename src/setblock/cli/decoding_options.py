@@ -7,19 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, dataclass_transform
 
-import typer
-
 from setblock.cli.messages import print_message
-from setblock.cli.options import DECODING, OUTPUT, SAMPLING
+from setblock.cli.options import DECODING, OUTPUT, SAMPLING, Panel
 from setblock.decoding.named_samplers import SAMPLERS
 from setblock.decoding.setting import Group, Setting
-from setblock.decoding.settings import DecodingSettings, offered_by
+from setblock.decoding.settings import SETTINGS, DecodingSettings, offered_by
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
     from setblock.model.sbd_model import SBDModel
 
-_PANELS: dict[Group, str] = {"point": DECODING, "answer": DECODING, "sampling": SAMPLING, "report": OUTPUT}
+_PANELS: dict[Group, Panel] = {"point": DECODING, "answer": DECODING, "sampling": SAMPLING, "report": OUTPUT}
 _LISTED = {list[int]: list[int], list[str]: list[str], dict[int, float]: list[str]}
 
 Options = TypeVar("Options")
@@ -32,9 +30,9 @@ def offers(*groups: Group) -> Callable[[type[Options]], type[Options]]:
     def filled(options: type[Options]) -> type[Options]:
         own = dict(options.__annotations__)
         options.__annotations__ = {}
-        for called, row in offered_by("command line").items():
+        for row in offered_by("command line").values():
             if row.group in groups:
-                options.__annotations__[row.name], default = _option(called, row)
+                options.__annotations__[row.name], default = _annotation(row)
                 setattr(options, row.name, default)
             if row.name == "sampler":
                 options.__annotations__ |= own
@@ -44,8 +42,9 @@ def offers(*groups: Group) -> Callable[[type[Options]], type[Options]]:
     return filled
 
 
-def _option(called: str, row: Setting) -> tuple[Any, Any]:
-    """The annotation and the default of the option of a setting."""
+def setting_option(name: str) -> Any:
+    """The option of a setting, for the annotation of a parameter."""
+    row = SETTINGS[name]
     told = row.help
     if str(row.range) and str(row.range) not in told:
         told += f" {str(row.range)[0].upper()}{str(row.range)[1:]}."
@@ -53,12 +52,14 @@ def _option(called: str, row: Setting) -> tuple[Any, Any]:
         told += " May be given again."
     if row.name == "sampler":
         told += f" There are {', '.join(SAMPLERS)}."
-    option = typer.Option(
-        f"--{called.replace('_', '-')}",
-        metavar=row.metavar if row.type in (int, float, str) or row.type in _LISTED else None,
-        help=told,
-        rich_help_panel=_PANELS[row.group],
-    )
+    metavar = row.metavar if row.type in (int, float, str) or row.type in _LISTED else None
+    called = row.names["command line"].replace("_", "-")
+    return _PANELS[row.group](f"--{called}", told, metavar=metavar)
+
+
+def _annotation(row: Setting) -> tuple[Any, Any]:
+    """The annotation and the default of the field of a setting."""
+    option = setting_option(row.name)
     if row.type in _LISTED:
         return Annotated[_LISTED[row.type] | None, option], None
     return Annotated[row.type | None if row.default is None else row.type, option], row.default
@@ -70,32 +71,29 @@ class DecodingOptions:
 
     sampler_options: Annotated[
         list[str] | None,
-        typer.Option(
+        DECODING(
             "--sampler-option",
+            "A parameter of the sampler, such as gamma=0.5. May be given again. An unknown KEY names those there are.",
             metavar="KEY=VALUE",
-            help="A parameter of the sampler, such as gamma=0.5. May be given again. An unknown KEY names those there are.",
-            rich_help_panel=DECODING,
         ),
     ] = None
     gamma: Annotated[
         float | None,
-        typer.Option(
+        DECODING(
             "--gamma",
-            metavar="G",
-            help="Entropy bound in nats, at least 0, of a sampler that has one: how uncertain, together, the tokens that one "
+            "Entropy bound in nats, at least 0, of a sampler that has one: how uncertain, together, the tokens that one "
             "pass reveals may be. 0 reveals one token a pass, inf the whole block. "
             "Default: 1 in method exact; 0.1 in sbd. A calibrated model has its own.",
-            rich_help_panel=DECODING,
+            metavar="G",
         ),
     ] = None
     domain: Annotated[
         str | None,
-        typer.Option(
+        DECODING(
             "--domain",
-            metavar="NAME",
-            help="Of what the model was calibrated to (`setblock calibrate`), the setting for this domain. Default: the "
+            "Of what the model was calibrated to (`setblock calibrate`), the setting for this domain. Default: the "
             "slowest, and so most careful, of all domains'.",
-            rich_help_panel=DECODING,
+            metavar="NAME",
         ),
     ] = None
 

@@ -28,11 +28,8 @@ class EvaluateOptions(DecodingOptions):
 
     seed: Annotated[
         int,
-        typer.Option(
-            "--seed",
-            metavar="S",
-            help="Other examples of the same split; of draws at a temperature above 0, too.",
-            rich_help_panel=options.TASK,
+        options.TASK(
+            "--seed", "Other examples of the same split; of draws at a temperature above 0, too.", metavar="S"
         ),
     ] = 0
 
@@ -40,30 +37,25 @@ class EvaluateOptions(DecodingOptions):
 def evaluate(
     *,
     task: Annotated[
-        str,
-        typer.Option(
-            "--task", metavar="NAME", help=f"What to answer: {', '.join(TASKS)}.", rich_help_panel=options.TASK
-        ),
+        str, options.TASK("--task", f"What to answer: {', '.join(TASKS)}.", metavar="NAME")
     ] = "word-problems",
     sandbox: SandboxOption = "confined",
     split: options.SplitOption = "test",
     limit: Annotated[
         int | None,
-        typer.Option(
+        options.TASK(
             "--limit",
+            f"How many examples, at least 1. Default: {DEFAULT_LIMIT}; all that there are, of each of --tasks.",
             metavar="N",
-            help=f"How many examples, at least 1. Default: {DEFAULT_LIMIT}; all that there are, of each of --tasks.",
-            rich_help_panel=options.TASK,
         ),
     ] = None,
     batch_size: BatchSizeOption = DEFAULT_BATCH_SIZE,
     continuous: Annotated[
         bool,
-        typer.Option(
+        options.TASK(
             "--continuous-batching",
-            help="Let an answer that is finished make room for the next, as the server does, rather than wait for the longest "
+            "Let an answer that is finished make room for the next, as the server does, rather than wait for the longest "
             "of its batch. Changes no answer and no count.",
-            rich_help_panel=options.TASK,
         ),
     ] = False,
     harness: TasksOptions,

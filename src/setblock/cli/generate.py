@@ -1,8 +1,7 @@
 """`setblock generate`: an answer, streamed, or several; or the answers to a file of prompts."""
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,10 +15,7 @@ from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from setblock.decoding.events import Reveal
-    from setblock.decoding.generate import Generation, StreamChunk
+    from setblock.decoding.generation import Generation
     from setblock.model.sbd_model import SBDModel
 
 DEFAULT_CONCURRENCY = 32
@@ -42,41 +38,32 @@ def generate(
     as_json: options.JsonOption = False,
     as_events: Annotated[
         bool,
-        typer.Option(
+        options.OUTPUT(
             "--events",
-            help="Print a line of JSON for each forward pass as it happens: what it revealed, where, how uncertain. "
+            "Print a line of JSON for each forward pass as it happens: what it revealed, where, how uncertain. "
             "The last line is what --json prints.",
-            rich_help_panel=options.OUTPUT,
         ),
     ] = False,
     source: Annotated[
         Path | None,
-        typer.Option(
+        options.BATCH(
             "--input",
-            metavar="FILE",
-            help='Answer a file of prompts instead: a JSON object a line, {"prompt": "..."} or {"messages": [...]}, with an '
+            'Answer a file of prompts instead: a JSON object a line, {"prompt": "..."} or {"messages": [...]}, with an '
             '"id" if you like. Needs --output.',
-            rich_help_panel=options.BATCH,
+            metavar="FILE",
         ),
     ] = None,
     target: Annotated[
         Path | None,
-        typer.Option(
+        options.BATCH(
             "--output",
-            metavar="FILE",
-            help="Where the answers go: what --json prints, a line each, in the order of the prompts. An interrupted run "
+            "Where the answers go: what --json prints, a line each, in the order of the prompts. An interrupted run "
             "goes on where it stopped.",
-            rich_help_panel=options.BATCH,
+            metavar="FILE",
         ),
     ] = None,
     concurrency: Annotated[
-        int,
-        typer.Option(
-            "--concurrency",
-            metavar="N",
-            help="How many are decoded at once, at least 1. Changes no answer.",
-            rich_help_panel=options.BATCH,
-        ),
+        int, options.BATCH("--concurrency", "How many are decoded at once, at least 1. Changes no answer.", metavar="N")
     ] = DEFAULT_CONCURRENCY,
 ) -> None:
     """Answer a prompt, writing text as it becomes final; then, on stderr, tokens, forward passes and seconds.
@@ -90,7 +77,7 @@ def generate(
             raise ParameterError("--input and --output go together, without PROMPT and --events")
         if concurrency < 1:
             raise ParameterError(f"--concurrency must be at least 1, not {concurrency}")
-        generate_file(source, target, model, settings, concurrency=concurrency, raw=raw, as_json=as_json)
+        generate_file(source, target, model, decoding, concurrency=concurrency, raw=raw, as_json=as_json)
         return
     if prompt is None:
         raise ParameterError("PROMPT is missing: a text, or - for stdin, or --input FILE for many")
@@ -111,6 +98,7 @@ def _generate_one(
     model: "SBDModel", prompt: str, settings: DecodingSettings, *, raw: bool, as_json: bool, as_events: bool
 ) -> None:
     from setblock import stream
+    from setblock.decoding.answer_json import event_json, generation_json
 
     for chunk in stream(model, prompt, settings=settings, raw=raw):
         if as_events:
@@ -128,6 +116,7 @@ def _generate_one(
 
 def _generate_several(model: "SBDModel", prompt: str, settings: DecodingSettings, *, raw: bool, as_json: bool) -> None:
     from setblock import generate_batch
+    from setblock.decoding.answer_json import generation_json
 
     answers = generate_batch(model, [prompt], settings=settings, raw=raw)
     if any(answer.finish_reason == "error" for answer in answers):
@@ -148,47 +137,3 @@ def _figures(generation: "Generation") -> str:
         f"({passes.prefill} prefill, {passes.block} block, {passes.commit} commit), "
         f"{generation.tokens_per_forward:.2f} tokens per forward, {generation.seconds:.2f} s"
     )
-
-
-def event_json(chunk: "StreamChunk", tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
-    """The JSON object of one forward pass."""
-
-    def reveal(found: "Reveal") -> dict[str, Any]:
-        return {**asdict(found), "text": tokenizer.decode([found.token_id])}
-
-    event = chunk.event
-    return {
-        "pass": event.number,
-        "kind": event.kind,
-        "revealed": [reveal(each) for each in event.revealed],
-        "corrected": None if event.corrected is None else reveal(event.corrected),
-        "text": chunk.text,
-    }
-
-
-def generation_json(generation: "Generation", tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
-    """The JSON object of one answer."""
-    return {
-        "text": generation.text,
-        "finish_reason": generation.finish_reason,
-        "num_tokens": generation.num_tokens,
-        "num_forwards": generation.num_forwards,
-        "num_prefill_forwards": generation.passes.prefill,
-        "num_block_forwards": generation.passes.block,
-        "num_commit_forwards": generation.passes.commit,
-        "tokens_per_forward": generation.tokens_per_forward,
-        "seconds": generation.seconds,
-        "method": generation.method,
-        **({} if generation.logprobs is None else {"logprobs": _logprobs_json(generation, tokenizer)}),
-    }
-
-
-def _logprobs_json(generation: "Generation", tokenizer: "PreTrainedTokenizerBase") -> list[dict[str, Any]]:
-    def token(token_id: int, logprob: float) -> dict[str, Any]:
-        return {"token": token_id, "text": tokenizer.decode([token_id]), "logprob": logprob}
-
-    assert generation.logprobs is not None
-    return [
-        {**token(token_id, found.logprob), "alternatives": [token(*each) for each in found.alternatives]}
-        for token_id, found in zip(generation.token_ids, generation.logprobs, strict=True)
-    ]

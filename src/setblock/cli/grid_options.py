@@ -4,15 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from setblock.cli.options import Panel
 from setblock.decoding.named_samplers import SAMPLERS
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
     from setblock.evaluation.grid import Grid
 
-GRID = "Grid"
+GRID = Panel("Grid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,42 +20,33 @@ class GridOptions:
 
     methods: Annotated[
         list[str] | None,
-        typer.Option(
-            "--method",
-            metavar="M",
-            help="sbd or exact; may be given again. Default: both. ntp is always decoded, once.",
-            rich_help_panel=GRID,
-        ),
+        GRID("--method", "sbd or exact; may be given again. Default: both. ntp is always decoded, once.", metavar="M"),
     ] = None
     samplers: Annotated[
         list[str] | None,
-        typer.Option(
+        GRID(
             "--sampler",
+            f"A sampler to sweep in method sbd; may be given again: {', '.join(SAMPLERS)}. Default: entropy-bounded.",
             metavar="NAME",
-            help=f"A sampler to sweep in method sbd; may be given again: {', '.join(SAMPLERS)}. "
-            "Default: entropy-bounded.",
-            rich_help_panel=GRID,
         ),
     ] = None
     grid: Annotated[
         list[str] | None,
-        typer.Option(
+        GRID(
             "--grid",
-            metavar="KEY=V,V,...",
-            help="Values of a sampler's parameter (gamma=0.01,0.1,1), of one sampler's where several have it "
+            "Values of a sampler's parameter (gamma=0.01,0.1,1), of one sampler's where several have it "
             "(factor.factor=0.5,1), or block_size, adaptive_blocks, draft_passes; may be given again. All combinations are "
             "decoded. Default: each sampler along its main parameter.",
-            rich_help_panel=GRID,
+            metavar="KEY=V,V,...",
         ),
     ] = None
     grid_file: Annotated[
         Path | None,
-        typer.Option(
+        GRID(
             "--grid-file",
-            metavar="FILE",
-            help="A YAML list of grids, such as `- {sampler: factor, factor: [0.5, 1], block_size: [4, 16]}`, in place of "
+            "A YAML list of grids, such as `- {sampler: factor, factor: [0.5, 1], block_size: [4, 16]}`, in place of "
             "the other options of this group.",
-            rich_help_panel=GRID,
+            metavar="FILE",
         ),
     ] = None
 

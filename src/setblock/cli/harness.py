@@ -10,7 +10,7 @@ from setblock.cli.messages import print_json, progress, silence_bars, silence_da
 from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.options import HARNESS
 from setblock.cli.sampler import sampler_json, sampler_text
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings import DecodingSettings, offered_by
 from setblock.errors import ParameterError, SetBlockError
 
 
@@ -20,50 +20,27 @@ class TasksOptions:
 
     tasks: Annotated[
         str | None,
-        typer.Option(
+        HARNESS(
             "--tasks",
-            metavar="NAMES",
-            help="Tasks, groups or patterns of lm-evaluation-harness, separated by commas, such as gsm8k,mbpp; or task files. "
+            "Tasks, groups or patterns of lm-evaluation-harness, separated by commas, such as gsm8k,mbpp; or task files. "
             "The paper's are setblock_paper (needs `pip install 'setblock\\[eval]'`).",
-            rich_help_panel=HARNESS,
+            metavar="NAMES",
         ),
     ] = None
     num_fewshot: Annotated[
-        int | None,
-        typer.Option(
-            "--num-fewshot",
-            metavar="N",
-            help="Solved examples before each question. Default: the task's.",
-            rich_help_panel=HARNESS,
-        ),
+        int | None, HARNESS("--num-fewshot", "Solved examples before each question. Default: the task's.", metavar="N")
     ] = None
-    apply_chat_template: Annotated[
-        bool,
-        typer.Option("--apply-chat-template", help="Ask in the model's chat template.", rich_help_panel=HARNESS),
-    ] = False
-    include_path: Annotated[
-        Path | None,
-        typer.Option("--include-path", metavar="DIR", help="A folder of task files.", rich_help_panel=HARNESS),
-    ] = None
+    apply_chat_template: Annotated[bool, HARNESS("--apply-chat-template", "Ask in the model's chat template.")] = False
+    include_path: Annotated[Path | None, HARNESS("--include-path", "A folder of task files.", metavar="DIR")] = None
     output_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--output-path",
-            metavar="DIR",
-            help="Where the harness writes its result file.",
-            rich_help_panel=HARNESS,
-        ),
+        Path | None, HARNESS("--output-path", "Where the harness writes its result file.", metavar="DIR")
     ] = None
-    log_samples: Annotated[
-        bool,
-        typer.Option("--log-samples", help="Write every prompt and answer there, too.", rich_help_panel=HARNESS),
-    ] = False
+    log_samples: Annotated[bool, HARNESS("--log-samples", "Write every prompt and answer there, too.")] = False
     confirm_run_unsafe_code: Annotated[
         bool,
-        typer.Option(
+        HARNESS(
             "--confirm-run-unsafe-code",
-            help="Let tasks run code that the model wrote, on this machine and with your rights.",
-            rich_help_panel=HARNESS,
+            "Let tasks run code that the model wrote, on this machine and with your rights.",
         ),
     ] = False
 
@@ -196,9 +173,13 @@ def report(of_task: dict[str, Any]) -> str:
 
 def _generation(settings: DecodingSettings, *, gamma: float | None) -> dict[str, Any]:
     """What was typed of a request's settings: it goes before what the tasks say, as the harness's --gen_kwargs does."""
-    default = DecodingSettings()
-    names = ("top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens")
-    given = {name: getattr(settings, name) for name in names if getattr(settings, name) != getattr(default, name)}
+    offered, changed = offered_by("harness"), settings.changed()
+    given = {
+        name: value
+        for name, value in changed.items()
+        if name in offered and offered[name].group != "point" and offered[name].type in (int, float)
+    }
+    given.pop("seed", None)
     if settings.temperature > 0:
         given |= {"do_sample": True, "temperature": settings.temperature}
     if settings.max_new_tokens is not None:

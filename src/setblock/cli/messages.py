@@ -10,7 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 _PIPE_WIDTH = 160
 
@@ -59,6 +66,11 @@ def stderr_console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def columns(before: str = "{task.description}", after: str = "") -> tuple[ProgressColumn, ...]:
+    """What a bar shows: texts before and after it, how much is done, and how long the rest takes."""
+    return TextColumn(before), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn(after)
+
+
 Told = Callable[[str, int, int | None], None]
 """Of what is under way: its name, how much of it is done, and of how much (None where nobody knows)."""
 
@@ -66,9 +78,8 @@ Told = Callable[[str, int, int | None], None]
 @contextmanager
 def progress() -> Iterator[Told]:
     """A bar on stderr, where somebody watches it, for each name in its turn."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = stderr_console()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    with Progress(*columns(), console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("", total=None)
         names = [""]
 

@@ -4,8 +4,6 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from setblock.cli.messages import silence_libraries
 from setblock.cli.options import MODEL
 from setblock.errors import SetBlockError
@@ -23,52 +21,38 @@ class ModelOptions:
 
     path: Annotated[
         str | None,
-        typer.Option(
-            "--model",
-            metavar="P",
-            help="Folder or hub id of a causal LM. Default: the bundled reference model.",
-            rich_help_panel=MODEL,
-        ),
+        MODEL("--model", "Folder or hub id of a causal LM. Default: the bundled reference model.", metavar="P"),
     ] = None
-    dtype: Annotated[
-        Dtype, typer.Option("--dtype", help="Type of the weights; auto: the checkpoint's own.", rich_help_panel=MODEL)
-    ] = "auto"
+    dtype: Annotated[Dtype, MODEL("--dtype", "Type of the weights; auto: the checkpoint's own.")] = "auto"
     device: Annotated[
         str | None,
-        typer.Option(
+        MODEL(
             "--device",
+            "Where to run: cpu, cuda, cuda:1, mps. Default: a CUDA GPU if there is one, else the CPU.",
             metavar="D",
-            help="Where to run: cpu, cuda, cuda:1, mps. Default: a CUDA GPU if there is one, else the CPU.",
-            rich_help_panel=MODEL,
         ),
     ] = None
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option("--trust-remote-code", help="Run code that comes with the checkpoint.", rich_help_panel=MODEL),
-    ] = False
+    trust_remote_code: Annotated[bool, MODEL("--trust-remote-code", "Run code that comes with the checkpoint.")] = False
     quantization: Annotated[
         Quantization | None,
-        typer.Option(
+        MODEL(
             "--quantization",
-            help="int8: the weights of linear layers in eight bits (needs `pip install 'setblock\\[quantize]'`).",
-            rich_help_panel=MODEL,
+            "int8: the weights of linear layers in eight bits (needs `pip install 'setblock\\[quantize]'`).",
         ),
     ] = None
     compile: Annotated[
         bool,
-        typer.Option(
+        MODEL(
             "--compile",
-            help="Compile the model with torch.compile: a minute before the first answer, which pays where many follow.",
-            rich_help_panel=MODEL,
+            "Compile the model with torch.compile: a minute before the first answer, which pays where many follow.",
         ),
     ] = False
     prepack: Annotated[
         bool,
-        typer.Option(
+        MODEL(
             "--prepack",
-            help="On a CPU: lay the weights out for its matrix kernels once, not in every pass. Goes with neither "
+            "On a CPU: lay the weights out for its matrix kernels once, not in every pass. Goes with neither "
             "--quantization nor --compile.",
-            rich_help_panel=MODEL,
         ),
     ] = False
 

@@ -1,27 +1,23 @@
 """Options of no group that commands share, and the panels that `--help` shows all options in."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from setblock.data.splits import Split
 
-TASK, HARNESS, MODEL, DECODING = "Task", "Tasks of lm-evaluation-harness", "Model", "Decoding"
-SAMPLING, OUTPUT, BATCH = "Sampling", "Output", "Many prompts"
 
-RawOption = Annotated[
-    bool,
-    typer.Option("--raw", help="Continue the prompt as it stands, without a chat template.", rich_help_panel=DECODING),
-]
-SplitOption = Annotated[
-    Split,
-    typer.Option(
-        "--split",
-        help="Which problems: test for results, validation for choosing settings.",
-        rich_help_panel=TASK,
-    ),
-]
-JsonOption = Annotated[
-    bool,
-    typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.", rich_help_panel=OUTPUT),
-]
+class Panel(str):
+    """A panel of `--help`, by its title. Called, it makes an option that is shown there."""
+
+    def __call__(self, name: str, told: str, **more: Any) -> Any:
+        """An option of typer's. `told` is its help, and `more` are typer's own arguments, such as `metavar`."""
+        return typer.Option(name, help=told, rich_help_panel=str(self), **more)
+
+
+TASK, HARNESS, MODEL = Panel("Task"), Panel("Tasks of lm-evaluation-harness"), Panel("Model")
+DECODING, SAMPLING, OUTPUT, BATCH = Panel("Decoding"), Panel("Sampling"), Panel("Output"), Panel("Many prompts")
+
+RawOption = Annotated[bool, DECODING("--raw", "Continue the prompt as it stands, without a chat template.")]
+SplitOption = Annotated[Split, TASK("--split", "Which problems: test for results, validation for choosing settings.")]
+JsonOption = Annotated[bool, OUTPUT("--json", "Print one JSON object on stdout, and nothing else there.")]

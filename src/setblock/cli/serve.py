@@ -11,6 +11,7 @@ import typer
 
 from setblock.cli.messages import print_message
 from setblock.cli.model import ModelOptions, load_model
+from setblock.cli.options import Panel
 from setblock.cli.serve_vllm import VllmOptions, check_options, serve_by_vllm
 from setblock.engine.limits import EngineLimits
 from setblock.errors import ParameterError, SetBlockError
@@ -19,48 +20,46 @@ from setblock.server.limits import ServerLimits
 if TYPE_CHECKING:
     from setblock.model.sbd_model import SBDModel
 
-SERVER, LIMITS = "Server", "Limits"
+SERVER, LIMITS = Panel("Server"), Panel("Limits")
 KEYS_VARIABLE = "SETBLOCK_API_KEYS"
 EngineName = Literal["setblock", "vllm"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 _SERVER, _ENGINE = ServerLimits(), EngineLimits()
 
 
-def _limit(name: str, metavar: str, told: str) -> Any:
-    return typer.Option(name, metavar=metavar, help=told, rich_help_panel=LIMITS)
-
-
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions:
     """What clients may ask for. Fields have the names that `ServerLimits` and `EngineLimits` give them."""
 
-    max_running: Annotated[int, _limit("--max-running", "N", "Answers that are decoded at once.")] = _ENGINE.max_running
-    max_waiting: Annotated[int, _limit("--max-waiting", "N", "Answers that wait for a place; more get 429.")] = (
-        _ENGINE.max_waiting
+    max_running: Annotated[int, LIMITS("--max-running", "Answers that are decoded at once.", metavar="N")] = (
+        _ENGINE.max_running
     )
+    max_waiting: Annotated[
+        int, LIMITS("--max-waiting", "Answers that wait for a place; more get 429.", metavar="N")
+    ] = _ENGINE.max_waiting
     kv_tokens: Annotated[
-        int, _limit("--kv-tokens", "N", "Positions of the key-value cache, for all answers together.")
+        int, LIMITS("--kv-tokens", "Positions of the key-value cache, for all answers together.", metavar="N")
     ] = _ENGINE.kv_tokens
     tokens_per_pass: Annotated[
-        int, _limit("--tokens-per-pass", "N", "The most tokens that one forward pass feeds.")
+        int, LIMITS("--tokens-per-pass", "The most tokens that one forward pass feeds.", metavar="N")
     ] = _ENGINE.tokens_per_pass
-    max_requests: Annotated[int, _limit("--max-requests", "N", "Requests in progress at once; more get 429.")] = (
-        _SERVER.max_requests
-    )
-    max_answers: Annotated[int, _limit("--max-answers", "N", "Answers that one request may ask for.")] = (
+    max_requests: Annotated[
+        int, LIMITS("--max-requests", "Requests in progress at once; more get 429.", metavar="N")
+    ] = _SERVER.max_requests
+    max_answers: Annotated[int, LIMITS("--max-answers", "Answers that one request may ask for.", metavar="N")] = (
         _SERVER.max_answers
     )
     max_body_bytes: Annotated[
-        int, _limit("--max-body-bytes", "N", "The largest body of a request; a larger one gets 413.")
+        int, LIMITS("--max-body-bytes", "The largest body of a request; a larger one gets 413.", metavar="N")
     ] = _SERVER.max_body_bytes
-    body_seconds: Annotated[float, _limit("--body-seconds", "S", "How long a body may take to arrive.")] = (
+    body_seconds: Annotated[float, LIMITS("--body-seconds", "How long a body may take to arrive.", metavar="S")] = (
         _SERVER.body_seconds
     )
     request_seconds: Annotated[
-        float, _limit("--request-seconds", "S", "How long an answer may take to be written and read.")
+        float, LIMITS("--request-seconds", "How long an answer may take to be written and read.", metavar="S")
     ] = _SERVER.request_seconds
     drain_seconds: Annotated[
-        float, _limit("--drain-seconds", "S", "How long running requests may take to finish after SIGTERM.")
+        float, LIMITS("--drain-seconds", "How long running requests may take to finish after SIGTERM.", metavar="S")
     ] = _SERVER.drain_seconds
 
 
@@ -75,60 +74,38 @@ def serve(
     ] = None,
     engine: Annotated[
         EngineName,
-        typer.Option(
+        SERVER(
             "--engine",
-            help="setblock: this package's own, on this machine. vllm: vLLM with this package's plugin, installed beside it.",
-            rich_help_panel=SERVER,
+            "setblock: this package's own, on this machine. vllm: vLLM with this package's plugin, installed beside it.",
         ),
     ] = "setblock",
     host: Annotated[
-        str,
-        typer.Option(
-            "--host", metavar="H", help="Address to listen on; other machines reach 0.0.0.0.", rich_help_panel=SERVER
-        ),
+        str, SERVER("--host", "Address to listen on; other machines reach 0.0.0.0.", metavar="H")
     ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", metavar="P", help="0 takes one that is free.", rich_help_panel=SERVER)
-    ] = 8000,
+    port: Annotated[int, SERVER("--port", "0 takes one that is free.", metavar="P")] = 8000,
     name: Annotated[
-        str | None,
-        typer.Option(
-            "--name",
-            metavar="ID",
-            help="The model's id for clients. Default: its folder's name, or hub id.",
-            rich_help_panel=SERVER,
-        ),
+        str | None, SERVER("--name", "The model's id for clients. Default: its folder's name, or hub id.", metavar="ID")
     ] = None,
     key_file: Annotated[
         Path | None,
-        typer.Option(
+        SERVER(
             "--key-file",
+            f"API keys that clients must have, one a line. Or {KEYS_VARIABLE}, with commas between them.",
             metavar="FILE",
-            rich_help_panel=SERVER,
-            help=f"API keys that clients must have, one a line. Or {KEYS_VARIABLE}, with commas between them.",
         ),
     ] = None,
-    no_keys: Annotated[
-        bool,
-        typer.Option("--no-keys", help="Listen to other machines without API keys.", rich_help_panel=SERVER),
-    ] = False,
+    no_keys: Annotated[bool, SERVER("--no-keys", "Listen to other machines without API keys.")] = False,
     allowed_hosts: Annotated[
         list[str] | None,
-        typer.Option(
+        SERVER(
             "--allowed-host",
-            metavar="NAME",
-            rich_help_panel=SERVER,
-            help="A host name that clients may call the server by, such as a proxy's; may be given again. Default: the "
+            "A host name that clients may call the server by, such as a proxy's; may be given again. Default: the "
             "names of this machine's loopback if it listens there, else any.",
+            metavar="NAME",
         ),
     ] = None,
-    log_level: Annotated[
-        LogLevel, typer.Option("--log-level", help="Lines of JSON on stderr.", rich_help_panel=SERVER)
-    ] = "info",
-    log_text: Annotated[
-        bool,
-        typer.Option("--log-text", help="Put prompts and answers into the log.", rich_help_panel=SERVER),
-    ] = False,
+    log_level: Annotated[LogLevel, SERVER("--log-level", "Lines of JSON on stderr.")] = "info",
+    log_text: Annotated[bool, SERVER("--log-text", "Put prompts and answers into the log.")] = False,
 ) -> None:
     """Serve a model: OpenAI's API under /v1, a playground at /, metrics for Prometheus at /metrics.
 

@@ -10,9 +10,10 @@ from typing import Annotated, Literal
 import typer
 
 from setblock.cli.model import ModelOptions
+from setblock.cli.options import Panel
 from setblock.errors import SetBlockError
 
-VLLM = "vLLM"
+VLLM = Panel("vLLM")
 VllmDecoding = Literal["blocks", "plain", "ngram"]  # as in `setblock.integrations.vllm.command`
 KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's own
 
@@ -23,24 +24,20 @@ class VllmOptions:
 
     decoding: Annotated[
         VllmDecoding,
-        typer.Option(
+        VLLM(
             "--decoding",
-            help="blocks, by this package's plugin; plain next-token decoding or n-gram speculation, by vLLM alone.",
-            rich_help_panel=VLLM,
+            "blocks, by this package's plugin; plain next-token decoding or n-gram speculation, by vLLM alone.",
         ),
     ] = "blocks"
     block_size: Annotated[
         int | None,
-        typer.Option(
+        VLLM(
             "--block-size",
+            "The largest that a request may ask for. Default: the largest trained, at most 16.",
             metavar="K",
-            help="The largest that a request may ask for. Default: the largest trained, at most 16.",
-            rich_help_panel=VLLM,
         ),
     ] = None
-    print_command: Annotated[
-        bool, typer.Option("--print-command", help="Show vLLM's command and do nothing else.", rich_help_panel=VLLM)
-    ] = False
+    print_command: Annotated[bool, VLLM("--print-command", "Show vLLM's command and do nothing else.")] = False
 
 
 # Parameters of `serve` that vLLM's command has a place for; the others are for our own engine, and those below for vLLM alone.

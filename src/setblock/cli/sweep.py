@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich import box
 from rich.table import Table
 
@@ -27,30 +26,27 @@ def sweep(
     grid: GridOptions,
     out: Annotated[
         Path | None,
-        typer.Option(
+        options.OUTPUT(
             "--out",
-            metavar="FILE",
-            help="Write a line of JSON for each setting as it is done, with the outcome of every example. The same command "
+            "Write a line of JSON for each setting as it is done, with the outcome of every example. The same command "
             "goes on where an interrupted one stopped; another model, task or commit is told and refused.",
-            rich_help_panel=options.OUTPUT,
+            metavar="FILE",
         ),
     ] = None,
     from_file: Annotated[
         Path | None,
-        typer.Option(
+        options.OUTPUT(
             "--from",
+            "Decode nothing: show what the file of a sweep holds. Options of task, model and grid have no effect.",
             metavar="FILE",
-            help="Decode nothing: show what the file of a sweep holds. Options of task, model and grid have no effect.",
-            rich_help_panel=options.OUTPUT,
         ),
     ] = None,
     figures: Annotated[
         list[Path] | None,
-        typer.Option(
+        options.OUTPUT(
             "--figure",
+            "Draw accuracy against passes with the Pareto front (.png, .svg or .pdf); may be given again.",
             metavar="FILE",
-            help="Draw accuracy against passes with the Pareto front (.png, .svg or .pdf); may be given again.",
-            rich_help_panel=options.OUTPUT,
         ),
     ] = None,
     as_json: options.JsonOption = False,

@@ -3,39 +3,24 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
-
 from setblock.cli import options
+from setblock.cli.decoding_options import setting_option
 from setblock.evaluation.sandbox import Level
 
 TaskOption = Annotated[
-    str,
-    typer.Option(
-        "--task",
-        metavar="NAME",
-        help="What to answer; `setblock evaluate --help` lists them.",
-        rich_help_panel=options.TASK,
-    ),
+    str, options.TASK("--task", "What to answer; `setblock evaluate --help` lists them.", metavar="NAME")
 ]
-LimitOption = Annotated[
-    int, typer.Option("--limit", metavar="N", help="How many examples, at least 1.", rich_help_panel=options.TASK)
-]
+LimitOption = Annotated[int, options.TASK("--limit", "How many examples, at least 1.", metavar="N")]
 BatchSizeOption = Annotated[
     int,
-    typer.Option(
-        "--batch-size",
-        metavar="B",
-        help="Examples decoded at once, at least 1. Changes no answer and no count.",
-        rich_help_panel=options.TASK,
-    ),
+    options.TASK("--batch-size", "Examples decoded at once, at least 1. Changes no answer and no count.", metavar="B"),
 ]
 SandboxOption = Annotated[
     Level,
-    typer.Option(
+    options.TASK(
         "--sandbox",
-        help="Of tasks whose answers are run: how they are confined. confined, or files-readable to accept that they can read "
+        "Of tasks whose answers are run: how they are confined. confined, or files-readable to accept that they can read "
         "your files where the kernel has no Landlock.",
-        rich_help_panel=options.TASK,
     ),
 ]
 
@@ -49,21 +34,12 @@ class TaskOptions:
     limit: LimitOption = 100
     seed: Annotated[
         int,
-        typer.Option(
+        options.TASK(
             "--seed",
+            "Other examples of the same split; of a calibration, also which of them the order of its tests is found on.",
             metavar="S",
-            help="Other examples of the same split; of a calibration, also which of them the order of its tests is found on.",
-            rich_help_panel=options.TASK,
         ),
     ] = 0
     batch_size: BatchSizeOption = 100  # a sweep answers many examples: wide batches waste least
     sandbox: SandboxOption = "confined"
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-new-tokens",
-            metavar="N",
-            help="The most tokens of an answer, at least 1. Default: 256, or what the model's context has room for.",
-            rich_help_panel=options.DECODING,
-        ),
-    ] = None
+    max_new_tokens: Annotated[int | None, setting_option("max_new_tokens")] = None

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from setblock.cli.messages import stderr_console
+from setblock.cli.messages import columns, stderr_console
 
 _SHOWN = {
     "loss": ("loss", "{:.3f}"),
@@ -42,14 +42,8 @@ class TrainView(TrainerCallback):
 
     def __init__(self, *, bar: bool) -> None:
         """Args: whether to draw a bar, on stderr; if not, each log is a line on stdout."""
-        columns = (
-            TextColumn("step"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-        )
-        self._progress = Progress(*columns, console=stderr_console()) if bar else None
+        shown = columns("step", "{task.description}")
+        self._progress = Progress(*shown, console=stderr_console()) if bar else None
         self._task: TaskID | None = None
 
     def on_train_begin(

@@ -79,7 +79,7 @@ def test_requests_of_all_kinds_share_a_batch(engine: Any, model: setblock.SBDMod
         DecodingSettings(method="exact", temperature=1.0, seed=3, block_size=4),
         DecodingSettings(method="sbd", sampler=EntropyBounded(0.1), temperature=0.7, seed=9, min_p=0.02),
         DecodingSettings(method="ntp", temperature=1.0, seed=4),
-        DecodingSettings(sampler=EntropyBounded(0.1), repetition_penalty=1.3, min_new_tokens=40),
+        DecodingSettings(method="sbd", sampler=EntropyBounded(0.1), repetition_penalty=1.3, min_new_tokens=40),
         DecodingSettings(method="exact", logit_bias={17: 4.0}, banned_tokens=(20, 21)),
     ]
     extra: list[dict[str, Any]] = [
@@ -89,7 +89,7 @@ def test_requests_of_all_kinds_share_a_batch(engine: Any, model: setblock.SBDMod
         {"method": "exact", "temperature": 1.0, "seed": 3, "block_size": 4},
         {"method": "sbd", "gamma": 0.1, "temperature": 0.7, "seed": 9, "min_p": 0.02},
         {"method": "ntp", "temperature": 1.0, "seed": 4},
-        {"gamma": 0.1, "repetition_penalty": 1.3, "min_new_tokens": 40},
+        {"method": "sbd", "gamma": 0.1, "repetition_penalty": 1.3, "min_new_tokens": 40},
         {"method": "exact", "logit_bias": '{"17": 4.0}', "banned_tokens": [20, 21]},
     ]
     questions = [problem.question for problem in problems(len(settings))]
