@@ -38,6 +38,17 @@ class Draws:
     seeds: Tensor
     is_greedy: bool
 
+    def taken(self, rows: Tensor) -> "Draws":
+        """Those of `rows` [n] alone."""
+        return Draws(
+            temperature=self.temperature[rows],
+            top_k=None if self.top_k is None else self.top_k[rows],
+            top_p=None if self.top_p is None else self.top_p[rows],
+            min_p=None if self.min_p is None else self.min_p[rows],
+            seeds=self.seeds[rows],
+            is_greedy=self.is_greedy,
+        )
+
 
 def draws_of(settings: Sequence[DecodingSettings], *, vocab_size: int, device: torch.device) -> Draws:
     """The draws of a batch of requests."""

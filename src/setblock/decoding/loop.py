@@ -16,7 +16,7 @@ from torch import Tensor
 
 from setblock.decoding.choice import choose_tokens
 from setblock.decoding.exact import Check, check_drafts
-from setblock.decoding.logits import LogitRules
+from setblock.decoding.guidance import guided_block, guided_commit
 from setblock.decoding.plan import Part
 from setblock.decoding.policy import Policy
 from setblock.decoding.predictions import Logits, PassLogits, read_logits
@@ -71,7 +71,7 @@ def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Dec
     committed = took_part & ~is_prefill & (state.committed < state.block_start)
     given = read_logits(state, feed, logits)
     state.commit(ends)
-    shaped = _shaped(given, state, policy.rules)
+    shaped = _shaped(given, state, policy)
     state.failed |= _is_broken(shaped)
     check = None if shaped.commit is None else check_drafts(state, shaped.commit, draws=policy.draws)
 
@@ -80,6 +80,10 @@ def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Dec
     positions = state.block_positions
     known = shaped.block.known if check is None else shaped.block.known & ~check.rejected[:, None]
     candidates = state.candidates() & known
+    guided = None
+    if policy.companions.constrained:
+        guided = guided_block(state, shaped.block, candidates, policy.companions, draws=policy.draws)
+        shaped, candidates = replace(shaped, block=guided.logits), guided.candidates
     of_block, best = shaped.block.logits, shaped.block.most_likely
     selection = policy.samplers.select(
         of_block,
@@ -96,11 +100,14 @@ def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Dec
     else:
         chosen_from = torch.where(is_next[..., None], of_block, selection.logits)
         chosen = choose_tokens(chosen_from, policy.draws, positions=positions)
+    if guided is not None:
+        reveal = guided.kept(reveal, chosen, revealed=state.revealed)
     state.block_passes += ((known[:, 1:].any(dim=1) | reveal.any(dim=1)) & ~is_prefill).long()
     state.reveal(chosen, reveal)
 
     # 3. On to the next block, or to the end
     state.advance()
+    policy.companions.hear(state)
     return DecodingStep(
         is_prefill=is_prefill,
         took_part=took_part,
@@ -115,14 +122,18 @@ def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Dec
     )
 
 
-def _shaped(logits: PassLogits, state: BatchState, rules: LogitRules) -> PassLogits:
-    """The logits that tokens are chosen from."""
+def _shaped(logits: PassLogits, state: BatchState, policy: Policy) -> PassLogits:
+    """The logits that tokens are chosen from; of a block, before its rows' companions are asked."""
+    rules = policy.rules
     first_seen = None if rules.penalty is None else state.first_seen(logits.block.logits.shape[-1])
 
     def shaped(part: Logits) -> Logits:
         return replace(part, logits=rules.apply(part.logits, positions=part.positions, first_seen=first_seen))
 
-    return PassLogits(shaped(logits.block), None if logits.commit is None else shaped(logits.commit))
+    commit = None if logits.commit is None else shaped(logits.commit)
+    if commit is not None and policy.companions.constrained:
+        commit = guided_commit(state, commit, policy.companions)
+    return PassLogits(shaped(logits.block), commit)
 
 
 def _is_broken(logits: PassLogits) -> Tensor:

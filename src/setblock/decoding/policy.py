@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from setblock.decoding.choice import Draws, draws_of
+from setblock.decoding.companion import Companion
+from setblock.decoding.companions import Accompanied, Companions
 from setblock.decoding.defaults import sampler_for
 from setblock.decoding.logits import LogitRules, logit_rules
 from setblock.decoding.selection import RowSamplers
@@ -25,6 +27,7 @@ class Policy:
         rules: what they ask of the logits before anything is chosen.
         samplers: which positions are revealed; they remember passes.
         draws: which tokens they get.
+        companions: what goes along with the rows, and may say what comes next.
         vocab_size: V.
     """
 
@@ -32,6 +35,7 @@ class Policy:
     rules: LogitRules
     samplers: RowSamplers
     draws: Draws
+    companions: Companions
     vocab_size: int
 
     @classmethod
@@ -39,24 +43,51 @@ class Policy:
         """The rows of several in one. `terms` are of all of them."""
         settings = [each for part in parts for each in part.settings]
         samplers = RowSamplers.joined([part.samplers for part in parts])
-        return _policy(settings, terms, samplers, vocab_size=parts[0].vocab_size)
+        companions = Companions.joined([part.companions for part in parts])
+        return _policy(settings, terms, samplers, companions, vocab_size=parts[0].vocab_size)
 
     def taken(self, rows: Sequence[int], terms: Sequence[RowTerms]) -> "Policy":
         """Of `rows` alone, whose `terms` these are."""
         settings = [self.settings[row] for row in rows]
-        return _policy(settings, terms, self.samplers.taken(rows), vocab_size=self.vocab_size)
+        samplers, companions = self.samplers.taken(rows), self.companions.taken(rows)
+        return _policy(settings, terms, samplers, companions, vocab_size=self.vocab_size)
 
 
 def open_policy(
-    settings: Sequence[DecodingSettings], terms: Sequence[RowTerms], *, vocab_size: int, device: torch.device
+    settings: Sequence[DecodingSettings],
+    terms: Sequence[RowTerms],
+    *,
+    vocab_size: int,
+    device: torch.device,
+    texts: Sequence[Companion] | None = None,
 ) -> Policy:
-    """The policy of requests before their first pass."""
+    """The policy of requests before their first pass, with new companions.
+
+    Args:
+        texts: a further companion of each row, the last to be told; None for none.
+    """
     samplers = RowSamplers([sampler_for(each) for each in settings], device=device)
-    return _policy(settings, terms, samplers, vocab_size=vocab_size)
+    companions = Companions(
+        [
+            Accompanied(
+                (
+                    *(maker.companion(of_row, vocab_size=vocab_size) for maker in each.companions),
+                    *(() if texts is None else texts[row : row + 1]),
+                )
+            )
+            for row, (each, of_row) in enumerate(zip(settings, terms, strict=True))
+        ]
+    )
+    return _policy(settings, terms, samplers, companions, vocab_size=vocab_size)
 
 
 def _policy(
-    settings: Sequence[DecodingSettings], terms: Sequence[RowTerms], samplers: RowSamplers, *, vocab_size: int
+    settings: Sequence[DecodingSettings],
+    terms: Sequence[RowTerms],
+    samplers: RowSamplers,
+    companions: Companions,
+    *,
+    vocab_size: int,
 ) -> Policy:
     device = samplers.device
     return Policy(
@@ -64,5 +95,6 @@ def _policy(
         rules=logit_rules(settings, terms, vocab_size=vocab_size, device=device),
         samplers=samplers,
         draws=draws_of(settings, vocab_size=vocab_size, device=device),
+        companions=companions,
         vocab_size=vocab_size,
     )

@@ -6,7 +6,7 @@ feeds.
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -88,17 +88,7 @@ class Rows:
         """All that follows from a forward pass: `setblock.decoding.loop.absorb`, and the record and the text of its rows."""
         step = absorb(self.state, feed, logits, self.policy)
         self.record.add(step)
-        stopping = [row for row, settings in enumerate(self.policy.settings) if settings.stop]
-        if not stopping:
-            return step
-        took_part = step.took_part.tolist()
-        stopping = [row for row in stopping if took_part[row]]
-        self._read(stopping)
-        for row in stopping:
-            length = self.texts[row].stop_length
-            if length is not None:
-                self.state.finish(row, end=self.state.terms[row].prompt_length + length)
-        return replace(step, finished=self.state.finished.clone())
+        return step
 
     def events(self, step: DecodingStep) -> dict[int, PassEvent]:
         """What the last step did, for each row that took part."""
@@ -108,12 +98,12 @@ class Rows:
     def new_texts(self, rows: Iterable[int]) -> dict[int, str]:
         """The text of `rows` that became certain since this was last asked."""
         rows, finished = list(rows), self.state.finished.tolist()
-        self._read(rows)
+        self.policy.companions.hear(self.state, rows)
         return {row: self.texts[row].take(final=finished[row]) for row in rows}
 
     def generation(self, row: int, *, cancelled: bool = False) -> Generation:
         """The answer of a row that is finished, or given up."""
-        self._read([row])
+        self.policy.companions.hear(self.state, [row])
         self.texts[row].read([], final=True)
         settings, start = self.policy.settings[row], self.state.terms[row].prompt_length
         token_ids = self.state.answer(row).tolist()
@@ -137,18 +127,6 @@ class Rows:
             return "error"
         return "stop" if bool(self.state.stopped[row]) else "length"
 
-    def _read(self, rows: Sequence[int]) -> None:
-        """Hand what is certain of `rows` over to their texts."""
-        if not rows:
-            return
-        ends, finished = (each.tolist() for each in (self.state.answer_ends(), self.state.finished))
-        for row in rows:
-            text, terms = self.texts[row], self.state.terms[row]
-            token_ids = self.state.tokens[row, terms.prompt_length + text.num_tokens : ends[row]].tolist()
-            if token_ids and token_ids[-1] in terms.ends:
-                token_ids.pop()
-            text.read(token_ids, final=finished[row])
-
 
 def open_rows(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]) -> Rows:
     """Check requests against the model and lay out their rows; each is one answer. A row that says nothing of its sampler and
@@ -165,13 +143,14 @@ def open_rows(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: 
         check_token_ids(each, model.vocab_size)
         check_that_tokens_are_left(model, each, ends=row.ends, vocab_size=model.vocab_size)
     state = open_state(prompts, terms, facts=model.facts, device=model.device)
+    texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in settings]
     wanted = [each.logprobs for each in settings if each.logprobs is not None]
     return Rows(
         model=model,
         state=state,
-        policy=open_policy(settings, terms, vocab_size=model.vocab_size, device=model.device),
+        policy=open_policy(settings, terms, vocab_size=model.vocab_size, device=model.device, texts=texts),
         record=open_record(state, num_alternatives=min(max(wanted), model.vocab_size) if wanted else None),
-        texts=[AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in settings],
+        texts=texts,
         started=[started] * len(settings),
     )
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from setblock.decoding.ranges import Range
-from setblock.decoding.setting import Caller, Setting, setting, table_of
+from setblock.decoding.setting import CALLERS, Caller, Setting, setting, table_of
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
+    from setblock.decoding.companion import CompanionMaker
     from setblock.decoding.sampler import Sampler
 
 Method = Literal["sbd", "exact", "ntp"]
@@ -161,6 +162,14 @@ class DecodingSettings:
         Range(-(2**63), 2**63 - 1, words="a number of 64 bits"),
         group="sampling",
         metavar="S",
+    )
+
+    # What goes along with the answer
+    companions: "Sequence[CompanionMaker]" = setting(
+        (),
+        "What goes along with the answer, hears of its tokens and may say what may come next, such as a grammar.",
+        group="answer",
+        but_not=CALLERS,
     )
 
     # What is reported

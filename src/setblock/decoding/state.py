@@ -272,9 +272,14 @@ class BatchState:
 
     def final_end(self) -> Tensor:
         """[B] the position up to which tokens are written and will not change: there are no gaps before it."""
-        end = torch.minimum(self.block_start + self._run(), self.block_end)
-        end = torch.where(self.is_exact, self.verified, end)
-        return torch.where(self.finished, self.answer_end, end)
+        end = self.gapless_end()
+        return torch.where(self.is_exact & ~self.finished, self.verified, end)
+
+    def gapless_end(self) -> Tensor:
+        """[B] the position up to which there is no gap; what stands before it may be a draft."""
+        return torch.where(
+            self.finished, self.answer_end, torch.minimum(self.block_start + self._run(), self.block_end)
+        )
 
     def answer_ends(self) -> Tensor:
         """[B] the position past each answer's last token that will not change, the end-of-text included."""

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from setblock.decoding.companion import Companion
 from setblock.decoding.setting import whole
 from setblock.errors import SetBlockError
 
@@ -118,7 +119,7 @@ def _names_special_token(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
     return any(token.content in text for token in tokenizer.added_tokens_decoder.values() if token.special)
 
 
-class AnswerText:
+class AnswerText(Companion):
     """The text of an answer that grows token by token: append-only, whole characters only, cut before a stop string.
 
     What is found does not depend on how many tokens come at once.
@@ -129,8 +130,8 @@ class AnswerText:
     ) -> None:
         """Stop strings count only from the token after `min_new_tokens` on."""
         self.text = ""
-        self.stop_length: int | None = None  # tokens of the answer when a stop string was whole
         self._tokenizer, self._stop, self._min_new_tokens = tokenizer, tuple(stop), min_new_tokens
+        self.is_lazy = not self._stop
         self._token_ids: list[int] = []
         self._read = self._window = (
             0  # tokens whose text is in `text`; where the window begins that the next are decoded in

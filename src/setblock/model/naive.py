@@ -20,7 +20,8 @@ def full_logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
             last = length if query >= block_start else query + 1
             first = 0 if window is None else max(0, query - window + 1)
             allowed[query, first:last] = True
-        zero_or_least = torch.where(allowed, 0.0, torch.finfo(model.model.dtype).min).to(model.model.dtype)
+        zero = torch.zeros((), dtype=model.model.dtype)
+        zero_or_least = torch.where(allowed, zero, torch.finfo(zero.dtype).min)
         masks[kind] = zero_or_least[None, None].to(model.device)
     positions = torch.arange(length, device=model.device)[None]
     with block_only(model.model, positions >= block_start):

@@ -76,6 +76,7 @@ class BlockSlots:
         )
         state = open_state([written], [terms], facts=self.facts, device=self.device)
         policy = open_policy([settings], [terms], vocab_size=self.vocab_size, device=self.device)
+        policy.companions.hear(state)
         if self._state is not None and self._policy is not None:
             state = BatchState.joined([self._state, state])
             policy = Policy.joined([self._policy, policy], state.terms)

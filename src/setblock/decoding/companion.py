@@ -1,0 +1,57 @@
+"""What goes along with a row: it joins and leaves with it, hears what becomes of its tokens, and may say what may come next.
+
+Knows token ids. Knows nothing of models, states or batches. The text of an answer is a companion; a grammar is another.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+from torch import Tensor
+
+from setblock.decoding.terms import RowTerms
+
+
+class Companion:
+    """Of one row. A subclass overrides what it wants to hear.
+
+    After each pass it is told what has changed, in this order: `retract` and `reveal`, so that it always knows the row's answer
+    as far as it goes without a gap; then `read`, of which nothing is ever taken back.
+
+    Attributes:
+        is_lazy: whether it need not hear of each pass at once, but may be told when somebody asks for its row.
+        constrains: whether it says what may come next. Then, in each pass, it is told tokens tentatively too (by `reveal`, and
+            soon after by `retract`).
+        stop_length: of the answer, in tokens, once the companion wants it to end there; else None.
+    """
+
+    is_lazy: bool = False
+    constrains: bool = False
+    stop_length: int | None = None
+
+    def reveal(self, token_ids: Sequence[int]) -> None:
+        """The answer goes on with these. In method `exact` they may be a draft, and wrong."""
+
+    def retract(self, count: int) -> None:
+        """The last `count` tokens of the answer are void: a draft was corrected, or given up."""
+
+    def read(self, token_ids: Sequence[int], *, final: bool = False) -> None:
+        """The next tokens of the answer are certain, an end-of-text left out. `final`: no more will come."""
+
+    @classmethod
+    def fill(cls, members: Sequence[Self], allowed: Tensor) -> None:
+        """Say what may come next: right after all that each of `members` was told.
+
+        Tokens that end the answer are among them where it may end. Legality after a gap is not known, and never asked for: such
+        positions stay masked. All rows' companions of one class are asked together.
+
+        Args:
+            allowed: [n, V] bool on the CPU, a row for each member, to be set to False where a token may not come next.
+        """
+
+
+class CompanionMaker(Protocol):
+    """What a request carries (`DecodingSettings.companions`), and makes a companion for each of its answers."""
+
+    def companion(self, terms: RowTerms, *, vocab_size: int) -> Companion:
+        """One for a row that is about to begin."""
+        ...

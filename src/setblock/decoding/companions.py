@@ -1,0 +1,128 @@
+"""The companions of a batch's rows: they are told what becomes of their rows, and asked what may come next.
+
+Knows rows of tokens. Knows nothing of logits. Everything it needs of the device is for rows whose companions listen; without
+any, it costs nothing.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from setblock.decoding.companion import Companion
+from setblock.decoding.state import BatchState
+
+
+@dataclass(eq=False)
+class Accompanied:
+    """One row's companions.
+
+    Attributes:
+        companions: all of them.
+        heard: the tokens of the answer that they were told, as far as it goes without a gap.
+        num_read: how many of them were certain.
+        allowed: by place in the answer, what was allowed there when a token was put in its place; of places that are not
+            certain.
+        is_over: whether they were told that no more will come.
+    """
+
+    companions: tuple[Companion, ...]
+    heard: list[int] = field(default_factory=list)
+    num_read: int = 0
+    allowed: dict[int, Tensor] = field(default_factory=dict)
+    is_over: bool = False
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether nobody need hear of each pass at once."""
+        return all(each.is_lazy for each in self.companions)
+
+    @property
+    def guides(self) -> list[Companion]:
+        """Those that say what may come next."""
+        return [each for each in self.companions if each.constrains]
+
+    def tell(self, token_ids: Sequence[int], *, certain: int, ends: Sequence[int], final: bool) -> int | None:
+        """Tell what has changed, and return where the answer is to stop, in tokens, if it is.
+
+        Args:
+            token_ids: the answer from `num_read` on, as far as it goes without a gap.
+            certain: how long the answer is that will not change.
+        """
+        end = next((place + 1 for place, each in enumerate(token_ids) if each in ends), len(token_ids))
+        now, before = list(token_ids[:end]), self.heard[self.num_read :]
+        same = next((place for place, pair in enumerate(zip(now, before, strict=False)) if pair[0] != pair[1]), None)
+        same = min(len(now), len(before)) if same is None else same
+        for each in self.companions:
+            if same < len(before):
+                each.retract(len(before) - same)
+            if same < len(now):
+                each.reveal(now[same:])
+        self.heard[self.num_read :] = now
+        return self._read(certain, ends=ends, final=final)
+
+    def _read(self, certain: int, *, ends: Sequence[int], final: bool) -> int | None:
+        read = self.heard[self.num_read : certain]
+        if read and read[-1] in ends:
+            read.pop()
+        stop: int | None = None
+        for each in self.companions:  # the text comes last: it does not read what comes behind another's stop
+            kept = read if stop is None else read[: max(0, stop - self.num_read)]
+            each.read(kept, final=final)
+            if each.stop_length is not None:
+                stop = each.stop_length if stop is None else min(stop, each.stop_length)
+        for place in range(self.num_read, certain):
+            self.allowed.pop(place, None)
+        self.num_read = max(self.num_read, certain)
+        self.is_over = final
+        return stop
+
+
+class Companions:
+    """Of the rows of a batch."""
+
+    def __init__(self, rows: Sequence[Accompanied]) -> None:
+        self.rows = list(rows)
+        self._listening = [row for row, each in enumerate(self.rows) if not each.is_lazy]
+        self.constrained = [row for row, each in enumerate(self.rows) if each.guides]
+
+    @classmethod
+    def joined(cls, parts: Sequence["Companions"]) -> "Companions":
+        """The rows of several batches."""
+        return cls([row for part in parts for row in part.rows])
+
+    def taken(self, rows: Iterable[int]) -> "Companions":
+        """Those of `rows` alone."""
+        return Companions([self.rows[row] for row in rows])
+
+    def hear(self, state: BatchState, rows: Sequence[int] | None = None) -> None:
+        """Tell what has become of `rows`, or, after a pass, of those whose companions listen. Ends answers that one of them
+        wants to end."""
+        rows = self._listening if rows is None else rows
+        if not rows:
+            return
+        columns = torch.stack([state.gapless_end(), state.answer_ends(), state.finished.long()]).tolist()
+        for row in rows:
+            each, terms = self.rows[row], state.terms[row]
+            if each.is_over:
+                continue
+            end, certain, is_final = (column[row] for column in columns)
+            token_ids = state.tokens[row, terms.prompt_length + each.num_read : max(end, certain)].tolist()
+            certain -= terms.prompt_length
+            stop = each.tell(token_ids, certain=certain, ends=terms.ends, final=bool(is_final))
+            if stop is not None:
+                state.finish(row, end=terms.prompt_length + stop)
+
+    def fill(self, rows: Sequence[int], allowed: Tensor) -> None:
+        """Set `allowed` [n, V] bool to False where a token may not come next in `rows`."""
+        kinds: dict[type[Companion], list[tuple[int, Companion]]] = defaultdict(list)
+        for place, row in enumerate(rows):
+            for guide in self.rows[row].guides:
+                kinds[type(guide)].append((place, guide))
+        for kind, members in kinds.items():
+            part = torch.ones((len(members), allowed.shape[1]), dtype=torch.bool)
+            kind.fill([guide for _, guide in members], part)
+            for (place, _), of_guide in zip(members, part, strict=True):
+                allowed[place] &= of_guide

@@ -1,0 +1,102 @@
+"""Logits under what companions allow: each position of a row is chosen from what may come after all that stands before it.
+
+Knows the order in which companions have to be asked. Where something before a position is neither revealed nor chosen in the
+same pass, what may come there is not known yet, and it stays masked.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from setblock.decoding.choice import Draws, choose_tokens
+from setblock.decoding.companions import Companions
+from setblock.decoding.predictions import Logits
+from setblock.decoding.state import BatchState
+
+
+def guided_commit(state: BatchState, commit: Logits, companions: Companions) -> Logits:
+    """The logits at which drafts are checked. What may come at a place was asked when the draft was made: before it stands
+    the same."""
+    positions, known = commit.positions.tolist(), commit.known.tolist()
+    logits = commit.logits.clone()
+    for row in companions.constrained:
+        start, allowed = state.terms[row].prompt_length, companions.rows[row].allowed
+        for column, is_known in enumerate(known[row]):
+            if is_known:
+                here = allowed[positions[row][column] - start].to(logits.device)
+                logits[row, column] = logits[row, column].masked_fill(~here, -torch.inf)
+    return replace(commit, logits=logits)
+
+
+@dataclass(frozen=True)
+class GuidedBlock:
+    """A block under what companions allow.
+
+    Attributes:
+        logits: those of the block; of constrained rows, -inf where a token may not come.
+        candidates: [B, k] bool, those that are left: of constrained rows, as far as it is known what may come.
+        is_constrained: [B, 1] bool.
+        tentative: [B, k] int64, of constrained rows, the token that each candidate was given so that the next could be asked.
+    """
+
+    logits: Logits
+    candidates: Tensor
+    is_constrained: Tensor
+    tentative: Tensor
+
+    def kept(self, reveal: Tensor, chosen: Tensor, *, revealed: Tensor) -> Tensor:
+        """[B, k] bool, what is revealed of `reveal` [B, k]: of constrained rows, the first candidate at least, and others as
+        far as all before them are revealed, with the `chosen` [B, k] tokens for which they were asked."""
+        is_first = self.candidates & (self.candidates.cumsum(dim=1) == 1)
+        wanted = self.candidates & (reveal | is_first)
+        stands = (revealed | (wanted & (chosen == self.tentative))).long().cumprod(dim=1).bool()
+        before = torch.cat([torch.ones_like(stands[:, :1]), stands[:, :-1]], dim=1)
+        return torch.where(self.is_constrained, wanted & before, reveal)
+
+
+def guided_block(
+    state: BatchState, block: Logits, candidates: Tensor, companions: Companions, *, draws: Draws
+) -> GuidedBlock:
+    """Ask constrained rows' companions, position by position and all rows at once, giving each position a token on the way."""
+    logits, tentative = block.logits.clone(), torch.zeros_like(block.positions)
+    left = candidates.clone()
+    left[companions.constrained] = False
+    wanted, revealed = candidates.tolist(), state.revealed.tolist()
+    walking = list(companions.constrained)
+    told = dict.fromkeys(walking, 0)
+    for column in range(candidates.shape[1]):
+        # 1. Who is still without a gap, and needs to know what may come here?
+        walking = [row for row in walking if revealed[row][column] or wanted[row][column]]
+        asking = [row for row in walking if not revealed[row][column]]
+        if not asking:
+            continue
+        allowed = torch.ones((len(asking), logits.shape[-1]), dtype=torch.bool)
+        companions.fill(asking, allowed)
+
+        # 2. A token for it, unless nothing may come
+        index = torch.tensor(asking, device=logits.device)
+        here = logits[index, column].masked_fill(~allowed.to(logits.device), -torch.inf)
+        logits[index, column] = here
+        chosen = choose_tokens(here[:, None], draws.taken(index), positions=block.positions[index, column][:, None])
+        for place, (row, token_id, is_open) in enumerate(
+            zip(asking, chosen[:, 0].tolist(), allowed.any(dim=1).tolist(), strict=True)
+        ):
+            each = companions.rows[row]
+            if not is_open:
+                walking.remove(row)
+                state.failed[row] |= told[row] == 0  # a dead end; further right, another token may come before it
+                continue
+            left[row, column], tentative[row, column] = True, token_id
+            each.allowed[len(each.heard) + told[row]] = allowed[place]
+            if token_id in state.terms[row].ends:
+                walking.remove(row)
+            told[row] += 1
+            for guide in each.guides:
+                guide.reveal([token_id])
+    for row, count in told.items():
+        for guide in companions.rows[row].guides if count else ():
+            guide.retract(count)
+    is_constrained = torch.zeros_like(state.finished)
+    is_constrained[companions.constrained] = True
+    return GuidedBlock(replace(block, logits=logits), left, is_constrained[:, None], tentative)
