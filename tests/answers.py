@@ -13,10 +13,11 @@ from families import tiny_sbd
 from setblock.decoding.generate import Generation, OpenBatch, open_batch
 from setblock.decoding.samplers import SAMPLERS, BlockView, EntropyBounded, Sampler, Selection
 from setblock.decoding.settings import DecodingSettings
+from setblock.model.protocol import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
 
-def decoded(sbd: SBDModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]) -> OpenBatch:
+def decoded(sbd: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]) -> OpenBatch:
     """The batch after its last step."""
     batch = open_batch(sbd, prompts, settings)
     for _ in batch.steps():
@@ -24,7 +25,9 @@ def decoded(sbd: SBDModel, prompts: Sequence[Sequence[int]], settings: Sequence[
     return batch
 
 
-def answers(sbd: SBDModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]) -> list[Generation]:
+def answers(
+    sbd: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]
+) -> list[Generation]:
     """The answers of one batch."""
     batch = decoded(sbd, prompts, settings)
     return [batch.generation(row) for row in range(len(prompts))]

@@ -24,7 +24,7 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
     """The next pass's inputs, and the outputs at which it is read."""
     # 1. Tokens of the A rows that take part, and what each of them may see
     part, size = plan.part, state.block_width
-    end, is_prefill = part.of(plan.end)[:, None], part.of(state.is_prefill)[:, None]  # [A, 1]
+    end, is_prefill = part.of(plan.end)[:, None], part.of(plan.is_prefill)[:, None]  # [A, 1]
     committed, block_start = part.of(state.committed)[:, None], part.of(state.block_start)[:, None]  # [A, 1]
     positions = committed + torch.arange(plan.queries, device=end.device)  # [A, Q]
     is_real = positions < end
@@ -55,6 +55,7 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
         tokens=tokens,
         positions=safe,
         ends=end[:, 0],
+        is_prefill=is_prefill[:, 0],
         is_real=is_real,
         in_block=in_block,
         limits=limits,

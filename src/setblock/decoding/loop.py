@@ -65,9 +65,9 @@ def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Dec
         policy: its samplers remember the pass.
     """
     # 1. What the pass committed is in the cache; it may be a draft, which is checked
-    ends = Part(feed.rows, batch=feed.batch).put(feed.ends)
+    part = Part(feed.rows, batch=feed.batch)
+    ends, is_prefill = part.put(feed.ends), part.put(feed.is_prefill)
     took_part = ends > state.committed
-    is_prefill = took_part & state.is_prefill
     committed = took_part & ~is_prefill & (state.committed < state.block_start)
     given = read_logits(state, feed, logits)
     state.commit(ends)

@@ -36,14 +36,12 @@ class Span:
 
 def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
     """What the next pass feeds each row, if it is not cut short; nothing where it has ended. Waits for the device."""
-    columns = (
-        state.committed,
-        state.next_end(fuses_commit=fuses_commit),
-        state.block_start,
-        state.is_prefill.long(),
-    )
-    rows = torch.stack(columns, dim=1).tolist()
-    return [Span(start, end, block_start, bool(is_prefill)) for start, end, block_start, is_prefill in rows]
+    end = state.next_end(fuses_commit=fuses_commit)
+    rows = torch.stack((state.committed, end, state.block_start, state.prefill_end), dim=1).tolist()
+    return [
+        Span(start, end, block_start, is_prefill=start < min(end, prefill_end))
+        for start, end, block_start, prefill_end in rows
+    ]
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,7 @@ class PassPlan:
 
     Attributes:
         end: [B] int64, the position up to which each row is fed; where it stands if it takes no part.
+        is_prefill: [B] bool, rows whose pass is over their prompt, or over what they had to give up.
         part: the A rows that are fed.
         queries: Q, tokens that are fed in each row.
         checked: m, outputs of each row at which drafts are checked.
@@ -60,6 +59,7 @@ class PassPlan:
     """
 
     end: Tensor
+    is_prefill: Tensor
     part: "Part"
     queries: int
     checked: int
@@ -89,6 +89,7 @@ def plan_pass(state: BatchState, spans: Sequence[Span], *, fixed_keys: int | Non
     device = state.tokens.device
     return PassPlan(
         end=torch.tensor([span.end for span in spans], device=device),
+        is_prefill=torch.tensor([span.is_prefill for span in spans], device=device),
         part=Part(torch.tensor(fed, device=device), batch=state.batch),
         queries=queries,
         checked=checked,

@@ -67,7 +67,7 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
         state.first_logits = part.put(first, state.first_logits)
 
     # 2. Of a block, a pass says something if it was fed; or where the first token is known as soon as what comes before it is
-    is_answer_start = part.of(state.is_prefill & (state.block_start == state.prompt_length))
+    is_answer_start = feed.is_prefill & (block_start == part.of(state.prompt_length))
     says = ((feed.ends > block_start) | part.of(state.is_ntp) | is_answer_start)[:, None]
 
     # 3. From the A rows that took part to all B

@@ -117,6 +117,10 @@ class BatchState:
         return self.is_ntp | self.is_exact if any(each.method != "sbd" for each in self.terms) else None
 
     @cached_property
+    def _has_exact(self) -> bool:
+        return any(each.method == "exact" for each in self.terms)
+
+    @cached_property
     def _has_adaptive(self) -> bool:
         return any(each.adaptive_blocks for each in self.terms)
 
@@ -148,8 +152,8 @@ class BatchState:
         here = self.tokens.gather(1, self.block_positions)
         self.tokens.scatter_(1, self.block_positions, torch.where(reveal, chosen, here))
         self.revealed |= reveal
-        # The first token of an exact row's block comes from the causal logits after all that is verified.
-        self.verified = torch.where(reveal[:, 0] & self.is_exact, self.block_start + 1, self.verified)
+        if self._has_exact:  # the first token of a block comes from the causal logits after all that is verified
+            self.verified = torch.where(reveal[:, 0] & self.is_exact, self.block_start + 1, self.verified)
 
     def advance(self) -> None:
         """After a pass: finish rows whose answer is whole, open the next block of rows that are done with theirs."""
@@ -166,9 +170,13 @@ class BatchState:
         length = needed.sum(dim=1)
         run = torch.minimum(self._run(), length)
         whole = run == length
-        submitted = self.is_exact & (self.committed == self.block_start) & (run > 0)
-        drafted = submitted & (whole | (self.block_passes >= self.draft_passes))
-        done = torch.where(self.is_exact, drafted, whole | (self.is_adaptive & (run > 0)))
+        done = whole
+        if self._has_adaptive:
+            done = whole | (self.is_adaptive & (run > 0))
+        if self._has_exact:
+            submitted = self.is_exact & (self.committed == self.block_start) & (run > 0)
+            drafted = submitted & (whole | (self.block_passes >= self.draft_passes))
+            done = torch.where(self.is_exact, drafted, done)
         ended = (ends & needed).any(dim=1) & whole
         beyond = self._shifted(run) & (self.is_adaptive & ~whole)[:, None] if self._has_adaptive else None
         # 3. The next one, after the answer's end an empty one
@@ -273,6 +281,8 @@ class BatchState:
     def final_end(self) -> Tensor:
         """[B] the position up to which tokens are written and will not change: there are no gaps before it."""
         end = self.gapless_end()
+        if not self._has_exact:
+            return end
         return torch.where(self.is_exact & ~self.finished, self.verified, end)
 
     def gapless_end(self) -> Tensor:

@@ -184,6 +184,7 @@ def _step(
         tokens=torch.stack([expected.rows[row][safe[number]] for number, row in enumerate(rows)]),
         positions=safe,
         ends=end[:, 0],
+        is_prefill=torch.zeros_like(index, dtype=torch.bool),
         is_real=is_real,
         in_block=in_block,
         limits=torch.where(in_block, end, positions + 1).masked_fill(~is_real, 1),

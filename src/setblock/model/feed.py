@@ -18,6 +18,7 @@ class Feed:
         tokens: [A, Q] int64, mask tokens included. Anything where not real.
         positions: [A, Q] int64; 0 where not real.
         ends: [A] int64, the position past the last token that each row is fed.
+        is_prefill: [A] bool, rows that are fed a part of their prompt, or once more what they had to give up.
         is_real: [A, Q] bool; the rest is padding.
         in_block: [A, Q] bool, tokens of the future block. Where the runner does not fuse commits, all of a row's or none.
         limits: [A, Q] int64, the first position that each token must not see.
@@ -33,6 +34,7 @@ class Feed:
     tokens: Tensor
     positions: Tensor
     ends: Tensor
+    is_prefill: Tensor
     is_real: Tensor
     in_block: Tensor
     limits: Tensor

@@ -158,6 +158,7 @@ class BlockSlots:
         cut = torch.where(state.is_prefill, whole, torch.minimum(whole, state.committed + part.put(fed)))
         has_exact = any(terms.method == "exact" for terms in state.terms)
         return PassPlan(
+            is_prefill=state.is_prefill,
             end=cut if len(part.rows) == state.batch else part.put(part.of(cut), state.committed.clone()),
             part=part,
             queries=self.block_size,
