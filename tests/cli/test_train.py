@@ -207,7 +207,7 @@ def test_a_reporter_that_is_not_installed(run, recipe, tmp_path, reporter):
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ("task=chess", "evaluate_decoding.task must be one of installed-functions, line-copy, "),
+        ("task=chess", "evaluate_decoding.task must be one of extraction, extraction-unseen, "),
         ("every=0", "evaluate_decoding.every: "),
         ("gammas=[-1]", "gamma must be"),
     ],
