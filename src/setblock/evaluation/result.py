@@ -104,7 +104,7 @@ class Result:
         return nfe_speedup(ntp_passes=sum(ntp[i] for i in examples), passes=sum(passes[i] for i in examples))
 
     def figures(self) -> dict[str, Any]:
-        """All that can be said of it, for JSON; the README says how passes are counted."""
+        """All that can be said of it, for JSON; docs/method.md describes how passes are counted."""
         point, outcomes, ntp = self.point.to_json(), self.outcomes, self.plain
         interval, task = self.accuracy_interval, self.run["task"]
         return {
