@@ -1,6 +1,7 @@
 """The site: the reference pages are written from the code, and every page has its place."""
 
 import dataclasses
+import re
 import runpy
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import pytest
 import typer
 import yaml
 
+from setblock.data.section import TextsSection
 from setblock.decoding.settings import DecodingSettings
+from setblock.training.adapters import AdapterSection
 from setblock.training.config import SBDConfig
-from setblock.training.recipe import Recipe
+from setblock.training.recipe import ModelSection, Recipe
 
 ROOT = Path(__file__).parent.parent
 
@@ -76,10 +79,13 @@ def test_command_line_has_every_option():
 
 
 def test_recipe_keys_has_every_key():
-    module = hook("recipe_keys")
-    page = module["page"]()
-    for section in Recipe.model_fields:
-        assert f"## {section}\n" in page
+    page = hook("recipe_keys")["page"]()
+    sections = dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL))
+    assert set(Recipe.model_fields) <= set(sections)
+    for name, section in {"model": ModelSection, "data": TextsSection, "adapter": AdapterSection}.items():
+        for key, field in section.model_fields.items():
+            assert f"| `{key}` |" in sections[name], key
+            assert field.description or key.endswith("_column") or key == "evaluation", key
     training = page.partition("## training\n")[2]
     theirs = {field.name for field in dataclasses.fields(SBDConfig.__mro__[1])}
     for field in dataclasses.fields(SBDConfig):
