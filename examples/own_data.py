@@ -12,7 +12,6 @@ import torch
 
 import setblock
 from setblock.data import RowDataset, encode_pairs, unpacked
-from setblock.data.packing import RowCollator
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.training import SBDConfig, SBDTrainer
 
@@ -26,7 +25,7 @@ PAIRS = [
 
 def main() -> None:
     """Load, train, save."""
-    # 1. A model, with a mask token. One that was never trained for blocks says so; that is what we are here for.
+    # 1. A model. One that was never trained for blocks says so; that is what we are here for.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         sbd = setblock.load(sys.argv[1] if len(sys.argv) > 1 else BUNDLED_MODEL, dtype=torch.float32)
@@ -41,18 +40,10 @@ def main() -> None:
         dataloader_pin_memory=torch.cuda.is_available(),
         report_to="none",
     )
-    facts = sbd.prepare_for_training(block_sizes=args.block_sizes, logit_shift=args.logit_shift)
 
-    # 2. Train on a row for each pair
-    trainer = SBDTrainer(
-        sbd.model,
-        args,
-        mask_token_id=facts.mask_token_id,
-        end_of_text_id=sbd.end_of_text_ids[0],
-        train_dataset=RowDataset(unpacked(encode_pairs(sbd.tokenizer, PAIRS))),
-        data_collator=RowCollator(pad_token_id=sbd.end_of_text_ids[0]),
-    )
-    trainer.train()
+    # 2. Train on a row for each pair; the trainer gives the model its mask token, if it has none, and draws the noise
+    rows = RowDataset(unpacked(encode_pairs(sbd.tokenizer, PAIRS)))
+    SBDTrainer(sbd, args, train_dataset=rows).train()
 
     # 3. Save: a folder that `setblock.load`, the command line and plain Transformers all read
     sbd.save(args.output_dir)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from setblock.model.facts import SBDFacts
 from setblock.model.sbd_model import SBDModel
 
 CONTEXT = 128
@@ -66,6 +67,11 @@ def tiny_model(
     attention = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).eval()
+
+
+def with_mask_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, mask_token_id: int = 1) -> SBDModel:
+    """A model for tests of training that never look at text: one of its own ids serves as its mask token."""
+    return SBDModel(model, tokenizer, facts=SBDFacts(mask_token_id=mask_token_id))
 
 
 def tiny_sbd(family: str, tokenizer: PreTrainedTokenizerBase, *, mode: str = "unshifted", **overrides: Any) -> SBDModel:

@@ -14,6 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from setblock.data.packing import PADDING
+from setblock.training.collator import Preparation
 from setblock.training.inspection import inspected_row
 from setblock.training.recipe import load_recipe
 from setblock.training.trainer import SBDTrainer
@@ -125,17 +126,20 @@ def test_of_a_stream(run, recipe, chats):
 def test_what_is_shown_is_what_is_trained_on(run, recipe, monkeypatch):
     """Every row that the trainer gets is the one of its number, and the noise of the first step is that step's."""
     trained: list[tuple[int, Any, Any]] = []
-    training_inputs = SBDTrainer.training_inputs
+    made = Preparation.inputs
 
     def spy(self, rows, *, step, block_size):
-        inputs = training_inputs(self, rows, step=step, block_size=block_size)
+        inputs = made(self, rows, step=step, block_size=block_size)
         trained.append((step, rows, inputs))
         return inputs
 
-    monkeypatch.setattr(SBDTrainer, "training_inputs", spy)
-    assert run("train", recipe, "--set", "training.max_steps=1").code == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(Preparation, "inputs", spy)
+        assert run("train", recipe, "--set", "training.max_steps=1").code == 0
     checked, arguments = load_recipe(recipe)
-    for _, rows, inputs in trained:
+    of_first_step = [(rows, inputs) for step, rows, inputs in trained if step == 0]  # others were made ahead
+    assert of_first_step
+    for rows, inputs in of_first_step:
         for b, index in enumerate(rows["row_ids"].tolist()):
             shown = inspected_row(checked, arguments, row=index)
             assert torch.equal(shown.inputs.input_ids[0, :64], rows["input_ids"][b])

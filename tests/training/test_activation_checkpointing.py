@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from setblock.data.documents import Document
-from setblock.data.packing import RowCollator, RowDataset, unpacked
-from setblock.training.adapters import AdapterSection, add_adapter
+from setblock.data.packing import RowDataset, unpacked
+from setblock.training.adapters import AdapterSection
 from setblock.training.config import SBDConfig
 from setblock.training.trainer import SBDTrainer
 
@@ -28,15 +28,9 @@ def gradients(
     """Of one training step by the trainer."""
     sbd = tiny_sbd(family, tokenizer)
     assert sbd.facts is not None
-    model = sbd.model
-    if adapter is not None:
-        torch.manual_seed(0)
-        model = add_adapter(sbd, adapter)
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.data.normal_()
+    torch.manual_seed(0)
     trainer = SBDTrainer(
-        model,
+        sbd,
         SBDConfig(
             output_dir=str(folder),
             max_steps=1,
@@ -49,11 +43,12 @@ def gradients(
             disable_tqdm=True,
             **options,
         ),
-        mask_token_id=sbd.facts.mask_token_id,
-        end_of_text_id=0,
+        adapter=adapter,
         train_dataset=RowDataset(unpacked(documents)),
-        data_collator=RowCollator(pad_token_id=0),
     )
+    for name, parameter in trainer.model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_()
     found: dict[str, Tensor] = {}
     clear = trainer.model.zero_grad
 

@@ -25,6 +25,7 @@ from setblock.model.sbd_model import SBDModel
 from setblock.training import result
 from setblock.training.adapters import AdapterSection, add_adapter
 from setblock.training.checkpoints import newest_checkpoint
+from setblock.training.collator import Preparation
 from setblock.training.inputs import TrainingInputs
 from setblock.training.recipe import load_recipe
 from setblock.training.train import train
@@ -182,8 +183,7 @@ def test_block_decoding_uses_the_adapter_as_the_naive_twin_does(
 ) -> None:
     adapted, closed = load(noisy), load(noisy)
     assert adapted.gate is not None
-    closed.gate = None  # what decoding would be if the adapter were left out
-    settings = DecodingSettings(method="sbd", block_size=4, max_new_tokens=24)
+    delattr(closed.model, "_setblock_gate")  # what decoding would be if the adapter were left out
     sampler = EntropyBounded(gamma=1.0)
     settings = DecodingSettings(method="sbd", block_size=4, max_new_tokens=24, sampler=sampler)
     fast = generate_batch(adapted, PROMPTS, settings=settings, raw=True)
@@ -315,26 +315,24 @@ def test_the_adapter_acts_on_the_noisy_half_of_a_training_pass(
 ) -> None:
     """Seen from where it matters: in every pass of every step, which tokens the adapter's layers change."""
     inputs: list[TrainingInputs] = []
-    acted: list[Tensor | None] = []
-    made = SBDTrainer.training_inputs
+    acted: list[Tensor] = []
+    made = Preparation.inputs
 
-    def spy(self: SBDTrainer, rows: Any, **kwargs: Any) -> Any:
+    def spy(self: Preparation, rows: Any, **kwargs: Any) -> Any:
         inputs.append(made(self, rows, **kwargs))
         return inputs[-1]
 
-    def watch(self: Gate, module: Any, args: Any, delta: Tensor) -> Tensor | None:
-        ones = gated(self, module, args, torch.ones_like(delta))
-        acted.append((delta if ones is None else ones).bool().all(dim=-1))
-        return gated(self, module, args, delta)
+    def watch(self: Gate, update: Tensor) -> Tensor:
+        acted.append(gated(self, torch.ones_like(update)).bool().all(dim=-1))
+        return gated(self, update)
 
     gated = Gate._gated
     monkeypatch.setattr(Gate, "_gated", watch)
-    monkeypatch.setattr(SBDTrainer, "training_inputs", spy)
+    monkeypatch.setattr(Preparation, "inputs", spy)
     recipe, args = load_recipe(
         recipe_of(base, tmp_path, only_noisy=True), overrides={"model.attn_implementation": attention}
     )
     train(recipe, args)
-    acted = [each for each in acted if each.any()]  # the head is tried out with the adapter closed
     assert len(inputs) == STEPS
     assert len(acted) % STEPS == 0
     layers = len(acted) // STEPS

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from families import FAMILIES, tiny_model
 from setblock.data.documents import Document
 from setblock.data.packing import RowCollator, RowDataset, pack
-from setblock.training.cross_entropy import chunked_cross_entropy
+from setblock.training.cross_entropy import chunked_loss, cross_entropies
 from setblock.training.forward import training_loss
 from setblock.training.head import split_head
 from setblock.training.inputs import TrainingInputs, doubled_inputs
@@ -160,8 +160,8 @@ def test_weights_and_scale_of_the_gradient() -> None:
     targets, weights = torch.tensor([0, 3, 1, 1, 2]), torch.tensor([1.0, 0.0, 2.0, 0.5, 1.0])
     hidden.requires_grad_()
     weight.requires_grad_()
-    total, losses = chunked_cross_entropy(
-        hidden, targets, weights, head=lambda h: h @ weight.T, parameters=[weight], chunk=2
+    total, losses = chunked_loss(
+        hidden, weights, cross_entropies(targets), head=lambda h: h @ weight.T, parameters=[weight], chunk=2
     )
     (total * 0.25).backward()
     found = hidden.grad, weight.grad

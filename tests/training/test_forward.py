@@ -31,7 +31,9 @@ def row_of(length: int, batch: int = 1) -> TrainingInputs:
     none = Targets(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
     same = torch.zeros((batch, length), dtype=torch.long)
     runs = (RowRuns((Run(length, 0),)),) * batch
-    return TrainingInputs(same + 2, positions, same, same + CLEAN, positions + 1, none, none, positions[0, :0], runs)
+    return TrainingInputs(
+        same + 2, positions, same, same + CLEAN, positions + 1, none, none, *[positions[0, :0]] * 2, runs
+    )
 
 
 def doubled_row_of(length: int, batch: int = 1) -> TrainingInputs:
@@ -177,7 +179,10 @@ def test_noisy_blocks_see_no_keys_behind_them(monkeypatch: pytest.MonkeyPatch) -
     )
     model = model_of("llama")
     training_logits(model, inputs, torch.zeros(0, dtype=torch.long))
-    of_layer = [(40, 40), *((20, earlier + 20) for earlier in (5, 15, 25, 35))]
+    heads = (
+        model.config.num_attention_heads // model.config.num_key_value_heads
+    )  # those that share keys go side by side
+    of_layer = [(40, 40), *((heads * 20, earlier + 20) for earlier in (5, 15, 25, 35))]
     assert attended == of_layer * model.config.num_hidden_layers
 
 

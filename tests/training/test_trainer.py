@@ -1,16 +1,22 @@
 """The trainer: accumulation, block sizes, logs, evaluation; and that a model learns."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 
-from families import tiny_model
+from families import tiny_model, with_mask_token
+from measuring.synchronisations import Synchronisations
 from setblock.data.documents import Document
-from setblock.data.packing import RowCollator, RowDataset, unpacked
+from setblock.data.packing import RowDataset, unpacked
 from setblock.errors import SetBlockError
+from setblock.model.sbd_model import SBDModel
+from setblock.training.adapters import AdapterSection
+from setblock.training.collator import Preparation
 from setblock.training.config import SBDConfig
 from setblock.training.trainer import SBDTrainer
 
@@ -30,8 +36,10 @@ Make = Callable[..., SBDTrainer]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Make:
-    def made(*, documents: int = 8, mask: int | None = MASK, **options: Any) -> SBDTrainer:
+def make(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Make:
+    def made(
+        *, documents: int = 8, mask: int | None = MASK, adapter: AdapterSection | None = None, **options: Any
+    ) -> SBDTrainer:
         defaults = {
             "output_dir": str(tmp_path),
             "use_cpu": True,
@@ -46,14 +54,10 @@ def make(tmp_path: Path) -> Make:
             "dataloader_pin_memory": False,
         }
         data = RowDataset(unpacked(some_documents(documents)))
+        model = tiny_model("llama", vocab_size=VOCABULARY, num_hidden_layers=2, initializer_range=0.2)
+        sbd = SBDModel(model, tokenizer) if mask is None else with_mask_token(model, tokenizer, mask_token_id=mask)
         return SBDTrainer(
-            tiny_model("llama", vocab_size=VOCABULARY, num_hidden_layers=2, initializer_range=0.2),
-            SBDConfig(**(defaults | options)),
-            mask_token_id=mask,
-            end_of_text_id=END,
-            train_dataset=data,
-            eval_dataset=data,
-            data_collator=RowCollator(pad_token_id=END),
+            sbd, SBDConfig(**(defaults | options)), adapter=adapter, train_dataset=data, eval_dataset=data
         )
 
     return made
@@ -94,7 +98,7 @@ def test_loss_is_eq_14_per_next_token_target(make: Make) -> None:
     keep = trainer._take_means
 
     def spy(prefix: str) -> dict[str, float]:
-        sums.update(trainer._sums)
+        sums.update({name: float(value) for name, value in trainer._sums.items()})
         return keep(prefix)
 
     trainer._take_means = spy  # type: ignore[method-assign]
@@ -122,30 +126,107 @@ def test_the_ntp_term_can_be_dropped(make: Make) -> None:
 
 def test_block_size_draw(make: Make) -> None:
     """Every size of the set, evenly, and a function of seed and step alone."""
-    trainer = make()
-    sizes = [trainer.block_size_of(step) for step in range(3000)]
+
+    def sizes_of(steps: int = 3000, **options: Any) -> list[int]:
+        preparation = make(**options)._preparation
+        return [preparation.block_size(step, max_steps=steps) for step in range(steps)]
+
+    sizes = sizes_of()
     assert set(sizes) == set(range(2, 17))
     expected = len(sizes) / 15
     assert sum((sizes.count(k) - expected) ** 2 / expected for k in set(sizes)) < 14 + 4 * (2 * 14) ** 0.5
     for options, same in (({}, True), ({"seed": 1}, False)):
-        other = make(**options)
-        assert (sizes == [other.block_size_of(step) for step in range(3000)]) is same
-    only_eight = make(block_sizes=[8])
-    assert {only_eight.block_size_of(step) for step in range(20)} == {8}
+        assert (sizes == sizes_of(**options)) is same
+    assert set(sizes_of(20, block_sizes=[8])) == {8}
 
 
-def test_a_step_uses_the_block_size_drawn_for_it(make: Make) -> None:
-    trainer = make(max_steps=3, per_device_train_batch_size=2, gradient_accumulation_steps=2, block_sizes=[2, 5, 9])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_step_uses_the_block_size_drawn_for_it(
+    make: Make, workers: int, persistent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every epoch, of which the last steps have fewer batches, and whoever makes the batches."""
+    if persistent and not workers:
+        pytest.skip("no worker persists")
+    trainer = make(
+        documents=10,
+        max_steps=7,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        block_sizes=[2, 5, 9, 13],
+        dataloader_num_workers=workers,
+        dataloader_persistent_workers=persistent,
+    )
     used: list[tuple[int, int]] = []
-    inner = trainer.training_inputs
+    drawn: list[tuple[int, int]] = []
+    compute_loss, made = trainer.compute_loss, Preparation.inputs
 
-    def spy(rows: Any, *, step: int, block_size: int) -> Any:
-        used.append((step, block_size))
-        return inner(rows, step=step, block_size=block_size)
+    def spy(model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        used.append((trainer.state.global_step, inputs["step"]))
+        return compute_loss(model, inputs, *args, **kwargs)
 
-    trainer.training_inputs = spy  # type: ignore[method-assign]
+    def draw(self: Preparation, rows: Any, *, step: int, block_size: int) -> Any:
+        drawn.append((step, block_size))
+        return made(self, rows, step=step, block_size=block_size)
+
+    trainer.compute_loss = spy  # type: ignore[method-assign]
+    monkeypatch.setattr(Preparation, "inputs", draw)
     trainer.train()
-    assert used == [(s, trainer.block_size_of(s)) for s in (0, 0, 1, 1, 2, 2)]
+    expected = (0, 0, 1, 1, 2, 3, 3, 4, 4, 5, 6, 6)
+    assert used == [(s, s) for s in expected]
+    if not workers:  # else they are drawn elsewhere, and the next test compares them
+        assert drawn[: len(used)] == [(s, trainer._preparation.block_size(s, max_steps=7)) for s in expected]
+
+
+def test_workers_draw_the_noise_that_the_process_would(make: Make) -> None:
+    weights = []
+    for workers in (0, 2):
+        trainer = make(max_steps=3, per_device_train_batch_size=2, dataloader_num_workers=workers)
+        trainer.train()
+        weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"objective": "ntp"},
+        {"distillation_weight": 0.5, "cross_entropy": "chunked"},
+        {"adapter": AdapterSection(only_noisy=True)},
+    ],
+    ids=lambda options: "-".join(options) or "sbd",
+)
+def test_a_step_waits_for_the_device_in_its_optimiser_alone(make: Make, options: dict[str, Any]) -> None:
+    """Between two logs. Batches are made by a worker, so that what is done on the host in any case is not counted."""
+    trainer = make(
+        documents=32,
+        max_steps=4,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        max_grad_norm=1.0,
+        logging_steps=4,
+        optim="adamw_torch",
+        dataloader_num_workers=1,
+        **options,
+    )
+    seen: list[Counter[str]] = []
+
+    class Watch(TrainerCallback):
+        def keep(self, *args: Any, **kwargs: Any) -> None:
+            seen.append(waits.counts.copy())
+
+        on_step_begin = on_pre_optimizer_step = on_optimizer_step = on_step_end = keep
+
+    trainer.add_callback(Watch())
+    with Synchronisations() as waits:
+        trainer.train()
+    assert len(seen) == 4 * 4
+    for step in (1, 2):  # neither the first one's set-up nor a log
+        begin, before, after, end = seen[4 * step : 4 * step + 4]
+        assert before - begin == Counter()
+        assert end - after == Counter()
+        assert seen[4 * step + 4] - end == Counter()
 
 
 @pytest.mark.parametrize("objective", ["sbd", "ntp"])
@@ -161,10 +242,16 @@ def test_evaluation_logs_both_terms_and_repeats(make: Make, objective: str) -> N
     assert [entry["eval_ntp_loss"] for entry in history] == [history[0]["eval_ntp_loss"]] * 2
 
 
-def test_sbd_needs_a_mask_token(make: Make) -> None:
-    with pytest.raises(ValueError, match="objective 'sbd' needs a mask token"):
-        make(mask=None)
-    make(mask=None, objective="ntp")
+def test_a_model_without_a_mask_token_gets_one(make: Make) -> None:
+    assert make(mask=None)._preparation.mask_token_id is not None
+    assert make(mask=None, objective="ntp")._preparation.mask_token_id is None
+
+
+def test_what_it_took_before_is_told_what_it_takes_now(make: Make) -> None:
+    with pytest.raises(
+        TypeError, match=r"SBDTrainer takes an SBDModel, as setblock\.load gives it, not LlamaForCausalLM"
+    ):
+        SBDTrainer(make().model, make().args, mask_token_id=MASK, end_of_text_id=END)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

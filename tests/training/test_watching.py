@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState, TrainingArguments
 
 from families import tiny_model
 from setblock.errors import SetBlockWarning
@@ -99,9 +99,12 @@ def test_hardware_by_the_name_of_its_driver(device: str, row: str | None) -> Non
     assert hardware_of_device(device) is (None if row is None else HARDWARE[row])
 
 
-def test_speed_and_the_share_of_the_peak_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_and_the_share_of_the_peak_are_logged(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from setblock.data.documents import Document
-    from setblock.data.packing import RowCollator, RowDataset, unpacked
+    from setblock.data.packing import RowDataset, unpacked
+    from setblock.model.sbd_model import SBDModel
     from setblock.training.config import SBDConfig
     from setblock.training.throughput import StepClock
     from setblock.training.trainer import SBDTrainer
@@ -110,7 +113,7 @@ def test_speed_and_the_share_of_the_peak_are_logged(tmp_path: Path, monkeypatch:
     documents = [Document(torch.randint(2, 60, (n,), generator=generator).tolist(), [True] * n) for n in (9, 12)]
     peak = 1e9
     trainer = SBDTrainer(
-        tiny_model("llama", vocab_size=60, num_hidden_layers=1),
+        SBDModel(tiny_model("llama", vocab_size=60, num_hidden_layers=1), tokenizer),
         SBDConfig(
             output_dir=str(tmp_path),
             max_steps=1,
@@ -122,11 +125,8 @@ def test_speed_and_the_share_of_the_peak_are_logged(tmp_path: Path, monkeypatch:
             save_strategy="no",
             disable_tqdm=True,
         ),
-        mask_token_id=None,
-        end_of_text_id=0,
         peak=peak,
         train_dataset=RowDataset(unpacked(documents)),
-        data_collator=RowCollator(pad_token_id=0),
     )
     monkeypatch.setattr(StepClock, "take", lambda self: 2.0)
     trainer.train()

@@ -9,8 +9,10 @@ training, those of the future block in decoding. All others, and all of the key-
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -23,7 +25,11 @@ _GATE = "_setblock_gate"
 
 
 class Gate:
-    """Says which tokens of a pass the adapter of a model acts on. As long as nothing is said, it acts on none."""
+    """Says which tokens of a pass the adapter of a model acts on. As long as nothing is said, it acts on none.
+
+    PEFT's layers are switched off, and the gate adds their updates itself to what their base layers give, so that a pass
+    through a closed gate is the base model's own and costs no more.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         """Args: a model with LoRA layers, whose gate this becomes.
@@ -43,8 +49,11 @@ class Gate:
                     f"adapter.only_noisy can't be had with {name}, whose weights PEFT changes for all tokens at once: name "
                     "other layers in adapter.target_modules, such as [q_proj, k_proj, v_proj, o_proj]"
                 )
-            for second in layer.lora_B.values():
-                second.register_forward_hook(self._gated)
+            trained = [parameter for parameter in cast(nn.Module, layer).parameters() if parameter.requires_grad]
+            layer.enable_adapters(False)
+            for parameter in trained:
+                parameter.requires_grad_(True)
+            layer.get_base_layer().register_forward_hook(partial(self._updated, layer))
         setattr(model, _GATE, self)
 
     def set(self, tokens: Tensor | None) -> None:
@@ -52,11 +61,21 @@ class Gate:
 
         Stays so until it is said otherwise: with activation checkpointing, the backward pass runs layers again.
         """
-        self._tokens, self._is_open = tokens, False
+        self._tokens, self._is_open = tokens, tokens is not None
 
     def open(self) -> None:
         """Let it act on all tokens of the next passes, until it is said otherwise."""
         self._tokens, self._is_open = None, True
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Act on none for a while."""
+        before = self._tokens, self._is_open
+        self.set(None)
+        try:
+            yield
+        finally:
+            self._tokens, self._is_open = before
 
     @contextmanager
     def open_at(self, tokens: Tensor) -> Iterator[None]:
@@ -67,18 +86,53 @@ class Gate:
         finally:
             self.set(None)
 
-    def _gated(self, module: nn.Module, args: tuple[Any, ...], delta: Tensor) -> Tensor:
-        """[B, T, D] or, where a layer sees its tokens in a row, [B * T, D]."""
-        if self._is_open:
-            return delta
+    def _updated(self, layer: Any, base: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        """What a layer gives: the base layer's output plus the update where the gate is open."""
+        if not self._is_open:
+            return None
+        assert layer.disable_adapters, "PEFT would add the update once more"
+        (name,) = layer.active_adapters
+        first, second, scaling = layer.lora_A[name], layer.lora_B[name], layer.scaling[name]
+        is_cast = torch.is_autocast_enabled(output.device.type)
+        inside = first(layer.lora_dropout[name](args[0] if is_cast else args[0].to(first.weight.dtype)))
+        if torch.is_grad_enabled() and inside.dtype == output.dtype and type(base) is nn.Linear:
+            add: Any = _AddedUpdate.apply
+            updated: Tensor = add(output, self._gated(inside), second.weight.to(output.dtype), scaling)
+            return updated
+        summed: Tensor = output + self._gated(second(inside)) * scaling
+        return summed.to(output.dtype)
+
+    def _gated(self, update: Tensor) -> Tensor:
+        """[B, T, ...] or, where a layer sees its tokens in a row, [B * T, ...]; zeros for tokens it does not act on."""
         if self._tokens is None:
-            return delta.new_zeros(()).expand_as(delta)
-        if delta.shape[:-1].numel() != self._tokens.numel():
+            return update
+        if update.shape[:-1].numel() != self._tokens.numel():
             raise SetBlockError(
                 "an adapter on noisy tokens only needs layers that see every token of a pass, and one sees a part"
             )
         # Not a product: what is not a number stays so when multiplied by 0.
-        return delta.masked_fill(~self._tokens.reshape(*delta.shape[:-1], 1), 0)
+        return update.masked_fill(~self._tokens.reshape(*update.shape[:-1], 1), 0)
+
+
+class _AddedUpdate(torch.autograd.Function):
+    """`output` [..., D] + scaling * `inside` [..., r] @ `weight` [D, r]ᵀ, in place: what a linear layer gives is not needed for
+    its own backward pass. As PEFT has it, three more passes over all outputs go through memory."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, inside: Tensor, weight: Tensor, scaling: float) -> Tensor:
+        ctx.save_for_backward(inside, weight)
+        ctx.scaling = scaling
+        output.view(-1, output.shape[-1]).addmm_(inside.reshape(-1, inside.shape[-1]), weight.t(), alpha=scaling)
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        inside, weight = ctx.saved_tensors
+        flat = gradients[0].reshape(-1, weight.shape[0])
+        of_inside = (flat @ weight).mul_(ctx.scaling).view_as(inside)
+        of_weight = (flat.t() @ inside.reshape(-1, inside.shape[-1])).mul_(ctx.scaling)
+        return gradients[0], of_inside, of_weight, None
 
 
 @contextmanager

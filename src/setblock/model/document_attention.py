@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -100,10 +101,10 @@ def document_masks(
     """
 
     def realise(window: int | None) -> Tensor:
-        mask_mod, head = mask_mod_for(window), torch.zeros((), dtype=torch.long, device=device)
+        mask_mod, head = mask_mod_for(window), torch.zeros((1, 1), dtype=torch.long, device=device)
         masks = [torch.zeros(0, dtype=torch.bool, device=device)]
         for number, row in enumerate(layout.rows):
-            b = torch.full((), number, device=device)
+            b = torch.full((1, 1), number, device=device)  # not a scalar: indexing by one reads it back
             masks += [mask_mod(b, head, q[:, None], k[None]).flatten() for q, k in _places(layout, row, device)]
         return torch.cat(masks)[None, None, None]
 
@@ -191,10 +192,32 @@ def _document_sdpa(
                     for whole, part in zip(clean, (k, v), strict=True)
                 )
             mask = next(masks).view(1, 1, run.length, -1) if has_mask else None
-            how = kwargs if has_mask else {**kwargs, "is_causal": True}
-            outputs.append(sdpa(module, q, k, v, mask, **how)[0])
+            outputs.append(_attended(module, q, k, v, mask, **kwargs))
         attended.append(torch.cat(outputs, dim=1))
     return torch.cat(attended), None
+
+
+def _attended(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+) -> Tensor:
+    """One run: query [1, H, q, D], key and value [1, H', k, D], mask [1, 1, q, k] or None for causal. Returns [1, q, H, D].
+
+    Query heads that share keys go side by side, as more queries, where Transformers would repeat the keys for each.
+    """
+    heads, groups = query.shape[1], query.shape[1] // key.shape[1]
+    if mask is None or groups == 1:
+        how = {**kwargs, "is_causal": True} if mask is None else kwargs
+        result: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **how)
+        return result[0]
+    found = functional.scaled_dot_product_attention(
+        query.reshape(1, heads // groups, -1, query.shape[-1]),
+        key,
+        value,
+        attn_mask=mask.repeat(1, 1, groups, 1),
+        dropout_p=kwargs.get("dropout", 0.0),
+        scale=kwargs.get("scaling"),
+    )
+    return found.view(1, heads, -1, value.shape[-1]).transpose(1, 2)
 
 
 def _document_flex(

@@ -1,18 +1,19 @@
 """`SBDConfig`: what Set Block Decoding adds to Transformers' `TrainingArguments`."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 from transformers import TrainingArguments
 
-from setblock.training.noising import MaskPlaces, MaskRatePer, NoiseOn, Noising
+from setblock.training.noising import Noising
 
 Teacher = Literal["clean_half", "base"]
 
 
 @dataclass
-class SBDConfig(TrainingArguments):
-    """Training arguments. Only what differs from `transformers.TrainingArguments` is described here.
+class SBDConfig(Noising, TrainingArguments):
+    """Training arguments. Only what differs from `transformers.TrainingArguments` is described here; the options of the noisy
+    half, which are fields as well, are described in `setblock.training.noising.Noising`.
 
     `setblock.training.noising.Noising` describes the options of the noisy half: `mask_rate_per`, `noise_on`, `noisy_copies`,
     `complete_last_block`, `random_offsets`, `complementary_masks`, `full_mask_share` and `mask_places`.
@@ -47,60 +48,35 @@ class SBDConfig(TrainingArguments):
     first_token_from_causal: bool = False
     matrix_optimizer: Literal["adamw", "muon"] = "adamw"
     cross_entropy: Literal["auto", "plain", "chunked", "liger"] = "auto"
-    mask_rate_per: MaskRatePer = "document"
-    noise_on: NoiseOn = "document"
-    noisy_copies: int = 1
-    complete_last_block: bool = False
-    random_offsets: float = 0.0
-    complementary_masks: bool = False
-    full_mask_share: float = 0.0
-    mask_places: MaskPlaces = "anywhere"
     block_size_curriculum: float = 0.0
     distillation_weight: float = 0.0
     teacher: Teacher = "clean_half"
 
     # Rows carry columns that the model's forward does not take: the noise is drawn from them.
     remove_unused_columns: bool | None = False
+    # To look at each loss would be to wait for the device at each step, and would hide a loss that is not a number.
+    logging_nan_inf_filter: bool = False
 
     def __post_init__(self) -> None:
         if not self.block_sizes or min(self.block_sizes) < 1:
             raise ValueError(f"block_sizes must be integers of at least 1, not {self.block_sizes}")
-        if self.noisy_copies < 1:
-            raise ValueError(f"noisy_copies must be at least 1, not {self.noisy_copies}")
-        if self.complementary_masks and self.noisy_copies % 2:
-            raise ValueError(f"complementary_masks needs an even number of noisy_copies, not {self.noisy_copies}")
-        for name in ("random_offsets", "full_mask_share", "block_size_curriculum"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
+        if not 0 <= self.block_size_curriculum <= 1:
+            raise ValueError(f"block_size_curriculum must be between 0 and 1, not {self.block_size_curriculum}")
         for name in ("ntp_weight", "matp_weight", "distillation_weight"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
+        for name, kind in _CHOICES.items():
+            if getattr(self, name) not in kind:
+                raise ValueError(f"{name} must be one of {', '.join(kind)}, not {getattr(self, name)!r}")
+        self.check_noising()
         super().__post_init__()
-
-    @property
-    def noising(self) -> Noising:
-        """The options of the noisy half."""
-        return Noising(
-            mask_rate_per=self.mask_rate_per,
-            noise_on=self.noise_on,
-            noisy_copies=self.noisy_copies,
-            complete_last_block=self.complete_last_block,
-            random_offsets=self.random_offsets,
-            complementary_masks=self.complementary_masks,
-            full_mask_share=self.full_mask_share,
-            mask_places=self.mask_places,
-        )
+        # Each process reads a stream itself and makes its own batches: they have no rows to be dealt out by.
+        self.accelerator_config.dispatch_batches = False
 
 
 _CHOICES = {
-    "objective": ("sbd", "ntp"),
-    "matrix_optimizer": ("adamw", "muon"),
-    "cross_entropy": ("auto", "plain", "chunked", "liger"),
-    "mask_rate_per": ("document", "block"),
-    "noise_on": ("document", "targets"),
-    "mask_places": ("anywhere", "growing", "tail"),
-    "teacher": ("clean_half", "base"),
+    name: get_args(kind)
+    for owner in (Noising, SBDConfig)
+    for name, kind in get_type_hints(owner).items()
+    if name in owner.__annotations__ and getattr(kind, "__origin__", None) is Literal
 }

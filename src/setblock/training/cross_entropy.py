@@ -20,6 +20,12 @@ LOGITS_AT_ONCE = 1 << 26
 
 Head = Callable[[Tensor], Tensor]
 
+LossesOf = Callable[[Tensor, slice], Tensor]
+"""From the logits [m, V] of a slice of some outputs, and that slice, to their losses [m]."""
+
+Weighted = Callable[[Tensor, Tensor, LossesOf], tuple[Tensor, Tensor]]
+"""From outputs [M], by number, a weight [M] for each and a loss of their logits to the weighted sum, and each loss."""
+
 
 def in_float32(logits: Tensor) -> Tensor:
     """The same in float32, or in float64 if they are."""
@@ -39,27 +45,39 @@ def liger_cross_entropy(hidden: Tensor, targets: Tensor, *, weight: Tensor, bias
     return total
 
 
-def chunked_cross_entropy(
-    hidden: Tensor,
-    targets: Tensor,
-    weights: Tensor,
-    *,
-    head: Head,
-    parameters: Sequence[Tensor],
-    chunk: int,
-) -> tuple[Tensor, Tensor]:
-    """`chunked_loss` of the targets' cross entropies, in nats; `targets` [M] int64."""
+def cross_entropies(targets: Tensor) -> LossesOf:
+    """From logits to the cross entropy of each target [M] int64, in nats."""
 
     def losses_of(logits: Tensor, here: slice) -> Tensor:
         return F.cross_entropy(in_float32(logits), targets[here], reduction="none")
 
-    return chunked_loss(hidden, weights, losses_of, head=head, parameters=parameters, chunk=chunk)
+    return losses_of
+
+
+def losses_at_once(logits: Tensor) -> Weighted:
+    """Weighted losses of logits [M, V] that are there already."""
+
+    def weighted(outputs: Tensor, weights: Tensor, losses_of: LossesOf) -> tuple[Tensor, Tensor]:
+        chosen = logits if len(outputs) == len(logits) else logits[outputs]
+        losses = losses_of(chosen, slice(None))
+        return (losses * weights).sum(), losses
+
+    return weighted
+
+
+def losses_in_chunks(hidden: Tensor, *, head: Head, parameters: Sequence[Tensor], chunk: int) -> Weighted:
+    """Weighted losses of the logits that a head makes of hidden states [M, D]; see `chunked_loss`."""
+
+    def weighted(outputs: Tensor, weights: Tensor, losses_of: LossesOf) -> tuple[Tensor, Tensor]:
+        return chunked_loss(hidden[outputs], weights, losses_of, head=head, parameters=parameters, chunk=chunk)
+
+    return weighted
 
 
 def chunked_loss(
     hidden: Tensor,
     weights: Tensor,
-    losses_of: Callable[[Tensor, slice], Tensor],
+    losses_of: LossesOf,
     *,
     head: Head,
     parameters: Sequence[Tensor],
@@ -91,7 +109,7 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weights: Tensor,
-        losses_of: Callable[[Tensor, slice], Tensor],
+        losses_of: LossesOf,
         head: Head,
         chunk: int,
         wanted: bool,

@@ -15,11 +15,11 @@ from setblock.model.attention import AttentionMask, attention_mask, layer_window
 from setblock.model.clean_keys import CleanKeys
 from setblock.model.document_attention import Half, document_attention, document_masks, layout_of
 from setblock.model.forward import logits_at
-from setblock.training.cross_entropy import LOGITS_AT_ONCE, chunked_loss
-from setblock.training.distillation import Distillation, LogitsOf, divergences, logits_of_hidden
+from setblock.training.cross_entropy import LOGITS_AT_ONCE, losses_at_once, losses_in_chunks
+from setblock.training.distillation import Distillation, LogitsOf, logits_of_hidden
 from setblock.training.head import SplitHead
 from setblock.training.inputs import TrainingInputs
-from setblock.training.loss import SBDLoss, sbd_loss, sbd_loss_by_liger, sbd_loss_in_chunks
+from setblock.training.loss import Objective, SBDLoss
 
 LARGEST_DENSE_MASK = 1 << 30
 """Bytes that the attention masks of a pass may take where they are dense."""
@@ -95,62 +95,45 @@ def training_loss(
         clean_half: runs the clean half, where nothing of it is trained and there is no next-token term.
         model, wrapped: see `training_logits`, which also says what is raised.
     """
-    index = torch.cat([inputs.ntp.index, inputs.matp.index])  # [M]
-    learned, split = len(index), len(inputs.ntp.index)
-    terms: dict[str, Any] = {
-        "ntp_targets": inputs.ntp.token_ids,
-        "matp_targets": inputs.matp.token_ids,
-        "ntp_weight": ntp_weight,
-        "matp_weight": matp_weight,
-    }
-    # Which of the masked tokens have a teacher, and what it says of them.
-    taught = (inputs.causal >= 0).nonzero(as_tuple=True)[0]  # [M3]
+    # 1. What is learned, and who teaches
+    learned = torch.cat([inputs.ntp.index, inputs.matp.index])  # [M]
+    objective = Objective(inputs.ntp.token_ids, inputs.matp.token_ids, ntp_weight, matp_weight)
+    if distillation is not None:
+        objective = replace(objective, taught=inputs.taught, taught_weight=distillation.weight)
     teacher: LogitsOf | None = None
     half: Half = "both"
     run = partial(training_logits, model, inputs, wrapped=wrapped)
     if clean_half is not None:
-        clean_keys, teacher = clean_half(inputs, inputs.causal[taught], wrapped=wrapped)
+        clean_keys, teacher = clean_half(inputs, inputs.causal, wrapped=wrapped)
         half = "noisy"
         run = partial(run, half=half, clean_keys=clean_keys)
     elif distillation is not None and distillation.teacher is not None:
-        teacher = distillation.teacher(inputs, inputs.causal[taught])
-    elif distillation is not None:
-        index = torch.cat([index, inputs.causal[taught]])  # [M + M3]
-    vocabulary = int(model.config.get_text_config().vocab_size)
-    chunk = max(1, logits_at_once // vocabulary)
+        teacher = distillation.teacher(inputs, inputs.causal)
+    teaches_itself = distillation is not None and teacher is None
+    index = torch.cat([learned, inputs.causal]) if teaches_itself else learned  # [M], or [M + M3]
+
+    # 2. From all logits at once, where they are few
+    chunk = max(1, logits_at_once // int(model.config.get_text_config().vocab_size))
     if head is None or len(index) <= chunk:
         logits = run(index)
-        loss = sbd_loss(logits[:learned], **terms)
-        if distillation is None:
-            return loss
-        theirs = logits[learned:] if teacher is None else teacher(slice(None))
-        each = divergences(logits[split:learned][taught], theirs)
-        return loss.with_distillation(distillation.weight * each.sum(), each)
+        theirs = logits[len(learned) :].__getitem__ if teaches_itself else teacher
+        return objective.loss(losses_at_once(logits[: len(learned)]), theirs)
 
-    # The loss is computed inside of the forward pass, where what wraps the model has its weights ready.
-    found: list[SBDLoss] = []
-    outputs = inputs.index_in(half, index)
-
-    def take_loss(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        hidden = args[0].reshape(-1, args[0].shape[-1])[outputs]  # [M, D], or [M + M3, D]
+    # 3. Else inside of the forward pass, where what wraps the model has its weights ready
+    def loss_of(hidden: Tensor) -> SBDLoss:
+        ours = hidden[: len(learned)]
+        theirs = logits_of_hidden(hidden[len(learned) :].detach(), head) if teaches_itself else teacher
+        weighted = losses_in_chunks(ours, head=head, parameters=head.trained, chunk=chunk)
         if by_liger:
             assert isinstance(head.module, nn.Linear)
-            loss = sbd_loss_by_liger(hidden[:learned], head=head.module, **terms)
-        else:
-            loss = sbd_loss_in_chunks(hidden[:learned], head=head, parameters=head.trained, chunk=chunk, **terms)
-        if distillation is not None:
-            theirs = teacher or logits_of_hidden(hidden[learned:].detach(), head)
-            loss = loss.with_distillation(
-                *chunked_loss(
-                    hidden[split:learned][taught],
-                    torch.full((len(taught),), distillation.weight, device=hidden.device),
-                    lambda logits, here: divergences(logits, theirs(here)),
-                    head=head,
-                    parameters=head.trained,
-                    chunk=chunk,
-                )
-            )
-        found.append(loss)
+            return objective.loss_by_liger(ours, head.module, weighted, theirs)
+        return objective.loss(weighted, theirs)
+
+    outputs = inputs.index_in(half, index)
+    found: list[SBDLoss] = []
+
+    def take_loss(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        found.append(loss_of(args[0].reshape(-1, args[0].shape[-1])[outputs]))
 
     handle = head.module.register_forward_pre_hook(take_loss)
     try:

@@ -4,13 +4,14 @@ Knows models, adapters and how they are run. Knows nothing of losses.
 """
 
 import copy
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from setblock.model.adapter import gate_of
 from setblock.model.clean_keys import CleanKeys
 from setblock.training.distillation import LogitsOf, logits_of_hidden
 from setblock.training.forward import training_logits
@@ -33,6 +34,12 @@ class FrozenModel:
             copy.deepcopy(model).requires_grad_(False) if self._wrapper is None else self._wrapper.get_base_model()
         )
         self._head = split_head(self._model)
+        self._gate = gate_of(self._model)
+
+    def _without_adapter(self) -> AbstractContextManager[Any]:
+        if self._gate is not None:
+            return self._gate.closed()
+        return nullcontext() if self._wrapper is None else self._wrapper.disable_adapter()
 
     def clean_half(
         self, inputs: TrainingInputs, causal: Tensor, *, wrapped: nn.Module | None = None
@@ -53,7 +60,7 @@ class FrozenModel:
                 lambda _, args: kept.append(args[0].reshape(-1, args[0].shape[-1])[index])
             )
         try:
-            with torch.no_grad(), nullcontext() if self._wrapper is None else self._wrapper.disable_adapter():
+            with torch.no_grad(), self._without_adapter():
                 logits = training_logits(
                     self._model.eval(),
                     inputs,

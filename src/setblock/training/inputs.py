@@ -5,6 +5,7 @@ Knows layout: where each token stands, what it may see, which output predicts wh
 Shapes: B rows, L clean tokens a row, N noisy tokens a row (padded to the longest), T = L + N.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from setblock.masks import CLEAN
 from setblock.model.document_attention import Half, RowRuns, Run
 from setblock.training.noising import Noising, NoisyHalf, noise_row
 
-RUN_LENGTH = 128
+RUN_LENGTH = 64
 """Noisy tokens of a document that are attended together, in whole blocks: fewer would be many small calls, more would see much
 that their masks forbid."""
 
@@ -32,11 +33,11 @@ class Targets:
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """One forward pass of training. All [B, T] int64 but the last four; see `masks.train_mask` for the meaning.
+    """One forward pass of training. All [B, T] int64 but the last five; see `masks.train_mask` for the meaning.
 
-    `rows` says which runs of tokens are attended together, where attention is not by a mask over whole rows. `causal` [M]
-    belongs to the targets of `matp`: for each, which of the flattened [B * T] outputs is the clean one that predicts the same
-    token from all before it; -1 where there is none, at a document's first token and past its end.
+    `rows` says which runs of tokens are attended together, where attention is not by a mask over whole rows. `taught` [M3] are
+    the targets of `matp`, by number, whose token is also predicted by a clean output, from all before it; `causal` [M3] which
+    of the flattened [B * T] outputs that is. First tokens of documents have none, nor has what stands past a document's end.
     """
 
     input_ids: Tensor
@@ -46,6 +47,7 @@ class TrainingInputs:
     limits: Tensor
     ntp: Targets
     matp: Targets
+    taught: Tensor
     causal: Tensor
     rows: tuple[RowRuns, ...]
 
@@ -53,6 +55,16 @@ class TrainingInputs:
     def clean_length(self) -> int:
         """L, the clean tokens of a row."""
         return sum(run.length for run in self.rows[0].clean)
+
+    @property
+    def clean_tokens(self) -> int:
+        """Tokens of the texts themselves, without padding."""
+        return sum(run.length for row in self.rows for run in row.clean if run.document is not None)
+
+    @property
+    def noisy_tokens(self) -> int:
+        """Tokens of all noisy copies, without padding."""
+        return sum(run.length for row in self.rows for run in row.noisy if run.document is not None)
 
     def columns(self, half: Half) -> slice:
         """The columns of the tokens of a half."""
@@ -68,16 +80,21 @@ class TrainingInputs:
         first, width = (0, clean) if half == "clean" else (clean, length - clean)
         return index // length * width + index % length - first
 
-    def to(self, device: torch.device) -> "TrainingInputs":
+    def to(self, device: torch.device, non_blocking: bool = False) -> "TrainingInputs":
         """The same on another device."""
-        moved: dict[str, Any] = {
-            name: value.to(device)
-            if isinstance(value, Tensor)
-            else Targets(value.index.to(device), value.token_ids.to(device))
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "TrainingInputs":
+        """The same in memory that a GPU can copy from while the host goes on."""
+        return self._mapped(Tensor.pin_memory)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "TrainingInputs":
+        changed: dict[str, Any] = {
+            name: Targets(change(value.index), change(value.token_ids)) if isinstance(value, Targets) else change(value)
             for name, value in vars(self).items()
             if name != "rows"
         }
-        return TrainingInputs(**moved, rows=self.rows)
+        return TrainingInputs(**changed, rows=self.rows)
 
 
 def ntp_inputs(rows: dict[str, Tensor]) -> TrainingInputs:
@@ -96,6 +113,7 @@ def ntp_inputs(rows: dict[str, Tensor]) -> TrainingInputs:
         limits=position_ids + 1,
         ntp=_ntp_targets(rows["labels"], document_ids, row_stride=position_ids.shape[1]),
         matp=Targets(none, none),
+        taught=none,
         causal=none,
         rows=tuple(RowRuns(_clean_runs(row)) for row in document_ids.numpy()),
     )
@@ -162,6 +180,8 @@ def doubled_inputs(
         predicted.append(half.labels[learned])
         causal.append(_causal_outputs(arrays["document_ids"][b], half, learned, row_start=b * (clean + noisy)))
 
+    causal_outputs = np.concatenate(causal)
+
     def joined(clean_half: Tensor, noisy_half: np.ndarray) -> Tensor:
         return torch.cat([clean_half, torch.from_numpy(noisy_half).long()], dim=1)  # [B, T]
 
@@ -175,7 +195,8 @@ def doubled_inputs(
         matp=Targets(
             torch.from_numpy(np.concatenate(predicted_at)), torch.from_numpy(np.concatenate(predicted)).long()
         ),
-        causal=torch.from_numpy(np.concatenate(causal)).long(),
+        taught=torch.from_numpy(np.flatnonzero(causal_outputs >= 0)),
+        causal=torch.from_numpy(causal_outputs[causal_outputs >= 0]).long(),
         rows=tuple(
             RowRuns(_clean_runs(document_ids), _noisy_runs(half, padding=noisy - len(half.input_ids)))
             for document_ids, half in zip(arrays["document_ids"], halves, strict=True)
@@ -224,7 +245,7 @@ def _noisy_runs(half: NoisyHalf, *, padding: int) -> tuple[Run, ...]:
 
 
 def _causal_outputs(document_ids: np.ndarray, half: NoisyHalf, learned: np.ndarray, *, row_start: int) -> np.ndarray:
-    """`TrainingInputs.causal` of one row, whose documents are `document_ids` [L]; of the tokens that are `learned` [N]."""
+    """For each `learned` [N] token of a half, which clean output predicts it, or -1; `document_ids` [L] are the row's."""
     lengths = np.bincount(document_ids[document_ids != PADDING])  # documents stand in a row by number
     starts = np.cumsum(lengths) - lengths
     document, position = half.document_ids[learned], half.position_ids[learned]

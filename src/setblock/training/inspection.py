@@ -14,9 +14,9 @@ from setblock.data.rows import CorpusRows, rows_of, use_chat_template
 from setblock.data.statistics import Statistics, statistics_of
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.facts import read_facts
-from setblock.training.block_sizes import drawn_block_size
+from setblock.training.collator import Preparation
 from setblock.training.config import SBDConfig
-from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
+from setblock.training.inputs import TrainingInputs
 from setblock.training.recipe import Recipe
 from setblock.training.train import context_length_of, starting_tokenizer
 
@@ -76,24 +76,11 @@ def inspected_row(recipe: Recipe, args: SBDConfig, *, row: int, evaluation: bool
     # 2. As the first step doubles it
     batch = RowCollator(pad_token_id=tokenizer.eos_token_id)([item])
     mask_token_id = 1 + max(config.get_text_config().vocab_size, len(tokenizer))
-    block_size = None
-    if args.objective == "ntp":
-        inputs = ntp_inputs(batch)
-    else:
-        block_size = drawn_block_size(
-            args.block_sizes, seed=args.seed, step=0, progress=0.0, curriculum=args.block_size_curriculum
-        )
-        inputs = doubled_inputs(
-            batch,
-            block_size=block_size,
-            noising=args.noising,
-            logit_shift=args.logit_shift,
-            mask_token_id=mask_token_id,
-            end_of_text_id=tokenizer.eos_token_id,
-            context_length=context_length,
-            seed=(args.seed, 0),
-            idle_blocks=False,
-        )
+    preparation = Preparation(
+        args, mask_token_id=mask_token_id, end_of_text_id=tokenizer.eos_token_id, context_length=context_length
+    )
+    block_size = preparation.block_size(0, max_steps=args.max_steps)
+    inputs = preparation.inputs(batch, step=0, block_size=block_size)
     predicts = np.full(inputs.input_ids.shape[1], -1)
     for targets in (inputs.ntp, inputs.matp):
         predicts[targets.index.numpy()] = targets.token_ids.numpy()
@@ -104,7 +91,7 @@ def inspected_row(recipe: Recipe, args: SBDConfig, *, row: int, evaluation: bool
         inputs=inputs,
         predicts=predicts,
         mask_token_id=mask_token_id,
-        block_size=block_size,
+        block_size=None if args.objective == "ntp" else block_size,
         where=rows.rows.where(row) if isinstance(rows, RowDataset) and isinstance(rows.rows, CorpusRows) else None,
         statistics=statistics_of(rows),
     )

@@ -1,16 +1,15 @@
-"""The SBD loss: next-token plus masked-token prediction (eq. 14).
+"""The SBD loss: next-token plus masked-token prediction (eq. 14), and distillation as a third term.
 
 Knows logits, or hidden states and a head, and targets. Knows nothing of how they came to be.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from setblock.training.cross_entropy import Head, chunked_cross_entropy, in_float32, liger_cross_entropy
+from setblock.training.cross_entropy import Weighted, cross_entropies, liger_cross_entropy, losses_at_once
+from setblock.training.distillation import LogitsOf, divergences
 
 
 @dataclass(frozen=True)
@@ -32,88 +31,74 @@ class SBDLoss:
     distillation_sum: Tensor | float = 0.0
     distillation_count: int = 0
 
-    def with_distillation(self, weighted: Tensor, divergences: Tensor) -> "SBDLoss":
-        """The same with the third term: its weighted sum, to be learned from, and its parts [M], to be looked at."""
-        return replace(
-            self,
-            total=self.total + weighted,
-            distillation_sum=divergences.detach().sum(),
-            distillation_count=len(divergences),
+
+@dataclass(frozen=True)
+class Objective:
+    """What is learned at M outputs of a pass: M1 next tokens, then M2 masked ones.
+
+    Attributes:
+        ntp_targets, matp_targets: [M1] and [M2] token ids.
+        ntp_weight, matp_weight: of each of them.
+        taught: [M3] which of the masked tokens have a teacher, by number; None without distillation.
+        taught_weight: of each of those.
+    """
+
+    ntp_targets: Tensor
+    matp_targets: Tensor
+    ntp_weight: float = 1.0
+    matp_weight: float = 1.0
+    taught: Tensor | None = None
+    taught_weight: float = 0.0
+
+    def loss(self, weighted: Weighted, teacher: LogitsOf | None = None) -> SBDLoss:
+        """By whichever way there is to the outputs' logits.
+
+        Args:
+            weighted: gives weighted sums of what is computed from the logits of the outputs.
+            teacher: the other logits of those that are taught.
+        """
+        split, targets = len(self.ntp_targets), torch.cat([self.ntp_targets, self.matp_targets])
+        weights = torch.full((len(targets),), self.ntp_weight, device=targets.device)
+        weights[split:] = self.matp_weight
+        total, losses = weighted(torch.arange(len(targets), device=targets.device), weights, cross_entropies(targets))
+        return self._with_teacher(total, losses[:split].sum(), losses[split:].sum(), weighted, teacher)
+
+    def loss_by_liger(
+        self, hidden: Tensor, head: nn.Linear, weighted: Weighted, teacher: LogitsOf | None = None
+    ) -> SBDLoss:
+        """The same, with the cross entropies by Liger's kernel, from hidden states [M, D] and a head of one linear layer."""
+        split = len(self.ntp_targets)
+        ntp_sum, matp_sum = (
+            liger_cross_entropy(part, targets, weight=head.weight, bias=head.bias)
+            for part, targets in ((hidden[:split], self.ntp_targets), (hidden[split:], self.matp_targets))
+        )
+        total = self.ntp_weight * ntp_sum + self.matp_weight * matp_sum
+        return self._with_teacher(total, ntp_sum, matp_sum, weighted, teacher)
+
+    def _with_teacher(
+        self, total: Tensor, ntp_sum: Tensor, matp_sum: Tensor, weighted: Weighted, teacher: LogitsOf | None
+    ) -> SBDLoss:
+        divergence: Tensor | float = 0.0
+        if self.taught is not None and teacher is not None:
+            more, each = weighted(
+                len(self.ntp_targets) + self.taught,
+                torch.full((len(self.taught),), self.taught_weight, device=self.taught.device),
+                lambda logits, here: divergences(logits, teacher(here)),
+            )
+            total, divergence = total + more, each.detach().sum()
+        return SBDLoss(
+            total=total,
+            ntp_sum=ntp_sum,
+            matp_sum=matp_sum,
+            ntp_count=len(self.ntp_targets),
+            matp_count=len(self.matp_targets),
+            distillation_sum=divergence,
+            distillation_count=0 if self.taught is None or teacher is None else len(self.taught),
         )
 
 
 def sbd_loss(
     logits: Tensor, *, ntp_targets: Tensor, matp_targets: Tensor, ntp_weight: float = 1.0, matp_weight: float = 1.0
 ) -> SBDLoss:
-    """Eq. 14 from logits, in float32 at least.
-
-    Args:
-        logits: [M, V], the NTP targets' outputs first, then the MATP targets'.
-        ntp_targets: [M1] token ids.
-        matp_targets: [M2] token ids, M1 + M2 = M.
-    """
-    ntp_logits, matp_logits = in_float32(logits[: len(ntp_targets)]), in_float32(logits[len(ntp_targets) :])
-    ntp_sum = F.cross_entropy(ntp_logits, ntp_targets, reduction="sum")
-    matp_sum = F.cross_entropy(matp_logits, matp_targets, reduction="sum")
-    return SBDLoss(
-        total=ntp_weight * ntp_sum + matp_weight * matp_sum,
-        ntp_sum=ntp_sum,
-        matp_sum=matp_sum,
-        ntp_count=len(ntp_targets),
-        matp_count=len(matp_targets),
-    )
-
-
-def sbd_loss_in_chunks(
-    hidden: Tensor,
-    *,
-    head: Head,
-    parameters: Sequence[Tensor],
-    chunk: int,
-    ntp_targets: Tensor,
-    matp_targets: Tensor,
-    ntp_weight: float = 1.0,
-    matp_weight: float = 1.0,
-) -> SBDLoss:
-    """`sbd_loss` from hidden states [M, D] in place of logits, with the logits of `chunk` targets at a time.
-
-    Args:
-        hidden: in the order of `sbd_loss`'s logits.
-        head, parameters: see `setblock.training.cross_entropy.chunked_cross_entropy`.
-    """
-    split = len(ntp_targets)
-    weights = torch.full((len(hidden),), ntp_weight, device=hidden.device)
-    weights[split:] = matp_weight
-    targets = torch.cat([ntp_targets, matp_targets])
-    total, losses = chunked_cross_entropy(hidden, targets, weights, head=head, parameters=parameters, chunk=chunk)
-    return SBDLoss(
-        total=total,
-        ntp_sum=losses[:split].sum(),
-        matp_sum=losses[split:].sum(),
-        ntp_count=split,
-        matp_count=len(matp_targets),
-    )
-
-
-def sbd_loss_by_liger(
-    hidden: Tensor,
-    *,
-    head: nn.Linear,
-    ntp_targets: Tensor,
-    matp_targets: Tensor,
-    ntp_weight: float = 1.0,
-    matp_weight: float = 1.0,
-) -> SBDLoss:
-    """`sbd_loss_in_chunks` by Liger's kernel, of a head that is one linear layer."""
-    split = len(ntp_targets)
-    sums = [
-        liger_cross_entropy(part, targets, weight=head.weight, bias=head.bias)
-        for part, targets in ((hidden[:split], ntp_targets), (hidden[split:], matp_targets))
-    ]
-    return SBDLoss(
-        total=ntp_weight * sums[0] + matp_weight * sums[1],
-        ntp_sum=sums[0],
-        matp_sum=sums[1],
-        ntp_count=split,
-        matp_count=len(matp_targets),
-    )
+    """Eq. 14 from logits [M, V], the NTP targets' outputs first, then the MATP targets'; in float32 at least."""
+    return Objective(ntp_targets, matp_targets, ntp_weight, matp_weight).loss(losses_at_once(logits))

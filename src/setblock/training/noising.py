@@ -3,7 +3,7 @@
 Knows rows of tokens, block sizes and random draws. Knows nothing of models or attention.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Literal
 
@@ -16,7 +16,7 @@ NoiseOn = Literal["document", "targets"]
 MaskPlaces = Literal["anywhere", "growing", "tail"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Noising:
     """How the noisy half is made. The defaults are the paper's.
 
@@ -48,6 +48,21 @@ class Noising:
     complementary_masks: bool = False
     full_mask_share: float = 0.0
     mask_places: MaskPlaces = "anywhere"
+
+    @classmethod
+    def of(cls, options: "Noising") -> "Noising":
+        """These options alone, of what may have more."""
+        return Noising(**{option.name: getattr(options, option.name) for option in fields(Noising)})
+
+    def check_noising(self) -> None:
+        """Raises ValueError where an option is outside of its range."""
+        if self.noisy_copies < 1:
+            raise ValueError(f"noisy_copies must be at least 1, not {self.noisy_copies}")
+        if self.complementary_masks and self.noisy_copies % 2:
+            raise ValueError(f"complementary_masks needs an even number of noisy_copies, not {self.noisy_copies}")
+        for name in ("random_offsets", "full_mask_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

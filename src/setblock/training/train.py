@@ -18,7 +18,6 @@ from transformers import (
 )
 from transformers.integrations import get_available_reporting_integrations
 
-from setblock.data.packing import RowCollator
 from setblock.data.rows import corpus_texts, rows_of, use_chat_template
 from setblock.data.section import DataSection, PythonCodeSection
 from setblock.data.tokenizer import QUESTION_ANSWER_TEMPLATE, train_tokenizer
@@ -26,7 +25,6 @@ from setblock.errors import SetBlockError
 from setblock.model.loading import NotTrainedForBlocks, load, load_tokenizer, refuse_unsupported
 from setblock.model.probe import plan_attention
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapters import add_adapter
 from setblock.training.alarms import NTPLossAlarm
 from setblock.training.card import write_card
 from setblock.training.checkpoints import claim, is_finished, newest_checkpoint, telling_of_full_disks
@@ -86,17 +84,8 @@ def train(
         )
 
     # 3. Train
-    model = sbd.model if recipe.adapter is None else add_adapter(sbd, recipe.adapter)
     trainer = SBDTrainer(
-        model,
-        args,
-        mask_token_id=sbd.facts.mask_token_id if sbd.facts else None,
-        end_of_text_id=sbd.end_of_text_ids[0],
-        train_dataset=rows.train,
-        eval_dataset=rows.evaluation,
-        data_collator=RowCollator(pad_token_id=sbd.end_of_text_ids[0]),
-        processing_class=sbd.tokenizer,
-        peak=peak,
+        sbd, args, adapter=recipe.adapter, peak=peak, train_dataset=rows.train, eval_dataset=rows.evaluation
     )
     more = [] if callbacks is None else callbacks(trainer, sbd)
     for callback in (MetricsFile(), NTPLossAlarm(), *more):

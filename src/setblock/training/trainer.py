@@ -10,28 +10,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import PreTrainedModel, Trainer
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer
 
-from setblock.data.packing import PADDING
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
 from setblock.model.adapter import gate_of, uncast_inputs
-from setblock.model.attention import context_length, plan_of
+from setblock.model.attention import plan_of
 from setblock.model.document_attention import document_attention
-from setblock.training.block_sizes import drawn_block_size
+from setblock.model.sbd_model import SBDModel
+from setblock.training.adapters import AdapterSection, add_adapter
+from setblock.training.collator import EVALUATION, Preparation, SBDCollator
 from setblock.training.config import SBDConfig
 from setblock.training.cross_entropy import LOGITS_AT_ONCE
 from setblock.training.distillation import Distillation
 from setblock.training.forward import CleanHalf, training_loss
 from setblock.training.frozen import FrozenModel
 from setblock.training.head import SplitHead, split_head
-from setblock.training.inputs import Targets, TrainingInputs, doubled_inputs, ntp_inputs
+from setblock.training.inputs import Targets, TrainingInputs
 from setblock.training.loss import SBDLoss
 from setblock.training.optimizer import MuonAdamW
 from setblock.training.throughput import StepClock, token_cost
 
 _TERMS = ("ntp", "matp", "distillation")  # of `SBDLoss`, each with a sum and a count
-_EVALUATION = 1 << 31  # stands for the step in an evaluation's seed: the same noise every time, and no step's
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -65,33 +66,59 @@ class SBDTrainer(Trainer):
     The loss is the sum of eq. 14 over the batch divided by its number of next-token targets, over all processes and
     accumulation steps. Logs `ntp_loss` and `matp_loss`, and with distillation `distillation_loss`, each a mean in nats per
     target, beside `loss`; and `tokens_per_second`, of the texts' own tokens, noisy copies not counted.
+
+    Noise is drawn in the collator (`setblock.training.collator`). Nothing is read back from the device but what is logged.
     """
 
     args: SBDConfig
+    data_collator: Any
     loss_is_scaled_for_ga = True
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        sbd: SBDModel,
         args: SBDConfig,
         *,
-        mask_token_id: int | None,
-        end_of_text_id: int,
+        adapter: AdapterSection | None = None,
         peak: float | None = None,
         **kwargs: Any,
     ) -> None:
-        """Args besides the Trainer's own.
+        """Prepare a model, which gets a mask token if it has none, and what trains it.
 
         Args:
+            sbd: what is trained, in place.
+            adapter: train LoRA layers, which are put into the model here, in place of all weights.
             peak: floating-point operations per second of each process's hardware at most, if that is known: logs `mfu`, the
                 share of it that the model's own arithmetic uses (see `setblock.training.throughput`).
+            kwargs: the Trainer's own, `train_dataset` first of all.
+
+        Raises:
+            SetBlockError: the model can't be trained, or not so.
         """
-        super().__init__(model, args, **kwargs)
-        if args.objective == "sbd" and mask_token_id is None:
-            raise ValueError("objective 'sbd' needs a mask token, and the model has none")
+        if not isinstance(sbd, SBDModel):
+            raise TypeError(
+                f"SBDTrainer takes an SBDModel, as setblock.load gives it, not {type(sbd).__name__}: that has the mask token, "
+                "the end of text and all else"
+            )
+        if args.objective == "sbd":
+            sbd.prepare_for_training(
+                block_sizes=args.block_sizes,
+                logit_shift=args.logit_shift,
+                first_token_from_causal=args.first_token_from_causal,
+                noisy_adapter=adapter is not None and adapter.only_noisy,
+            )
+        self._preparation = Preparation(
+            args,
+            mask_token_id=None if sbd.facts is None else sbd.facts.mask_token_id,
+            end_of_text_id=sbd.end_of_text_ids[0],
+            context_length=sbd.context_length or 1 << 30,
+        )
+        super().__init__(
+            sbd.model if adapter is None else add_adapter(sbd, adapter),
+            args,
+            **{"data_collator": SBDCollator(self._preparation), "processing_class": sbd.tokenizer, **kwargs},
+        )
         self.model_accepts_loss_kwargs = True  # makes Trainer count the targets of the whole accumulated batch for us
-        self.mask_token_id = mask_token_id
-        self.end_of_text_id = end_of_text_id
         self._gate = gate_of(unwrapped(self.model))
         self._frozen = None if self._gate is None else FrozenModel(self.model)
         self._head = None if args.cross_entropy == "plain" else split_head(self.model)
@@ -102,7 +129,9 @@ class SBDTrainer(Trainer):
         self._cost = token_cost(unwrapped(self.model), head=self.model.get_output_embeddings())
         self._clock = StepClock()
         self.add_callback(self._clock)
-        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._sums: defaultdict[str, Tensor | float] = defaultdict(
+            float
+        )  # tensors stay on the device until they are logged
 
     def _make_distillation(self) -> Distillation | None:
         """The third term, if the configuration wants it; its teacher is the model as it is now."""
@@ -115,11 +144,34 @@ class SBDTrainer(Trainer):
         return Distillation(args.distillation_weight / args.noisy_copies, teacher)
 
     def _run_epoch(self, **kwargs: Any) -> None:
-        """The Trainer's, unless a run that goes on has all its steps behind it: it would look only after one more."""
+        """The Trainer's, unless a run that goes on has all its steps behind it: it would look only after one more.
+
+        Before it, the collator is told where in the training the epoch's first batch is.
+        """
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
+        is_resumed = kwargs["resume_from_checkpoint"] is not None and kwargs["epoch"] == kwargs["epochs_trained"]
+        skipped = kwargs["steps_trained_in_current_epoch"] if is_resumed and not self.args.ignore_data_skip else 0
+        if isinstance(self.data_collator, SBDCollator):
+            self.data_collator.begin_epoch(
+                step=self.state.global_step - skipped // self.args.gradient_accumulation_steps,
+                batch=0
+                if isinstance(self.train_dataset, IterableDataset)
+                else skipped,  # a stream makes them all again
+                max_steps=self.state.max_steps,
+            )
         super()._run_epoch(**kwargs)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """The Trainer's, with the noise of evaluations."""
+        of_training = self.data_collator
+        self.data_collator = SBDCollator(self._preparation, step=EVALUATION)
+        try:
+            loader: DataLoader[Any] = super().get_eval_dataloader(eval_dataset)
+            return loader
+        finally:
+            self.data_collator = of_training
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """The optimizer that the configuration names."""
@@ -134,33 +186,6 @@ class SBDTrainer(Trainer):
             eps=self.args.adam_epsilon,
         )
         return self.optimizer
-
-    def training_inputs(self, rows: dict[str, Tensor], *, step: int, block_size: int) -> TrainingInputs:
-        """The inputs of one forward pass, on the CPU; `step` seeds the noise."""
-        if self.args.objective == "ntp":
-            return ntp_inputs(rows)
-        assert self.mask_token_id is not None
-        return doubled_inputs(
-            rows,
-            block_size=block_size,
-            noising=self.args.noising,
-            logit_shift=self.args.logit_shift,
-            mask_token_id=self.mask_token_id,
-            end_of_text_id=self.end_of_text_id,
-            context_length=context_length(unwrapped(self.model)) or 1 << 30,
-            seed=(self.args.seed, step),
-            idle_blocks=False,
-        )
-
-    def block_size_of(self, step: int) -> int:
-        """The block size drawn for an optimiser step (Algorithm 1)."""
-        return drawn_block_size(
-            self.args.block_sizes,
-            seed=self.args.seed,
-            step=step,
-            progress=step / max(1, self.state.max_steps),
-            curriculum=self.args.block_size_curriculum,
-        )
 
     def losses(self, model: nn.Module, inputs: TrainingInputs) -> SBDLoss:
         """One forward pass and both terms of eq. 14.
@@ -207,39 +232,35 @@ class SBDTrainer(Trainer):
     def compute_loss(
         self,
         model: nn.Module,
-        inputs: dict[str, Tensor],
+        inputs: dict[str, Any],
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Eq. 14 over one micro-batch, scaled so that accumulated micro-batches add up to the batch's loss."""
-        training = model.training
-        step = self.state.global_step if training else _EVALUATION
-        rows = {name: tensor.cpu() for name, tensor in inputs.items()}
-        block_size = self.block_size_of(step) if training else max(self.args.block_sizes)
-        device = next(iter(inputs.values())).device
-        prepared = self.training_inputs(rows, step=step, block_size=block_size)
-        loss = self.losses(model, prepared.to(device))
-
-        prefix = "" if training else "eval_"
-        if training:
+        prepared: TrainingInputs = inputs["inputs"].to(self.args.device)
+        if model.training:
+            assert inputs["step"] == self.state.global_step, "the noise is of another step"
             self._count_tokens(prepared)
+        loss = self.losses(model, prepared)
+
+        prefix = "" if model.training else "eval_"
         for name in (f"{term}_{part}" for term in _TERMS for part in ("sum", "count")):
             value = getattr(loss, name)
-            self._sums[prefix + name] += float(value.detach() if isinstance(value, Tensor) else value)
+            self._sums[prefix + name] += value.detach() if isinstance(value, Tensor) else value
         total = loss.total / (num_items_in_batch if num_items_in_batch is not None else loss.ntp_count)
-        if training and self.args.average_tokens_across_devices and num_items_in_batch is not None:
+        if model.training and self.args.average_tokens_across_devices and num_items_in_batch is not None:
             total = total * self.accelerator.num_processes  # DDP averages gradients, the count is of all processes
         return (total, {}) if return_outputs else total
 
     def _count_tokens(self, inputs: TrainingInputs) -> None:
-        is_text = inputs.document_ids != PADDING
+        clean, noisy = inputs.clean_tokens, inputs.noisy_tokens
         targets = len(inputs.ntp.index) + len(inputs.matp.index)
-        self._sums["tokens"] += int((is_text & (inputs.block_ids == CLEAN)).sum())
-        self._sums["operations"] += int(is_text.sum()) * self._cost.layers + targets * self._cost.head
+        self._sums["tokens"] += clean
+        self._sums["operations"] += (clean + noisy) * self._cost.layers + targets * self._cost.head
 
     def _take_sums(self, names: list[str]) -> list[float]:
         """Sums over all processes since they were last taken: every process must take them."""
-        taken = [self._sums.pop(name, 0.0) for name in names]
+        taken = [float(self._sums.pop(name, 0.0)) for name in names]
         if self.accelerator.num_processes > 1:
             sums = torch.tensor(taken, dtype=torch.float64, device=self.args.device)
             taken = self.accelerator.reduce(sums, reduction="sum").tolist()

@@ -1,0 +1,110 @@
+"""The collator: rows in, the inputs of a forward pass out, noise included.
+
+Knows rows, seeds and steps. Knows nothing of models or devices: it runs on the CPU, in a data loader's workers where there are
+any, which draw the noise of later batches while the device computes.
+
+What a batch holds is a function of its rows, the seed and the optimiser step alone, however rows are spread over processes,
+accumulation steps and workers.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from setblock.data.packing import RowCollator
+from setblock.training.block_sizes import drawn_block_size
+from setblock.training.config import SBDConfig
+from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
+from setblock.training.noising import Noising
+
+EVALUATION = 1 << 31
+"""Stands for the step in an evaluation's seed: the same noise every time, and no step's."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How rows become inputs.
+
+    Attributes:
+        args: what of it the training arguments say.
+        mask_token_id: None where the objective is `ntp`.
+        end_of_text_id: also what rows are padded with.
+        context_length: positions stay below it.
+    """
+
+    args: SBDConfig
+    mask_token_id: int | None
+    end_of_text_id: int
+    context_length: int
+
+    def block_size(self, step: int, *, max_steps: int) -> int:
+        """The block size drawn for an optimiser step (Algorithm 1)."""
+        if step == EVALUATION:
+            return max(self.args.block_sizes)
+        return drawn_block_size(
+            self.args.block_sizes,
+            seed=self.args.seed,
+            step=step,
+            progress=step / max(1, max_steps),
+            curriculum=self.args.block_size_curriculum,
+        )
+
+    def inputs(self, rows: dict[str, Tensor], *, step: int, block_size: int) -> TrainingInputs:
+        """The inputs of one forward pass over rows, as `RowCollator` gives them; `step` seeds the noise."""
+        if self.args.objective == "ntp":
+            return ntp_inputs(rows)
+        assert self.mask_token_id is not None
+        return doubled_inputs(
+            rows,
+            block_size=block_size,
+            noising=Noising.of(self.args),
+            logit_shift=self.args.logit_shift,
+            mask_token_id=self.mask_token_id,
+            end_of_text_id=self.end_of_text_id,
+            context_length=self.context_length,
+            seed=(self.args.seed, step),
+            idle_blocks=False,
+        )
+
+
+class SBDCollator:
+    """Batches of `RowDataset` items: the rows' `input_ids` and `labels` [B, L], the `inputs`, and the `step` they are for."""
+
+    def __init__(self, preparation: Preparation, *, step: int | None = None) -> None:
+        """Args: a preparation, and the step that all batches are of; None: each is of the step that its number says."""
+        self._preparation = preparation
+        self._rows = RowCollator(pad_token_id=preparation.end_of_text_id)
+        self._step = step
+        # Which epoch of how many, its first step, its first batch and the last step. Shared with workers that outlive an epoch.
+        self._epoch = torch.zeros(4, dtype=torch.long).share_memory_()  # type: ignore[no-untyped-call]
+        self._counted = (0, 0)  # the epoch, and batches of it that were made here
+
+    def begin_epoch(self, *, step: int, batch: int, max_steps: int) -> None:
+        """Count batches anew.
+
+        Args:
+            step: optimiser steps done before the epoch.
+            batch: the number in the epoch of the batch that is asked for first.
+            max_steps: of the whole training.
+        """
+        self._epoch.copy_(torch.tensor([int(self._epoch[0]) + 1, step, batch, max_steps]))
+
+    def __call__(self, items: list[dict[str, Tensor]]) -> dict[str, Any]:
+        """One batch."""
+        rows = self._rows(items)
+        step = self._next_step() if self._step is None else self._step
+        block_size = self._preparation.block_size(step, max_steps=int(self._epoch[3]))
+        inputs = self._preparation.inputs(rows, step=step, block_size=block_size)
+        return {"input_ids": rows["input_ids"], "labels": rows["labels"], "inputs": inputs, "step": step}
+
+    def _next_step(self) -> int:
+        """Workers take batches in turn."""
+        epoch, step, first, _ = self._epoch.tolist()
+        made = self._counted[1] if self._counted[0] == epoch else 0
+        self._counted = (epoch, made + 1)
+        worker = get_worker_info()
+        batch = first + (made if worker is None else made * worker.num_workers + worker.id)
+        return int(step + batch // self._preparation.args.gradient_accumulation_steps)
