@@ -3,10 +3,13 @@
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
+from families import tiny_model
 from setblock.data.documents import Document
 from setblock.data.packing import IGNORE, PADDING, RowCollator, RowDataset, pack, unpacked
 from setblock.masks import CLEAN
+from setblock.training.forward import training_logits
 from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.noising import Noising
 
@@ -123,3 +126,27 @@ def test_ntp_inputs_are_the_rows_alone(rows: dict[str, Tensor]) -> None:
         assert torch.equal(getattr(inputs, name), getattr(reference, name)[:, :clean])
     assert torch.equal(inputs.ntp.token_ids, reference.ntp.token_ids)
     assert len(inputs.matp.index) == len(inputs.matp.token_ids) == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("logit_shift", [False, True])
+def test_one_flat_row_gives_the_logits_of_all_rows(
+    rows: dict[str, Tensor], trained_tokenizer: PreTrainedTokenizerBase, family: str, logit_shift: bool
+) -> None:
+    """And has no padding; its mask says the same for each pair of tokens of one row, and no to all others."""
+    inputs = doubled(rows, noising=Noising(noisy_copies=2, noise_on="targets"), logit_shift=logit_shift)
+    flat = inputs.flat()
+    assert (inputs.document_ids == PADDING).any()
+    assert not (flat.document_ids == PADDING).any()
+    assert (flat.clean_tokens, flat.noisy_tokens) == (inputs.clean_tokens, inputs.noisy_tokens)
+    assert flat.input_ids.shape == (1, inputs.clean_tokens + inputs.noisy_tokens)
+    model = tiny_model(family, vocab_size=len(trained_tokenizer), dtype=torch.float64)
+    for name in ("ntp", "matp"):
+        ours, theirs = getattr(flat, name), getattr(inputs, name)
+        assert torch.equal(ours.token_ids, theirs.token_ids)
+        expected = training_logits(model, inputs, theirs.index)
+        torch.testing.assert_close(training_logits(model, flat, ours.index), expected)
+        model.set_attn_implementation("eager")  # by one mask over the whole row; its softmax is in float32
+        torch.testing.assert_close(training_logits(model, flat, ours.index), expected, rtol=1e-3, atol=1e-4)
+        model.set_attn_implementation("sdpa")
+    torch.testing.assert_close(training_logits(model, flat, flat.causal), training_logits(model, inputs, inputs.causal))

@@ -127,6 +127,12 @@ def _places(layout: Layout, row: RowRuns, device: torch.device) -> Iterator[tupl
             yield queries, torch.cat([torch.arange(first, first + run.earlier, device=device), queries])
 
 
+def attends_runs(model: PreTrainedModel) -> bool:
+    """Whether a model's attention is run by run, and not by a mask over whole rows."""
+    plan = plan_of(model)
+    return plan.by_document and plan.implementation == "sdpa"
+
+
 def document_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     """While active, a model whose attention plan allows it takes a `layout`, and masks as before.
 

@@ -33,12 +33,14 @@ class Preparation:
         mask_token_id: None where the objective is `ntp`.
         end_of_text_id: also what rows are padded with.
         context_length: positions stay below it.
+        is_flat: make one row of all, without padding, as attention by documents can have it.
     """
 
     args: SBDConfig
     mask_token_id: int | None
     end_of_text_id: int
     context_length: int
+    is_flat: bool = False
 
     def block_size(self, step: int, *, max_steps: int) -> int:
         """The block size drawn for an optimiser step (Algorithm 1)."""
@@ -54,6 +56,10 @@ class Preparation:
 
     def inputs(self, rows: dict[str, Tensor], *, step: int, block_size: int) -> TrainingInputs:
         """The inputs of one forward pass over rows, as `RowCollator` gives them; `step` seeds the noise."""
+        inputs = self._inputs(rows, step=step, block_size=block_size)
+        return inputs.flat() if self.is_flat else inputs
+
+    def _inputs(self, rows: dict[str, Tensor], *, step: int, block_size: int) -> TrainingInputs:
         if self.args.objective == "ntp":
             return ntp_inputs(rows)
         assert self.mask_token_id is not None

@@ -13,7 +13,7 @@ from setblock.errors import SetBlockError
 from setblock.masks import MaskMod, train_mask
 from setblock.model.attention import AttentionMask, attention_mask, layer_windows, plan_of
 from setblock.model.clean_keys import CleanKeys
-from setblock.model.document_attention import Half, document_attention, document_masks, layout_of
+from setblock.model.document_attention import Half, attends_runs, document_attention, document_masks, layout_of
 from setblock.model.forward import logits_at
 from setblock.training.cross_entropy import LOGITS_AT_ONCE, losses_at_once, losses_in_chunks
 from setblock.training.distillation import Distillation, LogitsOf, logits_of_hidden
@@ -53,7 +53,7 @@ def training_logits(
     layout = layout_of(config, inputs.rows, half=half, clean_keys=clean_keys)
     plan = plan_of(model)
     more: dict[str, Any] = {"layout": layout}
-    if plan.by_document and plan.implementation == "sdpa":
+    if attends_runs(model):
         _refuse_large_mask(model, inputs, sum(layout.mask_sizes))
         mask = document_masks(config, layout, partial(_train_mask, inputs), device=inputs.input_ids.device)
     else:

@@ -6,7 +6,7 @@ Shapes: B rows, L clean tokens a row, N noisy tokens a row (padded to the longes
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,38 @@ class TrainingInputs:
         length, clean = self.input_ids.shape[1], self.clean_length
         first, width = (0, clean) if half == "clean" else (clean, length - clean)
         return index // length * width + index % length - first
+
+    def flat(self) -> "TrainingInputs":
+        """The same as one row without padding: first all clean tokens, then all noisy ones. Not for masks over whole rows."""
+        batch, length = self.input_ids.shape
+        kept, rows, blocks = {"clean": list[Tensor](), "noisy": list[Tensor]()}, RowRuns((), ()), 0
+        block_ids, document_ids = self.block_ids.clone(), self.document_ids.clone()
+        for b, row in enumerate(self.rows):
+            clean, noisy = ([run for run in runs if run.document is not None] for runs in row)
+            documents = len(rows.clean)
+            rows = RowRuns(
+                *(
+                    (*before, *(run._replace(document=(run.document or 0) + documents) for run in runs))
+                    for before, runs in zip(rows, (clean, noisy), strict=True)
+                )
+            )
+            for half, first, runs in (("clean", 0, clean), ("noisy", self.clean_length, noisy)):
+                kept[half].append(b * length + first + torch.arange(sum(run.length for run in runs)))
+            document_ids[b] += documents
+            block_ids[b, self.clean_length :] += blocks
+            blocks += int(self.block_ids[b].max()) + 1
+        places = torch.cat(kept["clean"] + kept["noisy"])
+        moved = torch.full((batch * length,), -1).index_copy(0, places, torch.arange(len(places)))
+        columns = {name: getattr(self, name) for name in ("input_ids", "position_ids", "limits")}
+        columns |= {"document_ids": document_ids, "block_ids": block_ids}
+        return replace(
+            self,
+            **{name: column.flatten()[places][None] for name, column in columns.items()},
+            ntp=Targets(moved[self.ntp.index], self.ntp.token_ids),
+            matp=Targets(moved[self.matp.index], self.matp.token_ids),
+            causal=moved[self.causal],
+            rows=(rows,),
+        )
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "TrainingInputs":
         """The same on another device."""

@@ -17,7 +17,7 @@ from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
 from setblock.model.adapter import gate_of, uncast_inputs
 from setblock.model.attention import plan_of
-from setblock.model.document_attention import document_attention
+from setblock.model.document_attention import attends_runs, document_attention
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapters import AdapterSection, add_adapter
 from setblock.training.collator import EVALUATION, Preparation, SBDCollator
@@ -112,6 +112,7 @@ class SBDTrainer(Trainer):
             mask_token_id=None if sbd.facts is None else sbd.facts.mask_token_id,
             end_of_text_id=sbd.end_of_text_ids[0],
             context_length=sbd.context_length or 1 << 30,
+            is_flat=attends_runs(sbd.model),
         )
         super().__init__(
             sbd.model if adapter is None else add_adapter(sbd, adapter),
