@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
@@ -156,7 +157,9 @@ def test_next_token_decoding_stays_the_base_models_to_the_bit(
     others = torch.arange(before.model.config.vocab_size) != adapted.facts.mask_token_id
     with torch.inference_mode():
         expected = before.model(tokens).logits[..., others]
-        assert torch.equal(adapted.model(tokens).logits[..., : len(others)][..., others], expected)
+        ours_now = adapted.model(tokens).logits
+        assert torch.equal(ours_now[..., : len(others)][..., others], expected)
+    assert torch.equal(plain_logits(noisy, trained_tokenizer), ours_now), "the head's row of the mask token is trained"
     assert torch.equal(plain_logits(noisy, trained_tokenizer)[..., : len(others)][..., others], expected)
     settings = DecodingSettings(method="ntp", max_new_tokens=20)
     ours, theirs = (generate_batch(m, PROMPTS, settings=settings, raw=True) for m in (adapted, before))
@@ -233,6 +236,12 @@ def test_an_interrupted_run_ends_in_the_adapter_of_one_that_was_not(
     checkpoint = newest_checkpoint(tmp_path / "broken" / "model")
     assert checkpoint is not None
     assert checkpoint.name == "checkpoint-2"
+    assert not list(checkpoint.glob("model*"))
+    weights = load_file(checkpoint / "adapter_model.safetensors")
+    assert all("lora_" in name or "trainable_tokens" in name for name in weights), "frozen weights are saved"
+    states = torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"]
+    momenta = sum(each.numel() for state in states.values() for each in state.values() if each.ndim)
+    assert momenta == 2 * sum(weight.numel() for weight in weights.values())
     broken = trained(base, tmp_path / "broken", **options)
     for name in ("model.safetensors", f"{ADAPTER_FOLDER}/adapter_model.safetensors"):
         assert (broken / name).read_bytes() == (whole / name).read_bytes(), name

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,8 @@ class Gate:
     """Says which tokens of a pass the adapter of a model acts on. As long as nothing is said, it acts on none.
 
     PEFT's layers are switched off, and the gate adds their updates itself to what their base layers give, so that a pass
-    through a closed gate is the base model's own and costs no more.
+    through a closed gate is the base model's own and costs no more. Of the mask token, it puts in the trained embedding; the
+    head stays the base model's.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -38,10 +39,15 @@ class Gate:
             SetBlockError: one of them changes a weight for all tokens at once, as PEFT's do in experts.
         """
         from peft.tuners.lora import LoraLayer, ParamWrapper
+        from peft.utils import TrainableTokensWrapper
 
         self._tokens: Tensor | None = None
         self._is_open = False
         for name, layer in model.named_modules():
+            if isinstance(layer, TrainableTokensWrapper):
+                _switch_off(layer)
+                if layer.token_adapter.tied_adapter is None:
+                    layer.original_module.register_forward_hook(partial(_embedded, layer.token_adapter))
             if not isinstance(layer, LoraLayer):
                 continue
             if isinstance(layer, ParamWrapper) or not layer.lora_B:
@@ -49,10 +55,7 @@ class Gate:
                     f"adapter.only_noisy can't be had with {name}, whose weights PEFT changes for all tokens at once: name "
                     "other layers in adapter.target_modules, such as [q_proj, k_proj, v_proj, o_proj]"
                 )
-            trained = [parameter for parameter in cast(nn.Module, layer).parameters() if parameter.requires_grad]
-            layer.enable_adapters(False)
-            for parameter in trained:
-                parameter.requires_grad_(True)
+            _switch_off(layer)
             layer.get_base_layer().register_forward_hook(partial(self._updated, layer))
         setattr(model, _GATE, self)
 
@@ -112,6 +115,22 @@ class Gate:
             )
         # Not a product: what is not a number stays so when multiplied by 0.
         return update.masked_fill(~self._tokens.reshape(*update.shape[:-1], 1), 0)
+
+
+def _switch_off(layer: Any) -> None:
+    """Have one of PEFT's layers do nothing by itself, and its parameters still be trained."""
+    trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+    layer.enable_adapters(False)
+    for parameter in trained:
+        parameter.requires_grad_(True)
+
+
+def _embedded(trained: Any, base: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """What an embedding gives [B, T, D], with the trained row for the token that has one."""
+    (name,) = trained.active_adapters
+    (token,) = trained.token_indices[name]
+    row = trained.trainable_tokens_delta[name][0].to(output.dtype) * getattr(base, "embed_scale", 1)
+    return torch.where((args[0] == token)[..., None], row.to(output.dtype), output)
 
 
 class _AddedUpdate(torch.autograd.Function):
