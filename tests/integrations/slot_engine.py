@@ -4,6 +4,7 @@ A request has one kind of attention in a pass; its block is fed whole, up to the
 over.
 """
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -46,14 +47,14 @@ def serve(
     block_size: int = 16,
     context: Sequence[int] | None = None,
     interrupt: frozenset[int] = frozenset(),
-    budget: int | None = None,
+    budgets: random.Random | None = None,
 ) -> list[Served]:
     """Serve requests, of which one more arrives with each step.
 
     Args:
         context: the position past the last that each request may be fed; by default the end of its answer, as `generate` has
             it.
-        budget: the most tokens of a block that a pass feeds; vLLM's own may be short.
+        budgets: draws how much of a block a pass feeds at most; vLLM's own budget may be short at times.
         interrupt: steps after which every request is taken off, and fed again from the beginning with what it has written.
     """
     assert model.facts is not None
@@ -74,7 +75,7 @@ def serve(
             start = len(request.written)
             end = request_end(request) if context is None else context[index]
             width = min(width_of(request, block_size), end - start)
-            fed.append(width if budget is None else min(width, budget))
+            fed.append(width if budgets is None else min(width, budgets.choice([1, 3, 5, 16])))
             tokens = request.written + slots.inputs([index + 1])[0, : fed[-1]].tolist()
             is_causal = bool(slots.causal[index + 1])
             logits.append(full_logits(model, tokens, len(tokens) if is_causal else start)[start:])
