@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 from conftest import TEXTS
 from families import MODES, tiny_sbd
 from setblock.decoding.generate import generate_batch
+from setblock.decoding.opening import open_state
 from setblock.decoding.plan import Span, fixed_sizes, plan_pass
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.state import open_state
 from setblock.decoding.terms import RowTerms
 from setblock.model.compiled import fixed_capacity
 from setblock.model.sbd_model import SBDModel

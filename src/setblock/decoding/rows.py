@@ -23,11 +23,12 @@ from setblock.decoding.events import PassEvent, pass_events
 from setblock.decoding.feed import next_feed
 from setblock.decoding.generation import FinishReason, Generation
 from setblock.decoding.loop import DecodingStep, absorb
+from setblock.decoding.opening import open_state
 from setblock.decoding.plan import Span, next_spans, plan_pass
 from setblock.decoding.policy import Policy, open_policy
 from setblock.decoding.record import Record, open_record
 from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.state import BatchState, open_state
+from setblock.decoding.state import BatchState
 from setblock.decoding.terms import RowTerms
 from setblock.decoding.text import AnswerText
 from setblock.model.feed import Feed

@@ -18,10 +18,11 @@ from torch import Tensor
 from setblock.decoding.defaults import draft_passes_for
 from setblock.decoding.feed import next_feed
 from setblock.decoding.loop import absorb
+from setblock.decoding.opening import open_state
 from setblock.decoding.plan import Part, PassPlan
 from setblock.decoding.policy import Policy, open_policy
 from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.state import BatchState, open_state
+from setblock.decoding.state import BatchState
 from setblock.decoding.terms import RowTerms
 from setblock.model.facts import SBDFacts
 
