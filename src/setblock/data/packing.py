@@ -1,4 +1,4 @@
-"""Packing: documents laid side by side into rows of one length.
+"""Packing puts documents next to each other into rows of one length.
 
 Knows rows. Knows nothing of masks: it records which document each token belongs to, and its position there.
 """
@@ -26,9 +26,9 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Row:
-    """Packed documents. Four int32 arrays of one length.
+    """Packed documents: four int32 arrays of one length.
 
-    `labels[i]` is the token at i itself, or `IGNORE`: labels are not shifted, the loss shifts them.
+    `labels[i]` is the token at i, or `IGNORE`. The loss shifts the labels.
     """
 
     input_ids: np.ndarray
@@ -67,9 +67,9 @@ _OPEN_ROWS = 32  # how far back a document may still be placed: a bound on time,
 
 
 def pack(documents: Iterable[Document], *, row_length: int, pad_token_id: int) -> list[Row]:
-    """Pack documents into rows of `row_length` tokens, each into the first of the open rows that has room.
+    """Pack documents into rows of `row_length` tokens. Each document goes into the first open row that has room.
 
-    The order of the rows is the order in which they were opened, so the same documents give the same rows.
+    Rows keep the order in which they were opened, so the same documents give the same rows.
 
     Raises:
         SetBlockError: a document is longer than a row.
@@ -86,12 +86,12 @@ def pack(documents: Iterable[Document], *, row_length: int, pad_token_id: int) -
 
 
 def unpacked(documents: Iterable[Document]) -> list[Row]:
-    """One row for each document, each as long as its document: the collator pads a batch to its longest row."""
+    """Make one row for each document, with the length of the document. The collator pads a batch to its longest row."""
     return [row_of([document], row_length=len(document), pad_token_id=0) for document in documents]
 
 
 def row_of(documents: Sequence[Document], *, row_length: int, pad_token_id: int) -> Row:
-    """One row of the given documents, in their order."""
+    """Make one row of the given documents, in their order."""
     input_ids = np.full(row_length, pad_token_id, dtype=np.int32)
     labels = np.full(row_length, IGNORE, dtype=np.int32)
     position_ids = np.zeros(row_length, dtype=np.int32)
@@ -108,8 +108,8 @@ def row_of(documents: Sequence[Document], *, row_length: int, pad_token_id: int)
 
 
 class RowDataset(Dataset[dict[str, Tensor]]):
-    """Rows as a map-style dataset. Items hold `input_ids`, `labels`, `position_ids`, `document_ids`, all [L], and
-    `row_ids`, a scalar that names the row, from which its noise is drawn."""
+    """Rows as a map-style dataset. Items have `input_ids`, `labels`, `position_ids` and `document_ids`, all [L], and the
+    scalar `row_ids`. Its value seeds the noise of the row."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows
@@ -122,7 +122,7 @@ class RowDataset(Dataset[dict[str, Tensor]]):
 
 
 def row_item(row: Row, row_id: int) -> dict[str, Tensor]:
-    """A row as an item of a data set, int64; see `RowDataset`."""
+    """Convert a row to an int64 item of a `RowDataset`."""
     columns = {name: torch.from_numpy(column).long() for name, column in vars(row).items()}
     return {**columns, "row_ids": torch.tensor(row_id)}
 

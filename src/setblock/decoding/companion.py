@@ -12,7 +12,7 @@ from setblock.decoding.terms import RowTerms
 
 
 class Companion:
-    """Of one row. A subclass overrides what it wants to hear.
+    """A companion of one row. A subclass overrides the methods that it needs.
 
     After each pass it is told what has changed, in this order: `retract` and `reveal`, so that it always knows the row's answer
     as far as it goes without a gap; then `read`, of which nothing is ever taken back.

@@ -81,7 +81,7 @@ class Accompanied:
 
 
 class Companions:
-    """Of the rows of a batch."""
+    """The companions of the rows of a batch."""
 
     def __init__(self, rows: Sequence[Accompanied]) -> None:
         self.rows = list(rows)

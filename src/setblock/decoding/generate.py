@@ -28,12 +28,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class StreamChunk:
-    """What one forward pass added.
+    """The result of one forward pass.
 
     Attributes:
-        text: text that became final with this pass; may be empty.
-        event: what the pass did to the answer.
-        step: the same as tensors of a batch of one, with the logits.
+        text: the text that became final in this pass; may be empty.
+        event: the tokens that the pass revealed.
+        step: the same as tensors of a batch of one, and the logits.
         generation: the finished answer, on the last chunk only.
     """
 
@@ -72,11 +72,11 @@ def open_batch(
 def stream(
     model: LanguageModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False
 ) -> Iterator[StreamChunk]:
-    """Generate an answer, yielding after each forward pass what it added to the text.
+    """Generate an answer, and yield a chunk after each forward pass.
 
     Args:
         prompt: a text or chat messages; see `encode_prompt`.
-        settings: how to decode; by default what the model was calibrated to, else `DecodingSettings`'s defaults.
+        settings: how to decode. The default is the model's calibrated setting, otherwise the defaults of `DecodingSettings`.
         raw: don't apply the chat template.
 
     Raises:
@@ -95,7 +95,7 @@ def stream(
 def generate(
     model: LanguageModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False
 ) -> Generation:
-    """Generate an answer. Arguments and errors as in `stream`."""
+    """Generate an answer. Arguments and errors are those of `stream`."""
     *_, last = stream(model, prompt, settings=settings, raw=raw)
     assert last.generation is not None
     return last.generation
@@ -108,14 +108,15 @@ def generate_batch(
     settings: DecodingSettings | Sequence[DecodingSettings] | None = None,
     raw: bool = False,
 ) -> list[Generation]:
-    """Generate `n` answers to each prompt in one batch; each is what it would be alone.
+    """Generate `n` answers to each prompt in one batch. Each answer is the same as if it were alone.
 
     Args:
-        settings: for all prompts, or one for each. Other arguments and errors as in `stream`; but a request whose logits are
-            not numbers ends with the reason `error`, and the others go on.
+        settings: the settings of all prompts, or a list with one item for each. Other arguments and errors are those of
+            `stream`, with one difference: a request whose logits are not numbers ends with the reason `error`, and the
+            others continue.
 
     Returns:
-        The answers in the order of the prompts; `n` consecutive ones for each.
+        The answers in the order of the prompts, `n` consecutive answers for each.
     """
     if settings is None or isinstance(settings, DecodingSettings):
         settings = [settings or default_settings(model)] * len(prompts)

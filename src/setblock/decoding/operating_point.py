@@ -79,7 +79,7 @@ class OperatingPoint:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON holds it: infinity, which JSON has not, is the text `inf`."""
+        """Return the point as JSON. JSON has no infinity, so it becomes the text `inf`."""
         options = {
             name: "inf" if isinstance(value, float) and math.isinf(value) else value
             for name, value in self.sampler_options.items()

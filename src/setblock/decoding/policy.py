@@ -20,7 +20,7 @@ from setblock.decoding.terms import RowTerms
 
 @dataclass(frozen=True)
 class Policy:
-    """Of the rows of a batch.
+    """The policy of the rows of a batch.
 
     Attributes:
         settings: of each row.
@@ -47,7 +47,7 @@ class Policy:
         return _policy(settings, terms, samplers, companions, vocab_size=parts[0].vocab_size)
 
     def taken(self, rows: Sequence[int], terms: Sequence[RowTerms]) -> "Policy":
-        """Of `rows` alone, whose `terms` these are."""
+        """The policy of `rows` only, which have these `terms`."""
         settings = [self.settings[row] for row in rows]
         samplers, companions = self.samplers.taken(rows), self.companions.taken(rows)
         return _policy(settings, terms, samplers, companions, vocab_size=self.vocab_size)

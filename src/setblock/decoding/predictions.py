@@ -31,7 +31,7 @@ class Logits:
 
     @cached_property
     def most_likely(self) -> MostLikely:
-        """Of each position: three ask for it, and a vocabulary is long."""
+        """The most likely token of each position. Three callers need it, and a vocabulary is long."""
         return most_likely(self.logits)
 
 

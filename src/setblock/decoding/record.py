@@ -113,7 +113,7 @@ class Record:
         return cls(**columns, num_alternatives=max(kept, default=None))
 
     def taken(self, rows: Tensor, *, capacity: int) -> "Record":
-        """Of `rows` [n] alone, for positions below `capacity`."""
+        """The record of `rows` [n] only, for positions below `capacity`."""
         parts = {name: getattr(self, name)[rows] for name in (*_OF_ROWS, *_OF_POSITIONS)}
         cut = {name: parts[name][:, :capacity] for name in _OF_POSITIONS}
         return Record(**parts | cut, num_alternatives=self.num_alternatives)

@@ -13,15 +13,15 @@ Memory = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class BlockView:
-    """What a sampler sees of a pass. B rows, k positions, V tokens.
+    """The input of a sampler in one pass. B rows, k positions, V tokens.
 
     Attributes:
-        logits: [B, k, V] float32; -inf for tokens that a request bans. Meaningful at candidates only.
+        logits: [B, k, V] float32; -inf for tokens that a request bans. Only candidates have meaningful values.
         candidates: [B, k] bool, masked positions that may be revealed. A row may have none.
         revealed: [B, k] bool, positions that earlier passes fixed.
         memory: what the sampler's last `Selection` left for this pass, zeroed in rows whose block is new; empty in a batch's
             first pass.
-        greatest: [B, k] float32, the greatest logit of each position, where it is known already.
+        greatest: [B, k] float32, the greatest logit of each position, if it is already known.
     """
 
     logits: Tensor
@@ -32,27 +32,27 @@ class BlockView:
 
     @cached_property
     def log_probs(self) -> Tensor:
-        """[B, k, V] float32."""
+        """The log-probabilities [B, k, V], float32."""
         return self.logits.log_softmax(dim=-1)
 
     @cached_property
     def probs(self) -> Tensor:
-        """[B, k, V] float32."""
+        """The probabilities [B, k, V], float32."""
         return self.logits.softmax(dim=-1)
 
     @property
     def entropy(self) -> Tensor:
-        """[B, k] float32, nats; meaningful at candidates only, as the logits are."""
+        """The entropy [B, k] float32, in nats. Only candidates have meaningful values."""
         return self._moments.entropy
 
     @property
     def confidence(self) -> Tensor:
-        """[B, k] float32, the probability of the most likely token, at candidates only."""
+        """The probability [B, k] float32 of the most likely token. Only candidates have meaningful values."""
         return self._moments.confidence
 
     @cached_property
     def margin(self) -> Tensor:
-        """[B, k] float32, by how much the most likely token is more likely than the second."""
+        """The probability [B, k] float32 of the most likely token minus that of the second."""
         first, second = self.logits.topk(2, dim=-1).values.unbind(dim=-1)
         return self.confidence * (1 - (second - first).exp())
 
@@ -111,12 +111,12 @@ _TILE_COLUMNS = 16384  # a megabyte for a block of 16
 
 @dataclass(frozen=True)
 class Selection:
-    """A sampler's answer.
+    """The output of a sampler.
 
     Attributes:
         reveal: [B, k] bool, the positions to reveal; a subset of the candidates, with at least one of each row that has any.
-        logits: [B, k, V] float32, where the rule changes what tokens are chosen from; None to leave it.
-        memory: tensors [B, k, ...] to be given back in the next pass.
+        logits: [B, k, V] float32, the logits that tokens are chosen from, if the rule changes them; otherwise None.
+        memory: tensors [B, k, ...] that the next pass receives.
     """
 
     reveal: Tensor
@@ -125,17 +125,17 @@ class Selection:
 
 
 class Dial(NamedTuple):
-    """The hyperparameter of a rule that a sweep turns by default, and its values from careful to careless."""
+    """The hyperparameter that a sweep varies by default, with its values from careful to careless."""
 
     name: str
     values: tuple[float, ...]
 
 
 class Sampler(Protocol):
-    """A rule: a frozen dataclass whose fields are its hyperparameters and nothing else. It never calls the model; what it has
-    to remember of earlier passes it hands over in `Selection.memory`. Rows are independent of each other.
+    """A rule: a frozen dataclass whose fields are its hyperparameters. It never calls the model. It returns what it must
+    remember for later passes in `Selection.memory`. Rows are independent of each other.
 
-    A class that commands and files are to know has two more attributes: `name`, and if it can be swept, `dial`.
+    A class that commands and files use by name has two more attributes: `name`, and `dial` if it can be swept.
     """
 
     def select(self, block: BlockView) -> Selection:
@@ -144,8 +144,8 @@ class Sampler(Protocol):
 
 
 def at_least_one(reveal: Tensor, block: BlockView, *, score: Tensor) -> Tensor:
-    """`reveal` [B, k] among the candidates, and in a row where that is nothing, the candidate of the highest `score` [B, k]
-    (the leftmost of a tie). So every pass gets on, and a block takes at most k passes."""
+    """`reveal` [B, k] among the candidates. In a row without any, it is the candidate with the highest `score` [B, k] (the
+    leftmost of a tie). So every pass reveals a token, and a block takes at most k passes."""
     best = score.masked_fill(~block.candidates, -torch.inf).argmax(dim=-1, keepdim=True)  # [B, 1]
     fallback = torch.zeros_like(block.candidates).scatter(-1, best, True)
     reveal = reveal & block.candidates

@@ -201,11 +201,11 @@ class DecodingSettings:
             )
 
     def of_sample(self, index: int) -> "DecodingSettings":
-        """The settings of the `index`-th answer alone, from 0. Seeds are counted round at the end of 64 bits."""
+        """The settings of answer `index`, counted from 0. Seeds wrap around at 64 bits."""
         return replace(self, seed=(self.seed + index + 2**63) % 2**64 - 2**63, n=1)
 
     def changed(self) -> dict[str, Any]:
-        """The settings that are not at their defaults."""
+        """The settings that differ from their defaults."""
         return {name: value for name, row in SETTINGS.items() if (value := getattr(self, name)) != row.default}
 
 

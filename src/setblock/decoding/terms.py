@@ -10,7 +10,7 @@ from setblock.decoding.settings import Method
 
 @dataclass(frozen=True)
 class RowTerms:
-    """Of one row, what its settings leave open being decided.
+    """The terms of one row, with all open settings decided.
 
     Attributes:
         method: `sbd`, `exact` or `ntp`.

@@ -1,4 +1,4 @@
-"""The engine: requests that come and go, decoded together.
+"""The engine decodes many requests together, which start and end between passes.
 
 Knows who waits, who runs, who holds which pages and who is done. Knows nothing of how a pass reveals what it does.
 Single-threaded: whoever has several threads calls it from one of them.
@@ -24,11 +24,11 @@ from setblock.model.protocol import LanguageModel
 
 
 class Engine:
-    """Decodes many requests together; each answer is what the request gives alone.
+    """Decodes many requests together. Each answer is the same as if its request were alone.
 
-    Every step is one forward pass in which some requests are fed a part of their prompt and others a block. A request runs
-    once there is a place for it and cache for its prompt; if the cache runs short later, the youngest gives up its part, waits,
-    and is fed again what it lost.
+    Every step is one forward pass in which some requests are fed a part of their prompt and others a block. A request starts
+    when there is a place for it and cache for its prompt. If the cache becomes full later, the newest request releases its
+    pages, waits, and its tokens are fed again.
     """
 
     def __init__(self, model: LanguageModel, limits: EngineLimits | None = None) -> None:
@@ -59,11 +59,11 @@ class Engine:
         )
 
     def submit(self, request: Request) -> None:
-        """Take a request in.
+        """Add a request.
 
         Raises:
-            QueueFull: `max_waiting` requests wait already.
-            SetBlockError: the model can't do what is asked, or the cache could never hold it.
+            QueueFull: `max_waiting` requests are already waiting.
+            SetBlockError: the model does not support the request, or the cache could never hold it.
         """
         if request.settings.n != 1:
             raise ParameterError(f"n must be 1 in a request to the engine, not {request.settings.n}")
@@ -83,15 +83,15 @@ class Engine:
         self._waiting.append(job)
 
     def cancel(self, request_id: str) -> None:
-        """Give a request up; the next step tells what it had. Unknown and finished ids are ignored."""
+        """Cancel a request. The next step reports its text so far. Unknown and finished ids are ignored."""
         if request_id in self._jobs:
             self._cancelled[request_id] = None
 
     @torch.inference_mode()
     def step(self) -> list[Progress]:
-        """One forward pass over all that it has room for, and what it did for each request that took part; nothing when idle.
+        """Run one forward pass, and return its result for each request in it. An idle engine returns nothing.
 
-        If it raises, so does whatever is done with the engine afterwards: make another.
+        If it raises an exception, the engine cannot be used any more.
         """
         progress = self._drop_cancelled()
         self._admit()
@@ -102,12 +102,12 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do, nor to tell."""
+        """Whether the engine has nothing to do and nothing to report."""
         return not self._jobs
 
     @property
     def figures(self) -> EngineFigures:
-        """How the engine is doing."""
+        """The engine's counters."""
         held = self._pool.total - self._pool.available
         return replace(
             self._counts,

@@ -1,4 +1,4 @@
-"""How much an engine may hold and do at once."""
+"""The limits of an engine's memory and work."""
 
 from dataclasses import dataclass, fields
 
@@ -11,10 +11,10 @@ class EngineLimits:
 
     Attributes:
         max_running: the most requests decoded at once.
-        kv_tokens: positions that the key-value cache of all requests holds together; rounded up to whole pages.
-        tokens_per_pass: the most tokens that one pass feeds; a single block that is larger is fed all the same.
-        max_waiting: the most requests that wait for a place; more are refused.
-        page_tokens: positions of a page, the unit in which the cache is given out and shared.
+        kv_tokens: the positions in the key-value cache of all requests together, rounded up to whole pages.
+        tokens_per_pass: the most tokens in one pass. A single larger block is fed nevertheless.
+        max_waiting: the most waiting requests. Further requests are refused.
+        page_tokens: the positions in a page, the unit in which requests allocate and share the cache.
     """
 
     max_running: int = 32

@@ -1,4 +1,4 @@
-"""What a pass of the engine did for one request."""
+"""The result of one pass of the engine for one request."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from setblock.decoding.generation import Generation
 
 @dataclass(frozen=True)
 class Progress:
-    """What one pass added to one request.
+    """The result of one pass for one request.
 
     Attributes:
-        id: the request's.
-        text: text that became certain; may be empty.
-        event: what the pass did to the answer; None where it fed but a part of the prompt, or where the request was cancelled.
-        generation: the finished answer, on a request's last progress only.
+        id: the id of the request.
+        text: the text that became final; may be empty.
+        event: the tokens that the pass revealed. None if it fed only a part of the prompt, or the request was cancelled.
+        generation: the finished answer, in a request's last progress only.
     """
 
     id: str

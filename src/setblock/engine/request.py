@@ -1,4 +1,4 @@
-"""What the engine is asked for."""
+"""A request to the engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from setblock.errors import SetBlockError
 
 
 class QueueFull(SetBlockError):  # noqa: N818  # a state of the engine, and nothing wrong with the request
-    """As many requests wait as may; the same request can be submitted again later."""
+    """The queue is full. The same request can be submitted again later."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One answer that is wanted. Several samples of a prompt are several requests.
+    """A request for one answer. Several samples of a prompt are several requests.
 
     Attributes:
-        id: names it; no other request that is not finished may have the same.
+        id: the name of the request, unique among unfinished requests.
         prompt: token ids.
-        settings: how it is decoded, with n = 1.
+        settings: how to decode, with n = 1.
     """
 
     id: str

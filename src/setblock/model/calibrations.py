@@ -39,7 +39,7 @@ class CalibratedSetting:
 
     @property
     def method(self) -> str:
-        """Of the point."""
+        """The method of the point."""
         return str(self.point["method"])
 
 
@@ -47,7 +47,7 @@ _RECORDS = TypeAdapter(tuple[CalibratedSetting, ...])
 
 
 def calibrations_to_json(calibrations: tuple[CalibratedSetting, ...]) -> list[dict[str, Any]]:
-    """As `config.json` holds them."""
+    """Return the calibrations in the form of `config.json`."""
     return [asdict(each) for each in calibrations]
 
 

@@ -1,4 +1,4 @@
-"""`load`: a folder or hub id -> a model that can be decoded in blocks, or a reason why it can't be."""
+"""`load` returns a model that can be decoded in blocks, or raises an error with the reason."""
 
 import re
 import warnings
@@ -32,7 +32,7 @@ from setblock.model.sbd_model import SBDModel
 
 
 class ShorterContext(SetBlockWarning):
-    """A model is right for fewer tokens than its config says."""
+    """The model is correct for fewer tokens than its config says."""
 
 
 class NotTrainedForBlocks(SetBlockWarning):
@@ -50,22 +50,22 @@ def load(
 ) -> SBDModel:
     """Load a causal LM from a local folder, a hub id, a GGUF file or by a short name such as `smollm2`.
 
-    A model that was never SBD-trained loads with a warning; it decodes one token a pass, and can be trained.
+    A model that was never SBD-trained loads with a warning. It decodes one token in each pass and can be trained.
 
     Args:
-        path: a folder, a hub id, a GGUF file or a name in `NAMED_MODELS`; the bundled reference model by default. The weights
-            of a GGUF file are dequantised.
-        dtype: type of the weights; the checkpoint's own by default.
-        device: where to put it; by default a GPU if there is one.
-        attn_implementation: `sdpa`, `flex_attention` or `eager`; by default the fastest that the model allows.
-        trust_remote_code: run code that comes with the checkpoint. Off unless asked for.
+        path: a folder, a hub id, a GGUF file or a name in `NAMED_MODELS`. The default is the bundled model. The weights of
+            a GGUF file are dequantised.
+        dtype: the type of the weights. The default is the checkpoint's own type.
+        device: the device of the model. The default is a GPU if there is one.
+        attn_implementation: `sdpa`, `flex_attention` or `eager`; the default is the fastest that the model allows.
+        trust_remote_code: run the checkpoint's own code. The default is False.
         quantization: `int8`: weights of linear layers in eight bits, by torchao (`pip install 'setblock[quantize]'`). Such a
-            model can be decoded with, not trained or saved. `nf4`: in four bits, by bitsandbytes, on a GPU; an adapter can be
-            trained on such a model.
+            model can decode, but it cannot be trained or saved. `nf4`: in four bits, by bitsandbytes, on a GPU; an
+            adapter can be trained on such a model.
 
     Raises:
-        SetBlockError: there is no such model, a file of it is broken, its architecture can't be decoded in blocks, or a
-            package or device that is wanted is not there.
+        SetBlockError: the model does not exist, one of its files is damaged, its architecture does not support blocks,
+            or a required package or device is missing.
     """
     # 1. What it is
     if quantization not in (None, *get_args(Quantization)):
@@ -135,10 +135,10 @@ def load(
 
 
 def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
-    """The config and the tokenizer of a checkpoint that `load` would load, without its weights.
+    """Load the config and the tokenizer of a checkpoint, without its weights.
 
     Raises:
-        SetBlockError: there is no such model, or a file of it is broken.
+        SetBlockError: the model does not exist, or one of its files is damaged.
     """
     source = resolved(str(path))
     _check_source(source)
@@ -219,7 +219,7 @@ def _check_weights(source: str, report: dict[str, Any]) -> None:
 
 
 def refuse_unsupported(config: PretrainedConfig) -> None:
-    """Raise `SetBlockError` with the reason if an architecture can't be decoded in blocks."""
+    """Raise `SetBlockError` with the reason if an architecture does not support blocks."""
     name = config.model_type
     if config.is_encoder_decoder:
         raise SetBlockError(f"{name} is an encoder-decoder; set block decoding needs a decoder-only causal LM")

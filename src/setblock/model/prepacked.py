@@ -47,7 +47,7 @@ class PrepackedLinear(nn.Module):
         destination[f"{prefix}weight"] = self.weight.to_dense()
 
     def extra_repr(self) -> str:
-        """As `nn.Linear` has it."""
+        """Return the same text as `nn.Linear`."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 

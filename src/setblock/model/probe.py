@@ -202,7 +202,7 @@ def _run(check: Callable[[], _T], *, failure: str = "it takes no 4D mask, positi
 
 
 def _fingerprint(model: PreTrainedModel, alternatives: Sequence[str]) -> str:
-    """Of all that a plan depends on."""
+    """The fingerprint of everything that a plan depends on."""
     kind, config = type(model), model.config
     parts = (
         transformers.__version__,

@@ -1,4 +1,4 @@
-"""`SBDModel`: a Hugging Face causal LM, its tokenizer and its SBD facts; how one is saved."""
+"""`SBDModel`: a Hugging Face causal LM with its tokenizer and SBD facts, and how to save it."""
 
 import json
 import os
@@ -29,20 +29,20 @@ from setblock.model.quantization import Quantization
 
 
 class SBDModel:
-    """What the rest of the library drives: a `LanguageModel` of `setblock.model.protocol` that can be trained and saved.
+    """A model that decodes in blocks: a `LanguageModel` of `setblock.model.protocol` that can be trained and saved.
 
     Attributes:
         model: the causal LM, unchanged.
         tokenizer: its tokenizer.
-        facts: its SBD facts, or None where it was never prepared for SBD: it can then decode one token a pass, and be trained.
-        quantization: how its weights are stored where that is not in their own type; it can then not be trained or saved.
+        facts: its SBD facts, or None if it was never prepared for SBD. It then decodes one token in each pass and is trainable.
+        quantization: how its weights are stored, if they are quantised. The model then cannot be trained or saved.
         end_of_text_ids: ids that end an answer.
-        num_parameters: how many weights it has, tied ones counted once.
-        compiled: the model compiled, once `compile` was called.
-        gate: of its adapter, where that acts on the future block alone.
+        num_parameters: the number of weights; tied weights count once.
+        compiled: the compiled model, after a call of `compile`.
+        gate: the gate of an adapter that acts on the future block only.
 
     Raises:
-        SetBlockError: by its facts it has such an adapter, and it was loaded without.
+        SetBlockError: its facts name such an adapter, but it was loaded without one.
     """
 
     def __init__(
@@ -66,37 +66,37 @@ class SBDModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         device: torch.device = self.model.device
         return device
 
     @property
     def vocab_size(self) -> int:
-        """V, the rows of its output embeddings: the logits that a position gets."""
+        """V, the number of rows of its output embeddings, and so the number of logits of a position."""
         size: int = self.model.get_output_embeddings().weight.shape[0]
         return size
 
     @property
     def context_length(self) -> int | None:
-        """The most positions the model can hold and be right, or None where nothing sets a limit."""
+        """The largest number of positions for which the model is correct, or None without a limit."""
         return context_length(self.model)
 
     @property
     def prepacked(self) -> bool:
-        """Whether its weights are laid out for a CPU; it can then not be trained or saved."""
+        """Whether its weights are prepacked for a CPU. It then cannot be trained or saved."""
         return any(isinstance(module, PrepackedLinear) for module in self.model.modules())
 
     def compile(self, *, backend: str = "inductor") -> None:
-        """Run the passes after a prefill through `torch.compile`, padded to shapes that hardly ever change.
+        """Run the passes after a prefill with `torch.compile`, padded to a few fixed shapes.
 
-        The first pass of each shape compiles; the shapes depend on the batch and block sizes, and on the length of prompt and
-        answer rounded up. What is decoded is the same up to the rounding of floating point.
+        The first pass of each shape compiles it. The shapes depend on the batch and block sizes, and on the rounded length of
+        prompt and answer. The output is the same up to floating-point rounding.
 
         Args:
-            backend: `torch.compile`'s.
+            backend: the backend of `torch.compile`.
 
         Raises:
-            SetBlockError: it has an adapter that acts on the future block alone, or is prepacked.
+            SetBlockError: the model is prepacked, or has an adapter that acts on the future block only.
         """
         if self.gate is not None:
             raise SetBlockError("a model with an adapter on its future block can't be compiled")
@@ -105,13 +105,13 @@ class SBDModel:
         self.compiled = CompiledModel(self.model, backend=backend)
 
     def prepack(self) -> None:
-        """Lay the weights of linear layers (`nn.Linear`) out for this CPU's matrix kernels, once and for good.
+        """Rearrange the weights of linear layers (`nn.Linear`) for this CPU's matrix kernels. This cannot be undone.
 
-        What is decoded is the same up to the rounding of floating point.
+        The output is the same up to floating-point rounding.
 
         Raises:
             SetBlockError: the model is not on a CPU, is quantised or compiled, has an adapter that acts on the future block
-                alone, or weights that can't be prepacked here.
+                only, or has weights that cannot be prepacked here.
         """
         if self.gate is not None:
             raise SetBlockError("a model with an adapter on its future block can't be prepacked")
@@ -156,14 +156,14 @@ class SBDModel:
         first_token_from_causal: bool = False,
         noisy_adapter: bool = False,
     ) -> SBDFacts:
-        """Give the model a mask token if it has none yet, and record what it is about to be trained for.
+        """Add a mask token if the model has none, and record the training settings in its facts.
 
         Args:
-            noisy_adapter: what is trained is an adapter that acts on the future block alone.
+            noisy_adapter: the training updates an adapter that acts on the future block only.
 
         Raises:
-            SetBlockError: its weights are prepacked, or quantised in a way that can't be trained on; it has an adapter; or its
-                architecture can't be trained.
+            SetBlockError: its weights are prepacked or quantised in a way that excludes training, it has an adapter, or its
+                architecture cannot be trained.
         """
         if reason := plan_of(self.model).untrainable:
             raise SetBlockError(f"{self.model.config.model_type} can be decoded in blocks, but not trained: {reason}")
@@ -190,17 +190,17 @@ class SBDModel:
         state: dict[str, Tensor] | None = None,
         adapter: Path | None = None,
     ) -> None:
-        """Save a checkpoint that stock Transformers loads too: safetensors, config (with the facts), tokenizer, and a few
-        lines through which its `generate` decodes in blocks.
+        """Save a checkpoint that plain Transformers can load too: safetensors, config (with the facts), tokenizer, and a short
+        file with which its `generate` decodes in blocks.
 
-        Every file is written under another name first, and `config.json` takes its place last: an interrupted save leaves
-        no checkpoint that looks whole and is not.
+        Each file is first written under another name, and `config.json` is renamed last. An interrupted save therefore never
+        leaves an incomplete checkpoint that looks complete.
 
         Args:
-            folder: where to; made if need be.
-            dtype: store the weights rounded to this type. The config still names the type they are to run in.
-            state: the weights, where the model itself has not all of them.
-            adapter: a folder that PEFT wrote, to go with the checkpoint.
+            folder: the destination, which is created if necessary.
+            dtype: the type that the stored weights are rounded to. The config still names the type to run in.
+            state: the weights, if the model itself does not hold all of them.
+            adapter: a folder written by PEFT, to include in the checkpoint.
 
         Raises:
             SetBlockError: its weights are quantised or prepacked, or it has an adapter.

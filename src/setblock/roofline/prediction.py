@@ -42,7 +42,7 @@ class Prediction:
         )
 
     def operation_seconds(self, operation: Operation) -> float:
-        """Of one operation."""
+        """The predicted seconds of one operation."""
         return max(self.arithmetic_seconds(operation), operation.bytes / self.hardware.bandwidth)
 
     @property
@@ -61,7 +61,7 @@ class Prediction:
         return max(0, int((self.hardware.memory - self.weight_memory) // self.kv_memory(length)))
 
     def arithmetic_seconds(self, operation: Operation) -> float:
-        """Of its arithmetic alone, at the peak."""
+        """The seconds of its arithmetic only, at the peak."""
         return operation.flops / self.hardware.peak(operation.bits)
 
 

@@ -66,7 +66,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Of all matrices."""
+        """The number of parameters in all matrices."""
         embeddings = (self.vocabulary * (1 if self.tied else 2) + self.positions) * self.hidden
         return self._layer_parameters(active_only=False) + embeddings
 

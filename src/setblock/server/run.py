@@ -30,7 +30,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """As a browser takes it."""
+        """The address that a browser opens."""
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 

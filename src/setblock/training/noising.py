@@ -21,23 +21,23 @@ class Noising:
     """How the noisy half is made. The defaults are the paper's.
 
     Attributes:
-        mask_rate_per: what shares one draw of the mask rate η ~ U(0, 1): a `document`, or each `block`.
-        noise_on: what the blocks tile: the whole `document`, or only its `targets`, each run of tokens that carry a loss.
-            `targets` costs less where prompts are long, and its blocks begin where those of decoding do.
-        noisy_copies: independent noisy versions of each document beside one clean one.
+        mask_rate_per: the unit that shares one draw of the mask rate η ~ U(0, 1): a `document` or a `block`.
+        noise_on: the part that blocks tile: the whole `document`, or only its `targets`, each run of tokens that carry a loss.
+            `targets` is faster with long prompts, and its blocks start at the same places as in decoding.
+        noisy_copies: the number of independent noisy copies for each clean document.
         complete_last_block: fill the last block of a run up to `block_size` with end-of-text. Decoding always opens whole
-            blocks, so a model that has only seen last blocks that stop at the end of the text has never had to say where
-            that is.
-        random_offsets: the share of runs whose first block is cut short at random, so that all others begin anywhere. Blocks
-            of decoding do where one ends at its first gap, or where a draft was wrong.
-        complementary_masks: every second copy has the blocks of the one before it and masks what that one reveals, so that two
-            copies learn every token once (Fast-dLLM v2, arXiv 2509.26328; LLaDA 2.0, arXiv 2512.15745). `noisy_copies` is even.
-        full_mask_share: the share of blocks that are masked whole, whatever else is drawn: what the first pass of a block sees,
-            and a draft of one pass sees only that (TiDAR, arXiv 2511.08923, masks all).
-        mask_places: which tokens of a block a mask rate η masks. `anywhere` (the paper): each with probability η. `growing`:
-            the one at place j of k with probability η^(2 - (2j + 1) / k), more often the later it stands. `tail`: all behind a
-            prefix, of n tokens the last floor(η (n + 1)): what blocks look like that are revealed from the left. CARD (Ruan et
-            al., 2026) moves its noise to the tail, too.
+            blocks. A model trained only on last blocks that stop at the end of the text never learns to predict that end.
+        random_offsets: the share of runs whose first block is shortened at random, so that later blocks start anywhere. In
+            decoding, blocks do so after a gap or a wrong draft.
+        complementary_masks: every second copy has the blocks of the previous copy and masks exactly its other tokens, so two
+            copies learn every token once (Fast-dLLM v2, arXiv 2509.26328; LLaDA 2.0, arXiv 2512.15745). `noisy_copies` must be
+            even.
+        full_mask_share: the share of blocks that are fully masked, as in the first pass of a block (TiDAR, arXiv 2511.08923,
+            masks all blocks fully).
+        mask_places: the places that a mask rate η masks in a block. `anywhere` (the paper): each with probability η. `growing`:
+            the one at place j of k with probability η^(2 - (2j + 1) / k), so later places more often. `tail`: all after a
+            prefix, the last floor(η (n + 1)) of n tokens, as in blocks that are revealed from the left. CARD (Ruan et
+            al., 2026) also moves its noise to the tail.
     """
 
     mask_rate_per: MaskRatePer = "document"

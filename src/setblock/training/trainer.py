@@ -65,9 +65,9 @@ class SBDTrainer(Trainer):
 
     The loss is the sum of eq. 14 over the batch divided by its number of next-token targets, over all processes and
     accumulation steps. Logs `ntp_loss` and `matp_loss`, and with distillation `distillation_loss`, each a mean in nats per
-    target, beside `loss`; and `tokens_per_second`, of the texts' own tokens, noisy copies not counted.
+    target, in addition to `loss`. It also logs `tokens_per_second`, which counts the texts' tokens without noisy copies.
 
-    Noise is drawn in the collator (`setblock.training.collator`). Nothing is read back from the device but what is logged.
+    The collator draws the noise (`setblock.training.collator`). Only logged values are read back from the device.
     """
 
     args: SBDConfig
@@ -165,7 +165,7 @@ class SBDTrainer(Trainer):
         super()._run_epoch(**kwargs)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """The Trainer's, with the noise of evaluations."""
+        """The Trainer's data loader, with the noise of evaluations."""
         of_training = self.data_collator
         self.data_collator = SBDCollator(self._preparation, step=EVALUATION)
         try:
@@ -175,7 +175,7 @@ class SBDTrainer(Trainer):
             self.data_collator = of_training
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
-        """The optimizer that the configuration names."""
+        """Create the optimizer that the configuration names."""
         if self.args.matrix_optimizer == "adamw":
             optimizer: Optimizer = super().create_optimizer(model)
             return optimizer
@@ -189,10 +189,10 @@ class SBDTrainer(Trainer):
         return self.optimizer
 
     def losses(self, model: nn.Module, inputs: TrainingInputs) -> SBDLoss:
-        """One forward pass and both terms of eq. 14.
+        """Run one forward pass, and compute both terms of eq. 14.
 
-        An adapter on noisy tokens changes nothing that the next-token term depends on: it is left out of training then, and
-        the clean half runs on its own, without a graph.
+        An adapter on noisy tokens does not affect the next-token term. Training then leaves this term out, and runs the clean
+        half separately, without a graph.
         """
         clean_half: CleanHalf | None = None
         if self._gate is not None:
@@ -217,7 +217,7 @@ class SBDTrainer(Trainer):
         )
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The Trainer's; its backward pass may run layers again, as the forward pass ran them."""
+        """The Trainer's step. Its backward pass may run layers again in the same way as the forward pass."""
         try:
             with document_attention(unwrapped(self.model)), self._adapter_dtype():
                 loss: Tensor = super().training_step(*args, **kwargs)
@@ -237,7 +237,7 @@ class SBDTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Eq. 14 over one micro-batch, scaled so that accumulated micro-batches add up to the batch's loss."""
+        """Compute eq. 14 over one micro-batch, scaled so that accumulated micro-batches add up to the loss of the batch."""
         prepared: TrainingInputs = inputs["inputs"].to(self.args.device)
         if model.training:
             assert inputs["step"] == self.state.global_step, "the noise is of another step"
@@ -289,7 +289,7 @@ class SBDTrainer(Trainer):
         return figures
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the mean of each loss term, and what was done in a second, since the last log of a loss."""
+        """Add the mean of each loss term and the throughput since the last log of a loss."""
         if "eval_loss" in logs:
             logs = {**logs, **self._take_means("eval_")}
         elif "loss" in logs:
@@ -303,6 +303,6 @@ class SBDTrainer(Trainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[Tensor, None, None]:
-        """Losses only: the logits of an evaluation are never kept."""
+        """Compute only the losses. The logits of an evaluation are never kept."""
         with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None

@@ -1,4 +1,4 @@
-"""Samplers: one rule a file, named as the rule. `SAMPLERS` finds a new file by itself.
+"""Samplers: one rule in each file, which has the rule's name. `SAMPLERS` finds new files automatically.
 
 Classes are imported on first use: `setblock --help` lists the samplers without PyTorch.
 """

@@ -66,7 +66,7 @@ class Calibration:
 
     @property
     def nfe_speedup(self) -> float | None:
-        """Of what was chosen, on the examples of the tests."""
+        """The NFE speed-up of the chosen setting, on the examples of the tests."""
         if self.by_construction:
             return self.exact_speedup
         return next((test.nfe_speedup for test in self.tests if test.result is self.chosen), None)

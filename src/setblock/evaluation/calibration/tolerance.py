@@ -44,11 +44,11 @@ class Tolerance:
         return f"at most {100 * self.most:g} {what}, {100 * self.confidence:g}% confidence"
 
     def losses(self, result: Result) -> list[float]:
-        """Of each example; the tolerance is of their mean."""
+        """The loss of each example. The tolerance applies to their mean."""
         return [*map(float, result.lost)] if self.measure == "accuracy" else result.differing
 
     def p_value(self, losses: Sequence[float]) -> float:
-        """Of the claim that settings with these losses lose more than is tolerated."""
+        """The p-value of the claim that settings with these losses lose more than the tolerance."""
         if self.measure == "tokens":
             return mean_p_value(losses, tolerance=self.most)
         worse, better = sum(loss > 0 for loss in losses), sum(loss < 0 for loss in losses)

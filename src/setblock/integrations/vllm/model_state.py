@@ -83,7 +83,7 @@ class SetBlockModelState(vllm_api.DefaultModelState):
         ubatch_idx: int = 0,
         model_specific_attn_metadata: Any = None,
     ) -> dict[str, Any]:
-        """As the default, and whether each request's pass is causal."""
+        """Prepare as the default does, and add whether each request's pass is causal."""
         is_full = cudagraph_mode == vllm_api.CUDAGraphMode.FULL
         num_reqs = input_batch.num_reqs_after_padding if is_full else input_batch.num_reqs
         self._causal[:num_reqs] = 0
