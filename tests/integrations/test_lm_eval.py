@@ -86,8 +86,8 @@ class TestAnswers:
         [
             DecodingSettings(method="ntp"),
             DecodingSettings(method="exact", block_size=8),
-            DecodingSettings(sampler=EntropyBounded(0.5)),
-            DecodingSettings(sampler=Factor(2.0), adaptive_blocks=True),
+            DecodingSettings(method="sbd", sampler=EntropyBounded(0.5)),
+            DecodingSettings(method="sbd", sampler=Factor(2.0), adaptive_blocks=True),
         ],
         ids=lambda settings: f"{settings.method}, {type(settings.sampler).__name__}",
     )
@@ -129,12 +129,12 @@ class TestAnswers:
         assert lm.get_model_info()["setblock"]["tasks"]["b"]["num_tokens"] == told["b"]["num_tokens"]
 
     def test_that_are_drawn_more_than_once_differ(self, model):
-        lm = SetBlockLM(model, settings=DecodingSettings(seed=3), batch_size=2)
+        lm = SetBlockLM(model, settings=DecodingSettings(method="sbd", seed=3), batch_size=2)
         texts = lm.generate_until(
             ask("Tom has", repeats=4, temperature=1.5, do_sample=True, max_gen_toks=12), disable_tqdm=True
         )
         assert len(set(texts)) > 1
-        alone = DecodingSettings(seed=4, temperature=1.5, max_new_tokens=12)
+        alone = DecodingSettings(method="sbd", seed=4, temperature=1.5, max_new_tokens=12)
         assert texts[1] == generate_batch(model, ["Tom has"], settings=alone, raw=True)[0].text
 
     def test_that_do_not_fit_get_what_room_there_is(self, model):
