@@ -9,7 +9,7 @@ BENCH_FLAGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_REQUIRE_VIRTUALENV := 1
 
-.PHONY: help setup demo test format lint types check docs docs-serve docs-crawl train bench test-vllm setup-vllm clean
+.PHONY: help setup demo test test-families format lint types check docs docs-serve docs-crawl train bench test-vllm setup-vllm clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -39,6 +39,10 @@ demo: $(READY) ## decode a held-out problem both ways, then fifty more
 
 test: $(READY) ## run the tests, on as many cores as there are
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
+
+test-families: $(READY) ## try every family of the installed Transformers, and write the table of models (an hour)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m families tests/families
+	@$(BIN)/python tests/every_family.py
 
 format: $(READY) ## check the formatting (to change it: ruff format)
 	@$(BIN)/ruff format --check

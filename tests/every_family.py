@@ -6,12 +6,15 @@ from Transformers alone: greedy decoding by uncached passes.
 """
 
 import copy
+import json
 import tempfile
 import traceback
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +47,14 @@ from setblock.training.inputs import doubled_inputs, ntp_inputs
 from setblock.training.noising import Noising
 
 REPRESENTATIVE = (
-    "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "phi3 (longrope)", "falcon", "stablelm", "mixtral",
-    "deepseek_v3", "doge", "electra", "qwen2_vl", "gpt_oss",
+    "llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "phi3 (longrope)", "falcon", "stablelm", "mixtral",
+    "deepseek_v3", "doge (window of 16)", "electra (encoder)", "qwen2_vl", "bart (more decoder layers)", "bert (untied)",
 )  # fmt: skip
 """The cases that are in `make test`."""
+REFUSED = ("electra (encoder)", "bart (more decoder layers)", "doge (window of 16)")
+"""Those of them that are refused."""
+RESULTS = Path(__file__).parent / "families" / "results.jsonl"
+PAGE = Path(__file__).parents[1] / "docs" / "versions.md"
 
 IMAGES = (
     "llava", "llava_next", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "idefics3", "smolvlm", "paligemma", "internvl",
@@ -92,8 +99,11 @@ NEEDED: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 4, "moe_topk": 2},
     "ministral": {"head_dim": 128},
-    "deepseek_v2": {"num_experts_per_tok": 6, "n_group": 1, "topk_group": 1, "topk_method": "greedy"},
+    "deepseek_v2": {"moe_intermediate_size": 1408, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "gemma4_text": {"num_hidden_layers": 6},
+    "gemma4_unified_text": {"num_hidden_layers": 6},
+    **{name: {"text_config": {"num_hidden_layers": 6}} for name in ("gemma4", "gemma4_unified")},
     "lfm2_moe": {"layer_types": ["full_attention"] * 2, "num_hidden_layers": 2},
 }  # fmt: skip
 
@@ -220,9 +230,9 @@ def run_case(name: str, *, every_path: bool = True) -> Outcome:
 def save_tiny(config: PretrainedConfig, folder: Path, *, lower: bool) -> None:
     """Save a tiny random model of a config, with a tokenizer."""
     with torch.device("meta"):
-        kind = type(auto_class(config).from_config(copy.deepcopy(config), dtype=torch.float32))
-    small = small_copy(kind, config)
-    if lower and (found := thresholds_of(config, small)):
+        whole = auto_class(config).from_config(copy.deepcopy(config), dtype=torch.float32)
+    small = small_copy(type(whole), whole.config)
+    if lower and (found := thresholds_of(whole.config, small)):
         small = with_low(small, found, value=LOW)
         run_text(small)
     small.generation_config.eos_token_id = small.generation_config.pad_token_id = 0
@@ -272,7 +282,10 @@ def check_family(folder: Path, outcome: Outcome, *, every_path: bool) -> None:
         return
     check_training(base, prompts)
     base.save(folder / "trained")
-    sbd = load(folder / "trained")
+    try:
+        sbd = load(folder / "trained")
+    except SetBlockError as error:
+        raise WrongError(f"what was saved does not load: {error}") from error
     theirs = own_model(folder / "trained", sbd)
     wanted = expected(theirs, prompts, new, banned={0, sbd.facts.mask_token_id})
     for each in (settings("ntp", new), settings("exact", new, 4), settings("exact", new, 16)):
@@ -525,3 +538,71 @@ def quiet() -> Iterator[None]:
             yield
         finally:
             logging.set_verbosity(level)
+
+
+# What came of it
+
+
+def write_results(outcomes: Sequence[Outcome]) -> None:
+    """Put outcomes in the place of earlier ones of the same cases."""
+    found = (
+        {each["name"]: each for each in map(json.loads, RESULTS.read_text().splitlines())} if RESULTS.exists() else {}
+    )
+    found |= {each.name: each.to_json() for each in outcomes}
+    lines = [json.dumps(found[name]) + "\n" for name in cases() if name in found]
+    RESULTS.write_text("".join(lines))
+
+
+def summary(outcomes: Sequence[dict[str, Any]]) -> str:
+    """The table of models in `docs/versions.md`."""
+    of = {
+        status: [each for each in outcomes if each["status"] == status]
+        for status in ("right", "refused", "not covered")
+    }
+    version = metadata.version("transformers")
+    engineless = [each["name"] for each in of["right"] if "engine" in each.get("refused_paths", {})]
+    limited = [each["name"] for each in of["right"] if "limits" in each]
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for each in of["refused"]:
+        reasons[next(told for part, told in REASONS.items() if part in each["reason"])].append(each["name"])
+    rows = [
+        ("right", len(of["right"]), ", ".join(each["name"] for each in of["right"])),
+        ("right up to a length", len(limited), ", ".join(limited)),
+        ("right, but not in the engine", len(engineless), ", ".join(engineless)),
+        *((f"refused: {told}", len(names), ", ".join(names)) for told, names in sorted(reasons.items())),
+        (
+            "not covered: no tiny model can be made",
+            len(of["not covered"]),
+            ", ".join(e["name"] for e in of["not covered"]),
+        ),
+    ]
+    table = "\n".join(f"| {what} | {count} | {names} |" for what, count, names in rows if count)
+    return f"| Transformers {version} | | |\n|---|---|---|\n{table}\n"
+
+
+REASONS = {
+    "is an encoder-decoder": "encoder-decoder",
+    "recurrent state": "recurrent state",
+    "ALiBi": "ALiBi",
+    "layer type": "layers that are neither full nor sliding-window attention",
+    "change with the tokens that follow": "a token's logits change with what follows it",
+    "other logits": "other logits under the masks, positions or cache of blocks",
+    "ignores a mask": "a mask of its own",
+    "no 4D mask": "takes no mask, positions or cache of ours",
+    "no small copy": "can't be tried on a small copy",
+    "mask token": "no room for a mask token",
+    "no causal language model": "no causal language model",
+    "": "other reasons",
+}
+"""What refusals have in common, by a part of their messages."""
+
+
+def main() -> None:
+    """Write the table of `docs/versions.md` anew, which ends it."""
+    text = PAGE.read_text()
+    table = summary([json.loads(line) for line in RESULTS.read_text().splitlines()])
+    PAGE.write_text(text[: text.rindex("\n| Transformers ") + 1] + table)
+
+
+if __name__ == "__main__":
+    main()

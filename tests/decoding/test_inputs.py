@@ -97,7 +97,7 @@ def test_settings_of_another_kind(fields: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize("name", ["stop", "logit_bias", "banned_tokens", "stop_token_ids"])
 def test_none_is_as_if_nothing_were_said(name: str) -> None:
-    assert DecodingSettings(**{name: None}) == DecodingSettings(method="sbd")
+    assert DecodingSettings(**{name: None}) == DecodingSettings()
 
 
 def test_gamma_is_a_number() -> None:

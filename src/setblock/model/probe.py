@@ -6,8 +6,10 @@ past every threshold that the config names, and is compared with Transformers' o
 """
 
 import hashlib
+import json
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Final, TypeVar
 
 import torch
@@ -25,6 +27,11 @@ from setblock.model.small_copy import Threshold, run_text, small_copy, threshold
 
 _T = TypeVar("_T")
 
+CONFIG_KEY = "setblock_attention"
+"""Where a checkpoint's `config.json` remembers what the probe found."""
+
+_KEY = "_setblock_probed"
+
 _FOUND: Final[dict[str, AttentionPlan]] = {}
 """Plans by the fingerprint of what they were found for."""
 
@@ -32,7 +39,7 @@ _FOUND: Final[dict[str, AttentionPlan]] = {}
 def plan_attention(model: PreTrainedModel, *, alternatives: Sequence[str] = ()) -> AttentionPlan:
     """Find the plan by which a model's attention is to be called, and let it be called so from now on.
 
-    A model that has a plan for its attention keeps it.
+    A model that has a plan for its attention keeps it; a checkpoint may remember one.
 
     Args:
         alternatives: attention implementations that the model may be given where its own is not right.
@@ -43,11 +50,27 @@ def plan_attention(model: PreTrainedModel, *, alternatives: Sequence[str] = ()) 
     plan = planned(model)
     if plan is None:
         key = _fingerprint(model, alternatives)
-        if key not in _FOUND:
-            _FOUND[key] = _found_plan(model, alternatives)
-        plan = _FOUND[key]
+        plan = _FOUND.get(key) or _remembered(model, key) or _found_plan(model, alternatives)
+        _FOUND[key] = plan
         set_plan(model, plan)
+        setattr(model, _KEY, key)
     return plan
+
+
+def remember(model: PreTrainedModel) -> None:
+    """Record in a model's config which plan was found, if one was, so that a checkpoint need not be probed again."""
+    plan, key = planned(model), getattr(model, _KEY, None)
+    if plan is not None and key is not None:
+        setattr(model.config, CONFIG_KEY, {"found_for": key, **asdict(plan)})
+
+
+def _remembered(model: PreTrainedModel, key: str) -> AttentionPlan | None:
+    """The plan that a config records, if it was found for just this."""
+    recorded = getattr(model.config, CONFIG_KEY, None)
+    names = {"found_for", *AttentionPlan.__dataclass_fields__}
+    if not isinstance(recorded, dict) or recorded.keys() != names or recorded["found_for"] != key:
+        return None
+    return AttentionPlan(**{name: value for name, value in recorded.items() if name != "found_for"})
 
 
 @torch.inference_mode()
@@ -72,6 +95,7 @@ def check_stored(model: PreTrainedModel, store: Callable[[PreTrainedModel], None
         raise SetBlockError(f"{model.config.model_type} can't be {how}: it then gives other logits")
 
 
+_SAME = 1e-3  # relative, of float32 logits
 _STORED_TOLERANCE = 0.3  # relative; what eight bits lose stays below it
 
 
@@ -88,11 +112,11 @@ def _found_plan(model: PreTrainedModel, alternatives: Sequence[str]) -> Attentio
     reasons: list[DisagreementError] = []
     for implementation in dict.fromkeys((own, *alternatives)):
         try:
-            plans.append(_tried(low, implementation))
+            plans.append(_tried(low, implementation, own))
         except DisagreementError as error:
             reasons.append(error)
             try:
-                plans.append(_limited(small, thresholds, implementation, error))
+                plans.append(_limited(small, thresholds, implementation, own, error))
             except DisagreementError as limited:
                 reasons.append(limited)
         if plans and plans[-1].context is None and plans[-1].untrainable is None:
@@ -102,8 +126,8 @@ def _found_plan(model: PreTrainedModel, alternatives: Sequence[str]) -> Attentio
     return max(plans, key=lambda plan: (plan.context is None, plan.context or 0, plan.untrainable is None))
 
 
-def _tried(small: PreTrainedModel, implementation: str) -> AttentionPlan:
-    """The fastest plan by which a small copy is right with an attention implementation.
+def _tried(small: PreTrainedModel, implementation: str, own: str) -> AttentionPlan:
+    """The fastest plan by which a small copy is right with an attention implementation, where `own` is the model's.
 
     FlexAttention has no kernels for heads as narrow as a small copy's: eager attention is tried in its place.
 
@@ -111,10 +135,15 @@ def _tried(small: PreTrainedModel, implementation: str) -> AttentionPlan:
         DisagreementError: none is, in decoding.
     """
     if implementation == "flex_attention":
-        return replace(_tried(small, "eager"), implementation=implementation, by_document=True)
+        return replace(_tried(small, "eager", "eager"), implementation=implementation, by_document=True)
     plan = AttentionPlan(implementation, grouped=False, by_document=False)
     ways = (True, False) if implementation == "sdpa" else (False,)
+    set_plan(small, replace(plan, implementation=own))
+    wanted = _run(lambda: run_text(small))
     set_plan(small, plan)
+    found = _run(lambda: run_text(small))
+    if not float((found - wanted).norm()) <= _SAME * float(wanted.norm()):
+        raise DisagreementError(f"its {implementation} attention gives other logits than its {own} attention")
     expected = _run(lambda: expected_logits(small))
     decoding = [replace(plan, grouped=way) for way in ways]
     plan = _first_right(small, decoding, lambda: check_decoding(_padded(small), expected))
@@ -158,7 +187,7 @@ def _first_right(small: PreTrainedModel, plans: Sequence[AttentionPlan], check: 
 
 
 def _limited(
-    small: PreTrainedModel, thresholds: Sequence[Threshold], implementation: str, reason: DisagreementError
+    small: PreTrainedModel, thresholds: Sequence[Threshold], implementation: str, own: str, reason: DisagreementError
 ) -> AttentionPlan:
     """The plan by which a small copy is right up to a threshold.
 
@@ -168,11 +197,11 @@ def _limited(
     Raises:
         DisagreementError: it is wrong even below them.
     """
-    plan = _tried(small, implementation)
+    plan = _tried(small, implementation, own)
     wrong: list[tuple[Threshold, DisagreementError]] = []
     for each in thresholds:
         try:
-            other = _tried(with_low(small, [each]), implementation)
+            other = _tried(with_low(small, [each]), implementation, own)
             plan = replace(
                 plan,
                 grouped=plan.grouped and other.grouped,
@@ -203,14 +232,23 @@ def _run(check: Callable[[], _T], *, failure: str = "it takes no 4D mask, positi
 
 def _fingerprint(model: PreTrainedModel, alternatives: Sequence[str]) -> str:
     """The fingerprint of everything that a plan depends on."""
-    kind, config = type(model), model.config
+    kind, config = type(model), model.config.to_dict()
     parts = (
+        str(_VERSION),
         transformers.__version__,
         kind.__module__,
         kind.__qualname__,
-        config.get_text_config()._attn_implementation,
+        model.config.get_text_config()._attn_implementation,
         *alternatives,
         model.device.type,
-        config.to_json_string(use_diff=False),
+        json.dumps(
+            {name: each for name, each in config.items() if not _IRRELEVANT.search(name)}, sort_keys=True, default=str
+        ),
     )
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+_VERSION = 1  # to be raised when the probe comes to find something else
+_IRRELEVANT = re.compile(
+    r"^_|^setblock|token_id|^vocab_size$|^architectures$|dtype$|^transformers_version$|quantization|use_cache"
+)

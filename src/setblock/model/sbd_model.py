@@ -24,7 +24,7 @@ from setblock.model.mask_token import add_mask_token
 from setblock.model.packed_runner import PackedRunner
 from setblock.model.padded_runner import PaddedRunner
 from setblock.model.prepacked import PrepackedLinear, prepack
-from setblock.model.probe import check_stored, plan_attention
+from setblock.model.probe import check_stored, plan_attention, remember
 from setblock.model.quantization import Quantization
 
 
@@ -213,6 +213,9 @@ class SBDModel:
             state = self.model.state_dict() if state is None else state
             if dtype is not None:
                 state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in state.items()}
+            tied: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}
+            state = _with_own_tensors(state, tied={*tied, *tied.values()})
+            remember(self.model)
             self.model.save_pretrained(temporary, state_dict=state)
             self.tokenizer.save_pretrained(temporary)
             if dtype is not None:
@@ -244,6 +247,20 @@ class SBDModel:
             raise SetBlockError(
                 f"a model with an adapter on its future block can't be {what} again: take its base model"
             )
+
+
+def _with_own_tensors(state: dict[str, Tensor], *, tied: set[str]) -> dict[str, Tensor]:
+    """The state with a copy of each tensor that is another's too, unless the model ties it again when it is loaded.
+
+    Transformers saves a tensor that has two names once.
+    """
+    seen: set[int] = set()
+    own = {}
+    for name, weight in state.items():
+        is_shared = weight.device.type != "meta" and weight.data_ptr() in seen
+        own[name] = weight.clone() if is_shared and name not in tied else weight
+        seen.add(weight.data_ptr())
+    return own
 
 
 def _rewrite_dtype(path: Path, dtype: torch.dtype) -> None:

@@ -128,7 +128,9 @@ def _small_config(config: PretrainedConfig, *, factor: int, cut: bool) -> Pretra
         if cut:
             _cut_layers(part)
         for name, value in list(vars(part).items()):
-            if not name.startswith("_") and (narrow := _narrowed(name, value, factor)) != value:
+            if name.startswith("_") or isinstance(value, PretrainedConfig):
+                continue
+            if (narrow := _narrowed(name, value, factor)) != value:
                 setattr(part, name, narrow)
     return small
 
@@ -151,6 +153,9 @@ def _cut_layers(config: PretrainedConfig) -> None:
     needed = min(total, max([2, *(value.index(kind) + 1 for value in kinds for kind in value)]))
     for name, value in lists.items():
         setattr(config, name, value[:needed])
+    for name, value in list(vars(config).items()):
+        if name.endswith("layers") and value == total:
+            setattr(config, name, needed)
     config.num_hidden_layers = needed
 
 
@@ -170,7 +175,7 @@ def _narrowed(name: str, value: Any, factor: int) -> Any:
         return max(value, 2 * LONGEST)
     if "vocab" in name:
         return min(value, VOCABULARY)
-    if re.search(r"experts?$", name) and "per" not in name:
+    if name.endswith("experts"):
         return min(value, _MOST_EXPERTS)
     if _COUNT.search(name) and not _HEAD_WIDTH.search(name):
         return value
