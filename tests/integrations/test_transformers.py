@@ -438,12 +438,13 @@ def test_answers_of_different_lengths_need_a_pad_token(
 
 
 def test_a_model_without_mask_token(trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]) -> None:
-    """Method `ntp` is all it can."""
+    """Methods `ntp` and `exact` are all it can, and their text is plain decoding's."""
     model = tiny_model("llama", vocab_size=len(trained_tokenizer))
     inputs = padded(prompts) | {"max_new_tokens": NEW, "pad_token_id": PAD}
     assert torch.equal(generate(**inputs, model=model, method="ntp"), model.generate(**inputs))
-    with pytest.raises(SetBlockError, match="this model has no mask token"):
-        generate(**inputs, model=model)
+    assert torch.equal(generate(**inputs, model=model), model.generate(**inputs))
+    with pytest.raises(SetBlockError, match="this one has no mask token"):
+        generate(**inputs, model=model, method="sbd")
 
 
 def test_logits_that_are_not_numbers(model: PreTrainedModel, prompts: list[list[int]]) -> None:

@@ -61,7 +61,7 @@ def compare(
     settings = decoding.settings()
     expected = None
     text = None if prompt is None else read_prompt(prompt)
-    loaded = load_model(model, blocks=True)
+    loaded = load_model(model, blocks=settings.method == "sbd")
     settings = decoding.settings_for(loaded)
     if text is None:
         problem = next(word_problems("test", decoding.seed))

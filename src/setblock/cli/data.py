@@ -105,7 +105,7 @@ def regenerate(
     if path is None:
         raise SetBlockError("the recipe starts from random weights: name the model that answers with --model")
     settings = decoding.settings()
-    loaded = load_model(replace(model, path=path), blocks=settings.method != "ntp")
+    loaded = load_model(replace(model, path=path), blocks=settings.method == "sbd")
     use_chat_template(checked.data, loaded.tokenizer)
     with progress() as tell:
         done = run(

@@ -86,7 +86,7 @@ def evaluate(
     from setblock.evaluation.run import evaluate as run
 
     check_judge(chosen, level=sandbox)
-    loaded = load_model(model, blocks=settings.method != "ntp")
+    loaded = load_model(model, blocks=settings.method == "sbd")
     settings = decoding.settings_for(loaded)
     with progress() as tell:
         result = run(

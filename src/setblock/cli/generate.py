@@ -86,7 +86,7 @@ def generate(
     if settings.n > 1 and as_events:
         raise ParameterError(f"--events shows one answer: --n must be 1, not {settings.n}")
     text = read_prompt(prompt)
-    loaded = load_model(model, blocks=settings.method != "ntp")
+    loaded = load_model(model, blocks=settings.method == "sbd")
     settings = decoding.settings_for(loaded)
     if settings.n > 1:
         _generate_several(loaded, text, settings, raw=raw, as_json=as_json)

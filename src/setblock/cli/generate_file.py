@@ -39,7 +39,7 @@ def generate_file(
     with AnswerFile(target, made=made) as answers:
         from setblock.engine.prompts_answered import answer_prompts
 
-        loaded = load_model(options, blocks=settings.method != "ntp")
+        loaded = load_model(options, blocks=settings.method == "sbd")
         settings = decoding.settings_for(loaded)
         with progress() as tell:
             done = answer_prompts(

@@ -107,7 +107,7 @@ def evaluate_harness(
     _make_folder(options.output_path)
 
     # 2. The model and the tasks' data
-    loaded = load_model(model, blocks=settings.method != "ntp")
+    loaded = load_model(model, blocks=settings.method == "sbd")
     tasks = load_tasks(index, names)
 
     # 3. The answers

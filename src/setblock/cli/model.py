@@ -61,7 +61,7 @@ def load_model(options: ModelOptions, *, blocks: bool) -> "SBDModel":
     """Load the model that the options name, or the bundled one.
 
     Args:
-        blocks: whether it is to be decoded in blocks.
+        blocks: whether it is to be decoded in blocks that nothing checks, which it must have been trained for.
 
     Raises:
         SetBlockError: it can't be loaded, or has no mask token and `blocks` needs one.
@@ -82,7 +82,7 @@ def load_model(options: ModelOptions, *, blocks: bool) -> "SBDModel":
         )
     if blocks and model.facts is None:  # one line, not the warning and then the error
         raise SetBlockError(
-            f"model {options.path} has no mask token: decode it with method ntp, or fine-tune it with `setblock train`"
+            f"model {options.path} has no mask token: take method exact or ntp, or fine-tune it with `setblock train`"
         )
     for warning in caught:
         if blocks or not issubclass(warning.category, NotTrainedForBlocks):

@@ -175,4 +175,4 @@ def _name_of(path: str | None) -> str:
 
 def _say_what_it_is(model: "SBDModel", name: str) -> None:
     if model.facts is None or not model.facts.block_sizes:
-        print_message(f"warning: {name} was never SBD-trained: it answers one token a pass, by method ntp")
+        print_message(f"warning: {name} was never SBD-trained: method exact copies its drafts from the text")

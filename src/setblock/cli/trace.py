@@ -45,7 +45,7 @@ def trace(
     if page is not None and not page.absolute().parent.is_dir():
         raise SetBlockError(f"can't write {page}: there is no folder {page.absolute().parent}")
     text = read_prompt(prompt)
-    loaded = load_model(model, blocks=settings.method != "ntp")
+    loaded = load_model(model, blocks=settings.method == "sbd")
     settings = decoding.settings_for(loaded)
     traced = run(loaded, text, settings=settings, raw=raw)
     if page is not None:

@@ -7,11 +7,14 @@ from setblock.errors import SetBlockError
 
 if TYPE_CHECKING:
     from setblock.decoding.sampler import Sampler
+    from setblock.model.facts import SBDFacts
     from setblock.model.protocol import LanguageModel
 
 DEFAULT_MAX_NEW_TOKENS = 256
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_DRAFT_PASSES = 1
+DEFAULT_DRAFT_LOOKUP = 0  # short matches mislead a model that drafts well (docs/log.md)
+UNTRAINED_DRAFT_LOOKUP = 1  # one that was never trained for blocks has no other drafts
 DRAFT_GAMMA = 1.0  # with one pass, as good as any (docs/exact.md)
 
 
@@ -19,21 +22,29 @@ def block_size_for(model: "LanguageModel", settings: DecodingSettings) -> int:
     """k: what the request asks for, else the largest the model was trained with, at most 16. 1 in method `ntp`.
 
     Raises:
-        SetBlockError: the model has no mask token, and the request asks for blocks.
+        SetBlockError: the model was never trained for blocks, and the request asks for blocks that nothing checks.
     """
     if settings.method == "ntp":
         return 1
-    if model.facts is None:
+    if model.facts is None and settings.method == "sbd":
         raise SetBlockError(
-            "this model has no mask token: decode it with method 'ntp', or fine-tune it with `setblock train`"
+            "method 'sbd' needs a model that was trained for blocks, and this one has no mask token: take method 'exact' or "
+            "'ntp', or fine-tune it with `setblock train`"
         )
-    trained = model.facts.block_sizes
+    trained = () if model.facts is None else model.facts.block_sizes
     return settings.block_size or min(DEFAULT_BLOCK_SIZE, max(trained, default=DEFAULT_BLOCK_SIZE))
 
 
 def draft_passes_for(settings: DecodingSettings) -> int:
     """After how many passes a draft is checked, in method `exact`."""
     return settings.draft_passes or DEFAULT_DRAFT_PASSES
+
+
+def draft_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings) -> int:
+    """How many tokens must match for a draft to be copied from the text, in method `exact`."""
+    if settings.draft_lookup is not None:
+        return settings.draft_lookup
+    return UNTRAINED_DRAFT_LOOKUP if facts is None else DEFAULT_DRAFT_LOOKUP
 
 
 def sampler_for(settings: DecodingSettings) -> "Sampler":

@@ -17,6 +17,7 @@ from torch import Tensor
 from setblock.decoding.choice import choose_tokens
 from setblock.decoding.exact import Check, check_drafts
 from setblock.decoding.guidance import guided_block, guided_commit
+from setblock.decoding.lookup import Draft, with_copies
 from setblock.decoding.plan import Part
 from setblock.decoding.policy import Policy
 from setblock.decoding.predictions import Logits, PassLogits, read_logits
@@ -69,6 +70,7 @@ def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Dec
     ends, is_prefill = part.put(feed.ends), part.put(feed.is_prefill)
     took_part = ends > state.committed
     committed = took_part & ~is_prefill & (state.committed < state.block_start)
+    is_fused = committed & (ends == state.block_end)  # not so where a commit is a pass of its own
     given = read_logits(state, feed, logits)
     state.commit(ends)
     shaped = _shaped(given, state, policy)
@@ -103,10 +105,16 @@ def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Dec
     if guided is not None:
         reveal = guided.kept(reveal, chosen, revealed=state.revealed)
     state.block_passes += ((known[:, 1:].any(dim=1) | reveal.any(dim=1)) & ~is_prefill).long()
+    entropy = selection.entropy.masked_fill(~known, 0)
+    if state.copies_drafts:
+        copying = (
+            took_part if guided is None else took_part & ~guided.is_constrained[:, 0]
+        )  # who says what may be copied?
+        chosen, reveal = with_copies(state, Draft(chosen, reveal), entropy=entropy, rows=copying)
     state.reveal(chosen, reveal)
 
     # 3. On to the next block, or to the end
-    state.advance()
+    state.advance(corrected=None if check is None else check.rejected & is_fused)
     policy.companions.hear(state)
     return DecodingStep(
         is_prefill=is_prefill,
@@ -115,7 +123,7 @@ def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Dec
         positions=positions,
         token_ids=chosen,
         revealed=reveal,
-        entropy=selection.entropy,
+        entropy=entropy,
         finished=state.finished.clone(),
         logits=given,
         check=check,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.choice import choose_tokens, draws_of
+from setblock.decoding.lookup import LONGEST_MATCH, SURE
 from setblock.decoding.samplers import BlockView, Memory, Sampler
 from setblock.decoding.settings import DecodingSettings
 from setblock.model.protocol import LanguageModel
@@ -83,6 +84,7 @@ def naive_exact(
     kept, draft = list(prompt), list[int]()  # what is verified and committed; what is to be checked
     first = _choose(prefill[-1:], settings, len(kept))
     block, memory = _refilled(first, block_size, limit - len(kept)), _nothing()
+    block = _copied(kept, block, settings, sure={0})
     while True:
         # 1. Only a draft's first token is sure to stay, and a block's that follows no draft
         sure = kept[len(prompt) :] + [token for token in (draft or block)[:1] if token is not None]
@@ -105,6 +107,10 @@ def naive_exact(
         if agreed < len(causal):
             draft, block = [], _refilled([causal[agreed]], block_size, limit - len(kept))
             block_passes, memory = 0, _nothing()
+            block = _copied(kept, block, settings, sure={0})
+            if draft_passes == 1 and block[1:] == [None] * len(block[1:]):  # the right token is committed at once
+                ended = causal[agreed] in model.end_of_text_ids
+                draft, block = [causal[agreed]], [] if ended else _refilled([], block_size, limit - len(kept) - 1)
             continue
         draft = []
         if not block:
@@ -113,9 +119,36 @@ def naive_exact(
         of_block = _block_logits(model, logits, start, len(block), first_from_causal=True)
         chosen, memory = _reveal(model, of_block, block, range(len(block)), sampler, memory)
         tokens = _choose(of_block, settings, start)
+        entropy = torch.special.entr(of_block.softmax(dim=-1)).sum(dim=-1).tolist()
+        before = {i for i, token in enumerate(block) if token is not None}
         for i in {*chosen, *([0] if block[0] is None else [])}:
             block[i] = tokens[i]
+        known = before | {0} | {i for i in chosen if entropy[i] <= SURE}
+        block = _copied(kept, block, settings, sure=known)
         block_passes += 1
+
+
+def _copied(written: Sequence[int], block: Block, settings: DecodingSettings, *, sure: set[int]) -> Block:
+    """A draft with copies of what followed, the last time, what the text ends with: at places that are not `sure`, as long as
+    the copy agrees with those that are."""
+    assert block[0] is not None
+    text, longest = [*written, block[0]], 0
+    for end in range(1, len(text)):
+        matched = 0
+        while matched < min(end, LONGEST_MATCH) and text[end - 1 - matched] == text[-1 - matched]:
+            matched += 1
+        if matched and matched >= longest:
+            longest, place = matched, end
+    if not settings.draft_lookup or longest < settings.draft_lookup:
+        return block
+    filled = list(block)
+    for i in range(1, len(block)):
+        text.append(text[place + i - 1])
+        if i not in sure:
+            filled[i] = text[-1]
+        elif filled[i] != text[-1]:
+            break
+    return filled
 
 
 def _refilled(known: Sequence[int | None], block_size: int, room: int) -> Block:

@@ -54,6 +54,7 @@ def open_state(
         is_exact=flags([each.method == "exact" for each in terms]),
         is_adaptive=flags([each.adaptive_blocks for each in terms]),
         draft_passes=column([each.draft_passes for each in terms]),
+        draft_lookup=column([each.draft_lookup if each.method == "exact" else 0 for each in terms]),
         verified=start,
         answer_end=start,
         finished=none.clone(),

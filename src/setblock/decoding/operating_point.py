@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from setblock.decoding.defaults import block_size_for, draft_passes_for, sampler_for
+from setblock.decoding.defaults import (
+    DEFAULT_DRAFT_LOOKUP,
+    block_size_for,
+    draft_lookup_for,
+    draft_passes_for,
+    sampler_for,
+)
 from setblock.decoding.named_samplers import defaults_of, name_of, options_of, sampler_named
 from setblock.decoding.settings import METHODS, DecodingSettings, Method
 from setblock.errors import ParameterError
@@ -26,7 +32,8 @@ class OperatingPoint:
         sampler_options: its hyperparameters, all of them.
         block_size: k.
         adaptive_blocks: as in `DecodingSettings`.
-        draft_passes: as in `DecodingSettings`; None but in method `exact`.
+        draft_passes, draft_lookup: as in `DecodingSettings`; None but in method `exact`. A point of an earlier release leaves
+            `draft_lookup` open.
     """
 
     method: Method
@@ -35,6 +42,7 @@ class OperatingPoint:
     block_size: int = 1
     adaptive_blocks: bool = False
     draft_passes: int | None = None
+    draft_lookup: int | None = None
 
     @property
     def key(self) -> str:
@@ -49,6 +57,7 @@ class OperatingPoint:
         words = [self.sampler_text, f"k {self.block_size}"]
         if self.method == "exact":
             words = ["exact", *words] + ([f"{self.draft_passes} passes"] if self.draft_passes != 1 else [])
+            words += [f"lookup {self.draft_lookup}"] if self.draft_lookup not in (None, DEFAULT_DRAFT_LOOKUP) else []
         return ", ".join(words + (["adaptive"] if self.adaptive_blocks else []))
 
     @property
@@ -76,6 +85,7 @@ class OperatingPoint:
             block_size=self.block_size,
             adaptive_blocks=self.adaptive_blocks,
             draft_passes=self.draft_passes,
+            draft_lookup=self.draft_lookup,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -106,6 +116,7 @@ def point_of(model: LanguageModel, settings: DecodingSettings) -> OperatingPoint
         block_size=block_size_for(model, settings),
         adaptive_blocks=settings.adaptive_blocks,
         draft_passes=draft_passes_for(settings) if settings.method == "exact" else None,
+        draft_lookup=draft_lookup_for(model.facts, settings) if settings.method == "exact" else None,
     )
 
 

@@ -68,7 +68,7 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
 
     # 2. Of a block, a pass says something if it was fed; or where the first token is known as soon as what comes before it is
     is_answer_start = feed.is_prefill & (block_start == part.of(state.prompt_length))
-    says = ((feed.ends > block_start) | part.of(state.is_ntp) | is_answer_start)[:, None]
+    says = ((feed.ends > block_start) | part.of(state.is_causal) | is_answer_start)[:, None]
 
     # 3. From the A rows that took part to all B
     logits, target, wanted = (part.put(each) for each in (logits, feed.targets, feed.wanted))

@@ -18,7 +18,7 @@ from setblock.decoding.checks import (
     limit_of,
     warn_if_not_trained,
 )
-from setblock.decoding.defaults import block_size_for, draft_passes_for
+from setblock.decoding.defaults import block_size_for, draft_lookup_for, draft_passes_for
 from setblock.decoding.events import PassEvent, pass_events
 from setblock.decoding.feed import next_feed
 from setblock.decoding.generation import FinishReason, Generation
@@ -172,4 +172,5 @@ def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
         block_size=min(block_size_for(model, settings), room),
         adaptive_blocks=settings.adaptive_blocks,
         draft_passes=draft_passes_for(settings),
+        draft_lookup=draft_lookup_for(model.facts, settings),
     )

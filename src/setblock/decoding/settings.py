@@ -65,6 +65,15 @@ class DecodingSettings:
         group="point",
     )
 
+    draft_lookup: int | None = setting(
+        None,
+        "In method exact, drafts are also copied from the text: where at least so many of the last tokens stood before, what "
+        "followed them there fills the places that the model is unsure of. 0: never. Default: 0; but 1 where the model was "
+        "never trained for blocks, and has no other drafts.",
+        Range(0),
+        group="point",
+    )
+
     # Where an answer ends
     max_new_tokens: int | None = setting(
         None,

@@ -50,6 +50,7 @@ class BatchState:
         is_adaptive: [B] bool, rows whose block ends at its first gap after each pass; what is revealed past it goes over into
             the next block.
         draft_passes: [B] of exact rows, after how many passes a draft is checked as far as it goes.
+        draft_lookup: [B] of exact rows, how many tokens must match for a draft to be copied from the text; 0 for never.
         verified: [B] of exact rows, the position up to which the tokens are next-token decoding's.
         answer_end: [B] the position past the last of the answer, as far as it is certain.
         finished: [B] bool.
@@ -76,6 +77,7 @@ class BatchState:
     is_exact: Tensor
     is_adaptive: Tensor
     draft_passes: Tensor
+    draft_lookup: Tensor
     verified: Tensor
     answer_end: Tensor
     finished: Tensor
@@ -116,6 +118,16 @@ class BatchState:
             return torch.ones_like(self.is_ntp)
         return self.is_ntp | self.is_exact if any(each.method != "sbd" for each in self.terms) else None
 
+    @property
+    def is_causal(self) -> Tensor:
+        """[B] bool, rows that are never fed a block: those of `ntp`, and all of a model that was never trained for blocks."""
+        return self.is_ntp if self.facts is not None else torch.ones_like(self.is_ntp)
+
+    @cached_property
+    def copies_drafts(self) -> bool:
+        """Whether any row's drafts may be copied from the text."""
+        return any(each.method == "exact" and each.draft_lookup for each in self.terms)
+
     @cached_property
     def _has_exact(self) -> bool:
         return any(each.method == "exact" for each in self.terms)
@@ -138,7 +150,7 @@ class BatchState:
             commits_answers: whether an answer that has ended is committed to its end, which nobody needs who is to read it
                 only.
         """
-        is_causal = self.is_ntp if fuses_commit else self.is_ntp | (self.committed < self.block_start)
+        is_causal = self.is_causal if fuses_commit else self.is_causal | (self.committed < self.block_start)
         end = torch.where(is_causal, self.block_start, self.block_end)
         end = torch.where(self.is_prefill, self.prefill_end, end)
         return end if commits_answers else torch.where(self.finished, self.committed, end)
@@ -155,8 +167,13 @@ class BatchState:
         if self._has_exact:  # the first token of a block comes from the causal logits after all that is verified
             self.verified = torch.where(reveal[:, 0] & self.is_exact, self.block_start + 1, self.verified)
 
-    def advance(self) -> None:
-        """After a pass: finish rows whose answer is whole, open the next block of rows that are done with theirs."""
+    def advance(self, *, corrected: Tensor | None = None) -> None:
+        """After a pass: finish rows whose answer is whole, open the next block of rows that are done with theirs.
+
+        Args:
+            corrected: [B] bool, rows whose draft the pass has cut, where one pass commits and feeds the next block. With drafts
+                of one pass, the right token is then committed at once: a pass that drafted anew might bring no token.
+        """
         # 1. Is the answer whole?
         final_end = self.final_end()
         end = self._first_end(final_end)
@@ -175,7 +192,9 @@ class BatchState:
             done = whole | (self.is_adaptive & (run > 0))
         if self._has_exact:
             submitted = self.is_exact & (self.committed == self.block_start) & (run > 0)
-            drafted = submitted & (whole | (self.block_passes >= self.draft_passes))
+            drafted = submitted & (whole | self.is_causal | (self.block_passes >= self.draft_passes))
+            if corrected is not None:
+                drafted |= submitted & corrected & (self.draft_passes == 1)
             done = torch.where(self.is_exact, drafted, done)
         ended = (ends & needed).any(dim=1) & whole
         beyond = self._shifted(run) & (self.is_adaptive & ~whole)[:, None] if self._has_adaptive else None

@@ -19,7 +19,7 @@ class RowTerms:
         ends: token ids that end the answer.
         block_size: k; 1 in method `ntp`.
         adaptive_blocks: as in `DecodingSettings`.
-        draft_passes: as in `DecodingSettings`.
+        draft_passes, draft_lookup: as in `DecodingSettings`.
     """
 
     method: Method
@@ -29,3 +29,4 @@ class RowTerms:
     block_size: int
     adaptive_blocks: bool = False
     draft_passes: int = 1
+    draft_lookup: int = 0

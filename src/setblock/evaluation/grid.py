@@ -22,7 +22,7 @@ Grid = Mapping[str, Sequence[Any]]
 """A key and its values each; the grid is their product."""
 
 METHODS: tuple[Method, ...] = ("sbd", "exact")
-_KINDS: dict[str, Any] = {"block_size": int, "adaptive_blocks": bool, "draft_passes": int}
+_KINDS: dict[str, Any] = {"block_size": int, "adaptive_blocks": bool, "draft_passes": int, "draft_lookup": int}
 
 
 def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[str, Sequence[Any]]) -> list[Grid]:

@@ -25,7 +25,7 @@ from setblock.model.sbd_model import SBDModel
 DEFAULT_LIMIT = 100
 DEFAULT_BATCH_SIZE = 32
 # What a point says itself; everything else of the settings is shared by a whole sweep.
-_OF_POINTS = {"method", "sampler", "block_size", "adaptive_blocks", "draft_passes"}
+_OF_POINTS = {"method", "sampler", "block_size", "adaptive_blocks", "draft_passes", "draft_lookup"}
 Progress = Callable[[OperatingPoint, int], None]
 
 

@@ -50,7 +50,8 @@ def load(
 ) -> SBDModel:
     """Load a causal LM from a local folder, a hub id, a GGUF file or by a short name such as `smollm2`.
 
-    A model that was never SBD-trained loads with a warning. It decodes one token in each pass and can be trained.
+    A model that was never SBD-trained loads with a warning. It decodes by `ntp` and by `exact`, which then copies its drafts
+    from the text. It can be trained.
 
     Args:
         path: a folder, a hub id, a GGUF file or a name in `NAMED_MODELS`. The default is the bundled model. The weights of
@@ -127,7 +128,7 @@ def load(
     sbd = SBDModel(model, tokenizer, facts=facts, quantization=quantization)
     if facts is None or not facts.block_sizes:
         warnings.warn(
-            f"{source} was never SBD-trained: decode it with method 'ntp', or fine-tune it with `setblock train`",
+            f"{source} was never SBD-trained: method 'exact' copies its drafts from the text; `setblock train` does better",
             NotTrainedForBlocks,
             stacklevel=2,
         )

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from setblock.decoding.samplers import SAMPLERS
-from setblock.decoding.settings import METHODS, DecodingSettings, Method
+from setblock.decoding.settings import METHODS, DecodingSettings
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.model.sbd_model import SBDModel
@@ -55,12 +55,10 @@ class ServerConfig:
 
 def create_app(model: SBDModel, config: ServerConfig, *, on_failure: Callable[[], None] = lambda: None) -> FastAPI:
     """The application. `app.state.serving` is what it serves; `on_failure` is called, in another thread, if its engine dies."""
-    has_blocks = model.facts is not None and bool(model.facts.block_sizes)
-    default: Method = DecodingSettings().method if has_blocks else "ntp"
     worker = Worker(Engine(model, config.engine), on_failure=on_failure)
     serving = Serving(
         name=config.name,
-        method=default,
+        method=DecodingSettings().method,
         facts=_facts(model),
         context_length=model.context_length,
         worker=worker,

@@ -1,0 +1,121 @@
+"""Drafts copied from the text: what is copied, that a copy never changes a text, and that it saves passes."""
+
+import random
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from answers import answers, decoded
+from families import tiny_model, tiny_sbd
+from setblock.decoding.lookup import LONGEST_MATCH, copied
+from setblock.decoding.naive import naive_exact
+from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.settings import DecodingSettings
+from setblock.engine.engine import Engine
+from setblock.engine.offline import answered
+from setblock.engine.request import Request
+from setblock.errors import SetBlockError
+from setblock.model.naive import full_logits
+from setblock.model.sbd_model import SBDModel
+
+NEW = 40
+
+
+def _longest(text: list[int]) -> tuple[int, int]:
+    """How many tokens match, and where the latest of the longest matches ends; (0, 0) where nothing does."""
+    best = (0, 0)
+    for end in range(1, len(text)):
+        matched = 0
+        while matched < min(end, LONGEST_MATCH) and text[end - 1 - matched] == text[-1 - matched]:
+            matched += 1
+        if matched:
+            best = max(best, (matched, end))
+    return best
+
+
+def test_a_copy_is_what_followed_the_longest_match() -> None:
+    rng = random.Random(0)
+    texts = [[rng.randrange(4) for _ in range(rng.randrange(1, 30))] for _ in range(300)]
+    tokens = torch.tensor([text + [9] * (30 - len(text)) for text in texts])
+    found = copied(tokens, torch.tensor([len(text) - 1 for text in texts]), size=8)
+    for row, text in enumerate(texts):
+        matched, end = _longest(text)
+        assert found.matched[row] == matched
+        if matched:
+            expected = list(text)
+            for place in range(end, end + 7):
+                expected.append(expected[place])
+            assert found.token_ids[row].tolist() == expected[len(text) - 1 :]
+
+
+def test_a_match_at_the_very_end_continues_itself() -> None:
+    tokens = torch.tensor([[1, 2, 3, 2, 3, 0, 0, 0]])
+    assert copied(tokens, torch.tensor([4]), size=6).token_ids[0].tolist() == [3, 2, 3, 2, 3, 2]
+
+
+@pytest.fixture
+def untrained(trained_tokenizer: PreTrainedTokenizerBase) -> SBDModel:
+    model = tiny_model("llama", vocab_size=len(trained_tokenizer))
+    sbd = SBDModel(model, trained_tokenizer)
+    sbd.end_of_text_ids = ()
+    return sbd
+
+
+@pytest.mark.parametrize("lookup", [None, 0, 1, 2, 9])
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+def test_a_model_that_was_never_trained_decodes_exactly(
+    untrained: SBDModel, prompts: list[list[int]], lookup: int | None, temperature: float
+) -> None:
+    shared = {"max_new_tokens": NEW, "temperature": temperature, "seed": 3}
+    exact = [DecodingSettings(method="exact", draft_lookup=lookup, block_size=k, **shared) for k in (1, 8, 16)]
+    plain = answers(untrained, prompts, [DecodingSettings(method="ntp", **shared)] * 3)
+    ours = answers(untrained, prompts, exact)
+    assert [each.token_ids for each in ours] == [each.token_ids for each in plain]
+    assert all(each.passes.decoding <= NEW for each in ours), "never more passes than tokens"
+    requests = [Request(str(i), prompt, each) for i, (prompt, each) in enumerate(zip(prompts, exact, strict=True))]
+    of_engine = dict(answered(Engine(untrained), requests))
+    assert [of_engine[str(i)].token_ids for i in range(3)] == [each.token_ids for each in plain]
+    assert [of_engine[str(i)].passes.decoding for i in range(3)] == [each.passes.decoding for each in ours]
+
+
+def test_text_that_repeats_itself_takes_few_passes(untrained: SBDModel, prompts: list[list[int]]) -> None:
+    """A model whose logits are all alike writes one token again and again."""
+    with torch.no_grad():
+        untrained.model.get_output_embeddings().weight.zero_()
+    settings = DecodingSettings(method="exact", block_size=8, max_new_tokens=NEW)
+    (answer,) = answers(untrained, [prompts[0]], [settings])
+    assert answer.num_tokens == NEW
+    assert answer.passes.decoding <= 3 + NEW // 8
+
+
+def test_blocks_that_nothing_checks_are_refused(untrained: SBDModel, prompts: list[list[int]]) -> None:
+    with pytest.raises(SetBlockError, match="take method 'exact' or 'ntp'"):
+        answers(untrained, prompts[:1], [DecodingSettings(method="sbd", max_new_tokens=4)])
+
+
+@pytest.mark.parametrize("lookup", [1, 2])
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("mode", ["unshifted", "shifted"])
+def test_copies_and_blocks_together_are_the_plain_twins(
+    trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]], mode: str, passes: int, lookup: int
+) -> None:
+    sbd = tiny_sbd("llama", trained_tokenizer, mode=mode)
+    settings = [
+        DecodingSettings(
+            method="exact",
+            sampler=EntropyBounded(4.0),
+            draft_passes=passes,
+            draft_lookup=lookup,
+            block_size=size,
+            max_new_tokens=24,
+        )
+        for size in (8, 5, 16)
+    ]
+    batch = decoded(sbd, prompts, settings)
+    for row, (prompt, each) in enumerate(zip(prompts, settings, strict=True)):
+        token_ids, count = naive_exact(
+            sbd, prompt, each, sampler=EntropyBounded(4.0), draft_passes=passes, forward=full_logits
+        )
+        assert batch.generation(row).token_ids == token_ids
+        assert batch.generation(row).passes.decoding == count
