@@ -1,11 +1,13 @@
-"""What an SBD training step costs beside a plain next-token step over the same packed rows: seconds, and peak memory.
+"""What training steps cost beside a plain next-token step over the same packed rows: seconds, and peak memory.
 
     python benchmarks/training_step.py --out benchmarks/results/training_step.json
 
 Rows are full of documents of one length, of which a share is prompt, that carries no loss. The plain step (objective `ntp`)
-computes its logits at targets only, as the SBD step does; one that computed all of them would be dearer. Each step makes
-its inputs and mask, runs forward and backward, and updates the weights by AdamW. Both steps take turns in one run, and
-every ratio is of two steps that followed each other. Memory is the most that two steps held beyond the model's weights,
+computes its logits at targets only, as the others do; one that computed all of them would be slower. The SBD step trains all
+weights on one noisy copy of the targets. The adapter step trains LoRA of rank `--rank` that acts on noisy tokens only, on two
+complementary copies of the targets, with frozen weights in bfloat16 under `--bf16`. Each step makes its inputs and mask, runs
+forward and backward, and updates the weights by AdamW. The steps take turns in one run, and every ratio is of two steps of one
+turn. Memory is the most that two steps held beyond the model's weights,
 with gradients and AdamW's state, in a process of its own: as Linux counts what is resident, or on a GPU as PyTorch counts
 what is allocated. On a CPU the process keeps what it frees, as `setblock train` does. On a GPU, `--attention flex_attention`
 skips what the mask forbids, for rows of many thousand tokens. A table for people, JSON on the last line.
@@ -16,7 +18,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +30,19 @@ from measuring.subjects import SIZES, random_model
 from measuring.timing import seconds, spread
 from setblock.data.documents import Document
 from setblock.data.packing import RowCollator, RowDataset, pack
-from setblock.model.document_attention import document_attention
+from setblock.model.adapter import gate_of
+from setblock.model.document_attention import attends_runs, document_attention
+from setblock.model.sbd_model import SBDModel
+from setblock.training.adapters import AdapterSection, add_adapter
 from setblock.training.cross_entropy import LOGITS_AT_ONCE
 from setblock.training.forward import training_loss
+from setblock.training.frozen import FrozenModel
 from setblock.training.head import split_head
 from setblock.training.heap import keep_freed_memory
-from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
+from setblock.training.inputs import Targets, TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.noising import Noising
 
-OBJECTIVES = ("ntp", "sbd")
+OBJECTIVES = ("ntp", "sbd", "adapter")
 END = 0
 
 
@@ -55,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """Both steps, at every share of prompt tokens."""
-    model = random(options)
+    """All steps, at every share of prompt tokens."""
+    model = random(options).model
     results: dict[str, Any] = {
         "parameters": sum(p.numel() for p in model.parameters()),
         **{name: getattr(options, name) for name in SETTINGS},
@@ -64,17 +70,20 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     }
     del model
     for share in options.prompt_shares:
-        plain, sbd = (step_of(objective, share, options) for objective in OBJECTIVES)
-        times = [(seconds(plain), seconds(sbd)) for _ in range(options.warmup + options.repeats)][options.warmup :]
-        del plain, sbd  # and their models and optimisers with them
+        steps = [step_of(objective, share, options) for objective in OBJECTIVES]
+        turns = [[seconds(step) for step in steps] for _ in range(options.warmup + options.repeats)][options.warmup :]
+        del steps  # and their models and optimisers with them
         memory = {objective: memory_of(objective, share, options) for objective in OBJECTIVES}
         results["shares"].append(
             {
                 "prompt_share": share,
                 "clean_tokens": options.rows * options.row_length,
-                "ntp_seconds": asdict(spread([n for n, _ in times])),
-                "sbd_seconds": asdict(spread([s for _, s in times])),
-                "ratio": asdict(spread([s / n for n, s in times])),
+                **{
+                    f"{objective}_seconds": asdict(spread([turn[number] for turn in turns]))
+                    for number, objective in enumerate(OBJECTIVES)
+                },
+                "ratio": asdict(spread([turn[1] / turn[0] for turn in turns])),
+                "adapter_ratio": asdict(spread([turn[2] / turn[0] for turn in turns])),
                 "peak_bytes": memory,
             }
         )
@@ -83,23 +92,44 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 
 def step_of(objective: str, share: float, options: argparse.Namespace) -> Callable[[], object]:
     """One training step of a model of its own, ready to be run again and again; each draws another noise and block size."""
-    model = random(options).train()
+    sbd = random(options, half=objective == "adapter" and options.bf16)
+    model, frozen = sbd.model.train(), None
+    if objective == "adapter":
+        adapter = AdapterSection.model_validate({"r": options.rank, "alpha": options.rank, "only_noisy": True})
+        frozen = FrozenModel(add_adapter(sbd, adapter))
     if options.activation_checkpointing:
         model.activation_checkpointing_enable()
     head = None if options.cross_entropy == "plain" else split_head(model)
     at_once = LOGITS_AT_ONCE if options.cross_entropy == "auto" else 0
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)
+    gate = gate_of(model)
     rows = packed_rows(share, options)
     cast = torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=options.bf16)
     steps = 0
 
     def step() -> None:
         nonlocal steps
-        inputs = inputs_of(objective, rows, steps, options).to(model.device)
+        inputs = inputs_of(objective, rows, steps, options)
+        inputs = (inputs.flat() if attends_runs(model) else inputs).to(model.device)
+        targets = len(inputs.ntp.index)
+        if gate is not None:
+            none = inputs.ntp.index[:0]
+            inputs = replace(inputs, ntp=Targets(none, none))
+            gate.open()
         with document_attention(model):
             with cast:
-                loss = training_loss(model, inputs, head=head, ntp_weight=1.0, matp_weight=1.0, logits_at_once=at_once)
-            torch.autograd.backward(loss.total / loss.ntp_count)
+                loss = training_loss(
+                    model,
+                    inputs,
+                    head=head,
+                    ntp_weight=1.0,
+                    matp_weight=1.0,
+                    logits_at_once=at_once,
+                    clean_half=None if frozen is None else frozen.clean_half,
+                )
+            torch.autograd.backward(loss.total / targets)
+        if gate is not None:
+            gate.set(None)
         optimizer.step()
         optimizer.zero_grad()
         steps += 1
@@ -129,19 +159,23 @@ def inputs_of(objective: str, rows: dict[str, Tensor], step: int, options: argpa
     return doubled_inputs(
         rows,
         block_size=options.block_sizes[step % len(options.block_sizes)],
-        noising=Noising(noise_on="targets"),
+        noising=Noising(noise_on="targets")
+        if objective == "sbd"
+        else Noising(noise_on="targets", noisy_copies=2, complementary_masks=True),
         logit_shift=False,
         mask_token_id=SIZES[options.size]["vocab_size"] - 1,
         end_of_text_id=END,
         context_length=CONTEXT,
         seed=(0, step),
+        idle_blocks=False,
     )
 
 
-def random(options: argparse.Namespace) -> Any:
-    """The model that is trained."""
+def random(options: argparse.Namespace, *, half: bool = False) -> SBDModel:
+    """The model that is trained; in half precision where its weights stay as they are."""
     config = SIZES[options.size] | ({"num_hidden_layers": options.layers} if options.layers else {})
-    return random_model(config, dtype=torch.float32, attention=options.attention, context=CONTEXT).model
+    dtype = torch.bfloat16 if half else torch.float32
+    return random_model(config, dtype=dtype, attention=options.attention, context=CONTEXT)
 
 
 def memory_of(objective: str, share: float, options: argparse.Namespace) -> int | None:
@@ -184,20 +218,33 @@ def step_table(results: dict[str, Any], where: str) -> Any:
     made = table(
         f"{results['parameters'] / 1e6:.0f}M parameters, {results['rows']} rows of {results['row_length']:,} tokens, "
         f"{results['attention'] or 'default'} attention; {where}",
-        *("prompt tokens", "plain step, s", "SBD step, s", "SBD / plain", "plain, MiB", "SBD, MiB"),
+        *("prompt tokens", "plain step, s", "SBD step, s", "SBD / plain", "adapter step, s", "adapter / plain"),
+        *("plain, MiB", "SBD, MiB", "adapter, MiB"),
         caption="seconds and ratios: medians (quartiles); memory: beyond the model's weights",
     )
     for row in results["shares"]:
         made.add_row(
             f"{row['prompt_share']:.0%}",
             *(with_quartiles(row[name]) for name in ("ntp_seconds", "sbd_seconds", "ratio")),
+            *(with_quartiles(row[name]) for name in ("adapter_seconds", "adapter_ratio")),
             *("-" if peak is None else f"{peak / 2**20:,.0f}" for peak in row["peak_bytes"].values()),
         )
     return made
 
 
 SETTINGS = (
-    *("size", "layers", "rows", "row_length", "document_length", "block_sizes", "repeats", "cross_entropy", "bf16"),
+    *(
+        "size",
+        "layers",
+        "rows",
+        "row_length",
+        "document_length",
+        "block_sizes",
+        "repeats",
+        "cross_entropy",
+        "bf16",
+        "rank",
+    ),
     *("attention", "activation_checkpointing"),
 )
 CONTEXT = 65_536
@@ -218,18 +265,19 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--attention", choices=("sdpa", "flex_attention"), help="Transformers' own choice by default")
     add("--activation-checkpointing", action="store_true")
     add("--bf16", action="store_true", help="autocast to bfloat16")
-    add("--repeats", type=int, default=15, help="timed pairs of steps (15)")
+    add("--rank", type=int, default=64, help="of the adapter's updates (64)")
+    add("--repeats", type=int, default=15, help="timed turns of all steps (15)")
     add("--warmup", type=int, default=2)
     add("--memory-of", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.arguments = sys.argv[1:] if arguments is None else list(arguments)
     if options.quick:
         tiny = {"size": "tiny", "prompt_shares": [0.5], "rows": 2, "row_length": 64, "document_length": 32}
-        vars(options).update(tiny, repeats=2, warmup=1)
+        vars(options).update(tiny, repeats=2, warmup=1, rank=4)
     for share in options.prompt_shares:
         if not 0 <= share < 1:
             parser.error(f"--prompt-shares must be at least 0 and below 1, not {share}")
-    at_least_one(parser, options, "rows", "row_length", "document_length", "repeats")
+    at_least_one(parser, options, "rows", "row_length", "document_length", "repeats", "rank")
     if options.row_length % options.document_length:
         parser.error(f"--row-length must be a multiple of --document-length, not {options.row_length}")
     return options

@@ -196,6 +196,7 @@ def methods_table(methods: Json) -> str:
 
 def training_table(found: Json) -> str:
     """A row a share of prompt tokens."""
+    more = ("adapter_seconds", "adapter_ratio") if "adapter_ratio" in found["shares"][0] else ()
     rows = [
         [
             *(
@@ -203,13 +204,14 @@ def training_table(found: Json) -> str:
                 found["attention"] or "default",
                 f"{row['prompt_share']:.0%}",
             ),
-            *(spread(row[name]) for name in ("ntp_seconds", "sbd_seconds", "ratio")),
+            *(spread(row[name]) for name in ("ntp_seconds", "sbd_seconds", "ratio", *more)),
             *("" if peak is None else f"{peak / 2**30:.2f}" for peak in row["peak_bytes"].values()),
         ]
         for row in found["shares"]
     ]
     columns = ["rows", "attention", "prompt tokens", "plain step, s", "SBD step, s", "SBD / plain"]
-    return markdown([*columns, "plain, GiB", "SBD, GiB"], rows)
+    columns += ["adapter step, s", "adapter / plain"] if more else []
+    return markdown([*columns, "plain, GiB", "SBD, GiB", *(["adapter, GiB"] if more else [])], rows)
 
 
 def gpu_passes_table(pieces: Json) -> str:

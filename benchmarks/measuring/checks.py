@@ -41,7 +41,7 @@ def flex_is_dense(size: str, dtype: torch.dtype, *, row_length: int) -> dict[str
     for attention in ("sdpa", "flex_attention"):
         arguments = ["--size", size, "--rows", "2", "--row-length", str(row_length), "--attention", attention]
         options = training_step.parse_options([*arguments, "--document-length", str(row_length // 4)])
-        model = training_step.random(options).to(dtype).train()
+        model = training_step.random(options).model.to(dtype).train()
         rows = training_step.packed_rows(0.25, options)
         losses.append([])
         for step in range(len(options.block_sizes)):

@@ -49,11 +49,12 @@ def _llama(hidden: int, layers: int, vocabulary: int = 32_000) -> dict[str, Any]
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": _llama(64, 2, 768),
     "100m": _llama(768, 11),
+    "135m": _llama(576, 30, 49_152) | {"intermediate_size": 1536, "num_key_value_heads": 3},
     "400m": _llama(1280, 20),
     "1b": _llama(2048, 20),
     "8b": CONFIGS["llama-3.1-8b"],
 }
-"""What random models there are: Llama shapes, the last one Llama-3.1-8B's own."""
+"""What random models there are: Llama shapes; 135m is SmolLM2-135M's own, 8b Llama-3.1-8B's."""
 
 DRAFTS: dict[str, dict[str, Any]] = {
     "tiny": _llama(64, 1, 768),
