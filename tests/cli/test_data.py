@@ -14,6 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from setblock.data.packing import PADDING
+from setblock.masks import CLEAN
 from setblock.training.collator import Preparation
 from setblock.training.inspection import inspected_row
 from setblock.training.recipe import load_recipe
@@ -140,12 +141,16 @@ def test_what_is_shown_is_what_is_trained_on(run, recipe, monkeypatch):
     of_first_step = [(rows, inputs) for step, rows, inputs in trained if step == 0]  # others were made ahead
     assert of_first_step
     for rows, inputs in of_first_step:
+        masked = []  # of all rows' noisy tokens, in order, however they are laid out
         for b, index in enumerate(rows["row_ids"].tolist()):
             shown = inspected_row(checked, arguments, row=index)
-            assert torch.equal(shown.inputs.input_ids[0, :64], rows["input_ids"][b])
+            clean = shown.inputs.input_ids[shown.inputs.block_ids == CLEAN]
+            assert torch.equal(clean, rows["input_ids"][b][: len(clean)])
             assert shown.labels.tolist() == rows["labels"][b].tolist()
-            ours, theirs = shown.inputs.input_ids[0, 64:], inputs.input_ids[b, 64:]
-            assert ((ours == shown.mask_token_id) == (theirs[: len(ours)] == 1)).all()
+            masked.append(shown.inputs.input_ids[shown.inputs.block_ids != CLEAN] == shown.mask_token_id)
+        theirs = inputs.input_ids[inputs.block_ids != CLEAN] == 1
+        assert theirs.any()
+        assert torch.equal(torch.cat(masked), theirs)
 
 
 @pytest.mark.parametrize(

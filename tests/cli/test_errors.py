@@ -172,7 +172,8 @@ def test_tokenizer_that_is_none(run, copied, content):
         path.unlink()
     if content is not None:
         (copied / "tokenizer.json").write_text(content)
-    _refused(run("generate", "Tom", "--model", copied), "its tokenizer: ")
+    said = "has no tokenizer: the folder holds no tokenizer.json" if content is None else "its tokenizer: "
+    _refused(run("generate", "Tom", "--model", copied), said)
 
 
 @pytest.mark.parametrize("mask_token_id", [None, -1, 10**6, True, "7"])

@@ -225,7 +225,11 @@ def test_what_comes_after_a_gap_is_not_known_and_stays_masked(
     sbd = model(trained_tokenizer)
     sbd.end_of_text_ids = ()
     settings = DecodingSettings(
-        sampler=InOrder(ORDERS["right to left"]), block_size=6, max_new_tokens=18, companions=(Language(),)
+        method="sbd",
+        sampler=InOrder(ORDERS["right to left"]),
+        block_size=6,
+        max_new_tokens=18,
+        companions=(Language(),),
     )
     batch = open_batch(sbd, [prompts[0]], [settings])
     for step in batch.steps():

@@ -108,9 +108,6 @@ def naive_exact(
             draft, block = [], _refilled([causal[agreed]], block_size, limit - len(kept))
             block_passes, memory = 0, _nothing()
             block = _copied(kept, block, settings, sure={0})
-            if draft_passes == 1 and block[1:] == [None] * len(block[1:]):  # the right token is committed at once
-                ended = causal[agreed] in model.end_of_text_ids
-                draft, block = [causal[agreed]], [] if ended else _refilled([], block_size, limit - len(kept) - 1)
             continue
         draft = []
         if not block:

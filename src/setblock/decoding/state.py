@@ -167,13 +167,8 @@ class BatchState:
         if self._has_exact:  # the first token of a block comes from the causal logits after all that is verified
             self.verified = torch.where(reveal[:, 0] & self.is_exact, self.block_start + 1, self.verified)
 
-    def advance(self, *, corrected: Tensor | None = None) -> None:
-        """After a pass: finish rows whose answer is whole, open the next block of rows that are done with theirs.
-
-        Args:
-            corrected: [B] bool, rows whose draft the pass has cut, where one pass commits and feeds the next block. With drafts
-                of one pass, the right token is then committed at once: a pass that drafted anew might bring no token.
-        """
+    def advance(self) -> None:
+        """After a pass: finish rows whose answer is whole, open the next block of rows that are done with theirs."""
         # 1. Is the answer whole?
         final_end = self.final_end()
         end = self._first_end(final_end)
@@ -193,8 +188,6 @@ class BatchState:
         if self._has_exact:
             submitted = self.is_exact & (self.committed == self.block_start) & (run > 0)
             drafted = submitted & (whole | self.is_causal | (self.block_passes >= self.draft_passes))
-            if corrected is not None:
-                drafted |= submitted & corrected & (self.draft_passes == 1)
             done = torch.where(self.is_exact, drafted, done)
         ended = (ends & needed).any(dim=1) & whole
         beyond = self._shifted(run) & (self.is_adaptive & ~whole)[:, None] if self._has_adaptive else None
