@@ -221,8 +221,9 @@ def test_random_models_have_the_size_of_their_name() -> None:
             millions = shape_of(config | {"max_position_embeddings": 1}).parameters / 1e6
             named = float(name[:-1]) * (1000 if name.endswith("b") else 1)
             assert millions == pytest.approx(named, rel=0.12), name
-            draft = shape_of(DRAFTS[name] | {"max_position_embeddings": 1}).parameters / 1e6
-            assert draft < millions / 5
+            if name in DRAFTS:
+                draft = shape_of(DRAFTS[name] | {"max_position_embeddings": 1}).parameters / 1e6
+                assert draft < millions / 5
     for config in (*SIZES.values(), *DRAFTS.values()):
         assert config["hidden_size"] % config["num_attention_heads"] == 0
         assert config["num_attention_heads"] % config["num_key_value_heads"] == 0

@@ -1,5 +1,6 @@
 """The entry point of the `setblock` command. It imports the commands itself, so that Ctrl-C ends their import, too."""
 
+import os
 import sys
 
 INTERRUPTED = 130  # the shell's convention: 128 + SIGINT
@@ -12,5 +13,6 @@ def main() -> None:
 
         app(prog_name="setblock")
     except KeyboardInterrupt:
-        print("setblock: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        print("setblock: interrupted", file=sys.stderr, flush=True)
+        # Python ends by the signal itself, whatever is asked of it here, if an import was interrupted inside of `exec`.
+        os._exit(INTERRUPTED)
