@@ -1,4 +1,4 @@
-"""Documents: token sequences with the positions that are to be learned.
+"""Documents are token sequences with marks for the tokens that carry loss.
 
 Knows how text becomes a document. Knows nothing of rows, blocks or noise.
 """
@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 @dataclass(frozen=True)
 class Document:
-    """One sequence that a model is to learn.
+    """One sequence to train on.
 
-    `token_ids` and `carries_loss` have the same length; `carries_loss[i]` says whether token i is a target. A prompt's
-    tokens are not, a completion's are, its end-of-text included.
+    `token_ids` and `carries_loss` have the same length; `carries_loss[i]` says whether token i is a target. Tokens of a
+    prompt are not. Tokens of a completion are, including its end-of-text.
     """
 
     token_ids: list[int]
@@ -29,9 +29,9 @@ class Document:
 
 
 def encode_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Iterable[tuple[str, str]]) -> Iterator[Document]:
-    """Documents of (prompt, completion) texts: loss on the completion and the end-of-text token that closes it.
+    """Encode (prompt, completion) texts as documents. The completion and its end-of-text token carry loss.
 
-    The two texts are tokenised apart, as they are when the model is used: a prompt ends where the answer begins.
+    The two texts are tokenised separately, as in decoding, where a prompt ends before the answer.
     """
     pairs = iter(pairs)
     while chunk := list(islice(pairs, 1024)):

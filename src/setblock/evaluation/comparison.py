@@ -1,4 +1,4 @@
-"""One prompt, decoded one token a pass and in blocks: what differs is counted and timed."""
+"""Compare plain and block decoding of one prompt: count the differences, and time both."""
 
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -16,7 +16,7 @@ _WARM_UP_PASSES = 8
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same request by two methods.
+    """The same request, decoded by two methods.
 
     Attributes:
         ntp: the answer one token a pass.
@@ -38,7 +38,7 @@ class Comparison:
 
     @property
     def wall_clock_speedup(self) -> float:
-        """Seconds of NTP over seconds in blocks, the prefill included on both sides."""
+        """The seconds of NTP divided by the seconds in blocks, including the prefill on both sides."""
         return self.ntp.seconds / self.blocks.seconds
 
 
@@ -52,10 +52,11 @@ def compare(
     """Decode a prompt by NTP and by the method of `settings`, after a few untimed passes of each.
 
     Args:
-        settings: for both sides; NTP uses the same, but for the method. Other arguments and errors as in `setblock.stream`.
+        settings: the settings of both sides, except for NTP's method. Other arguments and errors are those of
+            `setblock.stream`.
 
     Raises:
-        SetBlockError: the method is `ntp` itself, or as in `setblock.stream`.
+        SetBlockError: the method is `ntp`, or an error of `setblock.stream` occurs.
     """
     blocks = settings or default_settings(model)
     if blocks.method == "ntp":

@@ -16,16 +16,16 @@ from setblock.evaluation.outcomes import Outcomes, nfe_speedup, outcomes_from_js
 
 @dataclass(frozen=True)
 class Result:
-    """What one operating point did.
+    """The result of one operating point.
 
     Attributes:
-        run: what all results of a sweep have in common: task, settings that no point says, and, in a sweep, model and code.
-        outcomes: of each example.
-        seconds: wall-clock of all of them.
-        ntp: plain decoding's result on the same examples; None where this is it.
+        run: what all results of a sweep share: the task, the shared settings, and in a sweep the model and the code.
+        outcomes: the outcomes of all examples.
+        seconds: the wall-clock time of all examples.
+        ntp: plain decoding's result on the same examples. None if this is plain decoding's result.
         made: date, hardware and versions.
-        token_ids: the answers, of NTP only: what the others are compared with.
-        nll: where nobody can say what is right, how likely the model finds the answers.
+        token_ids: the answers of NTP, which the others are compared with; None for the others.
+        nll: how likely the model finds the answers, if the task has no right answer.
     """
 
     run: Mapping[str, Any]
@@ -44,44 +44,44 @@ class Result:
 
     @property
     def num_examples(self) -> int:
-        """How many examples."""
+        """The number of examples."""
         return len(self.outcomes)
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right answers; None where nobody can say."""
+        """The share of right answers. None if the task has no right answer."""
         return None if self.outcomes.correct is None else sum(self.outcomes.correct) / self.num_examples
 
     @property
     def accuracy_interval(self) -> tuple[float, float] | None:
-        """Its 95% Wilson interval."""
+        """The 95% Wilson interval of the accuracy."""
         correct = self.outcomes.correct
         return None if correct is None else wilson_interval(sum(correct), self.num_examples)
 
     @property
     def scores(self) -> dict[str, float]:
-        """Means of the task's further scores."""
+        """The means of the task's further scores."""
         return {name: sum(values) / self.num_examples for name, values in self.outcomes.scores.items()}
 
     @property
     def mean_passes(self) -> float:
-        """Passes an example, the prefill left out and commits included."""
+        """The mean number of passes for each example, without the prefill and with commits."""
         return sum(self.outcomes.decoding) / self.num_examples
 
     @property
     def nfe_speedup(self) -> float | None:
-        """Sum of NTP's passes over the sum of these, prefills left out; None where nothing was left to decode."""
+        """The sum of NTP's passes divided by the sum of these, without prefills. None if nothing was left to decode."""
         return self.nfe_speedup_on(range(self.num_examples))
 
     @property
     def identical_to_ntp(self) -> float:
-        """Share of answers that are NTP's, token for token."""
+        """The share of answers that equal NTP's, token for token."""
         return sum(count == 0 for count in self.outcomes.differing) / self.num_examples
 
     @property
     def token_agreement(self) -> float:
-        """On average over answers, the share of an answer's positions at which its token is NTP's: 1 minus the mean of
-        `differing`. Every answer weighs the same, long or short, as a tolerance of `setblock calibrate` has it."""
+        """The mean over answers of the share of positions at which the token equals NTP's: 1 minus the mean of `differing`.
+        Every answer has the same weight, as in a tolerance of `setblock calibrate`."""
         return 1 - sum(self.differing) / self.num_examples
 
     @property
@@ -99,12 +99,12 @@ class Result:
         return [right - mine for right, mine in zip(theirs, ours, strict=True)]
 
     def nfe_speedup_on(self, examples: Sequence[int]) -> float | None:
-        """`nfe_speedup` over some of the examples, by their numbers."""
+        """Return `nfe_speedup` over some of the examples, given by their numbers."""
         ntp, passes = self.plain.outcomes.decoding, self.outcomes.decoding
         return nfe_speedup(ntp_passes=sum(ntp[i] for i in examples), passes=sum(passes[i] for i in examples))
 
     def figures(self) -> dict[str, Any]:
-        """All that can be said of it, for JSON; docs/method.md describes how passes are counted."""
+        """Return all figures for JSON. docs/method.md describes how passes are counted."""
         point, outcomes, ntp = self.point.to_json(), self.outcomes, self.plain
         interval, task = self.accuracy_interval, self.run["task"]
         return {
@@ -141,19 +141,19 @@ class Result:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Its figures, and what they are counted from."""
+        """Return the figures, and the outcomes that they are counted from."""
         kept = {"run": self.run, "outcomes": self.outcomes.to_json()}
         return {**self.figures(), **kept, **({} if self.ntp else {"token_ids": list(map(list, self.token_ids or ()))})}
 
 
 def result_from_json(recorded: Any, *, ntp: Result | None) -> Result:
-    """What `to_json` gave; figures are counted anew from the outcomes.
+    """Restore a result from `to_json`. The figures are counted again from the outcomes.
 
     Args:
         ntp: plain decoding's result; None where this must be it.
 
     Raises:
-        SetBlockError: it is no such object.
+        SetBlockError: the object is not a result.
     """
     try:
         made = {key: recorded[key] for key in ("date", "hardware", "versions")}

@@ -55,7 +55,7 @@ def evaluate(
         on_progress: called with the operating point and the number of examples answered so far.
 
     Raises:
-        SetBlockError: an argument is out of its range, or the model can't do what is exam.
+        SetBlockError: an argument is out of its range, or the model does not support the request.
     """
     exam = exam_of(
         model,
@@ -90,7 +90,7 @@ def sweep(
     level: Level = "confined",
     on_progress: Progress | None = None,
 ) -> list[Result]:
-    """Evaluate a model at every point, each as `evaluate` would; NTP is decoded once for all of them.
+    """Evaluate a model at every point as `evaluate` does. NTP is decoded once for all of them.
 
     Args:
         points: the operating points, in this order. A point that the file already has is not decoded again.
@@ -98,10 +98,10 @@ def sweep(
         shared: the settings that all points share, such as `max_new_tokens`.
 
     Returns:
-        NTP and the asked points, in their order, also where the file has others besides.
+        NTP and the requested points in their order, even if the file has others too.
 
     Raises:
-        SetBlockError: an argument is out of its range, the file holds another sweep, or the model can't do what is exam.
+        SetBlockError: an argument is out of its range, the file holds another sweep, or the model does not support the request.
     """
     exam = exam_of(model, task, split=split, seed=seed, limit=limit, batch_size=batch_size, level=level)
     shared = shared or DecodingSettings()

@@ -1,4 +1,4 @@
-"""A trace: everything that each forward pass did to one answer, in plain numbers and texts, for whoever draws it.
+"""A trace has everything that each forward pass did to one answer, in plain numbers and texts.
 
 Knows the chunks of a stream. Knows nothing of pages or terminals.
 """
@@ -21,12 +21,12 @@ Kind = Literal["prefill", "token", "block", "commit"]
 
 @dataclass(frozen=True)
 class TracedToken:
-    """A token that a pass put in its place.
+    """A token that a pass revealed.
 
     Attributes:
         index: its place in the answer, from 0.
-        text: what it adds to the text; a token that is part of a character may be a replacement character.
-        entropy: nats, of the distribution it was chosen from.
+        text: the text that it adds. A token that is part of a character may be a replacement character.
+        entropy: the entropy in nats of the distribution that it was chosen from.
         is_end: whether it ends the answer.
     """
 
@@ -44,11 +44,11 @@ class TracedPass:
         number: 0 for the prefill, then 1, 2, ...
         kind: `prefill`: over the prompt. `block`: over the open block. `commit`: over the finished one too, which it writes to
             the cache causally. `token`: over one token, in method `ntp`.
-        start: where the open block begins; all before it is in the cache once the pass is over.
-        size: how many of its positions are revealed or were computed, gaps included.
-        revealed: what it revealed, from left to right.
-        masked: place and entropy of each position that it computed and left masked.
-        corrected: in method `exact`, where a draft was wrong, and what stands there now.
+        start: the first position of the open block. All earlier positions are in the cache after the pass.
+        size: the number of its positions that are revealed or were computed, including gaps.
+        revealed: the tokens that it revealed, from left to right.
+        masked: the place and entropy of each position that it computed and left masked.
+        corrected: in method `exact`, the place where a draft was wrong, and its new token.
         dropped: places of tokens that stood before the pass and are void now: right of the correction, or, in method `exact`,
             behind the gap at which a draft ended.
     """
@@ -68,13 +68,13 @@ class Trace:
     """One answer, pass by pass.
 
     Attributes:
-        prompt: as it was given.
-        text: of the answer.
-        tokens: the text of each token of the answer, its end-of-text included.
+        prompt: the prompt.
+        text: the text of the answer.
+        tokens: the text of each token of the answer, including its end-of-text.
         finish_reason: as in `Generation`.
         method: `sbd`, `exact` or `ntp`.
-        block_size: 1 in method `ntp`.
-        passes: all of them.
+        block_size: the block size; 1 in method `ntp`.
+        passes: all passes.
     """
 
     prompt: str
@@ -86,12 +86,12 @@ class Trace:
     passes: list[TracedPass]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists, numbers and texts."""
+        """Return plain lists, numbers and texts."""
         return asdict(self)
 
 
 def trace(model: SBDModel, prompt: str, *, settings: DecodingSettings | None = None, raw: bool = False) -> Trace:
-    """Answer a prompt and keep what each pass did. Arguments and errors as in `setblock.stream`."""
+    """Answer a prompt and record each pass. Arguments and errors are those of `setblock.stream`."""
     settings = with_calibration(model, settings or default_settings(model))
     ends = {*model.end_of_text_ids, *settings.stop_token_ids}
     start = len(encode_prompt(model.tokenizer, prompt, raw=raw))

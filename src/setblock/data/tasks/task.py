@@ -1,4 +1,4 @@
-"""What a task is: examples to answer, and, where somebody can say so, what is right.
+"""A task has examples to answer, and a judge if it has right answers.
 
 Knows the shape of a task. Knows nothing of any task in particular, of models, or of how a program is run.
 """
@@ -17,12 +17,12 @@ _FRUITLESS = 20_000  # so many drawn in a row, and none of them new: there are n
 
 @dataclass(frozen=True)
 class Example:
-    """One thing to answer. Tasks derive from it to add what their check needs.
+    """One example. Tasks derive from it to add the fields that their judge needs.
 
     Attributes:
-        question: what a user asks, as plain text.
-        answer: a right answer, of which there may be others; or how a text goes on. None where nobody wrote one.
-        identity: two examples of one identity are never in different splits; empty where a task has one split.
+        question: the user's question, as plain text.
+        answer: one right answer, or the continuation of a text. None if the task has none.
+        identity: examples with the same identity are always in the same split. It is empty if a task has one split.
     """
 
     question: str
@@ -31,7 +31,7 @@ class Example:
 
     @property
     def messages(self) -> list[Message]:
-        """The chat that asks it, `role` and `content` each; the answer is the assistant's next message."""
+        """The question as chat messages with `role` and `content`. The answer is the assistant's next message."""
         return [{"role": "user", "content": self.question}]
 
     @property
@@ -42,18 +42,18 @@ class Example:
 
     @property
     def completion(self) -> str | None:
-        """The answer as it goes on after `prompt`."""
+        """The answer as the continuation of `prompt`."""
         return None if self.answer is None else f" {self.answer}"
 
     @property
     def record(self) -> dict[str, Any]:
-        """The record that a model is trained on, in one of the shapes of `setblock.data.encoding`."""
+        """The record to train on, in one of the shapes of `setblock.data.encoding`."""
         return {"prompt": self.prompt, "completion": self.completion}
 
 
 @dataclass(frozen=True)
 class ChatExample(Example):
-    """An example that is trained on as a chat, written by the tokenizer's own template."""
+    """An example that training uses as a chat, with the tokenizer's template."""
 
     @property
     def record(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class ChatExample(Example):
 
 @dataclass(frozen=True)
 class TextExample(Example):
-    """A text to go on with, as it stands."""
+    """A text to continue."""
 
     @property
     def prompt(self) -> str:
@@ -72,17 +72,17 @@ class TextExample(Example):
 
     @property
     def completion(self) -> str | None:
-        """How it goes on."""
+        """The continuation of the text."""
         return self.answer
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an answer scores.
+    """The judgement of an answer.
 
     Attributes:
-        right: whether it is right as a whole; `accuracy` is the share of these.
-        scores: further scores by name, in 0..1; every verdict of a task has the same names.
+        right: whether the whole answer is right. `accuracy` is the share of right answers.
+        scores: further scores by name, in 0..1. Every verdict of a task has the same names.
     """
 
     right: bool
@@ -91,7 +91,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Program:
-    """Python that runs to its end only if the answer in it is right. It is run in the sandbox, never in this process."""
+    """A Python program that ends normally only if the answer in it is right. It runs in the sandbox, never in this process."""
 
     source: str
 
@@ -101,17 +101,17 @@ E = TypeVar("E", bound=Example)
 
 @dataclass(frozen=True)
 class Task(Generic[E]):
-    """A source of examples, and how their answers are judged.
+    """A source of examples with a judge of their answers.
 
     Attributes:
-        name: on the command line and in recipes.
-        asks: what is asked, in a few words.
+        name: its name on the command line and in recipes.
+        asks: a short description.
         generate: of a split and a seed, the examples, in an order that is always the same. There may be no end of them.
         judge: what an answer's text scores, or the program that tells; None where there is no one right answer. Then answers
             are only compared with plain decoding's, token for token and by how likely the model finds them.
-        runs_code: whether `judge` gives programs.
-        raw: whether the prompt is a text to go on with as it stands, whatever chat template a model has.
-        splits: those that it has.
+        runs_code: whether `judge` returns programs.
+        raw: whether the prompt is a text to continue without any chat template.
+        splits: the splits of the task.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Task(Generic[E]):
     splits: tuple[Split, ...] = SPLITS
 
     def examples(self, split: str = "test", *, seed: int = 0) -> Iterator[E]:
-        """The examples of a split; another seed gives others of the same split, where there are others.
+        """Return the examples of a split. Another seed gives other examples of the same split, if there are more.
 
         Raises:
             ParameterError: the task has no such split.
