@@ -115,13 +115,6 @@ def resolved(source: str) -> str:
     return str(folder)
 
 
-def is_here(name: str) -> bool:
-    """Whether a named model can be loaded without a download."""
-    model = NAMED_MODELS[name]
-    made = _checkpoint_folder(name, model) / "config.json"
-    return made.is_file() or _installed(model) is not None or _fetched(model) is not None
-
-
 def fetch(name: str, *, tell: Callable[[str], None] = lambda _: None) -> Path:
     """Bring a named model to this machine, and return the folder of its checkpoint.
 

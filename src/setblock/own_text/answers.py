@@ -20,6 +20,7 @@ from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import Prompt
 from setblock.errors import SetBlockError
 from setblock.model.sbd_model import SBDModel
+from setblock.own_text.whole_lines import whole_lines
 
 
 @dataclass(frozen=True)
@@ -134,14 +135,7 @@ def _answers(model: SBDModel, batch: Sequence[Question], *, first: int, settings
 
 def _resume(path: Path, questions: Iterator[Question]) -> Regenerated:
     """What a file holds already; `questions` are moved behind those. A last line that was cut short is taken out."""
-    if not path.exists():
-        return Regenerated(0, 0)
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
-    lines = whole.splitlines()
+    lines = whole_lines(path)
     if not lines:
         return Regenerated(0, 0)
     try:

@@ -17,6 +17,7 @@ from setblock.engine.offline import answered, limits_for
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError
 from setblock.model.protocol import LanguageModel
+from setblock.own_text.whole_lines import whole_lines
 
 _HERE = "\ue000"  # stands for what the user writes
 _AT_ONCE = 32
@@ -101,19 +102,12 @@ def write_prompts(
 
 def _resume(path: Path) -> tuple[set[str], int]:
     """The prompts of a file, and the number of the next. A last line that was cut short is taken out."""
-    if not path.exists():
-        return set(), 0
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
-    records = list(_records(path, whole))
+    records = list(_records(path))
     return {text for text, _ in records}, records[-1][1] + 1 if records else 0
 
 
-def _records(path: Path, content: bytes) -> Iterator[tuple[str, int]]:
-    for line in content.splitlines():
+def _records(path: Path) -> Iterator[tuple[str, int]]:
+    for line in whole_lines(path):
         try:
             record = json.loads(line)
             yield str(record["messages"][0]["content"]), int(record["number"])
