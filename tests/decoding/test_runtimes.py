@@ -183,21 +183,24 @@ def test_blocks_are_the_plain_twins(
 def test_separate_commits_change_nothing_but_the_passes(
     mode: str, method: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
-    """The same tokens, revealed with the same entropies in the same order; each commit that was the next block's first pass as
-    well is two passes now. Every pass counts, and every pass is counted."""
+    """The same tokens, and in blocks with the same entropies in the same order; each commit that was the next block's first
+    pass as well is two passes now. After a rejection, exact mode drafts at other places, in at most two passes for one. Every
+    pass counts, and every pass is counted."""
     settings = settings_of(method)
     for prompt, each in zip([prompts[n % 3] for n in range(len(settings))], settings, strict=True):
         fused, separate = (naive_model(trained_tokenizer, mode, fuses_commit=fuses) for fuses in (True, False))
         batch, (ours,) = open_batch(fused, [prompt], [each]), answers(separate, [prompt], [each])
         both = 0
         for step in batch.steps():
-            rejected = step.check is not None and bool(step.check.rejected[0])
-            goes_on = bool(step.revealed[0].any()) or (not rejected and not bool(step.finished[0]))
-            both += method != "ntp" and bool(step.committed[0]) and not rejected and goes_on
+            goes_on = bool(step.revealed[0].any()) or not bool(step.finished[0])
+            both += method == "sbd" and bool(step.committed[0]) and goes_on
         theirs = batch.generation(0)
         assert_same(ours, theirs)
-        assert ours.entropy == pytest.approx(theirs.entropy, abs=1e-6)
-        assert ours.passes.decoding == theirs.passes.decoding + both
+        if method == "exact":
+            assert theirs.passes.decoding <= ours.passes.decoding <= 2 * theirs.passes.decoding
+        else:
+            assert ours.entropy == pytest.approx(theirs.entropy, abs=1e-6)
+            assert ours.passes.decoding == theirs.passes.decoding + both
         assert ours.passes.total == separate.runners[-1].passes
         assert theirs.passes.total == fused.runners[-1].passes
 

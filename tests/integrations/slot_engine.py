@@ -124,15 +124,11 @@ def width_of(request: Served, block_size: int) -> int:
 
 
 def generated(model: SBDModel, prompt: list[int], settings: DecodingSettings) -> tuple[list[int], int]:
-    """What `setblock.generate` gives, and the passes that it takes where each commit is a pass of its own: one more for each
-    commit that was also the next block's first pass, and one at the end where the last tokens were never committed."""
+    """What `setblock.generate` gives, and the passes that it takes where each commit is a pass of its own, and one more at
+    the end where the last tokens were never committed."""
     batch = open_batch(model, [prompt], [settings])
-    passes = 0
-    for step in batch.steps():
-        rejected = step.check is not None and bool(step.check.rejected[0])
-        filled = bool(step.revealed[0].any()) or (not rejected and not bool(step.finished[0]))
-        is_split = bool(step.committed[0]) and not rejected and filled and settings.method != "ntp"
-        passes += 0 if step.is_prefill else 1 + is_split
+    batch.runner.fuses_commit = False  # type: ignore[misc]
+    passes = sum(not step.is_prefill for step in batch.steps())
     state = batch.state
     passes += int(state.committed[0] < state.answer_end[0])
     return batch.generation(0).token_ids, passes

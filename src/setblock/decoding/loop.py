@@ -70,6 +70,7 @@ def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Dec
     ends, is_prefill = part.put(feed.ends), part.put(feed.is_prefill)
     took_part = ends > state.committed
     committed = took_part & ~is_prefill & (state.committed < state.block_start)
+    is_fused = committed & (ends == state.block_end)
     given = read_logits(state, feed, logits)
     state.commit(ends)
     shaped = _shaped(given, state, policy)
@@ -113,7 +114,7 @@ def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Dec
     state.reveal(chosen, reveal)
 
     # 3. On to the next block, or to the end
-    state.advance()
+    state.advance(corrected=None if check is None else check.rejected & is_fused)
     policy.companions.hear(state)
     return DecodingStep(
         is_prefill=is_prefill,

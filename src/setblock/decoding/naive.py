@@ -105,9 +105,11 @@ def naive_exact(
         agreed = next((i for i, right in enumerate(causal) if right != draft[i + 1]), len(causal))
         kept += draft[: agreed + 1]
         if agreed < len(causal):
-            draft, block = [], _refilled([causal[agreed]], block_size, limit - len(kept))
-            block_passes, memory = 0, _nothing()
-            block = _copied(kept, block, settings, sure={0})
+            # The next pass commits the right token with what was copied behind it, or with a first pass over a new block
+            right, block_passes, memory = causal[agreed], 0, _nothing()
+            draft, block = [], _copied(kept, _refilled([right], block_size, limit - len(kept)), settings, sure={0})
+            if None in block:
+                draft, block = [right], _refilled([], block_size, limit - len(kept) - 1)
             continue
         draft = []
         if not block:

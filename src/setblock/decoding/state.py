@@ -167,8 +167,13 @@ class BatchState:
         if self._has_exact:  # the first token of a block comes from the causal logits after all that is verified
             self.verified = torch.where(reveal[:, 0] & self.is_exact, self.block_start + 1, self.verified)
 
-    def advance(self) -> None:
-        """After a pass: finish rows whose answer is whole, open the next block of rows that are done with theirs."""
+    def advance(self, *, corrected: Tensor | None = None) -> None:
+        """After a pass: finish rows whose answer is whole, open the next block of rows that are done with theirs.
+
+        Args:
+            corrected: [B] bool, exact rows whose draft was cut, and whose next pass commits the corrected token together with
+                a first pass over the block behind it. A pass that only drafts behind that token would verify nothing.
+        """
         # 1. Is the answer whole?
         final_end = self.final_end()
         end = self._first_end(final_end)
@@ -187,8 +192,9 @@ class BatchState:
             done = whole | (self.is_adaptive & (run > 0))
         if self._has_exact:
             submitted = self.is_exact & (self.committed == self.block_start) & (run > 0)
-            drafted = submitted & (whole | self.is_causal | (self.block_passes >= self.draft_passes))
-            done = torch.where(self.is_exact, drafted, done)
+            drafted = whole | self.is_causal | (self.block_passes >= self.draft_passes)
+            drafted = drafted if corrected is None else drafted | corrected
+            done = torch.where(self.is_exact, submitted & drafted, done)
         ended = (ends & needed).any(dim=1) & whole
         beyond = self._shifted(run) & (self.is_adaptive & ~whole)[:, None] if self._has_adaptive else None
         # 3. The next one, after the answer's end an empty one
