@@ -3,8 +3,9 @@
 Knows tokens, positions and what each may see. Knows nothing of what they mean, nor of how a cache is laid out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 
@@ -43,6 +44,21 @@ class Feed:
     wanted: Tensor
     targets: Tensor
     is_fixed: bool
+
+    def padded(self) -> "Feed":
+        """The same pass, with one more column of padding."""
+
+        def wider(part: Tensor, fill: int) -> Tensor:
+            return torch.nn.functional.pad(part, (0, 1), value=fill)
+
+        return replace(
+            self,
+            tokens=wider(self.tokens, 0),
+            positions=wider(self.positions, 0),
+            is_real=wider(self.is_real, False),
+            in_block=wider(self.in_block, False),
+            limits=wider(self.limits, 1),
+        )
 
     def spread(self, logits: Tensor) -> Tensor:
         """[A, m, V], with zeros where nothing is wanted, of the logits [M, V] of the M wanted outputs, row by row."""

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from setblock.model.attention import AttentionMask
+from setblock.model.invariant import LEAST_ROWS, is_invariant
 
 _FEW, _FULL = 6, 16
 """Outputs between these are filled up to the second: on CPUs a float32 product of 7 to 15 rows takes MKL up to twice the time
@@ -70,8 +71,11 @@ def logits_at(
         more: for the attention function, to which Transformers hands what it does not know.
     """
     wanted = len(index)
-    if _FEW < wanted < _FULL:
-        index = torch.cat([index, index[-1:].expand(_FULL - wanted)])
+    filled = _FULL if _FEW < wanted < _FULL else wanted
+    if is_invariant(model.dtype, model.device):
+        filled = max(filled, LEAST_ROWS)
+    if filled > wanted:
+        index = torch.cat([index, index[-1:].expand(filled - wanted)])
     with head_reads_only(model, index):
         output = (model if wrapped is None else wrapped)(
             input_ids=input_ids,

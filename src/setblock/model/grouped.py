@@ -5,7 +5,7 @@ Knows how Transformers calls attention. Knows nothing of blocks.
 Under a mask, with more than one query, Transformers' `sdpa` writes the keys and values of the whole cache out anew for each
 query head of a group, in every layer of every pass. Here a group's queries become queries of one head instead, [B, H', G Q, D]
 with the mask repeated for them: the same products, by the same kernels, of a cache that is not copied. (`enable_gqa` has no
-fast kernel on CUDA under a mask.)
+fast kernel on CUDA under a mask.) In half precision on a CPU the attention is `setblock.model.invariant`'s.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +17,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.model.attention import OURS, attention_by, plan_of
+from setblock.model.invariant import invariant_attention, is_invariant
 
 GROUPED_SDPA = f"{OURS}grouped_sdpa"
 
@@ -44,19 +45,20 @@ def _grouped_sdpa(
     (batch, heads, queries, size), groups = query.shape, key.shape[1]
     is_plain = not dropout and all(kwargs.get(name) is None for name in _SPECIAL)
     copies_less = queries <= 2 * groups * size  # [Q, K] for each head of a group, against [H', K, D] keys and values
-    if heads == groups or attention_mask is None or attention_mask.shape[1] > 1 or not is_plain or not copies_less:
+    must_be_invariant = is_invariant(query.dtype, query.device)
+    gains = heads > groups or must_be_invariant
+    if not gains or attention_mask is None or attention_mask.shape[1] > 1 or not is_plain or not copies_less:
         result: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return result
     of_group = heads // groups  # G
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        query.reshape(batch, groups, of_group * queries, size),
-        key,
-        value,
-        attn_mask=attention_mask.repeat(1, 1, of_group, 1),
-        scale=scaling,
-    )  # [B, H', G Q, D]
+    query, mask = query.reshape(batch, groups, of_group * queries, size), attention_mask.repeat(1, 1, of_group, 1)
+    if must_be_invariant:
+        attended = invariant_attention(query, key, value, mask, scale=size**-0.5 if scaling is None else scaling)
+    else:
+        attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    # [B, H', G Q, D]
     return attended.view(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
 
 

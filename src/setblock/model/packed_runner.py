@@ -8,12 +8,14 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from setblock.masks import MaskMod, decode_mask
 from setblock.model.adapter import block_only
 from setblock.model.feed import Feed
 from setblock.model.forward import logits_at
+from setblock.model.invariant import LEAST_ROWS, is_invariant
 from setblock.model.packed import Rectangle, packed_attention
 from setblock.model.paged_cache import PagedCache
 
@@ -42,7 +44,6 @@ class PackedRunner:
         place = (feed.is_real.flatten().cumsum(dim=0) - 1).view(feed.is_real.shape)  # [A, Q]
         lengths = feed.is_real.sum(dim=1)  # [A]
         slots = self._slots(feed.rows, feed.ends, feed.visible)  # [A, visible]
-        self.cache.write_to(slots.gather(1, feed.positions)[feed.is_real])
 
         # 2. The attention's rectangles
         rectangles = []
@@ -60,17 +61,26 @@ class PackedRunner:
                 )
             )
 
-        # 3. Forward; the head sees what is wanted, or one output if that is none
+        # 3. The real tokens; one alone gets company where it could get other bits alone
+        packed = [each[feed.is_real] for each in (feed.tokens, feed.positions, feed.in_block)]  # [N]
+        written = slots.gather(1, feed.positions)[feed.is_real]
+        if len(written) < LEAST_ROWS and is_invariant(self._model.dtype, self._model.device):
+            packed = [each.repeat(LEAST_ROWS) for each in packed]
+            written = pad(written, (0, LEAST_ROWS - 1), value=self.cache.spill_slot)
+        tokens, positions, in_block = packed
+        self.cache.write_to(written)
+
+        # 4. Forward; the head sees what is wanted, or one output if that is none
         outputs = place.gather(1, feed.outputs)[feed.wanted]  # [M]
         with (
             packed_attention(self._model, rectangles) as mask,
-            block_only(self._model, feed.in_block[feed.is_real][None]),
+            block_only(self._model, in_block[None]),
         ):
             logits = logits_at(
                 self._model,
                 outputs if len(outputs) else place[0, :1],
-                input_ids=feed.tokens[feed.is_real][None],
-                position_ids=feed.positions[feed.is_real][None],
+                input_ids=tokens[None],
+                position_ids=positions[None],
                 attention_mask=mask,
                 cache=self.cache,
             ).float()  # [M, V]

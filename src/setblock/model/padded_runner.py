@@ -17,6 +17,7 @@ from setblock.model.compiled import CompiledModel
 from setblock.model.feed import Feed
 from setblock.model.forward import logits_at
 from setblock.model.grouped import grouped_attention
+from setblock.model.invariant import LEAST_ROWS, is_invariant
 
 
 class PaddedRunner:
@@ -35,6 +36,8 @@ class PaddedRunner:
 
     def logits(self, feed: Feed) -> Tensor:
         """One pass over [A, Q] tokens."""
+        if feed.tokens.numel() < LEAST_ROWS and is_invariant(self._model.dtype, self._model.device):
+            feed = feed.padded()
         model, (rows, queries) = self._model, feed.tokens.shape
         everyone = rows == feed.batch
         self.cache.write_to(

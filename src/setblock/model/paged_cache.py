@@ -10,8 +10,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class PagedCache(Cache):
-    """A preallocated cache [slots + 1, H, D] a layer. The last slot is never written and stays zero: it stands in wherever a
-    rectangle of keys is wider than a request.
+    """A preallocated cache [slots + 2, H, D] a layer. One slot more is never written and stays zero: it stands in wherever a
+    rectangle of keys is wider than a request. Another is never read: padding is written there.
 
     Before each forward pass `write_to` says in which slots its tokens go; the pass then gets, in every layer, the whole cache.
     """
@@ -24,6 +24,11 @@ class PagedCache(Cache):
     def empty_slot(self) -> int:
         """The slot that stays zero."""
         return self.slots
+
+    @property
+    def spill_slot(self) -> int:
+        """The slot that is never read."""
+        return self.slots + 1
 
     def write_to(self, slots: Tensor) -> None:
         """Set the slots [N] of the tokens of the next forward pass."""
@@ -45,11 +50,11 @@ class PagedLayer(CacheLayerMixin):
         """Allocate the slots."""
         for name, states in (("keys", key_states), ("values", value_states)):
             _, heads, _, size = states.shape
-            setattr(self, name, states.new_zeros((self.slots + 1, heads, size)))
+            setattr(self, name, states.new_zeros((self.slots + 2, heads, size)))
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write [1, H, N, D] states to their slots; return all slots, [1, H, slots + 1, D]."""
+        """Write [1, H, N, D] states to their slots; return all slots, [1, H, slots + 2, D]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.written is not None
@@ -63,7 +68,7 @@ class PagedLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys a pass gets."""
-        return self.slots + 1, 0
+        return self.slots + 2, 0
 
     def get_max_length(self) -> int:
         """Slots there are."""
