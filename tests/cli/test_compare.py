@@ -74,3 +74,11 @@ def test_colour_takes_the_place_of_the_list(run, sbd_folder, monkeypatch, no_col
 def test_reveal_lines_keep_the_order_of_the_text_and_mark_gaps():
     lines = reveal_lines(["Tom", " has", " 5", "\n", "pens"], [0, 1, 2, 1, 1])
     assert [line.strip() for line in lines] == ["prefill  [Tom]", "pass 1  [ has] … [↵pens]", "pass 2  [ 5]"]
+
+
+def test_many_passes_share_lines():
+    lines = reveal_lines([f" word{n}" for n in range(60)], list(range(60)))
+    assert len(lines) < 10
+    assert lines[0].startswith(" prefill  [ word0] [ word1]")
+    assert " ".join(line[10:] for line in lines) == " ".join(f"[ word{n}]" for n in range(60))
+    assert all(len(line) < 120 for line in lines)

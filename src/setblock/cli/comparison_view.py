@@ -63,14 +63,25 @@ CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(cod
 
 
 def reveal_lines(pieces: list[str], revealed_by: list[int]) -> list[str]:
-    """A line for each pass: what it revealed, in the order of the text, with `…` where it left something out."""
-    lines = []
+    """What each pass revealed, in the order of the text, with `…` where it left something out: a line for each of a few passes;
+    of many, as many as a line holds."""
+    shown = {}
     for number in sorted(set(revealed_by)):
         runs = groupby(zip(pieces, revealed_by, strict=True), key=lambda pair: pair[1] == number)
         texts = ["".join(piece for piece, _ in run) for chosen, run in runs if chosen]
-        shown = " … ".join(f"[{text}]".replace("\n", "↵") for text in texts)
-        lines.append(f"{_pass_name(number):>8}  {shown}")
+        shown[number] = " … ".join(f"[{text}]".replace("\n", "↵") for text in texts)
+    if len(shown) <= _FEW_PASSES:
+        return [f"{_pass_name(number):>8}  {text}" for number, text in shown.items()]
+    lines: list[str] = []
+    for number, text in shown.items():
+        if lines and len(lines[-1]) + len(text) < _LINE:
+            lines[-1] += f" {text}"
+        else:
+            lines.append(f"{_pass_name(number):>8}  {text}")
     return lines
+
+
+_FEW_PASSES, _LINE = 24, 100
 
 
 def _pass_name(number: int) -> str:
@@ -82,6 +93,8 @@ def _style(number: int) -> str:
 
 
 def _legend(generation: Generation) -> Text:
+    if len(set(generation.revealed_by)) > _FEW_PASSES:
+        return Text("the colour changes with each pass", style="dim")
     names = [(f" {_pass_name(number)} ", _style(number)) for number in sorted(set(generation.revealed_by))]
     return Text.assemble(("colour: the pass that revealed a token: ", "dim"), *names)
 
