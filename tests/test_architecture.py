@@ -22,17 +22,29 @@ ALLOWED: dict[str, set[str]] = {
     "section": {"errors"},
     "roofline": {"errors"},
     "data": {"errors", "lazy", "section"},
+    "structure": {"errors", "lazy"},
     "model": CORE,
-    "decoding": CORE | {"model"},
+    "decoding": CORE | {"model", "structure"},
     "training": CORE | {"model", "section"},
     "engine": CORE | {"model", "decoding"},
     "evaluation": CORE | {"model", "decoding", "engine", "training"},
     "own_text": CORE | {"model", "decoding", "engine"},
     "integrations": CORE | {"model", "decoding", "evaluation"},
     "assets": {"integrations"},  # the few lines that every checkpoint carries
-    "server": CORE | {"model", "decoding", "engine"},
+    "server": CORE | {"model", "decoding", "engine", "structure"},
     "cli": CORE
-    | {"model", "decoding", "engine", "training", "evaluation", "integrations", "own_text", "roofline", "server"},
+    | {
+        "structure",
+        "model",
+        "decoding",
+        "engine",
+        "training",
+        "evaluation",
+        "integrations",
+        "own_text",
+        "roofline",
+        "server",
+    },
     "__main__": {"cli"},
 }
 
@@ -100,7 +112,7 @@ def test_public_names() -> None:
         setblock.train  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["data", "engine", "evaluation", "training"])
+@pytest.mark.parametrize("name", ["data", "engine", "evaluation", "structure", "training"])
 def test_second_level_names(name: str) -> None:
     package = importlib.import_module(f"setblock.{name}")
     assert package.__all__ == sorted(package.__all__)
@@ -114,6 +126,7 @@ def test_second_level_names(name: str) -> None:
 
 def test_packages_are_quick_to_import() -> None:
     packages = "setblock, setblock.data, setblock.engine, setblock.evaluation, setblock.training, setblock.data.tasks"
+    packages += ", setblock.structure.kinds"
     code = f"import sys, {packages}; assert not {{'torch', 'transformers', 'scipy', 'datasets'}} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
 

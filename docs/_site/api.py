@@ -14,6 +14,7 @@ PACKAGES = (
     "setblock.decoding.samplers",
     "setblock.engine",
     "setblock.evaluation",
+    "setblock.structure",
     "setblock.training",
 )
 

@@ -32,7 +32,10 @@ WRONG = {
     "stop.0": ({"stop": "x" * 257}, "stop.0 must be at most 256 characters long, not "),
     "top_logprobs": ({"top_logprobs": 2}, "top_logprobs needs logprobs to be true"),
     "messages": ({"messages": []}, "messages must be at least 1 long, not []"),
-    "messages.0.role": ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role must be one of 'system', "),
+    "messages.0.role": (
+        {"messages": [{"role": "function", "content": "x"}]},
+        "messages.0.role must be one of 'system', ",
+    ),
     "messages.0.content": (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "messages.0.content: must be a text, or parts of type 'text'",
@@ -51,11 +54,7 @@ ODD = [
     ({"sampler": 5}, "sampler must be a text, not 5"),
 ]
 UNSUPPORTED = {
-    "tools": [TOOL],
-    "tool_choice": "auto",
     "functions": [TOOL],
-    "parallel_tool_calls": True,
-    "response_format": {"type": "json_object"},
     "presence_penalty": 0.5,
     "frequency_penalty": -1,
     "modalities": ["text", "audio"],
@@ -63,7 +62,8 @@ UNSUPPORTED = {
     "web_search_options": {},
 }
 NEUTRAL = {
-    "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "presence_penalty": 0.0,
+    "tools": [], "tool_choice": "none", "parallel_tool_calls": None, "structured_outputs": None,
+    "response_format": {"type": "text"}, "presence_penalty": 0.0,
     "frequency_penalty": 0, "store": False, "user": "someone", "metadata": {"a": "b"}, "stop": None, "n": None,
     "logit_bias": None, "seed": None, "temperature": None, "stream_options": None, "logprobs": False,
 }  # fmt: skip
@@ -147,7 +147,7 @@ def test_messages_come_back_as_they_were_given(live):
     reply = live.chat(max_tokens=2).json()["choices"][0]["message"]
     again = [*MESSAGES, {**reply, "tool_calls": None, "annotations": []}, *MESSAGES]
     assert live.post(CHAT, messages=again, max_tokens=2).status_code == 200
-    called = [{"role": "assistant", "content": "x", "tool_calls": [TOOL]}]
+    called = [{"role": "assistant", "content": "x", "function_call": {"name": "f", "arguments": "{}"}}]
     assert error_of(live.post(CHAT, messages=called))["code"] == "unsupported_parameter"
 
 

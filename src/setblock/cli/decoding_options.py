@@ -109,8 +109,8 @@ class DecodingOptions:
         """
         from setblock.decoding.asked import settings_asked
 
-        asked = {field.name: getattr(self, field.name) for field in fields(self)}
-        del asked["domain"]
+        known = {*SETTINGS, "gamma"}
+        asked = {field.name: getattr(self, field.name) for field in fields(self) if field.name in known}
         options = [_pair("--sampler-option", text) for text in self.sampler_options or ()]
         biases = [_bias(text) for text in self.logit_bias or ()]
         return settings_asked({**asked, "sampler_options": _once(options), "logit_bias": dict(biases)})

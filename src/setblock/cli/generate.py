@@ -1,5 +1,6 @@
 """`setblock generate`: an answer, streamed, or several; or the answers to a file of prompts."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +24,41 @@ DEFAULT_CONCURRENCY = 32
 
 @offers("report")
 class GenerateOptions(DecodingOptions):
-    """How answers are decoded, and what is told of them."""
+    """How answers are decoded, what form they have, and what is told of them."""
+
+    json_schema: Annotated[
+        Path | None, options.FORM("--json-schema", "JSON that is valid under the schema in this file.", metavar="FILE")
+    ] = None
+    regex: Annotated[
+        str | None, options.FORM("--regex", "A text that a regular expression matches, as a whole.", metavar="R")
+    ] = None
+    choice: Annotated[
+        list[str] | None, options.FORM("--choice", "One of these texts. May be given again.", metavar="TEXT")
+    ] = None
+    grammar: Annotated[
+        Path | None,
+        options.FORM("--grammar", "A text of the grammar in this file, in llguidance's notation.", metavar="FILE"),
+    ] = None
+
+    def settings(self) -> DecodingSettings:
+        """See `DecodingOptions`."""
+        from setblock.structure.kinds import structure_of
+
+        found = {"json": self.json_schema, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
+        asked = {word: _read(value) if isinstance(value, Path) else value for word, value in found.items() if value}
+        if len(asked) > 1:
+            raise ParameterError("--json-schema, --regex, --choice and --grammar say what form an answer has: give one")
+        settings = super().settings()
+        return replace(settings, structure=structure_of(asked)) if asked else settings
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SetBlockError(f"can't read {path}: {error.strerror}") from error
+    except UnicodeError as error:
+        raise SetBlockError(f"{path} must be valid UTF-8") from error
 
 
 def generate(

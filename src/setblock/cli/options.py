@@ -17,6 +17,7 @@ class Panel(str):
 
 TASK, HARNESS, MODEL = Panel("Task"), Panel("Tasks of lm-evaluation-harness"), Panel("Model")
 DECODING, SAMPLING, OUTPUT, BATCH = Panel("Decoding"), Panel("Sampling"), Panel("Output"), Panel("Many prompts")
+FORM = Panel("Form of the answer")
 
 RawOption = Annotated[bool, DECODING("--raw", "Continue the prompt as it stands, without a chat template.")]
 SplitOption = Annotated[Split, TASK("--split", "Which problems: test for results, validation for choosing settings.")]

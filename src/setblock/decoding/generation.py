@@ -16,7 +16,7 @@ class Generation:
         text: the answer without special tokens, cut before a stop string.
         token_ids: its tokens, including the end-of-text, up to the token that completed a stop string.
         finish_reason: `stop` at an end-of-text or stop string, `length` at the limit, `error` if the model's logits were not
-            numbers, `cancelled` if the request was cancelled.
+            numbers or left no token that may come next, `cancelled` if the request was cancelled.
         passes: forward passes by kind.
         revealed_by: for each token, the number of the pass that revealed it. 0 is the prefill.
         entropy: for each token, its entropy in nats when it was revealed.

@@ -1,7 +1,8 @@
 """Logits under what companions allow: each position of a row is chosen from what may come after all that stands before it.
 
 Knows the order in which companions have to be asked. Where something before a position is neither revealed nor chosen in the
-same pass, what may come there is not known yet, and it stays masked.
+same pass, what may come there is not known yet, and it stays masked. Where only one token may come, it is known without the
+model's logits.
 """
 
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from setblock.decoding.choice import Draws, choose_tokens
+from setblock.decoding.choice import Draws, choose_tokens, most_likely
 from setblock.decoding.companions import Companions
 from setblock.decoding.predictions import Logits
 from setblock.decoding.state import BatchState
@@ -35,7 +36,8 @@ class GuidedBlock:
 
     Attributes:
         logits: those of the block; of constrained rows, -inf where a token may not come.
-        candidates: [B, k] bool, those that are left: of constrained rows, as far as it is known what may come.
+        candidates: [B, k] bool, those that are left: of constrained rows, as far as it is known what may come; and those that
+            only one token fits.
         is_constrained: [B, 1] bool.
         tentative: [B, k] int64, of constrained rows, the token that each candidate was given so that the next could be asked.
     """
@@ -45,11 +47,13 @@ class GuidedBlock:
     is_constrained: Tensor
     tentative: Tensor
 
-    def kept(self, reveal: Tensor, chosen: Tensor, *, revealed: Tensor) -> Tensor:
+    def kept(self, reveal: Tensor, chosen: Tensor, *, revealed: Tensor, entropy: Tensor) -> Tensor:
         """[B, k] bool, what is revealed of `reveal` [B, k]: of constrained rows, the first candidate at least, and others as
-        far as all before them are revealed, with the `chosen` [B, k] tokens for which they were asked."""
+        far as all before them are revealed, with the `chosen` [B, k] tokens for which they were asked. Where the sampler left
+        the first candidate out, only those without `entropy` [B, k] go with it: more would be beyond the sampler's bound."""
         is_first = self.candidates & (self.candidates.cumsum(dim=1) == 1)
-        wanted = self.candidates & (reveal | is_first)
+        has_first = (is_first & reveal).any(dim=1, keepdim=True)
+        wanted = self.candidates & (is_first | (reveal & (has_first | (entropy == 0))))
         stands = (revealed | (wanted & (chosen == self.tentative))).long().cumprod(dim=1).bool()
         before = torch.cat([torch.ones_like(stands[:, :1]), stands[:, :-1]], dim=1)
         return torch.where(self.is_constrained, wanted & before, reveal)
@@ -58,34 +62,52 @@ class GuidedBlock:
 def guided_block(
     state: BatchState, block: Logits, candidates: Tensor, companions: Companions, *, draws: Draws
 ) -> GuidedBlock:
-    """Ask constrained rows' companions, position by position and all rows at once, giving each position a token on the way."""
+    """Ask constrained rows' companions, position by position and all rows at once, giving each position a token on the way.
+
+    Args:
+        candidates: [B, k] bool, masked positions of which the pass says something.
+    """
     logits, tentative = block.logits.clone(), torch.zeros_like(block.positions)
     left = candidates.clone()
     left[companions.constrained] = False
-    wanted, revealed = candidates.tolist(), state.revealed.tolist()
-    walking = list(companions.constrained)
+    wanted, revealed, masked = candidates.tolist(), state.revealed.tolist(), state.candidates().tolist()
+    has_spoken = block.known.any(dim=1).tolist()  # what a row is given depends on its own passes only
+    walking = [row for row in companions.constrained if has_spoken[row]]
     told = dict.fromkeys(walking, 0)
     for column in range(candidates.shape[1]):
         # 1. Who is still without a gap, and needs to know what may come here?
-        walking = [row for row in walking if revealed[row][column] or wanted[row][column]]
+        walking = [
+            row for row in walking if revealed[row][column] or wanted[row][column] or (column and masked[row][column])
+        ]
         asking = [row for row in walking if not revealed[row][column]]
         if not asking:
             continue
         allowed = torch.ones((len(asking), logits.shape[-1]), dtype=torch.bool)
         companions.fill(asking, allowed)
 
-        # 2. A token for it, unless nothing may come
+        # 2. A token for it, unless nothing may come, or there is a choice and nothing to choose by
         index = torch.tensor(asking, device=logits.device)
-        here = logits[index, column].masked_fill(~allowed.to(logits.device), -torch.inf)
+        is_said = torch.tensor([wanted[row][column] for row in asking], device=logits.device)
+        here = logits[index, column]
+        here = here.masked_fill(~is_said[:, None] & (here > -torch.inf), 0)  # bans count there, too
+        here = here.masked_fill(~allowed.to(logits.device), -torch.inf)
         logits[index, column] = here
-        chosen = choose_tokens(here[:, None], draws.taken(index), positions=block.positions[index, column][:, None])
-        for place, (row, token_id, is_open) in enumerate(
-            zip(asking, chosen[:, 0].tolist(), allowed.any(dim=1).tolist(), strict=True)
-        ):
+        best = most_likely(here)
+        chosen = choose_tokens(
+            here[:, None],
+            draws.taken(index),
+            positions=block.positions[index, column][:, None],
+            best=best.token_ids[:, None],
+        )
+        is_open = best.logits.isfinite().tolist()
+        is_forced = (allowed.sum(dim=1) == 1).tolist()
+        for place, (row, token_id) in enumerate(zip(asking, chosen[:, 0].tolist(), strict=True)):
             each = companions.rows[row]
-            if not is_open:
+            if not is_open[place] or not (wanted[row][column] or is_forced[place]):
                 walking.remove(row)
-                state.failed[row] |= told[row] == 0  # a dead end; further right, another token may come before it
+                # A dead end, unless another token may still come before it: where tokens are tentative, or a draft.
+                is_draft = column > 0 and state.terms[row].method == "exact"
+                state.failed[row] |= wanted[row][column] and told[row] == 0 and not is_draft
                 continue
             left[row, column], tentative[row, column] = True, token_id
             each.allowed[len(each.heard) + told[row]] = allowed[place]

@@ -84,6 +84,8 @@ def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Dec
     candidates = state.candidates() & known
     guided = None
     if policy.companions.constrained:
+        if check is not None:
+            policy.companions.hear(state)  # drafts that were wrong
         guided = guided_block(state, shaped.block, candidates, policy.companions, draws=policy.draws)
         shaped, candidates = replace(shaped, block=guided.logits), guided.candidates
     of_block, best = shaped.block.logits, shaped.block.most_likely
@@ -103,7 +105,7 @@ def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Dec
         chosen_from = torch.where(is_next[..., None], of_block, selection.logits)
         chosen = choose_tokens(chosen_from, policy.draws, positions=positions)
     if guided is not None:
-        reveal = guided.kept(reveal, chosen, revealed=state.revealed)
+        reveal = guided.kept(reveal, chosen, revealed=state.revealed, entropy=selection.entropy)
     state.block_passes += ((known[:, 1:].any(dim=1) | reveal.any(dim=1)) & ~is_prefill).long()
     entropy = selection.entropy.masked_fill(~known, 0)
     if state.copies_drafts:

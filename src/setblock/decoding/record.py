@@ -150,7 +150,7 @@ class Record:
         """Keep the log-probabilities of `token_ids` [B, m] where `where` [B, m] bool says so."""
         if self.num_alternatives is None:
             return
-        rows, columns = where.nonzero(as_tuple=True)
+        rows, columns = (where & logits.known).nonzero(as_tuple=True)  # what a grammar forces may have no logits
         positions = logits.positions[rows, columns]
         log_probs = logits.logits[rows, columns].log_softmax(dim=-1)  # [N, V]
         self.logprob[rows, positions] = log_probs.gather(1, token_ids[rows, columns, None])[:, 0]

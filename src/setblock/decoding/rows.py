@@ -6,7 +6,7 @@ feeds.
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -136,7 +136,8 @@ def open_rows(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: 
     Raises:
         SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.
     """
-    started, settings = time.perf_counter(), [with_calibration(model, each) for each in settings]
+    started = time.perf_counter()
+    settings = [_with_grammar(model, with_calibration(model, each)) for each in settings]
     terms = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, settings, strict=True)]
     warn_if_not_trained(model, max(each.block_size for each in terms))
     for prompt, each, row in zip(prompts, settings, terms, strict=True):
@@ -154,6 +155,15 @@ def open_rows(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: 
         texts=texts,
         started=[started] * len(settings),
     )
+
+
+def _with_grammar(model: LanguageModel, settings: DecodingSettings) -> DecodingSettings:
+    """The settings with the companion that holds the answer to its form, where one is asked for."""
+    if settings.structure is None:
+        return settings
+    from setblock.decoding.grammar import GrammarMaker
+
+    return replace(settings, companions=(GrammarMaker(settings.structure, model.tokenizer), *settings.companions))
 
 
 def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> RowTerms:

@@ -16,6 +16,7 @@ from setblock.errors import ParameterError
 if TYPE_CHECKING:
     from setblock.decoding.companion import CompanionMaker
     from setblock.decoding.sampler import Sampler
+    from setblock.structure.kinds import Structure
 
 Method = Literal["sbd", "exact", "ntp"]
 METHODS: tuple[Method, ...] = ("sbd", "exact", "ntp")
@@ -173,7 +174,14 @@ class DecodingSettings:
         metavar="S",
     )
 
-    # What goes along with the answer
+    # What form the answer has, and what goes along with it
+    structure: "Structure | None" = setting(
+        None,
+        "The form that the answer has to have: a JSON schema (as a dictionary, a text or a pydantic model), or one of the "
+        "classes of setblock.structure.",
+        group="answer",
+        but_not=("command line", "server", "vllm"),  # the first two have names of their own for each kind of form
+    )
     companions: "Sequence[CompanionMaker]" = setting(
         (),
         "What goes along with the answer, hears of its tokens and may say what may come next, such as a grammar.",
@@ -204,6 +212,15 @@ class DecodingSettings:
             isinstance(self.sampler, type) or not callable(getattr(self.sampler, "select", None))
         ):
             raise ParameterError(f"sampler must be a sampler such as EntropyBounded(0.1), not {self.sampler!r}")
+        if self.structure is not None:
+            from setblock.structure.kinds import structure_of
+
+            object.__setattr__(self, "structure", structure_of(self.structure))
+            if self.min_new_tokens:
+                raise ParameterError(
+                    f"min_new_tokens must be 0 where the answer has a structure, which says where it ends, not "
+                    f"{self.min_new_tokens}"
+                )
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ParameterError(
                 f"min_new_tokens must be at most max_new_tokens, {self.max_new_tokens}, not {self.min_new_tokens}"

@@ -55,7 +55,8 @@ class BatchState:
         answer_end: [B] the position past the last of the answer, as far as it is certain.
         finished: [B] bool.
         stopped: [B] bool, rows that ended with an end-of-text or a stop string.
-        failed: [B] bool, rows whose logits were not numbers. Nothing more is revealed in them; what they have is kept.
+        failed: [B] bool, rows whose logits were not numbers, or left no token. Nothing more is revealed in them; what they
+            have is kept.
         first_logits: [B, V] float32 or None, the causal logits of the block's first token, from its first pass.
     """
 

@@ -4,6 +4,7 @@ Knows tokenizers. A prompt's text is always plain text: where it holds a special
 never becomes the token.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,13 +20,20 @@ Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, *, raw: bool = False) -> list[int]:
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Prompt,
+    *,
+    raw: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> list[int]:
     """Token ids of a prompt.
 
     Args:
         prompt: a text, token ids, or chat messages with `role` and `content`; the content is a text, or parts of type `text`
             as OpenAI has them. A text becomes a user message where the tokenizer has a chat template.
         raw: continue the text as it stands, without the chat template.
+        tools: functions that a chat may call, as OpenAI describes them.
 
     Raises:
         SetBlockError: the prompt is empty or none of these, or has messages and the tokenizer no chat template.
@@ -45,7 +53,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, *, raw: bo
     messages = checked_messages(parts)
     if tokenizer.chat_template is None:
         raise SetBlockError("chat messages need a tokenizer with a chat template, and this one has none")
-    return _encode_chat(tokenizer, messages)
+    return _encode_chat(tokenizer, messages, tools)
 
 
 def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
@@ -89,12 +97,20 @@ def _listed(prompt: Any) -> list[Any]:
     return list(found)
 
 
-def _encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int]:
+def _encode_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> list[int]:
+    calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
+    if _names_special_token(tokenizer, json.dumps([calls, list(tools or ())], ensure_ascii=False)):
+        raise SetBlockError("tools and their calls must not name special tokens of the model")
     if not any(_names_special_token(tokenizer, message["content"]) for message in messages):
-        return list(_encode(tokenizer, _render(tokenizer, messages), plain=False))
+        return list(_encode(tokenizer, _render(tokenizer, messages, tools), plain=False))
     # Render the template around placeholders, so that what it writes and what the user wrote stay apart, wherever it puts
     # a message, and however often.
-    rendered = _render(tokenizer, [{**m, "content": f"\ue000{index}\ue001"} for index, m in enumerate(messages)])
+    marked = [{**m, "content": f"\ue000{index}\ue001"} for index, m in enumerate(messages)]
+    rendered = _render(tokenizer, marked, tools)
     ids: list[int] = []
     for part, piece in enumerate(re.split("\ue000(\\d+)\ue001", rendered)):
         is_content = part % 2 == 1
@@ -102,9 +118,12 @@ def _encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
     return ids
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
+def _render(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+) -> str:
+    more = {"tools": list(tools)} if tools else {}
     try:
-        rendered = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        rendered = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **more)
     except TemplateError as error:
         raise SetBlockError(f"the model's chat template refuses this chat: {error}") from error
     assert isinstance(rendered, str)

@@ -81,6 +81,8 @@ def sbd_generate(
     options = {name: model_kwargs.pop(name) for name in OPTIONS if name in model_kwargs}
     if options.get("stop_strings") and tokenizer is None:
         raise ParameterError("stop_strings need the tokenizer: pass tokenizer=... too")
+    if options.get("structure") is not None and tokenizer is None:
+        raise ParameterError("structure needs the tokenizer: pass tokenizer=... too")
     # `attention_mask` can't be named above: Transformers would take it for an argument that it need not prepare.
     attention_mask = model_kwargs.pop("attention_mask", None)
     if attention_mask is None:  # left out by Transformers too where there is no padding

@@ -6,14 +6,20 @@ model's own at the same time.
 
 import asyncio
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from setblock.decoding.text import Prompt, encode_prompt
 from setblock.errors import SetBlockError
 from setblock.server.errors import bad_request
+from setblock.structure.calls import CallForm, call_form
+from setblock.structure.compiled import grammars_of
+from setblock.structure.kinds import Structure
+
+Made = TypeVar("Made")
 
 
 class Codec:
@@ -21,19 +27,46 @@ class Codec:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> None:
         self._encoder, self._decoder = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
+        self._tokenizer = tokenizer  # whose grammars the engine asks for
+        self._call_form: CallForm | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._vocab_size = vocab_size
         self._texts: dict[int, str] = {}
 
-    async def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Token ids of a chat: (role, text) of each message, `developer` being another name of `system`.
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Token ids of a chat: messages, and the tools that may be called in it, as chat templates take them.
 
         Raises:
             ApiError: the chat template refuses it, or it is no Unicode.
         """
-        _check_text(*(text for _, text in messages), param="messages")
-        chat = [{"role": "system" if role == "developer" else role, "content": text} for role, text in messages]
-        return await self._encode(chat, param="messages", raw=False)
+        _check_text(*_texts_in([list(messages), list(tools or ())]), param="messages")
+        return await self._encode(list(messages), param="messages", raw=False, tools=tools)
+
+    async def call_form(self) -> CallForm:
+        """How the chat template writes calls of tools.
+
+        Raises:
+            ApiError: it has no place for tools.
+        """
+        try:
+            if self._call_form is None:
+                self._call_form = await self._in_thread(lambda: call_form(self._encoder))
+        except SetBlockError as error:
+            raise bad_request(str(error), param="tools") from error
+        return self._call_form
+
+    async def prepare(self, structure: Structure, *, param: str) -> None:
+        """Compile a form's grammar, in a thread, for the engine to find it.
+
+        Raises:
+            ApiError: it is not valid, or too complex.
+        """
+        try:
+            await asyncio.to_thread(lambda: grammars_of(self._tokenizer).matcher(structure))
+        except SetBlockError as error:
+            raise bad_request(str(error), param=param, code="invalid_structure") from error
 
     async def encode_text(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a text that is to be continued as it stands; or the ids themselves, if there are such.
@@ -64,14 +97,25 @@ class Codec:
         """End its thread."""
         self._thread.shutdown(cancel_futures=True)
 
-    async def _encode(self, prompt: Prompt, *, param: str, raw: bool) -> list[int]:
+    async def _encode(
+        self, prompt: Prompt, *, param: str, raw: bool, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         try:
-            return await self._in_thread(lambda: encode_prompt(self._encoder, prompt, raw=raw))
+            return await self._in_thread(lambda: encode_prompt(self._encoder, prompt, raw=raw, tools=tools))
         except SetBlockError as error:
             raise bad_request(str(error), param=param) from error
 
-    async def _in_thread(self, encode: Callable[[], list[int]]) -> list[int]:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
+    async def _in_thread(self, work: Callable[[], Made]) -> Made:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """The texts in something made of JSON; bodies are never deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for each in [*value, *value.values()] if isinstance(value, Mapping) else value:
+            yield from _texts_in(each)
 
 
 def _check_text(*texts: str, param: str) -> None:

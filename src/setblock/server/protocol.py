@@ -15,19 +15,15 @@ from setblock.decoding.setting import Setting
 from setblock.decoding.settings import MAX_LOGPROBS, MAX_STOP_STRINGS, offered_by
 from setblock.server.errors import unsupported
 from setblock.server.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHARACTERS, MOST, MOST_LISTED
+from setblock.server.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
 
-_NO_TOOLS = "the model has not been trained to call tools"
-_NO_GRAMMAR = "blocks are revealed in any order, and what a grammar allows at a place depends on what stands before it"
+_NO_FUNCTIONS = "use tools"
 _NO_OPENAI_PENALTY = "use repetition_penalty"
 
 # What OpenAI's API has and this one has not: the values that ask for nothing, and why others are refused.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "tools": ((None, []), _NO_TOOLS),
-    "tool_choice": ((None, "none"), _NO_TOOLS),
-    "parallel_tool_calls": ((None,), _NO_TOOLS),
-    "functions": ((None, []), _NO_TOOLS),
-    "function_call": ((None, "none"), _NO_TOOLS),
-    "response_format": ((None, {"type": "text"}), _NO_GRAMMAR),
+    "functions": ((None, []), _NO_FUNCTIONS),
+    "function_call": ((None, "none"), _NO_FUNCTIONS),
     "presence_penalty": ((None, 0), _NO_OPENAI_PENALTY),
     "frequency_penalty": ((None, 0), _NO_OPENAI_PENALTY),
     "modalities": ((None, ["text"]), "text is all that there is"),
@@ -136,20 +132,36 @@ class StreamOptions(Body):
 class Message(Body):
     """A message of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content
     name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _without_nothing(cls, value: Any) -> Any:
         """Clients send messages back as they got them, with all that was null in them."""
         if isinstance(value, Mapping):
-            if value.get("tool_calls") or value.get("function_call"):
-                raise unsupported("messages.tool_calls", _NO_TOOLS)
-            dropped = ("refusal", "tool_calls", "function_call", "audio", "annotations")
-            return {key: each for key, each in value.items() if key not in dropped or each not in (None, [])}
+            if value.get("function_call"):
+                raise unsupported("messages.function_call", _NO_FUNCTIONS)
+            dropped = ("refusal", "tool_calls", "function_call", "audio", "annotations", "parsed")
+            kept = {key: each for key, each in value.items() if key not in dropped or each not in (None, [])}
+            kept.pop("parsed", None)  # the client's own reading of the content
+            return {**kept, "content": kept.get("content") or ""} if "tool_calls" in kept else kept
         return value
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        role = "system" if self.role == "developer" else self.role
+        found: dict[str, Any] = {"role": role, "content": self.content}
+        if self.tool_calls:
+            found["tool_calls"] = [each.plain() for each in self.tool_calls]
+        return (
+            found
+            | ({"name": self.name} if self.name else {})
+            | ({"tool_call_id": self.tool_call_id} if self.tool_call_id else {})
+        )
 
 
 _fields: dict[str, Any] = {called: _field(row) for called, row in offered_by("server").items()}
@@ -167,6 +179,14 @@ class DecodingBody(_Settings):
     )
     gamma: float | None = _number(
         "The entropy bound of a sampler that has one, in nats; 'inf' reveals whole blocks.", 0
+    )
+    response_format: dict[str, Any] | None = Field(
+        default=None,
+        description="The form that the answer has: of type `text`, `json_object`, or `json_schema` with a JSON schema.",
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        default=None,
+        description="The same for any form, as vLLM names them: one of `json`, `json_object`, `regex`, `choice`, `grammar`.",
     )
     events: bool | None = Field(default=None, description="Tell what each forward pass revealed, where, how uncertain.")
 
@@ -192,6 +212,13 @@ class ChatBody(DecodingBody):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = _number("The newer name of max_tokens.", 1)
     logprobs: bool | None = Field(default=None, description="Tell how likely each token was.")
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
+        default=None, description="Functions that the answer may call."
+    )
+    tool_choice: ToolChoice | None = Field(
+        default=None, description="Whether it has to call one, and which. Default: `auto`, where there are tools."
+    )
+    parallel_tool_calls: bool | None = Field(default=None, description="Whether it may call several. Default: true.")
     top_logprobs: int | None = _number("And the most likely ones in its place.", 0, MAX_LOGPROBS)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Passes(BaseModel):
@@ -86,12 +86,28 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int]
 
 
+class FunctionCall(BaseModel):
+    """A function and its arguments, JSON in a text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallReply(BaseModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class AssistantMessage(BaseModel):
     """An answer."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCallReply] | None = None
 
 
 class Choice(BaseModel):

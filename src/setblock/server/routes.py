@@ -14,8 +14,10 @@ from setblock.server.metrics import CONTENT_TYPE
 from setblock.server.protocol import ChatBody, CompletionBody, DecodingBody, Message, TokenizeBody
 from setblock.server.replies import ChatCompletion, Completion, ErrorReply, Health, ModelCard, ModelList, Tokens
 from setblock.server.serving import Serving
-from setblock.server.shapes import ChatShape, CompletionShape, Shape, tokens_json, usage_of
+from setblock.server.shapes import CallingShape, ChatShape, CompletionShape, Shape, tokens_json, usage_of
 from setblock.server.streaming import ClientLeft, EventStream, frames, unless_left
+from setblock.server.tools import is_asked, tool_use
+from setblock.structure.kinds import Structure
 
 # The check itself is the gate's, before a body is read; here it is named in the schema.
 _KEY = Depends(HTTPBearer(auto_error=False, description="An API key, where the server was given any."))
@@ -51,10 +53,17 @@ Served = Annotated[Serving, Depends(_serving)]
 async def chat(body: ChatBody, request: Request, serving: Served) -> Any:
     """Answer a chat."""
     serving.check_model(body.model)
-    prompt = await serving.codec.encode_chat(_pairs(body.messages))
+    shape, use = ChatShape(), None
+    if body.tools and is_asked(body.tools, body.tool_choice):
+        form = await serving.codec.call_form()
+        use = tool_use(form, body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
+        shape = CallingShape(use.form)
+    else:
+        is_asked(body.tools, body.tool_choice)
+    prompt = await serving.codec.encode_chat(_plain(body.messages), tools=None if use is None else use.described)
     if serving.logs_text:
         _account(request).fields["messages"] = [message.model_dump() for message in body.messages]
-    return await _answer(request, serving, body, [prompt], ChatShape())
+    return await _answer(request, serving, body, [prompt], shape, grammar=None if use is None else use.grammar)
 
 
 @api.post("/v1/completions", response_model=Completion, response_model_exclude_unset=True, responses=_STREAM)
@@ -86,7 +95,7 @@ async def tokenize(body: TokenizeBody, serving: Served) -> Any:
     """The tokens of a prompt."""
     serving.check_model(body.model)
     if body.messages is not None:
-        ids = await serving.codec.encode_chat(_pairs(body.messages))
+        ids = await serving.codec.encode_chat(_plain(body.messages))
     else:
         assert body.prompt is not None
         ids = await serving.codec.encode_text(body.prompt)
@@ -121,10 +130,16 @@ async def metrics(serving: Served) -> Response:
 
 
 async def _answer(
-    request: Request, serving: Serving, body: DecodingBody, prompts: list[list[int]], shape: Shape
+    request: Request,
+    serving: Serving,
+    body: DecodingBody,
+    prompts: list[list[int]],
+    shape: Shape,
+    *,
+    grammar: Structure | None = None,
 ) -> Any:
     account = _account(request)
-    reply = await serving.open(body, prompts, account)
+    reply = await serving.open(body, prompts, account, grammar=grammar)
     head = {"id": f"{shape.prefix}-{account.id}", "created": int(time.time()), "model": serving.name}
     if body.stream:
         events = frames(serving, reply, shape, head, with_usage=body.wants_usage, with_events=bool(body.events))
@@ -149,8 +164,8 @@ def _account(request: Request) -> Account:
     return account
 
 
-def _pairs(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    return [(message.role, message.content) for message in messages]
+def _plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [message.plain() for message in messages]
 
 
 def _card(serving: Serving) -> dict[str, Any]:

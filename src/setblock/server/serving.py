@@ -22,6 +22,7 @@ from setblock.server.metrics import Metrics
 from setblock.server.protocol import DecodingBody
 from setblock.server.settings import settings_of, told
 from setblock.server.worker import Answers, EngineStopped, Worker
+from setblock.structure.kinds import Structure
 
 logger = logging.getLogger("setblock.server")
 
@@ -54,13 +55,21 @@ class Serving:
         if name is not None and name != self.name:
             raise unknown_model(name, self.name)
 
-    async def open(self, body: DecodingBody, prompts: list[list[int]], account: Account) -> "Reply":
+    async def open(
+        self, body: DecodingBody, prompts: list[list[int]], account: Account, *, grammar: Structure | None = None
+    ) -> "Reply":
         """Have a body's prompts answered.
+
+        Args:
+            grammar: what its tools hold the answers to.
 
         Raises:
             ApiError: a parameter is wrong, or there is no room.
         """
-        settings = settings_of(body, default_method=self.method)
+        settings = settings_of(body, default_method=self.method, grammar=grammar)
+        if settings.structure is not None:
+            of_body = "structured_outputs" if body.structured_outputs else "response_format"
+            await self.codec.prepare(settings.structure, param=of_body if grammar is None else "tools")
         if len(prompts) * settings.n > self.limits.max_answers:
             most = self.limits.max_answers // len(prompts)
             of = f" with {len(prompts)} prompts" if len(prompts) > 1 else ""
@@ -124,7 +133,8 @@ class Reply:
         self._watch(place, made)
         if made.generation is not None and made.generation.finish_reason == "error":
             raise failed(
-                f"the model gave logits that are not numbers after {made.generation.num_tokens} tokens",
+                f"the model gave logits that are not numbers after {made.generation.num_tokens} tokens, or that leave no "
+                "token to choose",
                 code="model_failed",
             )
         return place, made

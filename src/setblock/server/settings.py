@@ -9,10 +9,14 @@ from setblock.errors import SetBlockError
 from setblock.server.errors import ApiError, bad_request, from_settings
 from setblock.server.limits import MOST
 from setblock.server.protocol import ChatBody, CompletionBody, DecodingBody
+from setblock.structure.kinds import WORDS, Structure, structure_of
 
 
-def settings_of(body: DecodingBody, *, default_method: Method) -> DecodingSettings:
+def settings_of(body: DecodingBody, *, default_method: Method, grammar: Structure | None = None) -> DecodingSettings:
     """The settings that a body asks for, with a seed and `n` as given there.
+
+    Args:
+        grammar: what its tools hold the answer to.
 
     Raises:
         ApiError: a parameter is out of its range.
@@ -22,6 +26,10 @@ def settings_of(body: DecodingBody, *, default_method: Method) -> DecodingSettin
     asked["max_new_tokens"] = _most_tokens(body)
     asked["seed"] = secrets.randbits(63) if asked["seed"] is None else asked["seed"]
     asked["logprobs"] = _num_logprobs(body)
+    asked["structure"] = structure_asked(body)
+    if asked["structure"] is not None and grammar is not None:
+        raise bad_request("response_format can't go together with tools that may be called", param="response_format")
+    asked["structure"] = asked["structure"] or grammar
     for name, most in MOST.items():
         if asked[name] is not None and asked[name] > most:
             raise bad_request(f"{name} must be between 1 and {most}, not {asked[name]}", param=name)
@@ -29,6 +37,51 @@ def settings_of(body: DecodingBody, *, default_method: Method) -> DecodingSettin
         return settings_asked({**asked, "sampler_options": body.sampler_options, "gamma": body.gamma})
     except SetBlockError as error:
         raise told(error, body) from error
+
+
+def structure_asked(body: DecodingBody) -> Structure | None:
+    """The form that a body asks for.
+
+    Raises:
+        ApiError: it is none, or there are two.
+    """
+    found = [
+        _structure(name, asked)
+        for name, asked in (
+            ("response_format", _of_openai(body.response_format)),
+            ("structured_outputs", body.structured_outputs),
+        )
+        if asked is not None
+    ]
+    if len(found) > 1:
+        raise bad_request("response_format and structured_outputs say the same: give one", param="structured_outputs")
+    return found[0] if found else None
+
+
+def _of_openai(asked: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A `response_format` in the words of `structured_outputs`."""
+    kind = None if asked is None else asked.get("type")
+    if asked is None or asked == {"type": "text"}:
+        return None
+    if asked == {"type": "json_object"}:
+        return {"json_object": True}
+    schema = asked.get("json_schema")
+    if kind != "json_schema" or not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict | bool):
+        raise bad_request(
+            "response_format must be of type text, json_object, or json_schema with json_schema.schema",
+            param="response_format",
+        )
+    return {"json": schema["schema"]}
+
+
+def _structure(name: str, asked: dict[str, Any]) -> Structure:
+    words = {key: value for key, value in asked.items() if value is not None}
+    if len(words) != 1 or next(iter(words)) not in WORDS:
+        raise bad_request(f"{name} must have one of {', '.join(WORDS)}, not {', '.join(words) or 'none'}", param=name)
+    try:
+        return structure_of(words)
+    except SetBlockError as error:
+        raise bad_request(f"{name}: {error}", param=name) from error
 
 
 def told(error: SetBlockError, body: DecodingBody) -> ApiError:

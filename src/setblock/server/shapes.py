@@ -4,11 +4,13 @@ Knows finished answers and their tokens. Knows nothing of HTTP.
 """
 
 import math
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from setblock.decoding.events import PassEvent, Reveal
 from setblock.decoding.generate import Generation
+from setblock.structure.calls import CallForm, CallReader, Piece
 
 TokenText = Callable[[int], str]
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
@@ -24,8 +26,11 @@ class Shape(Protocol):
     def opening(self, index: int) -> dict[str, Any] | None:
         """A choice that says that an answer begins, where there is one."""
 
-    def text(self, index: int, text: str) -> dict[str, Any]:
-        """A choice with a piece of an answer."""
+    def text(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
+        """A choice with a piece of an answer; `final` if it is the last."""
+
+    def finish_reason(self, index: int, generation: Generation) -> str:
+        """Why an answer ended, after its last piece."""
 
     def logprobs(self, generation: Generation, text_of: TokenText) -> dict[str, Any]:
         """The log-probabilities of an answer."""
@@ -45,9 +50,13 @@ class ChatShape:
         """See `Shape`."""
         return _choice(index, delta={"role": "assistant", "content": ""})
 
-    def text(self, index: int, text: str) -> dict[str, Any]:
+    def text(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
         """See `Shape`."""
         return _choice(index, delta={"content": text} if text else {})
+
+    def finish_reason(self, index: int, generation: Generation) -> str:
+        """See `Shape`."""
+        return generation.finish_reason
 
     def logprobs(self, generation: Generation, text_of: TokenText) -> dict[str, Any]:
         """See `Shape`."""
@@ -72,6 +81,61 @@ class ChatShape:
         return _finished(self, index, generation, text_of, message=message)
 
 
+class CallingShape(ChatShape):
+    """The same where the answer may call tools."""
+
+    def __init__(self, form: CallForm) -> None:
+        self._form = form
+        self._readers: dict[int, CallReader] = {}
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """See `Shape`."""
+        return _choice(index, delta={"role": "assistant", "content": None})
+
+    def text(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
+        """See `Shape`."""
+        reader = self._readers.setdefault(index, CallReader(self._form))
+        content, calls = _told(reader.read(text, final=final))
+        for call in calls:
+            if "name" in call["function"]:
+                call |= {"id": _call_id(), "type": "function"}
+        return _choice(
+            index, delta={**({"content": content} if content else {}), **({"tool_calls": calls} if calls else {})}
+        )
+
+    def finish_reason(self, index: int, generation: Generation) -> str:
+        """See `Shape`. A call that was cut at the limit was not made."""
+        made = index in self._readers and self._readers[index].calls > 0
+        return "tool_calls" if made and generation.finish_reason == "stop" else generation.finish_reason
+
+    def finished(self, index: int, generation: Generation, text_of: TokenText) -> dict[str, Any]:
+        """See `Shape`."""
+        reader = self._readers[index] = CallReader(self._form)
+        content, calls = _told(reader.read(generation.text, final=True))
+        message: dict[str, Any] = {"role": "assistant", "content": content or None, "refusal": None}
+        if calls:
+            message["tool_calls"] = [
+                {"id": _call_id(), "type": "function", "function": call["function"]} for call in calls
+            ]
+        return _finished(self, index, generation, text_of, message=message)
+
+
+def _told(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
+    """The text in some pieces of an answer, and what they tell of each call."""
+    calls: dict[int, dict[str, Any]] = {}
+    for each in pieces:
+        if each.kind == "name":
+            calls[each.call] = {"index": each.call, "function": {"name": each.text, "arguments": ""}}
+        elif each.kind == "arguments":
+            call = calls.setdefault(each.call, {"index": each.call, "function": {"arguments": ""}})
+            call["function"]["arguments"] += each.text
+    return "".join(each.text for each in pieces if each.kind == "text"), list(calls.values())
+
+
+def _call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
 class CompletionShape:
     """`/v1/completions`."""
 
@@ -83,9 +147,13 @@ class CompletionShape:
         """See `Shape`."""
         return None
 
-    def text(self, index: int, text: str) -> dict[str, Any]:
+    def text(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
         """See `Shape`."""
         return _choice(index, text=text)
+
+    def finish_reason(self, index: int, generation: Generation) -> str:
+        """See `Shape`."""
+        return generation.finish_reason
 
     def logprobs(self, generation: Generation, text_of: TokenText) -> dict[str, Any]:
         """See `Shape`."""
@@ -160,7 +228,7 @@ def _choice(index: int, **fields: Any) -> dict[str, Any]:
 
 def _finished(shape: Shape, index: int, generation: Generation, text_of: TokenText, **fields: Any) -> dict[str, Any]:
     logprobs = None if generation.logprobs is None else shape.logprobs(generation, text_of)
-    return _choice(index, **fields) | {"logprobs": logprobs, "finish_reason": generation.finish_reason}
+    return _choice(index, **fields) | {"logprobs": logprobs, "finish_reason": shape.finish_reason(index, generation)}
 
 
 def _with_logprobs(generation: Generation) -> list[tuple[int, Any]]:

@@ -127,7 +127,7 @@ async def frames(
 
 def _last(serving: Serving, shape: Shape, place: int, generation: Generation, *, with_events: bool) -> dict[str, Any]:
     """The choice that says why an answer ended. How likely its tokens were is known only then."""
-    last = {**shape.text(place, ""), "finish_reason": generation.finish_reason}
+    last = {**shape.text(place, "", final=True), "finish_reason": shape.finish_reason(place, generation)}
     if generation.logprobs is not None:
         last["logprobs"] = shape.logprobs(generation, serving.codec.text)
     if with_events:

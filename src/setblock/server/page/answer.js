@@ -11,8 +11,9 @@ function element(tag, className, text) {
 }
 
 export class Answer {
-  constructor(title) {
+  constructor(title, isHeld = false) {
     this.title = title;
+    this.isHeld = isHeld; // to a form, which forces the tokens without entropy
     this.events = [];
     this.final = null; // the tokens of the finished answer
     this.usage = null;
@@ -104,7 +105,9 @@ export class Answer {
       const node = element("span", `token hue-${token.pass % HUES}`, isEnd ? "end" : index ? token.text : token.text.trimStart());
       node.dataset.pass = token.pass;
       const nats = token.entropy === null ? "" : `, entropy ${token.entropy.toPrecision(2)} nats`;
-      node.title = `pass ${token.pass}${nats}`;
+      const isForced = this.isHeld && token.entropy === 0;
+      node.title = `pass ${token.pass}${isForced ? ", forced" : nats}`;
+      if (isForced) node.classList.add("forced");
       if (isEnd) node.classList.add("end");
       if (token.pass === shown - 1 && shown < this.passes) node.classList.add("fresh");
       nodes.push(node);

@@ -24,11 +24,14 @@ function slider(id, labels) {
 }
 
 const shownGamma = (value) => (value === "inf" ? "∞" : String(value));
+const isHeld = () => at("schema").value.trim() !== "";
 const isRace = () => document.querySelector("[name=mode]:checked").value === "race";
 
 function settings(method) {
   const body = { model: state.served.id, method, temperature: Number(at("temperature").value), seed: 0 };
   body.max_tokens = Number(at("most").value);
+  const schema = at("schema").value.trim();
+  if (schema) body.structured_outputs = { json: schema };
   if (method === "ntp") return body;
   const gamma = GAMMAS[at("gamma").value];
   return { ...body, gamma, block_size: state.blocks[at("block").value] };
@@ -96,7 +99,7 @@ function verdict(mine, plain) {
 
 async function race(prompt, signal) {
   const method = at("method").value;
-  state.answers = [new Answer(titleOf(method)), new Answer(titleOf("ntp"))];
+  state.answers = [method, "ntp"].map((each) => new Answer(titleOf(each), isHeld()));
   at("lanes").replaceChildren(...state.answers.map((answer) => answer.root));
   at("lanes").scrollIntoView({ block: "nearest" });
   const messages = [{ role: "user", content: prompt }];
@@ -111,7 +114,7 @@ async function talk(prompt, signal) {
   said.className = "said";
   said.textContent = prompt;
   const method = at("method").value;
-  const answer = new Answer(titleOf(method));
+  const answer = new Answer(titleOf(method), isHeld());
   state.answers = [answer];
   at("talk").append(said, answer.root);
   answer.root.scrollIntoView({ block: "nearest" });

@@ -1,0 +1,134 @@
+"""Tools in a chat: what a client may say of them, and what it means for the prompt and for the answer.
+
+Knows OpenAI's words. Knows nothing of templates or grammars but that there are such.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from setblock.errors import SetBlockError
+from setblock.server.errors import bad_request
+from setblock.structure.calls import CallForm
+from setblock.structure.kinds import Grammar, JsonSchema
+
+MAX_TOOLS = 128
+_NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Function(_Body):
+    """A function that may be called. Its arguments are held to the schema, strict or not."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Body):
+    """A tool."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class Named(_Body):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(_Body):
+    """The one tool that is to be called."""
+
+    type: Literal["function"]
+    function: Named
+
+
+class CalledFunction(_Body):
+    """A function with arguments, which are JSON in a text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Body):
+    """A call in a message that comes back."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates take it, with the arguments as an object."""
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise bad_request("arguments of a tool call must be JSON", param="messages") from error
+        return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What an answer may call.
+
+    Attributes:
+        described: for the prompt.
+        grammar: what the answer is held to.
+        form: how calls are written in it.
+    """
+
+    described: list[dict[str, Any]]
+    grammar: Grammar
+    form: CallForm
+
+
+def is_asked(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> bool:
+    """Whether an answer may call anything.
+
+    Raises:
+        ApiError: the choice is among tools that are not there.
+    """
+    if not tools and choice not in (None, "none", "auto"):
+        raise bad_request("tool_choice needs tools", param="tool_choice")
+    return bool(tools) and choice != "none"
+
+
+def tool_use(form: CallForm, tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> ToolUse:
+    """What the answer to a request with tools has to be.
+
+    Raises:
+        ApiError: a tool's schema is not valid, a name stands twice, or there is no such tool.
+    """
+    parameters: dict[str, Any] = {}
+    for number, tool in enumerate(tools):
+        name, schema = tool.function.name, tool.function.parameters
+        if name in parameters:
+            raise bad_request(f"tools must have names of their own, and {name!r} stands twice", param="tools")
+        try:
+            parameters[name] = json.loads(JsonSchema(schema or _NOTHING).schema)
+        except SetBlockError as error:
+            raise bad_request(f"tools.{number}.function.parameters: {error}", param="tools") from error
+    allowed = parameters
+    if isinstance(choice, NamedTool):
+        wanted = choice.function.name
+        if wanted not in parameters:
+            told = f"tool_choice must name one of {', '.join(parameters)}, not {wanted!r}"
+            raise bad_request(told, param="tool_choice")
+        allowed, parallel = {wanted: parameters[wanted]}, False
+    try:
+        grammar = form.grammar(allowed, required=choice not in (None, "auto"), parallel=parallel)
+    except SetBlockError as error:
+        raise bad_request(f"tools: {error}", param="tools") from error
+    return ToolUse([tool.model_dump(exclude_none=True) for tool in tools], grammar, form)

@@ -1,0 +1,16 @@
+"""Structured output: what form an answer has to have, and which tokens may come next in it (docs/structured-output.md).
+
+Knows notations of forms and tokenizers. Knows nothing of models, blocks or rows.
+"""
+
+from typing import TYPE_CHECKING
+
+from setblock.lazy import lazily
+
+if TYPE_CHECKING:
+    from setblock.structure.kinds import Choice, Grammar, JsonObject, JsonSchema, Regex, Structure
+
+__all__ = ["Choice", "Grammar", "JsonObject", "JsonSchema", "Regex", "Structure"]
+
+_HOMES = dict.fromkeys(__all__, "setblock.structure.kinds")
+__getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -1,0 +1,220 @@
+"""Calls of tools: how a model's chat template writes them, the grammar of that, and the calls in a text that comes in pieces.
+
+Knows chat templates and texts. Knows nothing of models or HTTP. No family of models is named here: a template is shown a call,
+and what it makes of it is how its model was taught to call.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from setblock.errors import SetBlockError
+from setblock.structure.kinds import WRITTEN, Grammar
+
+_NAME, _KEY, _VALUE = "name_of_a_tool", "key_of_it", "value_of_it"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "-",
+        "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]},
+    },
+}
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How calls are written: `before` NAME `between` ARGUMENTS `after`, and between two calls a `separator`.
+
+    Attributes:
+        separator: None where the template has no place for two.
+        special: the ids of special tokens in these, which the text of an answer leaves out.
+    """
+
+    before: str
+    between: str
+    after: str
+    separator: str | None
+    special: Mapping[str, int]
+
+    def grammar(self, parameters: Mapping[str, Any], *, required: bool, parallel: bool) -> Grammar:
+        """Answers that call, or may call, tools of these names; each with the JSON schema of its arguments."""
+        calls = " | ".join(f"call_{number}" for number in range(len(parameters)))
+        many = self.separator is not None and parallel
+        if required:
+            lines = [
+                f"start: call ({self._terms(self.separator or '')} call)*" if many else "start: call",
+                f"call: {calls}",
+            ]
+        else:
+            lines = [f"start: ({calls}){'*' if many else '?'} TEXT", "TEXT: /(.|\\n)*/"]
+        trigger = "" if required else self.trigger
+        for number, (name, schema) in enumerate(parameters.items()):
+            begin = self._terms(f"{self.before.removeprefix(trigger)}{name}{self.between}")
+            if not required and trigger in self.special:
+                begin = f"TEXT {self._terms(trigger)} {begin}"
+            elif not required:
+                lines.append(f"trigger_{number}[lazy]: TEXT {_quoted(trigger)}")
+                begin = f"trigger_{number} {begin}"
+            arguments = json.dumps({**schema, "x-guidance": WRITTEN}, ensure_ascii=False)
+            lines += [f"call_{number}: {begin} arguments_{number} {self._terms(self.after)}"]
+            lines += [f"arguments_{number}: %json {arguments}"]
+        return Grammar("\n".join(lines))
+
+    @property
+    def trigger(self) -> str:
+        """The beginning of a call by which it is told from text."""
+        special = next((each for each in self.special if self.before.startswith(each)), None)
+        return special or self.before.partition("{")[0].rstrip() or self.before
+
+    def seen(self, text: str) -> str:
+        """What the text of an answer shows of `text`."""
+        for token in self.special:
+            text = text.replace(token, "")
+        return text
+
+    def _terms(self, text: str) -> str:
+        """A text in Lark's notation."""
+        if not self.special:
+            return _quoted(text) if text else ""
+        pieces = re.split(f"({'|'.join(map(re.escape, self.special))})", text)
+        return " ".join(
+            f"<[{self.special[each]}]>" if each in self.special else _quoted(each) for each in pieces if each
+        )
+
+
+def call_form(tokenizer: PreTrainedTokenizerBase) -> CallForm:
+    """How the chat template of a tokenizer writes calls.
+
+    Raises:
+        SetBlockError: it has no place for tools, or for calls, or writes them in a way that is not one JSON object.
+    """
+    try:
+        asked, without = _rendered(tokenizer, 0, tools=[_TOOL]), _rendered(tokenizer, 0, tools=None)
+        one = _rendered(tokenizer, 1, tools=[_TOOL])
+    except (TemplateError, ValueError, TypeError, KeyError) as error:
+        raise SetBlockError(f"the model's chat template has no place for tools: {error}") from error
+    if asked == without:
+        raise SetBlockError("the model's chat template has no place for tools")
+    shared = next((place for place, (a, b) in enumerate(zip(asked, one, strict=False)) if a != b), len(asked))
+    written = one[shared:]
+    object_of = rf'\{{\s*"{_KEY}"\s*:\s*"{_VALUE}"\s*\}}'
+    found = re.fullmatch(rf"(.*?){_NAME}(.*?){object_of}(.*)", written, re.DOTALL)
+    if asked[shared:].strip() or found is None:
+        raise SetBlockError("the model's chat template does not write calls of tools as a name and a JSON object")
+    before, between, rest = found.groups()
+    special = {each.content: token_id for token_id, each in tokenizer.added_tokens_decoder.items() if each.special}
+    ends = [rest.find(each) for each in special if each in rest and each not in before]
+    after = rest[: min(ends)] if ends else rest.rstrip()
+    used = {each: special[each] for each in special if each in f"{before}{between}{after}"}
+    return CallForm(before, between, after, _separator(tokenizer, before, after, object_of), used)
+
+
+def _separator(tokenizer: PreTrainedTokenizerBase, before: str, after: str, object_of: str) -> str | None:
+    try:
+        two = _rendered(tokenizer, 2, tools=[_TOOL])
+    except (TemplateError, ValueError, TypeError, KeyError):
+        return None
+    found = re.search(rf"{object_of}{re.escape(after)}(.*?){re.escape(before)}{_NAME}", two, re.DOTALL)
+    return found[1] if found else None
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, calls: int, *, tools: Sequence[Mapping[str, Any]] | None) -> str:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "?"}]
+    if calls:
+        function = {"name": _NAME, "arguments": {_KEY: _VALUE}}
+        called = [{"type": "function", "id": "000000000", "function": function}] * calls
+        messages.append({"role": "assistant", "content": "", "tool_calls": called})
+    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=not calls)
+    assert isinstance(text, str)
+    return text
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of an answer: of its `text`, or of a call, numbered from 0, whose `name` or next `arguments` it tells."""
+
+    kind: Literal["text", "name", "arguments"]
+    text: str
+    call: int = 0
+
+
+@dataclass
+class CallReader:
+    """Tells calls from text, as an answer comes."""
+
+    form: CallForm
+    calls: int = 0
+    _state: Literal["text", "name", "arguments", "after"] = "text"
+    _held: str = ""
+    _depth: int = 0
+    _in_string: bool = False
+    _escaped: bool = False
+
+    def read(self, text: str, *, final: bool = False) -> list[Piece]:
+        """The pieces that became certain. `final`: nothing more will come."""
+        self._held += text
+        found: list[Piece] = []
+        while (piece := self._next(final=final)) is not None:
+            if piece.text:
+                found.append(piece)
+        return found
+
+    def _next(self, *, final: bool) -> Piece | None:
+        form, held = self.form, self._held
+        if not held:
+            return None
+        if self._state == "text":
+            mark = form.seen(form.before)
+            place = held.find(mark)
+            if place >= 0:
+                self._state, self._held = "name", held[place + len(mark) :]
+                return self._text(held[:place])
+            kept = 0 if final else max((n for n in range(1, len(mark)) if held.endswith(mark[:n])), default=0)
+            if kept == len(held):
+                return None
+            self._held = held[len(held) - kept :]
+            return self._text(held[: len(held) - kept])
+        if self._state == "name":
+            name, mark, rest = held.partition(form.seen(form.between))
+            if not mark:
+                return None
+            self._state, self._held, self.calls = "arguments", rest, self.calls + 1
+            return Piece("name", name, self.calls - 1)
+        if self._state == "arguments":
+            end = self._end_of_arguments(held)
+            self._held = held[end:]
+            return Piece("arguments", held[:end], self.calls - 1)
+        mark = form.seen(form.after)
+        if len(held) < len(mark):
+            return None
+        self._state, self._held = "text", held.removeprefix(mark)
+        return Piece("text", "")
+
+    def _text(self, text: str) -> Piece:
+        return Piece("text", "" if self.calls and not text.strip() else text)  # what separates calls is none
+
+    def _end_of_arguments(self, held: str) -> int:
+        for place, each in enumerate(held):
+            if self._in_string:
+                if self._escaped or each == "\\":
+                    self._escaped = not self._escaped
+                else:
+                    self._in_string = each != '"'
+            elif each == '"':
+                self._in_string = True
+            else:
+                self._depth += (each in "{[") - (each in "}]")
+                if self._depth == 0:
+                    self._state = "after"
+                    return place + 1
+        return len(held)

@@ -1,0 +1,123 @@
+"""From a form and a tokenizer to a compiled grammar, kept for the next request.
+
+Knows the engine of grammars, llguidance, and imports it when it is first needed. Knows nothing of answers.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedTokenizerBase
+
+from setblock.errors import ParameterError, SetBlockError
+from setblock.structure.kinds import JsonSchema, Structure
+from setblock.structure.schema import parts
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+KEPT = 256
+"""Compiled grammars of a tokenizer; the one that was not used for longest is given up first."""
+
+_TRIED = 300
+"""Parts of a schema that are looked at, one by one, for the one that is at fault."""
+
+_grammars: "WeakKeyDictionary[PreTrainedTokenizerBase, Grammars]" = WeakKeyDictionary()
+_lock = Lock()
+
+
+def grammars_of(tokenizer: PreTrainedTokenizerBase) -> "Grammars":
+    """The compiled grammars of a tokenizer.
+
+    Raises:
+        SetBlockError: llguidance is not installed, or can't read the tokenizer.
+    """
+    with _lock:
+        if tokenizer not in _grammars:
+            _grammars[tokenizer] = Grammars(tokenizer)
+        return _grammars[tokenizer]
+
+
+class Grammars:
+    """Compiled grammars over one vocabulary. May be asked from several threads."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._vocabulary = _vocabulary_of(tokenizer)
+        self._kept: OrderedDict[Structure, LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    @property
+    def end_ids(self) -> list[int]:
+        """Token ids that llguidance takes for an end of text."""
+        return self._vocabulary.eos_tokens
+
+    def matcher(self, structure: Structure) -> "LLMatcher":
+        """A matcher before its first token, the caller's own.
+
+        Raises:
+            ParameterError: the form is not valid, too complex, or one that no text of this vocabulary satisfies.
+        """
+        with self._lock:
+            kept = self._kept.get(structure)
+            if kept is not None:
+                self._kept.move_to_end(structure)
+                return kept.deep_copy()
+        made = self._compiled(structure)
+        with self._lock:
+            self._kept[structure] = made
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+            return made.deep_copy()
+
+    def _compiled(self, structure: Structure) -> "LLMatcher":
+        made, fault = self._tried(structure.grammar())
+        if fault:
+            where = ""
+            if isinstance(structure, JsonSchema):
+                place, fault = self._at_fault(json.loads(structure.schema), fault)
+                where = f" at {place}"
+            raise ParameterError(f"{_NAMES.get(structure.word, structure.word)}{where} can't be used: {fault}")
+        return made
+
+    def _tried(self, grammar: Mapping[str, Any]) -> tuple["LLMatcher", str]:
+        """A compiled grammar, and what is wrong with it, if anything."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
+        made = LLMatcher(self._vocabulary, json.dumps({"grammars": [grammar]}), log_level=0, limits=limits)
+        if not made.is_error():
+            made.compute_bitmask()
+        fault = " ".join(made.get_error().removesuffix("<non-verbose/>").split())
+        return made, "no text satisfies it" if fault.startswith("NoExtension") else fault
+
+    def _at_fault(self, schema: Any, fault: str) -> tuple[str, str]:
+        """The innermost part of a schema that is at fault by itself: its place, and what is wrong with it."""
+        place, tried = "$", 0
+        shared = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, Mapping) and key in schema}
+        inner = list(parts(schema, place))
+        while inner:
+            where, part = inner.pop()
+            tried += 1
+            if not isinstance(part, Mapping) or tried > _TRIED:
+                continue
+            _, found = self._tried({"json_schema": {**shared, **part}})
+            if found:
+                place, fault, inner = where, found, list(parts(part, where))
+        return place, fault
+
+
+_NAMES = {"json": "schema", "json_object": "json_object"}
+
+
+def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> "LLTokenizer":
+    try:
+        from llguidance.hf import from_tokenizer
+    except ImportError as error:
+        raise SetBlockError("structured output needs llguidance: pip install 'setblock[structured]'") from error
+    try:
+        return from_tokenizer(tokenizer)
+    except ValueError as error:
+        raise SetBlockError(f"structured output can't be had with this model's tokenizer: {error}") from error

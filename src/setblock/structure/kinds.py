@@ -1,0 +1,194 @@
+"""The forms that an answer may be held to: what somebody asks for, as a value.
+
+Knows notations. Knows nothing of tokenizers, nor of the engine of grammars.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from setblock.errors import ParameterError
+from setblock.structure.limits import MAX_CHOICES, check_counts, check_size
+from setblock.structure.schema import check_schema
+
+
+class Structure(Protocol):
+    """A form, checked as far as that needs no tokenizer.
+
+    Attributes:
+        word: what it is called in JSON.
+    """
+
+    word: ClassVar[str]
+
+    def grammar(self) -> Mapping[str, Any]:
+        """The grammar in llguidance's notation: an item of its `grammars`."""
+        ...
+
+
+@dataclass(frozen=True)
+class JsonSchema:
+    """A JSON text that is valid under a schema. It is written as `json.dumps` writes: a space behind commas and colons, and no
+    other, so that the grammar forces most of what is no value.
+
+    Attributes:
+        schema: given as a dictionary, a pydantic model or a text; kept as JSON text.
+    """
+
+    schema: Any
+    word: ClassVar[str] = "json"
+
+    def __post_init__(self) -> None:
+        """Raises `ParameterError` if it is no schema, too large, or one that no finite text satisfies."""
+        object.__setattr__(self, "schema", _schema_text(self.schema))
+
+    def grammar(self) -> Mapping[str, Any]:
+        """See `Structure`."""
+        schema = json.loads(self.schema)
+        if isinstance(schema, bool):
+            schema = {} if schema else {"enum": []}
+        return {"json_schema": {**schema, "x-guidance": {**WRITTEN, **schema.get("x-guidance", {})}}}
+
+
+@dataclass(frozen=True)
+class JsonObject:
+    """Any JSON object."""
+
+    word: ClassVar[str] = "json_object"
+
+    def grammar(self) -> Mapping[str, Any]:
+        """See `Structure`."""
+        return {"json_schema": {"type": "object", "x-guidance": WRITTEN}}
+
+
+@dataclass(frozen=True)
+class Regex:
+    """A text that a regular expression matches as a whole, in the syntax of Rust's `regex`: without look-around."""
+
+    pattern: str
+    word: ClassVar[str] = "regex"
+
+    def __post_init__(self) -> None:
+        """Raises `ParameterError` if it is no text, or too large."""
+        check_size("regex", _text("regex", self.pattern))
+        check_counts("regex", self.pattern)
+
+    def grammar(self) -> Mapping[str, Any]:
+        """See `Structure`."""
+        return {"lark_grammar": f"start: /{_between_slashes(self.pattern)}/"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several texts."""
+
+    texts: Sequence[str]
+    word: ClassVar[str] = "choice"
+
+    def __post_init__(self) -> None:
+        """Raises `ParameterError` if these are no texts, or too many."""
+        if isinstance(self.texts, str) or not isinstance(self.texts, Sequence) or not self.texts:
+            raise ParameterError(f"choice must be a list of texts, not {_shown(self.texts)}")
+        if len(self.texts) > MAX_CHOICES:
+            raise ParameterError(f"choice must have at most {MAX_CHOICES} texts, not {len(self.texts)}")
+        if not all(isinstance(each, str) and each for each in self.texts):
+            raise ParameterError("choice must have texts that are not empty")
+        object.__setattr__(self, "texts", tuple(self.texts))
+        check_size("choice", "".join(self.texts))
+
+    def grammar(self) -> Mapping[str, Any]:
+        """See `Structure`."""
+        return {"lark_grammar": f"start: {' | '.join(json.dumps(each, ensure_ascii=False) for each in self.texts)}"}
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A context-free grammar in llguidance's notation, a kind of Lark's, from its rule `start` on."""
+
+    lark: str
+    word: ClassVar[str] = "grammar"
+
+    def __post_init__(self) -> None:
+        """Raises `ParameterError` if it is no text, or too large."""
+        check_size("grammar", _text("grammar", self.lark))
+        check_counts("grammar", self.lark)
+
+    def grammar(self) -> Mapping[str, Any]:
+        """See `Structure`."""
+        return {"lark_grammar": self.lark}
+
+
+KINDS = (JsonSchema, JsonObject, Regex, Choice, Grammar)
+WORDS: dict[str, Callable[..., Structure]] = {kind.word: kind for kind in KINDS}
+
+WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def structure_of(asked: Any) -> Structure:
+    """The form that somebody asks for.
+
+    Args:
+        asked: a `Structure`; a JSON schema as a dictionary, a text or a pydantic model; or a dictionary of one key of `WORDS`,
+            such as `{"regex": "[0-9]+"}`.
+
+    Raises:
+        ParameterError: it is none of these, or not valid.
+    """
+    if isinstance(asked, KINDS):
+        return asked
+    if isinstance(asked, Mapping) and len(asked) == 1 and next(iter(asked)) in WORDS:
+        ((word, value),) = asked.items()
+        if word == JsonObject.word:
+            if value is not True:
+                raise ParameterError(f"json_object must be true, not {_shown(value)}")
+            return JsonObject()
+        kind: Callable[[Any], Structure] = WORDS[word]
+        return kind(value)
+    return JsonSchema(asked)
+
+
+def _schema_text(asked: Any) -> str:
+    if isinstance(asked, str):
+        text = asked
+        check_size("schema", text)
+        try:
+            asked = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ParameterError(f"schema must be JSON, and is not: {error}") from error
+    elif isinstance(asked, type) and hasattr(asked, "model_json_schema"):
+        asked = asked.model_json_schema()
+    if not isinstance(asked, Mapping | bool):
+        raise ParameterError(f"schema must be a JSON object, its text or a pydantic model, not {_shown(asked)}")
+    try:
+        text = json.dumps(asked, ensure_ascii=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ParameterError(f"schema must be made of what JSON has: {error}") from error
+    check_size("schema", text)
+    check_schema(json.loads(text))
+    return text
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ParameterError(f"{name} must be a text that is not empty, not {_shown(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ParameterError(f"{name} must be valid Unicode") from error
+    return value
+
+
+def _between_slashes(pattern: str) -> str:
+    """Lark ends a regular expression at the first slash, and at the end of the line."""
+    escaped, is_escaped = "", False
+    for each in pattern:
+        escaped += {"/": "/" if is_escaped else "\\/", "\n": "n" if is_escaped else "\\n"}.get(each, each)
+        is_escaped = each == "\\" and not is_escaped
+    return escaped
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

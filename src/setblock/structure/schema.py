@@ -1,0 +1,112 @@
+"""What is checked of a JSON schema before an engine sees it: its size, and that whatever it describes can come to an end.
+
+Knows JSON schemas. Knows nothing of tokenizers. Keywords that the engine does not have, the engine refuses.
+"""
+
+from collections.abc import Iterator, Mapping, Set
+from typing import Any
+
+from setblock.errors import ParameterError
+from setblock.structure.limits import MAX_DEPTH, MAX_TARGETS, MAX_VALUES, check_counts
+
+Node = tuple[str, Any]
+"""A part of a schema and its place, such as `$.properties.name`."""
+
+
+def check_schema(schema: Any) -> None:
+    """Check a schema.
+
+    Raises:
+        ParameterError: it is too large or too deep, or refers to itself without an end. The message names the place.
+    """
+    values = properties = 0
+    targets: dict[str, Any] = {}
+    for place, node in _nodes(schema):
+        enum, own = node.get("enum"), node.get("properties")
+        values += len(enum) if isinstance(enum, list) else 0
+        properties += len(own) if isinstance(own, dict) else 0
+        for count, what in ((values, "values of enum"), (properties, "properties")):
+            if count > MAX_VALUES:
+                raise ParameterError(f"schema must have at most {MAX_VALUES} {what}, and has more at {place}")
+        if isinstance(node.get("pattern"), str):
+            check_counts(f"pattern of schema at {place}", node["pattern"])
+        if isinstance(node.get("$ref"), str) and node["$ref"] not in targets:
+            targets[node["$ref"]] = _target(schema, node["$ref"], place)
+    if len(targets) > MAX_TARGETS:
+        raise ParameterError(f"schema must refer to at most {MAX_TARGETS} places, not {len(targets)}")
+    _check_that_all_end(targets)
+
+
+def parts(schema: Any, place: str = "$") -> Iterator[Node]:
+    """The schemas right inside of a schema."""
+    if not isinstance(schema, Mapping):
+        return
+    for key, value in schema.items():
+        if key in _OF_NAMES and isinstance(value, Mapping):
+            yield from ((f"{place}.{key}.{name}", each) for name, each in value.items())
+        elif key in _LISTS and isinstance(value, list):
+            yield from ((f"{place}.{key}[{index}]", each) for index, each in enumerate(value))
+        elif key in _SINGLE:
+            yield f"{place}.{key}", value
+
+
+_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+
+
+def _nodes(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """All schemas in a schema, itself among them."""
+    waiting = [("$", schema, 0)]
+    while waiting:
+        place, node, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise ParameterError(f"schema must be at most {MAX_DEPTH} deep, and is deeper at {place[:60]}...")
+        if isinstance(node, Mapping):
+            yield place, node
+            waiting += [(where, each, depth + 1) for where, each in parts(node, place)]
+
+
+def _target(schema: Any, reference: str, place: str) -> Any:
+    """What a reference leads to."""
+    if not reference.startswith("#"):
+        raise ParameterError(f"$ref of schema at {place} must lead into the schema itself, not to {reference[:60]!r}")
+    found = schema
+    for key in reference[1:].split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        elif isinstance(found, Mapping) and key in found:
+            found = found[key]
+        else:
+            raise ParameterError(f"$ref of schema at {place} leads nowhere: {reference[:60]!r}")
+    return found
+
+
+def _check_that_all_end(targets: Mapping[str, Any]) -> None:
+    ending: set[str] = set()
+    while more := {name for name, node in targets.items() if name not in ending and _ends(node, ending)}:
+        ending |= more
+    endless = sorted(targets.keys() - ending)
+    if endless:
+        raise ParameterError(f"schema must let every text end: what $ref {endless[0]!r} leads to needs itself again")
+
+
+def _ends(node: Any, ending: Set[str]) -> bool:
+    """Whether some text under a schema is finite, if what the references `ending` lead to is."""
+    if not isinstance(node, Mapping) or "const" in node or "enum" in node:
+        return True
+    if "$ref" in node and node["$ref"] not in ending:
+        return False
+    for key in ("anyOf", "oneOf"):
+        if isinstance(node.get(key), list) and not any(_ends(each, ending) for each in node[key]):
+            return False
+    needed = list(node["allOf"]) if isinstance(node.get("allOf"), list) else []
+    own, required, items = node.get("properties"), node.get("required"), node.get("minItems", 0)
+    if node.get("type") == "object" and isinstance(own, Mapping) and isinstance(required, list):
+        needed += [own[name] for name in required if isinstance(name, str) and name in own]
+    if node.get("type") == "array" and isinstance(items, int) and items > 0:
+        first = node.get("prefixItems")
+        first = first[:items] if isinstance(first, list) else []
+        needed += first + ([node.get("items")] if len(first) < items else [])
+    return all(_ends(each, ending) for each in needed)

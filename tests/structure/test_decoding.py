@@ -1,0 +1,188 @@
+"""Answers under a grammar: exact ones are Transformers' own, the others valid, alone and in batches."""
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from transformers import PreTrainedTokenizerBase
+
+from answers import answers, assert_same
+from running import Log
+from setblock import DecodingSettings, EntropyBounded, generate, load, stream
+from setblock.engine.engine import Engine
+from setblock.engine.limits import EngineLimits
+from setblock.engine.request import Request
+from setblock.model.sbd_model import SBDModel
+from setblock.structure import Choice, Grammar, JsonObject, Regex
+from structure.oracle import by_transformers
+from structure.schemas import SCHEMAS, drawn_schemas
+
+TOKENS = 48
+GAMMAS = (0.0, 0.5, 4.0, math.inf)
+OTHERS: dict[str, Any] = {
+    "regex": Regex("(ab|c/d){2,3}-[0-9]+ end"),
+    "choice": Choice(["yes", "no", 'no "comment"', "yes, да"]),
+    "grammar": Grammar('start: sum\nsum: NUMBER | NUMBER " + " sum\nNUMBER: /[0-9]{1,2}/'),
+    "object": JsonObject(),
+}
+
+
+def of_kinds(method: Any) -> list[DecodingSettings]:
+    """A row for each form, every fourth without one."""
+    forms = [*SCHEMAS.values(), *OTHERS.values()]
+    base = DecodingSettings(method=method, max_new_tokens=TOKENS, block_size=7)
+    found = [
+        replace(
+            base,
+            structure=form if place % 4 else None,
+            sampler=None if method == "ntp" else EntropyBounded(GAMMAS[place % 4]),
+            adaptive_blocks=place % 3 == 0,
+            temperature=(0.0, 0.0, 1.3)[place % 3],
+            seed=place,
+        )
+        for place, form in enumerate(forms)
+    ]
+    found[1] = replace(found[1], repetition_penalty=1.4, logit_bias={40: 3.0})
+    found[2] = replace(found[2], stop=("e",), top_p=0.9)
+    return found
+
+
+@pytest.mark.parametrize("name", [*SCHEMAS, *OTHERS])
+def test_exact_is_what_transformers_gives(
+    name: str, sbd: SBDModel, prompts: list[list[int]], trained_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    form = {**SCHEMAS, **OTHERS}[name]
+    for method in ("ntp", "exact"):
+        base = DecodingSettings(method=method, max_new_tokens=TOKENS, structure=form)  # type: ignore[arg-type]
+        for prompt, found in zip(prompts, answers(sbd, prompts, [base] * len(prompts)), strict=True):
+            wanted = by_transformers(sbd, prompt, form, tokens=TOKENS, tokenizer=sbd.tokenizer)
+            assert found.token_ids == wanted
+            assert found.finish_reason == ("stop" if wanted[-1] in sbd.end_of_text_ids else "length")
+
+
+@pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
+def test_company_changes_nothing(method: str, sbd: SBDModel, prompts: list[list[int]]) -> None:
+    """In one batch, with rows of other forms and of none; drawn, penalised and stopped as without."""
+    asked = of_kinds(method)
+    rows = [prompts[place % 3] for place in range(len(asked))]
+    for prompt, each, found in zip(rows, asked, answers(sbd, rows, asked), strict=True):
+        assert found.finish_reason in ("stop", "length")
+        (alone,) = answers(sbd, [prompt], [each])
+        assert_same(found, alone)
+        assert found.passes == alone.passes
+    if method == "exact":
+        plain = answers(sbd, rows, [replace(each, method="ntp", sampler=None) for each in asked])
+        assert [each.token_ids for each in plain] == [each.token_ids for each in answers(sbd, rows, asked)]
+
+
+@pytest.mark.parametrize("method", ["sbd", "exact"])
+def test_the_engine_gives_what_a_request_gives_alone(method: str, shifted: SBDModel, prompts: list[list[int]]) -> None:
+    """Grammars come and go with their rows, which lose their cache on the way."""
+    asked = of_kinds(method)[:14]
+    wanted = [Request(str(place), prompts[place % 3], each) for place, each in enumerate(asked)]
+    engine, log = Engine(shifted, EngineLimits(max_running=5, kv_tokens=240, page_tokens=8, tokens_per_pass=40)), Log()
+    for request in wanted:
+        engine.submit(request)
+        log.add(engine.step())
+    log.run(engine)
+    assert engine.figures.preemptions > 0
+    for request in wanted:
+        generation = log[request.id].generation
+        assert generation is not None
+        (alone,) = answers(shifted, [request.prompt], [request.settings])
+        assert_same(generation, alone)
+        assert log[request.id].text == alone.text
+
+
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@given(schema=drawn_schemas())
+def test_what_ends_is_valid(schema: dict[str, Any], shifted: SBDModel, prompts: list[list[int]]) -> None:
+    """By a library that is not the grammar's. What does not end could: its beginning is one of a valid text's."""
+    asked = [
+        DecodingSettings(
+            method="sbd",
+            sampler=EntropyBounded(gamma),
+            block_size=8,
+            max_new_tokens=96,
+            structure=schema,
+            temperature=temperature,
+            seed=3,
+        )
+        for gamma in (0.1, math.inf)
+        for temperature in (0.0, 1.0)
+    ]
+    for found in answers(shifted, [prompts[0]] * len(asked), asked):
+        assert found.finish_reason in ("stop", "length")
+        if found.finish_reason == "stop":
+            jsonschema.validate(json.loads(found.text), schema)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_what_is_revealed_can_be_finished(name: str, sbd: SBDModel, prompts: list[list[int]]) -> None:
+    """After each pass there are no gaps before what is revealed, and the grammar takes all of it."""
+    from setblock.structure.compiled import grammars_of
+    from setblock.structure.kinds import structure_of
+
+    asked = DecodingSettings(
+        method="sbd", sampler=EntropyBounded(2.0), block_size=8, max_new_tokens=40, structure=SCHEMAS[name]
+    )
+    text: dict[int, int] = {}
+    for chunk in stream(sbd, prompts[1], settings=asked):
+        text |= {each.index: each.token_id for each in chunk.event.revealed}
+        written = [text[place] for place in range(len(text))]  # a gap would be a KeyError
+        matcher = grammars_of(sbd.tokenizer).matcher(structure_of(asked.structure))
+        assert matcher.consume_tokens(written), matcher.get_error()
+
+
+def test_the_grammar_saves_passes(shifted: SBDModel, prompts: list[list[int]]) -> None:
+    """What it forces costs none, and no entropy; also where the model was never trained for blocks."""
+    forced = {"type": "object", "properties": {"a_long_name_of_a_field": {"const": "and a long value of it"}}}
+    forced |= {"required": ["a_long_name_of_a_field"], "additionalProperties": False}
+    free = SBDModel(shifted.model, shifted.tokenizer)
+    assert free.facts is None
+    for model, method in ((shifted, "sbd"), (shifted, "exact"), (free, "exact")):
+        asked = DecodingSettings(
+            method=method,  # type: ignore[arg-type]
+            sampler=EntropyBounded(0.0),
+            block_size=16,
+            structure=forced,
+            draft_lookup=0,
+        )
+        found = generate(model, prompts[0], settings=asked)
+        assert found.text == '{"a_long_name_of_a_field": "and a long value of it"}'
+        assert max(found.entropy) == 0
+        assert found.passes.decoding <= math.ceil(found.num_tokens / 16)
+
+
+def test_logprobs_are_the_model_s_own(shifted: SBDModel, prompts: list[list[int]]) -> None:
+    """Not those of the allowed tokens alone."""
+    asked = DecodingSettings(method="exact", structure=SCHEMAS["flat"], logprobs=0, max_new_tokens=30)
+    exact = generate(shifted, prompts[0], settings=asked)
+    ntp = generate(shifted, prompts[0], settings=replace(asked, method="ntp"))
+    assert exact.logprobs is not None
+    assert ntp.logprobs is not None
+    assert [e.logprob for e in exact.logprobs] == pytest.approx([e.logprob for e in ntp.logprobs])
+    assert min(each.logprob for each in ntp.logprobs) < -1  # what is forced may be unlikely
+
+
+def test_no_way_out_is_an_error(shifted: SBDModel, prompts: list[list[int]]) -> None:
+    """Where a ban leaves nothing that the grammar allows."""
+    (one,) = {each for each in range(shifted.vocab_size) if shifted.tokenizer.decode([each]) == "1"}
+    for method in ("sbd", "exact", "ntp"):
+        asked = DecodingSettings(method=method, structure=Regex("a1b"), banned_tokens=[one])  # type: ignore[arg-type]
+        (found,) = answers(shifted, [prompts[0]], [asked])
+        assert (found.finish_reason, found.text) == ("error", "a")
+
+
+def test_the_bundled_model_takes_what_its_vocabulary_has() -> None:
+    model = load()
+    for method in ("sbd", "exact", "ntp"):
+        asked = DecodingSettings(method=method, structure=Regex("[0-9]{2} apples"))  # type: ignore[arg-type]
+        found = generate(model, "Tom has 12 apples and buys 3 more. How many does he have?", settings=asked)
+        assert found.finish_reason == "stop"
+        assert found.text[2:] == " apples"
+        assert found.text[:2].isdecimal()
