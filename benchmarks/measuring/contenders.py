@@ -16,6 +16,7 @@ from measuring.forced import Script, ScriptedDrafts, scripted
 from measuring.timing import synchronise
 from setblock.decoding.generate import open_batch
 from setblock.decoding.settings import DecodingSettings
+from setblock.export.gguf_file import WeightType, write_numbered_gguf
 from setblock.model.sbd_model import SBDModel
 
 
@@ -136,12 +137,15 @@ def llama_cpp(
     never_ends: bool,
 ) -> Contender:
     """The same weights in llama.cpp. Writes them to `folder` first."""
-    from measuring.llama_cpp import LlamaCpp, write_gguf
+    from measuring.llama_cpp import LlamaCpp
 
     paths = [folder / f"{name.replace(' ', '-')}.gguf", folder / f"{name.replace(' ', '-')}-draft.gguf"]
-    write_gguf(model, paths[0])
-    if draft is not None:
-        write_gguf(draft, paths[1])
+    for each, path in zip((model, draft), paths, strict=True):
+        if each is not None:
+            end = each.config.eos_token_id
+            ends = end if isinstance(end, list) else [each.config.vocab_size - 1 if end is None else end]
+            weights: WeightType = "f32" if each.dtype == torch.float32 else "bf16"
+            write_numbered_gguf(each, path, weights=weights, end_of_text_id=ends[0])
     server = LlamaCpp(paths[0], threads=threads, context=context, draft=None if draft is None else paths[1])
 
     def decode(prompt: list[int]) -> Answer:

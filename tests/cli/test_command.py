@@ -93,7 +93,7 @@ def test_ctrl_c_is_one_line(run, sbd_folder, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("setblock.cli.generate.load_model", interrupted)
+    monkeypatch.setattr("setblock.cli.generate.load_language_model", interrupted)
     outcome = run("generate", "Tom", "--model", sbd_folder)
     assert (outcome.code, outcome.message) == (130, "setblock: interrupted")
 
@@ -102,7 +102,7 @@ def test_a_bug_keeps_its_traceback(run, sbd_folder, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("setblock.cli.generate.load_model", broken)
+    monkeypatch.setattr("setblock.cli.generate.load_language_model", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         run("generate", "Tom", "--model", sbd_folder)
 

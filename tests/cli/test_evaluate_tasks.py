@@ -122,7 +122,7 @@ def test_the_report(run, sbd_folder, tasks, tmp_path):
 )
 def test_mistakes_are_one_line_before_a_model_is_loaded(run, tasks, arguments, said, monkeypatch):
     monkeypatch.setattr("setblock.cli.harness.load_model", None)
-    monkeypatch.setattr("setblock.cli.evaluate.load_model", None)
+    monkeypatch.setattr("setblock.cli.evaluate.load_language_model", None)
     include = () if "--tasks" not in arguments or "--include-path" in arguments else ("--include-path", tasks)
     outcome = run("evaluate", *arguments, *include)
     assert outcome.code == 2

@@ -99,7 +99,7 @@ def test_keys_come_from_the_environment_too(run, served, sbd_folder, monkeypatch
     ],
 )
 def test_mistakes_are_told_before_a_model_is_loaded(run, served, options, code, said, monkeypatch):
-    monkeypatch.setattr(serve_command, "load_model", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr(serve_command, "load_language_model", lambda *_, **__: pytest.fail("it was loaded"))
     outcome = run("serve", *options)
     assert outcome.code == code
     assert outcome.message.startswith(f"setblock: error: {said}")

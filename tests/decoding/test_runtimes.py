@@ -67,7 +67,7 @@ class NaiveModel:
         self.runners.append(made)
         return made
 
-    def paged_runner(self, *, pages: int, page_tokens: int) -> "NaiveRunner":
+    def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> "NaiveRunner":
         made = NaiveRunner(self, slots=pages * page_tokens, page_tokens=page_tokens, pages=[])
         self.runners.append(made)
         return made
@@ -77,6 +77,7 @@ class NaiveRunner:
     """Keeps the tokens of each position in a slot, and computes everything anew from them in each pass."""
 
     fixed_keys = None
+    shares_pages = True
 
     def __init__(self, model: NaiveModel, *, slots: int, page_tokens: int, pages: Sequence[Sequence[int]]) -> None:
         self.fuses_commit = model.fuses_commit
@@ -84,7 +85,7 @@ class NaiveRunner:
         self._model, self._page_tokens, self._pages = model, page_tokens, pages
         self._cache = [-1] * slots
 
-    def place(self, pages: Sequence[Sequence[int]]) -> None:
+    def place(self, pages: Sequence[Sequence[int]], ids: Sequence[int]) -> None:
         self._pages = pages
 
     def logits(self, feed: Feed) -> Tensor:

@@ -74,7 +74,7 @@ def test_the_server_takes_each(called: str, row: Setting) -> None:
     body = ChatBody.model_validate(
         {"model": "m", "messages": [{"role": "user", "content": "a"}], called: value_of(row)}
     )
-    assert getattr(of_the_server(body, default_method="sbd"), row.name) == expected(row)
+    assert getattr(of_the_server(body, default=DecodingSettings(method="sbd")), row.name) == expected(row)
     told = ChatBody.model_json_schema()["properties"][called]
     assert told["description"] == row.help
 

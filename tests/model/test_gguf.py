@@ -7,10 +7,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 import setblock
-from gguf_files import write_llama
 from setblock import DecodingSettings
 from setblock.errors import SetBlockError
+from setblock.export.gguf_file import write_gguf
 from setblock.model.loading import NotTrainedForBlocks
+from setblock.model.sbd_model import SBDModel
 
 pytestmark = pytest.mark.filterwarnings("ignore::setblock.model.loading.NotTrainedForBlocks")
 
@@ -31,12 +32,20 @@ def llama(trained_tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
     ).eval()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["ours", "others'"])
 def file(
-    llama: LlamaForCausalLM, trained_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    llama: LlamaForCausalLM,
+    trained_tokenizer: PreTrainedTokenizerBase,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
+    """A file of setblock's, and one without anything but what llama.cpp's own converter writes."""
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    write_llama(llama, trained_tokenizer, path)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "others'":
+            patch.setattr("setblock.export.vocabulary.TOKENIZER_KEY", "general.nothing")
+            patch.setattr("setblock.export.gguf_file.END_OF_TEXT_KEY", "general.ends")
+        write_gguf(SBDModel(llama, trained_tokenizer), path, weights="f32")
     return path
 
 

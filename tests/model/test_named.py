@@ -11,8 +11,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 import setblock
-from gguf_files import write_llama
 from setblock.errors import SetBlockError
+from setblock.export.gguf_file import write_gguf
 from setblock.model import named
 from setblock.model.adapter import block_only
 from setblock.model.named import NAMED_MODELS, NamedModel, fetch
@@ -35,7 +35,7 @@ def file(trained_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.Te
         max_position_embeddings=256,
     )
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    write_llama(LlamaForCausalLM(config), trained_tokenizer, path)
+    write_gguf(SBDModel(LlamaForCausalLM(config), trained_tokenizer), path, weights="f32")
     return path
 
 

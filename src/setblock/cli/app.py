@@ -11,10 +11,11 @@ from setblock.cli.calibrate import calibrate
 from setblock.cli.compare import compare
 from setblock.cli.data import inspect, prompts, regenerate
 from setblock.cli.evaluate import evaluate
+from setblock.cli.export import export
 from setblock.cli.fetch import fetch
 from setblock.cli.generate import generate
 from setblock.cli.main import INTERRUPTED
-from setblock.cli.messages import print_error, print_message, print_warning, silence_loggers
+from setblock.cli.messages import print_error, print_message, print_warning, silence_bars, silence_loggers
 from setblock.cli.option_groups import with_option_groups
 from setblock.cli.publish import merge, push
 from setblock.cli.roofline import roofline
@@ -32,6 +33,7 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         silence_loggers()
+        silence_bars()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other libraries, which a user can't mend
             warnings.simplefilter("default", SetBlockWarning)  # each once
@@ -71,7 +73,21 @@ def _setblock(
     """Set Block Decoding: several tokens per forward pass from any Hugging Face causal LM."""
 
 
-for command in (generate, compare, trace, evaluate, sweep, calibrate, train, merge, push, fetch, serve, roofline):
+for command in (
+    generate,
+    compare,
+    trace,
+    evaluate,
+    sweep,
+    calibrate,
+    train,
+    merge,
+    push,
+    export,
+    fetch,
+    serve,
+    roofline,
+):
     app.command()(with_option_groups(command))
 
 data = typer.Typer(

@@ -15,7 +15,7 @@ from setblock.decoding.settings import SETTINGS, DecodingSettings, offered_by
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
-    from setblock.model.sbd_model import SBDModel
+    from setblock.model.protocol import LanguageModel
 
 _PANELS: dict[Group, Panel] = {"point": DECODING, "answer": DECODING, "sampling": SAMPLING, "report": OUTPUT}
 _LISTED = {list[int]: list[int], list[str]: list[str], dict[int, float]: list[str]}
@@ -115,7 +115,7 @@ class DecodingOptions:
         biases = [_bias(text) for text in self.logit_bias or ()]
         return settings_asked({**asked, "sampler_options": _once(options), "logit_bias": dict(biases)})
 
-    def settings_for(self, model: "SBDModel") -> DecodingSettings:
+    def settings_for(self, model: "LanguageModel") -> DecodingSettings:
         """The settings, at the point that the model was calibrated to where no option says another; which is told in a line.
 
         Raises:

@@ -9,7 +9,7 @@ from setblock.cli import options
 from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.harness import TasksOptions, check_unused, evaluate_harness
 from setblock.cli.messages import print_json, progress
-from setblock.cli.model import ModelOptions, load_model
+from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
 from setblock.cli.sampler import sampler_text
 from setblock.cli.tasks import BatchSizeOption, SandboxOption
 from setblock.data.tasks import TASKS, task_named
@@ -59,7 +59,7 @@ def evaluate(
         ),
     ] = False,
     harness: TasksOptions,
-    model: ModelOptions,
+    model: RuntimeOptions,
     decoding: EvaluateOptions,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -72,6 +72,8 @@ def evaluate(
     """
     settings = decoding.settings()
     if harness.tasks is not None:
+        if model.runtime == "llama-cpp":
+            raise SetBlockError("--tasks goes with --runtime transformers")
         if continuous:
             raise SetBlockError("--continuous-batching goes with --task; --tasks are answered in batches")
         evaluate_harness(
@@ -86,8 +88,8 @@ def evaluate(
     from setblock.evaluation.run import evaluate as run
 
     check_judge(chosen, level=sandbox)
-    loaded = load_model(model, blocks=settings.method == "sbd")
-    settings = decoding.settings_for(loaded)
+    loaded = load_language_model(model, blocks=settings.method == "sbd")
+    settings, choice = tuned(loaded, decoding.settings_for(loaded), model)
     with progress() as tell:
         result = run(
             loaded,
@@ -102,7 +104,7 @@ def evaluate(
             on_progress=lambda point, done: tell(point.method, done, limit),
         )
     if as_json:
-        print_json(result.figures())
+        print_json({**result.figures(), **({} if choice is None else {"tuned": choice})})
     else:
         typer.echo(f"{_how(result, settings)}\n\n{_report(result)}")
 

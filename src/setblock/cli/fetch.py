@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from setblock.cli.messages import print_json, print_message, silence_bars, silence_libraries
+from setblock.cli.messages import print_json, print_message, silence_libraries
 from setblock.cli.options import JsonOption
 
 
@@ -26,7 +26,6 @@ def fetch(
     disk, under ~/.cache/setblock or where SETBLOCK_HOME says. A model that is already here is left as it is.
     """
     silence_libraries()
-    silence_bars()
     from setblock.model.named import fetch as run
 
     folder = run(name, tell=print_message)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,14 +10,14 @@ from setblock.cli import options
 from setblock.cli.decoding_options import DecodingOptions, offers
 from setblock.cli.generate_file import generate_file
 from setblock.cli.messages import print_figures, print_json, stdout_console
-from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.prompt import read_prompt
+from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 
 if TYPE_CHECKING:
     from setblock.decoding.generation import Generation
-    from setblock.model.sbd_model import SBDModel
+    from setblock.model.protocol import LanguageModel
 
 DEFAULT_CONCURRENCY = 32
 
@@ -67,7 +67,7 @@ def generate(
         typer.Argument(metavar="PROMPT", help="What to answer; - reads it from stdin.", show_default=False),
     ] = None,
     *,
-    model: ModelOptions,
+    model: RuntimeOptions,
     decoding: GenerateOptions,
     raw: options.RawOption = False,
     as_json: options.JsonOption = False,
@@ -121,16 +121,24 @@ def generate(
     if settings.n > 1 and as_events:
         raise ParameterError(f"--events shows one answer: --n must be 1, not {settings.n}")
     text = read_prompt(prompt)
-    loaded = load_model(model, blocks=settings.method == "sbd")
-    settings = decoding.settings_for(loaded)
+    loaded = load_language_model(model, blocks=settings.method == "sbd")
+    settings, choice = tuned(loaded, decoding.settings_for(loaded), model)
+    told = {} if choice is None else {"tuned": choice}
     if settings.n > 1:
-        _generate_several(loaded, text, settings, raw=raw, as_json=as_json)
+        _generate_several(loaded, text, settings, raw=raw, as_json=as_json, told=told)
     else:
-        _generate_one(loaded, text, settings, raw=raw, as_json=as_json, as_events=as_events)
+        _generate_one(loaded, text, settings, raw=raw, as_json=as_json, as_events=as_events, told=told)
 
 
 def _generate_one(
-    model: "SBDModel", prompt: str, settings: DecodingSettings, *, raw: bool, as_json: bool, as_events: bool
+    model: "LanguageModel",
+    prompt: str,
+    settings: DecodingSettings,
+    *,
+    raw: bool,
+    as_json: bool,
+    as_events: bool,
+    told: dict[str, Any],
 ) -> None:
     from setblock import stream
     from setblock.decoding.answer_json import event_json, generation_json
@@ -143,13 +151,21 @@ def _generate_one(
         if chunk.generation is None:
             continue
         if as_events or as_json:
-            print_json(generation_json(chunk.generation, model.tokenizer))
+            print_json({**generation_json(chunk.generation, model.tokenizer), **told})
         else:
             typer.echo()
             print_figures(_figures(chunk.generation))
 
 
-def _generate_several(model: "SBDModel", prompt: str, settings: DecodingSettings, *, raw: bool, as_json: bool) -> None:
+def _generate_several(
+    model: "LanguageModel",
+    prompt: str,
+    settings: DecodingSettings,
+    *,
+    raw: bool,
+    as_json: bool,
+    told: dict[str, Any],
+) -> None:
     from setblock import generate_batch
     from setblock.decoding.answer_json import generation_json
 
@@ -157,7 +173,7 @@ def _generate_several(model: "SBDModel", prompt: str, settings: DecodingSettings
     if any(answer.finish_reason == "error" for answer in answers):
         raise SetBlockError("the model gave logits that are not numbers")
     if as_json:
-        print_json({"answers": [generation_json(answer, model.tokenizer) for answer in answers]})
+        print_json({"answers": [generation_json(answer, model.tokenizer) for answer in answers], **told})
         return
     for number, answer in enumerate(answers, start=1):
         stdout_console().print(f"-- answer {number} of {settings.n}", style="dim", markup=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import print_figures, print_json, progress
-from setblock.cli.model import ModelOptions, load_model
+from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
 from setblock.engine.answer_file import AnswerFile
 from setblock.engine.prompt_file import read_prompts
 
@@ -15,7 +15,7 @@ from setblock.engine.prompt_file import read_prompts
 def generate_file(
     source: Path,
     target: Path,
-    options: ModelOptions,
+    options: RuntimeOptions,
     decoding: DecodingOptions,
     *,
     concurrency: int,
@@ -35,19 +35,20 @@ def generate_file(
         **({"domain": decoding.domain} if decoding.domain else {}),
         "raw": raw,
         **({"prepacked": True} if options.prepack else {}),  # adds up in another order
+        **({"llama_cpp": asdict(options.llama_options())} if options.takes_llama_cpp else {}),
     }
     with AnswerFile(target, made=made) as answers:
         from setblock.engine.prompts_answered import answer_prompts
 
-        loaded = load_model(options, blocks=settings.method == "sbd")
-        settings = decoding.settings_for(loaded)
+        loaded = load_language_model(options, blocks=settings.method == "sbd")
+        settings, choice = tuned(loaded, decoding.settings_for(loaded), options)
         with progress() as tell:
             done = answer_prompts(
                 loaded, lines, settings, answers, concurrency=concurrency, raw=raw, on_progress=partial(tell, "answers")
             )
         answers.finish()
     if as_json:
-        print_json({"output": str(target), **asdict(done)})
+        print_json({"output": str(target), **asdict(done), **({} if choice is None else {"tuned": choice})})
         return
     without = f", {done.failed} of them with logits that are not numbers" if done.failed else ""
     print_figures(

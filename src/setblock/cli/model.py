@@ -1,15 +1,19 @@
 """The model options: from what was typed to a loaded model."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from setblock.cli.messages import silence_libraries
 from setblock.cli.options import MODEL
 from setblock.errors import SetBlockError
 
 if TYPE_CHECKING:
+    from setblock.model.protocol import LanguageModel
     from setblock.model.sbd_model import SBDModel
+
+Model = TypeVar("Model", bound="LanguageModel")
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["int8"]  # as in `setblock.model.quantization`, which takes seconds to import
@@ -69,26 +73,44 @@ def load_model(options: ModelOptions, *, blocks: bool) -> "SBDModel":
     import torch
 
     from setblock.model.bundled import BUNDLED_MODEL
-    from setblock.model.loading import NotTrainedForBlocks, load
+    from setblock.model.loading import load
 
     silence_libraries()
-    with warnings.catch_warnings(record=True) as caught:
-        model = load(
-            BUNDLED_MODEL if options.path is None else options.path,
-            dtype=None if options.dtype == "auto" else getattr(torch, options.dtype),
+    source = BUNDLED_MODEL if options.path is None else options.path
+    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+    model = checked_for_blocks(
+        lambda: load(
+            source,
+            dtype=dtype,
             device=options.device,
             trust_remote_code=options.trust_remote_code,
             quantization=options.quantization,
-        )
-    if blocks and model.facts is None:  # one line, not the warning and then the error
-        raise SetBlockError(
-            f"model {options.path} has no mask token: take method exact or ntp, or fine-tune it with `setblock train`"
-        )
-    for warning in caught:
-        if blocks or not issubclass(warning.category, NotTrainedForBlocks):
-            warnings.warn(warning.message, stacklevel=2)
+        ),
+        str(source),
+        blocks=blocks,
+    )
     if options.prepack:
         model.prepack()
     if options.compile:
         model.compile()
+    return model
+
+
+def checked_for_blocks(load: Callable[[], Model], name: str, *, blocks: bool) -> Model:
+    """What `load` gives, for what it is to do; its warnings are told unless they are of no use for that.
+
+    Raises:
+        SetBlockError: the model has no mask token and `blocks` needs one.
+    """
+    from setblock.model.loading import NotTrainedForBlocks
+
+    with warnings.catch_warnings(record=True) as caught:
+        model = load()
+    if blocks and model.facts is None:  # one line, not the warning and then the error
+        raise SetBlockError(
+            f"model {name} has no mask token: take method exact or ntp, or fine-tune it with `setblock train`"
+        )
+    for warning in caught:
+        if blocks or not issubclass(warning.category, NotTrainedForBlocks):
+            warnings.warn(warning.message, stacklevel=2)
     return model

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from setblock.cli.messages import print_message
-from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.options import Panel
+from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
 from setblock.cli.serve_vllm import VllmOptions, check_options, serve_by_vllm
+from setblock.decoding.settings import DecodingSettings
 from setblock.engine.limits import EngineLimits
 from setblock.errors import ParameterError, SetBlockError
 from setblock.server.limits import ServerLimits
 
 if TYPE_CHECKING:
-    from setblock.model.sbd_model import SBDModel
+    from setblock.model.protocol import LanguageModel
 
 SERVER, LIMITS = Panel("Server"), Panel("Limits")
 KEYS_VARIABLE = "SETBLOCK_API_KEYS"
@@ -65,7 +66,7 @@ class LimitOptions:
 
 def serve(
     context: typer.Context,
-    model: ModelOptions,
+    model: RuntimeOptions,
     limits: LimitOptions,
     vllm: VllmOptions,
     words: Annotated[
@@ -134,13 +135,15 @@ def serve(
         )
     of_engine, of_server = (_chosen(kind, limits) for kind in (EngineLimits, ServerLimits))
     bound, address = listen(Address(host, port))
-    loaded = load_model(model, blocks=False)
+    loaded = load_language_model(model, blocks=False)
+    default, _ = tuned(loaded, DecodingSettings(), model)
     config = ServerConfig(
         name=name or _name_of(model.path),
         engine=of_engine,
         limits=of_server,
         keys=keys,
         hosts=(*allowed_hosts, *LOOPBACK_NAMES) if allowed_hosts else LOOPBACK_NAMES if is_local else (),
+        default=default,
         logs_text=log_text,
     )
     _say_what_it_is(loaded, config.name)
@@ -173,6 +176,6 @@ def _name_of(path: str | None) -> str:
     return given.resolve().name if given.is_dir() else str(path)
 
 
-def _say_what_it_is(model: "SBDModel", name: str) -> None:
+def _say_what_it_is(model: "LanguageModel", name: str) -> None:
     if model.facts is None or not model.facts.block_sizes:
         print_message(f"warning: {name} was never SBD-trained: method exact copies its drafts from the text")

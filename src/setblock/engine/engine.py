@@ -37,7 +37,7 @@ class Engine:
         pages, page_tokens = -(-self.limits.kv_tokens // self.limits.page_tokens), self.limits.page_tokens
         self._model = model
         self._pool = PagePool(pages, page_tokens=page_tokens)
-        self._runner = model.paged_runner(pages=pages, page_tokens=page_tokens)
+        self._runner = model.paged_runner(pages=pages, page_tokens=page_tokens, rows=self.limits.max_running)
         self._jobs: dict[str, Job] = {}  # all that are not finished
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
@@ -159,7 +159,8 @@ class Engine:
         state, pool = job.rows.state, self._pool
         prompt_end, is_new = int(state.prefill_end[0]), not bool(state.prefilled[0])
         # The output of a prompt's last token is needed, so that one is always fed.
-        pages, keys = pool.find(state.tokens[0, : prompt_end - is_new].tolist())
+        known = state.tokens[0, : prompt_end - is_new].tolist() if self._runner.shares_pages else []
+        pages, keys = pool.find(known)
         pool.share(pages)
         first_end = max(prompt_end, int(state.block_end[0]))
         missing = pool.pages_for(first_end) - len(pages)
@@ -180,6 +181,8 @@ class Engine:
         staying = [row for row in range(len(self._running)) if row not in set(rows)]
         self._running = [self._running[row] for row in staying]
         self._rows = self._rows.taken(staying) if staying else None
+        if not staying:
+            self._place()  # so that nothing is held for those who have gone
 
     def _forget(self, job: Job) -> None:
         job.release(self._pool)
@@ -233,7 +236,7 @@ class Engine:
         assert self._rows is not None
         rows, state = self._rows, self._rows.state
         was_prefilled = state.prefilled.tolist()
-        self._runner.place([job.pages for job in self._running])
+        self._place()
         step = rows.step(self._runner, spans)
         self._count_tokens(spans)
 
@@ -263,6 +266,9 @@ class Engine:
                 self._forget(job)
         self._leave(leaving)
         return progress
+
+    def _place(self) -> None:
+        self._runner.place([job.pages for job in self._running], [job.arrival for job in self._running])
 
     def _count_tokens(self, spans: Sequence[Span]) -> None:
         assert self._rows is not None

@@ -15,14 +15,14 @@ from setblock.decoding.text import Prompt, encode_prompt
 from setblock.engine.engine import Engine
 from setblock.engine.offline import answered, limits_for
 from setblock.engine.request import Request
-from setblock.model.sbd_model import SBDModel
+from setblock.model.protocol import LanguageModel
 
 Progress = Callable[[int], None]
 
 
 def answers_to(
     prompts: Sequence[Prompt],
-    model: SBDModel,
+    model: LanguageModel,
     settings: DecodingSettings,
     *,
     batch_size: int,
@@ -47,7 +47,7 @@ def answers_to(
     return [found[index] for index in range(len(prompts))]
 
 
-def prompts_of(task: Task[Any], examples: Sequence[Example], model: SBDModel) -> tuple[list[Prompt], bool]:
+def prompts_of(task: Task[Any], examples: Sequence[Example], model: LanguageModel) -> tuple[list[Prompt], bool]:
     """How a model is asked, and whether that is to be gone on with as it stands, without a chat template."""
     raw = task.raw or model.tokenizer.chat_template is None
     return [example.prompt if raw else example.messages for example in examples], raw
@@ -55,7 +55,7 @@ def prompts_of(task: Task[Any], examples: Sequence[Example], model: SBDModel) ->
 
 def _answer_in_batches(
     prompts: Sequence[Prompt],
-    model: SBDModel,
+    model: LanguageModel,
     settings: DecodingSettings,
     batch_size: int,
     raw: bool,
@@ -74,7 +74,7 @@ def _answer_in_batches(
 
 def _answer_continuously(
     prompts: Sequence[Prompt],
-    model: SBDModel,
+    model: LanguageModel,
     settings: DecodingSettings,
     batch_size: int,
     raw: bool,

@@ -22,6 +22,7 @@ from setblock.evaluation.nll import Likelihoods, mean_nll
 from setblock.evaluation.outcomes import outcomes_of
 from setblock.evaluation.result import Result
 from setblock.evaluation.sandbox import Level
+from setblock.model.protocol import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
 
@@ -44,7 +45,7 @@ class Exam:
         batch_size, continuous, level: as in `setblock.evaluation.run.evaluate`.
     """
 
-    model: SBDModel
+    model: LanguageModel
     task: Task[Any]
     identity: Mapping[str, Any]
     examples: Sequence[Example]
@@ -92,24 +93,28 @@ class Exam:
             ntp=ntp,
             made=provenance(),
             token_ids=own if ntp is None else None,
-            nll=self._likelihoods(own, reference) if verdicts is None else None,
+            nll=self._likelihoods(self.model, own, reference)
+            if verdicts is None and isinstance(self.model, SBDModel)
+            else None,
         )
 
-    def _likelihoods(self, answers: Sequence[Sequence[int]], ntp: Sequence[Sequence[int]]) -> Likelihoods:
-        prompts = [encode_prompt(self.model.tokenizer, prompt, raw=self.raw) for prompt in self.prompts]
+    def _likelihoods(
+        self, model: SBDModel, answers: Sequence[Sequence[int]], ntp: Sequence[Sequence[int]]
+    ) -> Likelihoods:
+        prompts = [encode_prompt(model.tokenizer, prompt, raw=self.raw) for prompt in self.prompts]
         written = [(each.completion if self.raw else each.answer) or "" for each in self.examples]
-        tokenizer = self.model.tokenizer
+        tokenizer = model.tokenizer
         references = [
             tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids for text in written
         ]
         answers_nll, ntp_nll, reference_nll = (
-            mean_nll(self.model, zip(prompts, texts, strict=True)) for texts in (answers, ntp, references)
+            mean_nll(model, zip(prompts, texts, strict=True)) for texts in (answers, ntp, references)
         )
         return Likelihoods(answers_nll, ntp_nll, reference_nll)
 
 
 def exam_of(
-    model: SBDModel,
+    model: LanguageModel,
     task: Task[Any],
     *,
     split: str,

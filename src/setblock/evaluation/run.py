@@ -20,6 +20,7 @@ from setblock.evaluation.fingerprint import code_identity, model_fingerprint
 from setblock.evaluation.result import Result
 from setblock.evaluation.result_file import check_same, open_results
 from setblock.evaluation.sandbox import Level
+from setblock.model.protocol import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
 DEFAULT_LIMIT = 100
@@ -30,7 +31,7 @@ Progress = Callable[[OperatingPoint, int], None]
 
 
 def evaluate(
-    model: SBDModel,
+    model: LanguageModel,
     task: Task[Any],
     *,
     split: str = "test",

@@ -65,32 +65,43 @@ def read_facts(config: PretrainedConfig) -> SBDFacts | None:
     recorded = getattr(config, CONFIG_KEY, None)
     if recorded is None:
         return None
+    return facts_from_json(recorded, vocab_size=config.get_text_config().vocab_size, where="config.json")
+
+
+def facts_from_json(recorded: Any, *, vocab_size: int, where: str) -> SBDFacts:
+    """What `SBDFacts.to_json` gave.
+
+    Args:
+        where: what holds it, for the message.
+
+    Raises:
+        SetBlockError: it is not valid.
+    """
     if not isinstance(recorded, dict):
-        raise SetBlockError(f"config.json: {CONFIG_KEY!r} must be an object, not {type(recorded).__name__}")
+        raise SetBlockError(f"{where}: {CONFIG_KEY!r} must be an object, not {type(recorded).__name__}")
     fields: dict[str, Any] = dict(recorded)
     version = fields.get("version")
     if version != FORMAT_VERSION:
-        raise SetBlockError(f"config.json: {CONFIG_KEY}.version is {version!r}, this release reads {FORMAT_VERSION}")
+        raise SetBlockError(f"{where}: {CONFIG_KEY}.version is {version!r}, this release reads {FORMAT_VERSION}")
     unknown = sorted(fields.keys() - SBDFacts.__dataclass_fields__.keys())
     if unknown:
-        raise SetBlockError(f"config.json: unknown key {CONFIG_KEY}.{unknown[0]}")
+        raise SetBlockError(f"{where}: unknown key {CONFIG_KEY}.{unknown[0]}")
     mask_token_id = fields.get("mask_token_id")
-    vocabulary = config.get_text_config().vocab_size
-    if type(mask_token_id) is not int or not 0 <= mask_token_id < vocabulary:
+    if type(mask_token_id) is not int or not 0 <= mask_token_id < vocab_size:
         raise SetBlockError(
-            f"config.json: {CONFIG_KEY}.mask_token_id must be in 0..{vocabulary - 1}, not {mask_token_id!r}"
+            f"{where}: {CONFIG_KEY}.mask_token_id must be in 0..{vocab_size - 1}, not {mask_token_id!r}"
         )
     sizes = fields.get("block_sizes", [])
     if not isinstance(sizes, list) or not all(type(k) is int and k >= 1 for k in sizes):
         raise SetBlockError(
-            f"config.json: {CONFIG_KEY}.block_sizes must be a list of integers of at least 1, not {sizes!r}"
+            f"{where}: {CONFIG_KEY}.block_sizes must be a list of integers of at least 1, not {sizes!r}"
         )
     for name in ("logit_shift", "first_token_from_causal", "noisy_adapter"):
         if not isinstance(fields.get(name, False), bool):
-            raise SetBlockError(f"config.json: {CONFIG_KEY}.{name} must be true or false, not {fields[name]!r}")
+            raise SetBlockError(f"{where}: {CONFIG_KEY}.{name} must be true or false, not {fields[name]!r}")
     fields["block_sizes"] = tuple(sorted(sizes))
     try:
         fields["calibrations"] = calibrations_from_json(fields.get("calibrations", []))
     except SetBlockError as error:
-        raise SetBlockError(f"config.json: {CONFIG_KEY}: {error}") from error
+        raise SetBlockError(f"{where}: {CONFIG_KEY}: {error}") from error
     return SBDFacts(**fields)

@@ -1,16 +1,33 @@
-"""GGUF files as checkpoints: llama.cpp's one-file format, read through Transformers.
+"""GGUF files as checkpoints: llama.cpp's one-file format, read through Transformers, and what setblock writes into one.
 
-Knows how a GGUF file is named to Transformers. Knows nothing of blocks.
+Knows how a GGUF file is named to Transformers, and under which keys it holds facts and a tokenizer. Knows nothing of decoding.
 """
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import transformers
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from setblock.errors import SetBlockError
+from setblock.model.facts import SBDFacts, facts_from_json
 
+FACTS_KEY = "setblock.facts"
+"""The SBD facts, as JSON."""
+END_OF_TEXT_KEY = "setblock.end_of_text_ids"
+"""The ids that end an answer, as JSON: llama.cpp's own keys have room for two."""
+TOKENIZER_KEY = gguf.Keys.Tokenizer.HF_JSON
+"""The content of `tokenizer.json`, a key of GGUF's own."""
+ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "mask": "mask"}
+"""Special tokens, by Transformers' names and by GGUF's."""
 _MAGIC = b"GGUF"
+
+Metadata = Callable[[str], str | None]
+"""What a GGUF file says under a key, as text; None where it says nothing."""
 
 
 def is_gguf(source: str | Path) -> bool:
@@ -57,3 +74,63 @@ def weights_arguments(source: str) -> dict[str, Any]:
             )
         arguments["quantization_config"] = config(dequantize=True)
     return arguments
+
+
+def metadata_of(source: str | Path) -> Metadata:
+    """The metadata of a file. Takes seconds where the vocabulary is large.
+
+    Raises:
+        SetBlockError: the file is damaged.
+    """
+    try:
+        fields = gguf.GGUFReader(source).fields
+    except Exception as error:  # over a damaged file the reader raises anything
+        reason = " ".join(str(error).split())
+        raise SetBlockError(f"model {source} is a damaged or truncated GGUF file: {reason}") from error
+    return lambda key: str(fields[key].contents()) if key in fields else None
+
+
+def facts_in(metadata: Metadata, source: str | Path, *, vocab_size: int) -> SBDFacts | None:
+    """The SBD facts that a file holds, or None.
+
+    Raises:
+        SetBlockError: there are some, but not valid ones.
+    """
+    recorded = _json(metadata, FACTS_KEY, source)
+    return (
+        None if recorded is None else facts_from_json(recorded, vocab_size=vocab_size, where=f"{source}: {FACTS_KEY}")
+    )
+
+
+def end_of_text_in(metadata: Metadata, source: str | Path) -> tuple[int, ...]:
+    """The ids that end an answer; empty where setblock did not write the file."""
+    return tuple(_json(metadata, END_OF_TEXT_KEY, source) or ())
+
+
+def tokenizer_in(metadata: Metadata, source: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer that a file holds: its `tokenizer.json`, else what Transformers makes of llama.cpp's vocabulary.
+
+    Raises:
+        SetBlockError: there is none that Transformers can read.
+    """
+    whole = metadata(TOKENIZER_KEY)
+    try:
+        if whole is None:
+            return AutoTokenizer.from_pretrained(**pretrained_arguments(str(source)))
+        backend = Tokenizer.from_str(whole)
+        ids = {role: metadata(f"tokenizer.ggml.{name}_token_id") for role, name in ROLES.items()}
+        special = {f"{role}_token": backend.id_to_token(int(each)) for role, each in ids.items() if each is not None}
+        made = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
+    except Exception as error:  # of Transformers and tokenizers, over what they can't read
+        reason = " ".join(str(error).split())
+        raise SetBlockError(f"model {source}: its tokenizer can't be read: {reason}") from error
+    made.chat_template = metadata(gguf.Keys.Tokenizer.CHAT_TEMPLATE)
+    return made
+
+
+def _json(metadata: Metadata, key: str, source: str | Path) -> Any:
+    text = metadata(key)
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError as error:
+        raise SetBlockError(f"model {source}: {key} is no JSON: {error}") from error

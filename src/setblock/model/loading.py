@@ -23,8 +23,18 @@ from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.model.adapter import load_adapter
 from setblock.model.attention import layer_windows
 from setblock.model.bundled import BUNDLED_MODEL
-from setblock.model.facts import read_facts
-from setblock.model.gguf import check_gguf, is_gguf, pretrained_arguments, weights_arguments
+from setblock.model.facts import SBDFacts, read_facts
+from setblock.model.gguf import (
+    Metadata,
+    check_gguf,
+    end_of_text_in,
+    facts_in,
+    is_gguf,
+    metadata_of,
+    pretrained_arguments,
+    tokenizer_in,
+    weights_arguments,
+)
 from setblock.model.named import resolved
 from setblock.model.probe import check_stored, plan_attention
 from setblock.model.quantization import Quantization, four_bits, quantize
@@ -78,9 +88,11 @@ def load(
             f"model {source}: quantization {quantization} can't be had of a GGUF file, which is dequantised"
         )
     config = _config_of(source, trust_remote_code)
+    metadata = metadata_of(source) if is_gguf(source) else None
     try:
         refuse_unsupported(config)
-        facts = read_facts(config)
+        vocab_size = config.get_text_config().vocab_size
+        facts = read_facts(config) if metadata is None else facts_in(metadata, source, vocab_size=vocab_size)
     except SetBlockError as error:
         raise SetBlockError(f"model {source}: {error}") from error
 
@@ -90,7 +102,7 @@ def load(
         raise SetBlockError(f"model {source} has an adapter on its future block, and can't be quantised")
 
     # 2. Its files
-    tokenizer = _tokenizer_of(source, trust_remote_code)
+    tokenizer = _tokenizer_of(source, trust_remote_code, metadata)
     in_four_bits = {"quantization_config": four_bits(), "device_map": {"": device}} if quantization == "nf4" else {}
     with _reading(source, "its weights"):
         model, report = _auto_class(config).from_pretrained(
@@ -104,6 +116,10 @@ def load(
             **in_four_bits,
         )
     _check_weights(source, report)
+    if metadata is not None:  # Transformers reads nothing of ours
+        model.generation_config.eos_token_id = list(end_of_text_in(metadata, source)) or config.eos_token_id
+        if facts is not None:
+            facts.write_to(model.config)
     if facts is not None and facts.noisy_adapter:
         with _reading(source, "its adapter"):
             load_adapter(model, source)
@@ -126,13 +142,18 @@ def load(
         )
         warnings.warn(reason, ShorterContext, stacklevel=2)
     sbd = SBDModel(model, tokenizer, facts=facts, quantization=quantization)
+    warn_if_untrained(source, facts)
+    return sbd
+
+
+def warn_if_untrained(source: str, facts: SBDFacts | None) -> None:
+    """Warn of a model that was never SBD-trained, in the name of the caller's caller."""
     if facts is None or not facts.block_sizes:
         warnings.warn(
             f"{source} was never SBD-trained: method 'exact' copies its drafts from the text; `setblock train` does better",
             NotTrainedForBlocks,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return sbd
 
 
 def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
@@ -143,7 +164,7 @@ def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokeni
     """
     source = resolved(str(path))
     _check_source(source)
-    return _config_of(source, False), _tokenizer_of(source, False)
+    return _config_of(source, False), _tokenizer_of(source, False, metadata_of(source) if is_gguf(source) else None)
 
 
 def _config_of(source: str, trust_remote_code: bool) -> PretrainedConfig:
@@ -151,7 +172,9 @@ def _config_of(source: str, trust_remote_code: bool) -> PretrainedConfig:
         return AutoConfig.from_pretrained(**pretrained_arguments(source), trust_remote_code=trust_remote_code)
 
 
-def _tokenizer_of(source: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def _tokenizer_of(source: str, trust_remote_code: bool, metadata: Metadata | None) -> PreTrainedTokenizerBase:
+    if metadata is not None:
+        return tokenizer_in(metadata, source)
     folder = Path(source)
     if folder.is_dir() and not any(path for pattern in _TOKENIZERS for path in folder.glob(pattern)):
         raise SetBlockError(f"model {source} has no tokenizer: the folder holds no tokenizer.json")

@@ -25,6 +25,7 @@ class PackedRunner:
 
     fuses_commit = True
     fixed_keys = None
+    shares_pages = True
 
     def __init__(self, model: PreTrainedModel, *, pages: int, page_tokens: int) -> None:
         layers = model.config.get_text_config().num_hidden_layers
@@ -33,9 +34,9 @@ class PackedRunner:
         self._model = model
         self._pages = torch.zeros((0, 0), dtype=torch.long)
 
-    def place(self, pages: Sequence[Sequence[int]]) -> None:
-        """Say which pages hold the positions of each row of the batch, from the first on."""
-        most = max(map(len, pages))
+    def place(self, pages: Sequence[Sequence[int]], ids: Sequence[int]) -> None:
+        """Say which pages hold the positions of each row of the batch, from the first on; `ids` say nothing more."""
+        most = max(map(len, pages), default=0)
         self._pages = torch.tensor([[*each, *[0] * (most - len(each))] for each in pages], device=self._model.device)
 
     def logits(self, feed: Feed) -> Tensor:

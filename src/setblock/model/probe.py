@@ -167,7 +167,8 @@ def _padded(model: PreTrainedModel) -> Runner:
 def _packed(model: PreTrainedModel) -> Runner:
     pages = -(-CAPACITY // _PAGE)
     runner = PackedRunner(model, pages=BATCH * pages, page_tokens=_PAGE)
-    runner.place([range(row, BATCH * pages, BATCH) for row in reversed(range(BATCH))])  # in no order
+    rows = [range(row, BATCH * pages, BATCH) for row in reversed(range(BATCH))]  # in no order
+    runner.place(rows, range(BATCH))
     return runner
 
 

@@ -40,8 +40,18 @@ class Runner(Protocol):
 class PagedRunner(Runner, Protocol):
     """A runner of rows that come and go. Its cache is pages of positions, which rows may share where they begin alike."""
 
-    def place(self, pages: Sequence[Sequence[int]]) -> None:
-        """Say which pages hold the positions of each row of the next pass's batch, from the first on."""
+    @property
+    def shares_pages(self) -> bool:
+        """Whether a row may be given pages that another row has filled, instead of being fed what they hold."""
+        ...
+
+    def place(self, pages: Sequence[Sequence[int]], ids: Sequence[int]) -> None:
+        """Say which rows the next pass's batch has; none, where there is none.
+
+        Args:
+            pages: of each row, the pages that hold its positions, from the first on.
+            ids: of each row, a number of its own, as long as it is in the batch. A row that comes again is fed anew.
+        """
         ...
 
 
@@ -82,8 +92,10 @@ class LanguageModel(Protocol):
         """A runner, with an empty cache, of `rows` rows of at most `capacity` positions, which stay together to the end."""
         ...
 
-    def paged_runner(self, *, pages: int, page_tokens: int) -> PagedRunner:
-        """A runner of rows that come and go, with an empty cache of `pages` pages of `page_tokens` positions.
+    def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PagedRunner:
+        """A runner of rows that come and go, at most `rows` at once.
+
+        Its cache is empty, and has `pages` pages of `page_tokens` positions.
 
         Raises:
             SetBlockError: the model can't be run so; the message says why.

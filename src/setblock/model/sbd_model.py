@@ -133,7 +133,7 @@ class SBDModel:
         cache = SlotCache(layers=layers, batch=rows, capacity=capacity)
         return PaddedRunner(self.model, cache, compiled=self.compiled)
 
-    def paged_runner(self, *, pages: int, page_tokens: int) -> PackedRunner:
+    def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PackedRunner:
         """See `setblock.model.protocol.LanguageModel`.
 
         Raises:

@@ -18,7 +18,7 @@ from setblock.decoding.samplers import SAMPLERS
 from setblock.decoding.settings import METHODS, DecodingSettings
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
-from setblock.model.sbd_model import SBDModel
+from setblock.model.protocol import LanguageModel
 from setblock.server.access import LOOPBACK_NAMES, AccessControl, Admission, Keys, host_patterns
 from setblock.server.body import BoundedBody
 from setblock.server.codec import Codec
@@ -42,6 +42,7 @@ class ServerConfig:
         limits: limits of the server.
         keys: API keys; with none, everyone may come.
         hosts: the names by which the server may be called; none for any.
+        default: the settings of a request that says nothing.
         logs_text: whether prompts and answers go into the log.
     """
 
@@ -50,19 +51,20 @@ class ServerConfig:
     limits: ServerLimits = field(default_factory=ServerLimits)
     keys: Keys = field(default_factory=lambda: Keys(()))
     hosts: Collection[str] = LOOPBACK_NAMES
+    default: DecodingSettings = field(default_factory=DecodingSettings)
     logs_text: bool = False
 
 
-def create_app(model: SBDModel, config: ServerConfig, *, on_failure: Callable[[], None] = lambda: None) -> FastAPI:
+def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callable[[], None] = lambda: None) -> FastAPI:
     """The application. `app.state.serving` is what it serves; `on_failure` is called, in another thread, if its engine dies."""
     worker = Worker(Engine(model, config.engine), on_failure=on_failure)
     serving = Serving(
         name=config.name,
-        method=DecodingSettings().method,
+        default=config.default,
         facts=_facts(model),
         context_length=model.context_length,
         worker=worker,
-        codec=Codec(model.tokenizer, vocab_size=model.model.get_input_embeddings().weight.shape[0]),
+        codec=Codec(model.tokenizer, vocab_size=model.vocab_size),
         metrics=Metrics(lambda: worker.figures),
         limits=config.limits,
         admission=Admission(config.limits.max_requests),
@@ -97,7 +99,7 @@ def create_app(model: SBDModel, config: ServerConfig, *, on_failure: Callable[[]
     return app
 
 
-def _facts(model: SBDModel) -> dict[str, Any]:
+def _facts(model: LanguageModel) -> dict[str, Any]:
     trained = model.facts.block_sizes if model.facts else ()
     return {
         "methods": list(METHODS) if model.facts else ["ntp"],

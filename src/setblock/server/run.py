@@ -13,7 +13,7 @@ from types import FrameType
 import uvicorn
 
 from setblock.errors import SetBlockError
-from setblock.model.sbd_model import SBDModel
+from setblock.model.protocol import LanguageModel
 from setblock.server.app import ServerConfig, create_app
 from setblock.server.logs import log_config
 from setblock.server.serving import Serving
@@ -52,7 +52,7 @@ def listen(address: Address) -> tuple[socket.socket, Address]:
 
 
 def serve(
-    model: SBDModel, config: ServerConfig, bound: socket.socket, *, log_level: str, on_start: Callable[[], None]
+    model: LanguageModel, config: ServerConfig, bound: socket.socket, *, log_level: str, on_start: Callable[[], None]
 ) -> int:
     """Serve until told to stop, by SIGTERM or SIGINT; a second one stops at once. `on_start` is called once it listens.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from setblock.decoding.generate import Generation
-from setblock.decoding.settings import DecodingSettings, Method
+from setblock.decoding.settings import DecodingSettings
 from setblock.engine.progress import Progress
 from setblock.engine.request import QueueFull, Request
 from setblock.errors import SetBlockError
@@ -33,13 +33,13 @@ class Serving:
 
     Attributes:
         name: the model's id for clients.
-        method: how a request is decoded that does not say.
+        default: the settings of a request that says nothing.
         facts: what /v1/models tells of the model.
         logs_text: whether prompts and answers go into the log.
     """
 
     name: str
-    method: Method
+    default: DecodingSettings
     facts: dict[str, Any]
     context_length: int | None
     worker: Worker
@@ -66,7 +66,7 @@ class Serving:
         Raises:
             ApiError: a parameter is wrong, or there is no room.
         """
-        settings = settings_of(body, default_method=self.method, grammar=grammar)
+        settings = settings_of(body, default=self.default, grammar=grammar)
         if settings.structure is not None:
             of_body = "structured_outputs" if body.structured_outputs else "response_format"
             await self.codec.prepare(settings.structure, param=of_body if grammar is None else "tools")

@@ -4,7 +4,7 @@ import secrets
 from typing import Any
 
 from setblock.decoding.asked import settings_asked
-from setblock.decoding.settings import DecodingSettings, Method, offered_by
+from setblock.decoding.settings import DecodingSettings, offered_by
 from setblock.errors import SetBlockError
 from setblock.server.errors import ApiError, bad_request, from_settings
 from setblock.server.limits import MOST
@@ -12,8 +12,10 @@ from setblock.server.protocol import ChatBody, CompletionBody, DecodingBody
 from setblock.structure.kinds import WORDS, Structure, structure_of
 
 
-def settings_of(body: DecodingBody, *, default_method: Method, grammar: Structure | None = None) -> DecodingSettings:
-    """The settings that a body asks for, with a seed and `n` as given there.
+def settings_of(
+    body: DecodingBody, *, default: DecodingSettings, grammar: Structure | None = None
+) -> DecodingSettings:
+    """The settings that a body asks for, with a seed and `n` as given there; for the rest those of `default`.
 
     Args:
         grammar: what its tools hold the answer to.
@@ -22,7 +24,7 @@ def settings_of(body: DecodingBody, *, default_method: Method, grammar: Structur
         ApiError: a parameter is out of its range.
     """
     asked: dict[str, Any] = {row.name: getattr(body, called) for called, row in offered_by("server").items()}
-    asked["method"] = asked["method"] or default_method
+    asked["method"] = asked["method"] or default.method
     asked["max_new_tokens"] = _most_tokens(body)
     asked["seed"] = secrets.randbits(63) if asked["seed"] is None else asked["seed"]
     asked["logprobs"] = _num_logprobs(body)
@@ -34,7 +36,7 @@ def settings_of(body: DecodingBody, *, default_method: Method, grammar: Structur
         if asked[name] is not None and asked[name] > most:
             raise bad_request(f"{name} must be between 1 and {most}, not {asked[name]}", param=name)
     try:
-        return settings_asked({**asked, "sampler_options": body.sampler_options, "gamma": body.gamma})
+        return settings_asked({**asked, "sampler_options": body.sampler_options, "gamma": body.gamma}, base=default)
     except SetBlockError as error:
         raise told(error, body) from error
 

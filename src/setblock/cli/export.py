@@ -1,0 +1,71 @@
+"""`setblock export`: a checkpoint as a GGUF file for llama.cpp."""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal, cast, get_args
+
+import typer
+
+from setblock.cli.messages import print_json, silence_libraries
+from setblock.cli.options import JsonOption
+from setblock.errors import SetBlockError
+
+FileType = Literal[
+    "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0",
+    "q2_k", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k",
+]  # fmt: skip
+
+
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="Folder, hub id or name of a checkpoint; `bundled` for the bundled one."),
+    ],
+    *,
+    file: Annotated[Path, typer.Option("--gguf", metavar="FILE", help="The file to write.", show_default=False)],
+    weights: Annotated[
+        FileType,
+        typer.Option(
+            "--type",
+            help="What matrices are stored as, by llama.cpp's names. Those with a k in their names need llama.cpp "
+            "(pip install 'setblock[llama-cpp]').",
+        ),
+    ] = "f16",
+    as_json: JsonOption = False,
+) -> None:
+    """Write a checkpoint as a GGUF file, which llama.cpp and all that is built on it run.
+
+    The file holds the tokenizer, the mask token, and what the model was trained and calibrated for. `setblock generate --model
+    FILE` decodes it in blocks; llama.cpp alone decodes it as any other model.
+    """
+    import torch
+
+    from setblock.export.gguf_file import WeightType, write_gguf
+    from setblock.model.bundled import BUNDLED_MODEL
+    from setblock.model.loading import load
+
+    if file.suffix != ".gguf":
+        raise SetBlockError(f"--gguf must name a file that ends in .gguf, not {file}")
+    if not file.parent.is_dir():
+        raise SetBlockError(f"can't write {file}: there is no folder {file.parent}")
+    silence_libraries()
+    loaded = load(
+        BUNDLED_MODEL if model == "bundled" else model, device="cpu", dtype=torch.float32 if weights == "f32" else None
+    )
+    if weights in get_args(WeightType):
+        write_gguf(loaded, file, weights=cast(WeightType, weights))
+    else:
+        from setblock.integrations.llama_cpp.library import library
+        from setblock.integrations.llama_cpp.quantise import KQuant, quantise
+
+        library()
+        with tempfile.TemporaryDirectory(prefix=".exporting-", dir=file.parent) as folder:
+            whole = Path(folder) / "whole.gguf"
+            write_gguf(loaded, whole, weights="f16")
+            quantise(whole, Path(folder) / "small.gguf", cast(KQuant, weights))
+            (Path(folder) / "small.gguf").replace(file)
+    size = file.stat().st_size
+    if as_json:
+        print_json({"file": str(file), "type": weights, "bytes": size, "trained_for_blocks": loaded.facts is not None})
+    else:
+        typer.echo(f"saved to {file}: {size / 1e6:,.1f} MB, {weights}")

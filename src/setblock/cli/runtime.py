@@ -1,0 +1,140 @@
+"""The options of a runtime: from what was typed to a model that PyTorch or llama.cpp runs."""
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from setblock.cli.messages import print_message, silence_libraries
+from setblock.cli.model import ModelOptions, checked_for_blocks, load_model
+from setblock.cli.options import Panel
+from setblock.decoding.settings import DecodingSettings
+from setblock.errors import SetBlockError
+from setblock.integrations.llama_cpp.options import CacheType, FlashAttention, LlamaOptions
+
+if TYPE_CHECKING:
+    from setblock.model.protocol import LanguageModel
+
+RUNTIME = Panel("Runtime")
+RuntimeName = Literal["transformers", "llama-cpp"]
+_DEFAULT = LlamaOptions()
+_OF_TRANSFORMERS = ("dtype", "device", "trust_remote_code", "quantization", "compile", "prepack")
+_OF_LLAMA = ("n_gpu_layers", "n_threads", "n_ctx", "n_ubatch", "type_k", "type_v", "flash_attn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeOptions(ModelOptions):
+    """Which model, and who runs it. Fields have the names that `LlamaOptions` gives them."""
+
+    runtime: Annotated[
+        RuntimeName | None,
+        RUNTIME(
+            "--runtime",
+            "transformers: PyTorch. llama-cpp: llama.cpp, for GGUF files (pip install 'setblock\\[llama-cpp]'), and their "
+            "default where it is installed.",
+        ),
+    ] = None
+    n_gpu_layers: Annotated[
+        int, RUNTIME("--n-gpu-layers", "llama.cpp: layers on the GPU; -1 for all.", metavar="N")
+    ] = _DEFAULT.n_gpu_layers
+    n_threads: Annotated[
+        int | None, RUNTIME("--n-threads", "llama.cpp: threads. Default: as many as PyTorch uses.", metavar="N")
+    ] = None
+    n_ctx: Annotated[
+        int | None,
+        RUNTIME("--n-ctx", "llama.cpp: the most positions of prompt and answer. Default: the file's.", metavar="N"),
+    ] = None
+    n_ubatch: Annotated[
+        int, RUNTIME("--n-ubatch", "llama.cpp: the most tokens that it computes at once.", metavar="N")
+    ] = _DEFAULT.n_ubatch
+    type_k: Annotated[CacheType, RUNTIME("--type-k", "llama.cpp: type of cached keys.")] = _DEFAULT.type_k
+    type_v: Annotated[CacheType, RUNTIME("--type-v", "llama.cpp: type of cached values.")] = _DEFAULT.type_v
+    flash_attn: Annotated[
+        FlashAttention,
+        RUNTIME("--flash-attn", "llama.cpp: flash attention; auto: on a GPU, and for quantised values."),
+    ] = _DEFAULT.flash_attn
+    tune: Annotated[
+        bool | None,
+        RUNTIME(
+            "--tune/--no-tune",
+            "In method exact, time passes once for this machine and model, and take the block size that is fastest; or decode "
+            "plainly where that is. Not where a block size is given or the model was calibrated. Default: with llama-cpp.",
+        ),
+    ] = None
+
+    @property
+    def takes_llama_cpp(self) -> bool:
+        """Whether llama.cpp is to run the model.
+
+        Raises:
+            SetBlockError: it is, and can't; or an option goes with the other runtime.
+        """
+        from setblock.integrations.llama_cpp.library import is_installed
+        from setblock.model.gguf import is_gguf
+
+        has_file = self.path is not None and is_gguf(self.path)
+        for_torch, for_llama = self._given(_OF_TRANSFORMERS), self._given(_OF_LLAMA)
+        runtime = self.runtime
+        if runtime is None:
+            runtime = "llama-cpp" if has_file and not for_torch and (for_llama or is_installed()) else "transformers"
+        if runtime == "transformers":
+            _refuse(for_llama, "llama-cpp")
+            return False
+        _refuse(for_torch, "transformers")
+        if not has_file:
+            raise SetBlockError(
+                f"runtime llama-cpp needs a GGUF file, not {self.path or 'the bundled model'}: write one with `setblock export`"
+            )
+        return True
+
+    def llama_options(self) -> LlamaOptions:
+        """Those of llama.cpp."""
+        return LlamaOptions(**{name: getattr(self, name) for name in _OF_LLAMA})
+
+    def _given(self, names: tuple[str, ...]) -> list[str]:
+        default = {field.name: field.default for field in fields(self)}
+        return [name for name in names if getattr(self, name) != default[name]]
+
+
+def _refuse(names: list[str], runtime: RuntimeName) -> None:
+    if names:
+        raise SetBlockError(f"--{names[0].replace('_', '-')} goes with --runtime {runtime}")
+
+
+def load_language_model(options: RuntimeOptions, *, blocks: bool) -> "LanguageModel":
+    """Load the model that the options name into the runtime that they name.
+
+    Args:
+        blocks: as in `load_model`, which raises what this does.
+    """
+    if not options.takes_llama_cpp:
+        return load_model(options, blocks=blocks)
+    silence_libraries()
+    from setblock.integrations.llama_cpp.model import load
+
+    path, how = str(options.path), options.llama_options()
+    return checked_for_blocks(lambda: load(path, how), path, blocks=blocks)
+
+
+def tuned(model: "LanguageModel", settings: DecodingSettings, options: RuntimeOptions) -> tuple[DecodingSettings, Any]:
+    """The settings at the block size that is fastest here, which is told in a line, and the choice as JSON.
+
+    Where nothing is to be chosen, the settings as they are, and None.
+    """
+    from setblock.decoding.calibrated import leaves_point_open, with_calibration
+
+    wanted = options.takes_llama_cpp if options.tune is None else options.tune
+    is_open = (
+        settings.method == "exact" and leaves_point_open(settings) and with_calibration(model, settings) == settings
+    )
+    if not wanted or not is_open:
+        return settings, None
+    from setblock.evaluation.block_choice import fastest_choice
+    from setblock.evaluation.pass_costs import identity_of, remembered_costs
+    from setblock.model.bundled import BUNDLED_MODEL
+
+    how = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in ("path", "tune")}
+    identity = identity_of(
+        BUNDLED_MODEL if options.path is None else options.path, llama_cpp=options.takes_llama_cpp, **how
+    )
+    choice = fastest_choice(remembered_costs(model, identity), model.facts)
+    print_message(str(choice))
+    return choice.applied(settings), choice.to_json()

@@ -1,0 +1,136 @@
+"""llama.cpp as a library: whether it is installed, what it says while it works, and a model file that it has open.
+
+Knows the C interface of `llama.h`, by the low-level functions of llama-cpp-python. Knows nothing of blocks.
+"""
+
+import ctypes
+import importlib
+import importlib.util
+import weakref
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from setblock.errors import SetBlockError
+from setblock.integrations.llama_cpp.options import LlamaOptions
+
+INSTALL = "pip install 'setblock[llama-cpp]'"
+_ERROR, _CONTINUED = 4, 5  # levels of llama.cpp's log
+_MROPE = (8, 40, 24)  # rope types whose tokens have several positions: LLAMA_ROPE_TYPE_MROPE, IMROPE, VISION
+_said: list[str] = []
+
+
+def is_installed() -> bool:
+    """Whether llama-cpp-python is there."""
+    return importlib.util.find_spec("llama_cpp") is not None
+
+
+@cache
+def library() -> Any:
+    """The module of low-level functions. llama.cpp is silent from now on, but for what `last_error` repeats.
+
+    Raises:
+        SetBlockError: it is not installed, or can't be used here.
+    """
+    if not is_installed():
+        raise SetBlockError(f"runtime llama-cpp needs llama.cpp: {INSTALL} (a C++ compiler and CMake build it)")
+    try:
+        found = importlib.import_module("llama_cpp.llama_cpp")
+        found.llama_log_set(_listener(found), None)
+        found.llama_backend_init()
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise SetBlockError(f"llama-cpp-python can't be used here: {reason}; install it again: {INSTALL}") from error
+    return found
+
+
+@cache
+def _listener(found: Any) -> Any:
+    """A callback for llama.cpp's log, kept alive as long as the process."""
+    level = 0
+
+    def listen(of_line: int, text: bytes, _: Any) -> None:
+        nonlocal level
+        level = level if of_line == _CONTINUED else of_line
+        if level == _ERROR:
+            _said.append(text.decode(errors="replace"))
+            del _said[:-20]
+
+    return found.llama_log_callback(listen)
+
+
+def last_error() -> str:
+    """The first line that llama.cpp's log has told of an error since this was last asked."""
+    lines = [line.strip() for line in "".join(_said).splitlines() if line.strip()]
+    _said.clear()
+    told = lines[0] if lines else "llama.cpp gave no reason"
+    return told.partition(": ")[2] or told  # without the name of the function
+
+
+class ModelFile:
+    """A GGUF file that llama.cpp has loaded.
+
+    Attributes:
+        lib: the module of low-level functions.
+        handle: llama.cpp's model.
+        vocab: llama.cpp's vocabulary.
+    """
+
+    def __init__(self, path: Path, options: LlamaOptions) -> None:
+        """Raises `SetBlockError` if llama.cpp can't load the file, or can't run such a model in blocks."""
+        self.lib = lib = library()
+        wanted = lib.llama_model_default_params()
+        wanted.n_gpu_layers = options.n_gpu_layers
+        wanted.use_extra_bufts = not _has_amx() if options.use_extra_bufts is None else options.use_extra_bufts
+        _said.clear()
+        self.handle = lib.llama_model_load_from_file(str(path).encode(), wanted)
+        if not self.handle:
+            raise SetBlockError(f"llama.cpp can't load model {path}: {last_error()}")
+        self._close = weakref.finalize(self, lib.llama_model_free, self.handle)
+        self.vocab = lib.llama_model_get_vocab(self.handle)
+        for reason, is_so in (
+            ("keeps a recurrent state", lib.llama_model_is_recurrent(self.handle)),
+            ("keeps a recurrent state in some layers", lib.llama_model_is_hybrid(self.handle)),
+            ("has an encoder", lib.llama_model_has_encoder(self.handle)),
+            ("has no decoder", not lib.llama_model_has_decoder(self.handle)),
+            ("gives each token several positions", lib.llama_model_rope_type(self.handle) in _MROPE),
+        ):
+            if is_so:
+                raise SetBlockError(f"model {path} can't be decoded in blocks by llama.cpp: it {reason}")
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return int(self.lib.llama_vocab_n_tokens(self.vocab))
+
+    @property
+    def context_length(self) -> int:
+        """Positions that the model was trained for."""
+        return int(self.lib.llama_model_n_ctx_train(self.handle))
+
+    def metadata(self, key: str) -> str | None:
+        """What the file says under a key, as text; None where it says nothing."""
+        length = self.lib.llama_model_meta_val_str(self.handle, key.encode(), None, 0)
+        if length < 0:
+            return None
+        text = ctypes.create_string_buffer(length + 1)
+        self.lib.llama_model_meta_val_str(self.handle, key.encode(), text, len(text))
+        return text.value.decode()
+
+    def end_of_text_ids(self) -> tuple[int, ...]:
+        """Ids that llama.cpp itself ends an answer at."""
+        return tuple(each for each in range(self.vocab_size) if self.lib.llama_vocab_is_eog(self.vocab, each))
+
+    def tokens_of(self, text: str) -> list[int]:
+        """Token ids of a plain text, by llama.cpp's own tokenizer, with nothing put before or behind."""
+        content = text.encode()
+        room = len(content) + 8
+        tokens = (self.lib.llama_token * room)()
+        count = self.lib.llama_tokenize(self.vocab, content, len(content), tokens, room, False, False)
+        return list(tokens[:count])
+
+
+def _has_amx() -> bool:
+    """Whether this is a Linux machine whose CPU has AMX."""
+    information = Path("/proc/cpuinfo")
+    return information.exists() and "amx_int8" in information.read_text(errors="replace")

@@ -1,0 +1,119 @@
+"""A GGUF file in llama.cpp as a model that decoding can drive.
+
+Knows what `setblock.model.protocol` asks for. Knows nothing of how a pass is decoded.
+"""
+
+import warnings
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from setblock.errors import SetBlockWarning
+from setblock.integrations.llama_cpp.context import Context
+from setblock.integrations.llama_cpp.library import ModelFile, library
+from setblock.integrations.llama_cpp.options import LlamaOptions
+from setblock.integrations.llama_cpp.probe import PROBED_SEQUENCES, own_sequence
+from setblock.integrations.llama_cpp.runner import LlamaRunner
+from setblock.model.facts import SBDFacts
+from setblock.model.gguf import check_gguf, end_of_text_in, facts_in, tokenizer_in
+from setblock.model.loading import warn_if_untrained
+
+
+class TokenizerDiffers(SetBlockWarning):
+    """The tokenizer that setblock uses is not the one that llama.cpp has for the same file."""
+
+
+class LlamaModel:
+    """A `LanguageModel` of `setblock.model.protocol` that llama.cpp runs.
+
+    Attributes:
+        path: the file.
+        options: how llama.cpp runs it.
+        tokenizer: its tokenizer.
+        facts: its SBD facts; None where it was never trained for blocks.
+        end_of_text_ids: ids that end an answer.
+        context_length: the most positions of a prompt and its answer.
+        device: the CPU: llama.cpp gives its logits there, whatever computes them.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        path: Path,
+        file: ModelFile,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        facts: SBDFacts | None,
+        end_of_text_ids: tuple[int, ...],
+        options: LlamaOptions,
+    ) -> None:
+        self.path, self.options, self.tokenizer, self.facts = path, options, tokenizer, facts
+        self.end_of_text_ids = end_of_text_ids
+        self.context_length = min(file.context_length, options.n_ctx or file.context_length)
+        self._file = file
+        self._own = own_sequence(
+            Context(file, options, cells=1, sequences=PROBED_SEQUENCES), vocab_size=file.vocab_size
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the logits that a position gets."""
+        return self._file.vocab_size
+
+    @property
+    def fuses_commit(self) -> bool:
+        """Whether a commit and the next block's first pass are one pass, as the start-up probe found."""
+        return self._own is not None
+
+    def runner(self, *, rows: int, capacity: int) -> LlamaRunner:
+        """See `setblock.model.protocol.LanguageModel`."""
+        runner = LlamaRunner(Context(self._file, self.options, cells=rows * capacity), own=self._own, rows=rows)
+        runner.place((), range(rows))
+        return runner
+
+    def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> LlamaRunner:
+        """See `setblock.model.protocol.LanguageModel`."""
+        return LlamaRunner(Context(self._file, self.options, cells=pages * page_tokens), own=self._own, rows=rows)
+
+
+def load(path: str | Path, options: LlamaOptions | None = None) -> LlamaModel:
+    """Load a GGUF file into llama.cpp. Warns where it was never trained for blocks.
+
+    Raises:
+        SetBlockError: llama.cpp is not installed, or the file is missing, damaged, of a family that llama.cpp does not know,
+            or can't be decoded in blocks.
+    """
+    path, options = Path(path), options or LlamaOptions()
+    library()
+    check_gguf(path)
+    file = ModelFile(path, options)
+    facts = facts_in(file.metadata, path, vocab_size=file.vocab_size)
+    tokenizer = tokenizer_in(file.metadata, path)
+    _compare_tokenizers(path, tokenizer, file)
+    model = LlamaModel(
+        path,
+        file,
+        tokenizer,
+        facts=facts,
+        end_of_text_ids=end_of_text_in(file.metadata, path) or file.end_of_text_ids(),
+        options=options,
+    )
+    warn_if_untrained(str(path), facts)
+    return model
+
+
+_SAMPLE = (
+    "Hello world, it's 2024!\n\n\tdef f(x): return x**2  # naïve café, 中文 🙂 ...   don't \"quote\" <tag/> 3.14159"
+)
+
+
+def _compare_tokenizers(path: Path, tokenizer: PreTrainedTokenizerBase, file: ModelFile) -> None:
+    ours = tokenizer(_SAMPLE, add_special_tokens=False, split_special_tokens=True).input_ids
+    if list(ours) != file.tokens_of(_SAMPLE):
+        warnings.warn(
+            f"{path}: setblock and llama.cpp split a text into different tokens; answers may differ from llama.cpp's own",
+            TokenizerDiffers,
+            stacklevel=3,
+        )

@@ -1,0 +1,58 @@
+"""How llama.cpp is asked to run a model, by its own names.
+
+Knows names and ranges. Imports nothing heavy, so that the command line can offer the options.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from setblock.errors import ParameterError
+
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+"""What keys and values may be stored as, by GGML's names."""
+
+LEAST_UBATCH = 64
+"""llama.cpp wants at least one token for each sequence."""
+FlashAttention = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaOptions:
+    """Options of a model in llama.cpp.
+
+    Attributes:
+        n_gpu_layers: layers on the GPU; a negative number means all. llama.cpp has a GPU only where it was built for one.
+        n_threads: threads of a pass; None for as many as PyTorch uses.
+        n_ctx: the most positions of a prompt and its answer; None for what the file says.
+        n_ubatch: the most tokens that llama.cpp computes at once. A block and what is committed with it must fit.
+        type_k, type_v: types of the cached keys and values.
+        flash_attn: `auto` is on where a GPU computes or values are quantised, and off on a CPU. There it rounds to 16 bits, and
+            so a token's logits depend on how many are computed with it.
+        use_extra_bufts: let llama.cpp lay weights out anew for the CPU. None means yes, but not on a CPU with AMX, where
+            llama.cpp's own layout was found to crash.
+    """
+
+    n_gpu_layers: int = -1
+    n_threads: int | None = None
+    n_ctx: int | None = None
+    n_ubatch: int = 512
+    type_k: CacheType = "f16"
+    type_v: CacheType = "f16"
+    flash_attn: FlashAttention = "auto"
+    use_extra_bufts: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("n_threads", 1), ("n_ctx", 1), ("n_ubatch", LEAST_UBATCH)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ParameterError(f"{name} must be at least {least}, not {value}")
+        for name, known in (("type_k", CacheType), ("type_v", CacheType), ("flash_attn", FlashAttention)):
+            if getattr(self, name) not in get_args(known):
+                raise ParameterError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
+        if self.flash_attn == "off" and self.has_quantised_values:
+            raise ParameterError(f"type_v {self.type_v} needs flash_attn on or auto, not off")
+
+    @property
+    def has_quantised_values(self) -> bool:
+        """Whether values are stored in blocks, which llama.cpp can read by flash attention alone."""
+        return self.type_v.startswith("q")

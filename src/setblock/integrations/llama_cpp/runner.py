@@ -1,0 +1,161 @@
+"""The runner of rows in llama.cpp: a feed becomes passes of a context, and what they give becomes its logits.
+
+Knows sequences and who sees what. Knows nothing of files or text.
+
+A row is a sequence: its committed tokens and, during a pass, the block. llama.cpp has no mask but that of sequences. So in a
+fused pass each causal token has a *helper*, a sequence that holds what was committed before and the tokens up to it:
+
+    the row's sequence   committed, c0 c1 c2, block    own sequence of the block's tokens
+    helpers              committed, c0 c1 c2           own sequence of c2
+                         committed, c0 c1                              c1
+                         committed, c0                                 c0
+
+Cells are shared and computed once. Where sequences or room in a pass run short, a row's commit is a pass of its own within the
+same call, which gives the same logits.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from setblock.errors import SetBlockError
+from setblock.integrations.llama_cpp.context import Context, Fed
+from setblock.model.feed import Feed
+
+
+@dataclass
+class _Row:
+    """A row's sequence, and its helpers with the number of positions that each holds, in the order above.
+
+    Their numbers follow each other: llama.cpp may keep a token's sequences in a hash table, whose order is then the same for
+    all rows.
+    """
+
+    sequence: int
+    helpers: dict[int, int]
+
+
+_Placed = tuple[tuple[int, int], Fed]
+"""A token, and its place in the feed: row and column."""
+
+
+MOST_HELPERS = 32
+"""Of a row; more tokens than that are never committed with a block."""
+
+
+class LlamaRunner:
+    """See `setblock.model.protocol.PagedRunner`. A row is known by its id; rows share no cells."""
+
+    fixed_keys = None
+    shares_pages = False
+
+    def __init__(self, context: Context, *, own: int | None, rows: int) -> None:
+        """A runner with an empty cache and no rows.
+
+        Args:
+            own: -1 where a token sees the cells of the last of its sequences, 0 where of the first; None where of neither, so
+                that passes can't be fused.
+            rows: the most rows at once.
+
+        Raises:
+            SetBlockError: llama.cpp has not so many sequences.
+        """
+        if rows > context.sequences:
+            raise SetBlockError(f"llama.cpp decodes at most {context.sequences} requests at once, not {rows}")
+        self.context, self.fuses_commit, self._own = context, own is not None, own
+        self._width = min(context.sequences // rows, 1 + MOST_HELPERS)
+        self._free = [row * self._width for row in reversed(range(rows))]
+        self._rows: dict[int, _Row] = {}
+        self._ids: list[int] = []
+
+    def place(self, pages: Sequence[Sequence[int]], ids: Iterable[int]) -> None:
+        """Say which rows the next pass's batch has, by their ids. What is held for others is given up."""
+        self._ids = list(ids)
+        for gone in self._rows.keys() - set(self._ids):
+            row = self._rows.pop(gone)
+            self._take_back(row, 0)
+            self._free.append(row.sequence)
+        for each in self._ids:
+            if each not in self._rows:
+                first = self._free.pop()
+                self._rows[each] = _Row(first, dict.fromkeys(range(first + 1, first + self._width), 0))
+
+    def logits(self, feed: Feed) -> Tensor:
+        """A pass over what is causal alone, and one over blocks and what is committed with them; more if they are large."""
+        # 1. What each row is fed, and how
+        causal: list[_Placed] = []
+        blocks: list[list[_Placed]] = []  # of each row
+        outputs = _outputs(feed)
+        wanted = set(outputs)
+        fed = zip(feed.rows.tolist(), feed.tokens.tolist(), feed.positions.tolist(), strict=True)
+        lengths, in_block = feed.is_real.sum(dim=1).tolist(), feed.in_block.sum(dim=1).tolist()
+        for place, (index, tokens, positions) in enumerate(fed):
+            length, commits = lengths[place], lengths[place] - in_block[place]
+            if not length:
+                continue
+            row, start = self._rows[self._ids[index]], positions[0]
+            self._take_back(row, start)
+            seen_by = self._sequences(row, start, commits=commits, block=length - commits)
+            together = [
+                (at := (place, column), Fed(tokens[column], positions[column], sequences, at in wanted))
+                for column, sequences in enumerate(seen_by)
+            ]
+            alone = len(together) if commits == length else 0 if len(seen_by[0]) > 1 else commits
+            causal += together[:alone]
+            if together[alone:]:
+                blocks.append(together[alone:])
+
+        # 2. The passes, and their logits in the feed's order
+        most = self.context.most_tokens
+        slices = [causal[first : first + most] for first in range(0, len(causal), most)]
+        found: list[Tensor] = []
+        number: dict[tuple[int, int], int] = {}  # of the row of logits of each output
+        for part, is_causal in [*((each, True) for each in slices), *((each, False) for each in _joined(blocks, most))]:
+            for at, each in part:
+                if each.is_wanted:
+                    number[at] = len(number)
+            found.append(self.context.logits([each for _, each in part], is_causal=is_causal))
+        return feed.spread(torch.cat(found)[[number[at] for at in outputs]])
+
+    def _sequences(self, row: _Row, start: int, *, commits: int, block: int) -> list[list[int]]:
+        """The sequences of each token that a row is fed from `start` on: `commits` causal ones and a block behind them."""
+        alone = [[row.sequence]] * (commits + block)
+        is_fused = bool(commits and block) and self.fuses_commit
+        if not is_fused or commits > len(row.helpers) or commits + block > self.context.most_tokens:
+            return alone
+        helpers = list(row.helpers)[:commits]
+        for number, helper in enumerate(helpers):
+            if row.helpers[helper] < start:
+                self.context.copy(row.sequence, helper, row.helpers[helper], start)
+            row.helpers[helper] = start + commits - number
+        causal = [[row.sequence, *helpers[: commits - place]] for place in range(commits)]
+        return [each if self._own else each[::-1] for each in causal] + alone[commits:]
+
+    def _take_back(self, row: _Row, start: int) -> None:
+        """Let a row hold what stands before `start` alone: what a block has left there is noise, and drafts may be wrong."""
+        self.context.keep(row.sequence, start)
+        for helper, length in row.helpers.items():
+            if length > start:
+                self.context.keep(helper, start)
+                row.helpers[helper] = start
+
+
+def _outputs(feed: Feed) -> list[tuple[int, int]]:
+    """Row and column of the token that gives each output that is wanted, in the order of `Feed.spread`."""
+    places, outputs = feed.wanted.nonzero(as_tuple=True)
+    return list(zip(places.tolist(), feed.outputs[places, outputs].tolist(), strict=True))
+
+
+def _joined(blocks: Sequence[list[_Placed]], most: int) -> list[list[_Placed]]:
+    """Whole rows together, as many as a pass of `most` tokens has room for."""
+    passes: list[list[_Placed]] = []
+    for each in blocks:
+        if len(each) > most:
+            raise SetBlockError(f"a block of {len(each)} tokens needs n_ubatch {len(each)} or more, not {most}")
+        if passes and len(passes[-1]) + len(each) <= most:
+            passes[-1] += each
+        else:
+            passes.append(list(each))
+    return passes

@@ -1,0 +1,159 @@
+"""A GGUF file by either runtime, and what each refuses, in one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import setblock.integrations.llama_cpp.library as library
+from setblock.export.gguf_file import write_gguf
+from setblock.model.loading import load
+
+QUESTION = "Tom has 5 pens."
+LENGTH = ("--max-new-tokens", 20)
+needs_llama = pytest.mark.skipif(not library.is_installed(), reason="llama.cpp is not installed")
+
+
+@pytest.fixture(scope="session")
+def file(sbd_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "sbd.gguf"
+    write_gguf(load(sbd_folder), path, weights="f32")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SETBLOCK_HOME", str(tmp_path / "home"))
+
+
+def test_export(run, sbd_folder, tmp_path):
+    outcome = run("export", sbd_folder, "--gguf", tmp_path / "x.gguf", "--type", "q8_0", "--json")
+    assert outcome.stderr == ""
+    told = json.loads(outcome.stdout)
+    assert told["bytes"] == (tmp_path / "x.gguf").stat().st_size
+    assert told["trained_for_blocks"] is True
+    for target, reason in (("x.bin", "must name a file that ends in .gguf"), ("no/x.gguf", "there is no folder")):
+        outcome = run("export", sbd_folder, "--gguf", tmp_path / target)
+        assert outcome.code == 1
+        assert reason in outcome.message
+
+
+@needs_llama
+def test_k_quants(run, file, tmp_path):
+    assert run("export", file, "--gguf", tmp_path / "x.gguf", "--type", "q4_k_m").code == 0
+    assert run("generate", QUESTION, "--model", tmp_path / "x.gguf", "--no-tune", *LENGTH).code == 0
+    assert [each.name for each in tmp_path.glob("*") if each.name != "home"] == ["x.gguf"]
+
+
+@needs_llama
+def test_both_runtimes_write_the_same(run, file):
+    answers = {}
+    for runtime, how in (("transformers", ()), ("llama-cpp", ("--no-tune", "--type-k", "f32", "--type-v", "f32"))):
+        outcome = run("generate", QUESTION, "--model", file, "--runtime", runtime, *how, *LENGTH, "--json")
+        answers[runtime] = {**json.loads(outcome.stdout), "seconds": 0}
+    assert answers["transformers"] == answers["llama-cpp"]
+
+
+@needs_llama
+def test_a_gguf_file_takes_llama_cpp_and_the_fastest_block_size(run, file):
+    outcome = run("generate", QUESTION, "--model", file, *LENGTH, "--json")
+    assert "is fastest here" in outcome.message
+    told = json.loads(outcome.stdout)
+    assert told["tuned"]["method"] == told["method"]
+    assert set(told["tuned"]["costs"]["seconds"]) == {"1", "2", "4", "8", "16", "32"}
+    again = run("generate", QUESTION, "--model", file, *LENGTH, "--json")
+    assert json.loads(again.stdout)["tuned"] == told["tuned"]
+    assert run("generate", QUESTION, "--model", file, "--block-size", 4, *LENGTH).stderr.count("fastest") == 0
+
+
+def test_the_block_size_for_pytorch_is_timed_where_asked_for(run, sbd_folder):
+    assert "is fastest here" in run("generate", QUESTION, "--model", sbd_folder, "--tune", *LENGTH, "--json").message
+
+
+@needs_llama
+def test_evaluate(run, file):
+    outcome = run(
+        "evaluate", "--model", file, "--limit", 2, *LENGTH, "--block-size", 4, "--continuous-batching", "--json"
+    )
+    told = json.loads(outcome.stdout)
+    assert told["num_examples"] == 2
+    assert told["block_size"] == 4
+
+
+@needs_llama
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (lambda whole: whole[: len(whole) // 2], "llama.cpp can't load model"),
+        (lambda whole: whole[:100], "llama.cpp can't load model"),
+        (lambda whole: b"PK" + whole, "is no GGUF file"),
+        (
+            lambda whole: whole.replace(
+                b"\x05\x00\x00\x00\x00\x00\x00\x00llama", b"\x05\x00\x00\x00\x00\x00\x00\x00lhama"
+            ),
+            "lhama",
+        ),
+    ],
+    ids=["half", "the beginning", "something else", "an unknown family"],
+)
+def test_bad_files_are_one_line(run, file, tmp_path, content, reason):
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(content(file.read_bytes()))
+    outcome = run("generate", QUESTION, "--model", path, "--runtime", "llama-cpp")
+    assert outcome.code == 1
+    assert reason in outcome.message
+    assert str(path) in outcome.message
+
+
+@needs_llama
+def test_a_file_that_was_never_trained_is_one_line(run, ntp_folder, tmp_path):
+    run("export", ntp_folder, "--gguf", tmp_path / "plain.gguf", "--type", "f32")
+    outcome = run("generate", QUESTION, "--model", tmp_path / "plain.gguf", "--method", "sbd")
+    assert outcome.code == 1
+    assert "has no mask token" in outcome.message
+    assert (
+        run("generate", QUESTION, "--model", tmp_path / "plain.gguf", "--no-tune", *LENGTH).stderr.count("error") == 0
+    )
+
+
+def test_without_llama_cpp(run, file, monkeypatch):
+    monkeypatch.setattr(library, "is_installed", lambda: False)
+    library.library.cache_clear()
+    outcome = run("generate", QUESTION, "--model", file, "--runtime", "llama-cpp")
+    assert outcome.code == 1
+    assert "pip install 'setblock[llama-cpp]'" in outcome.message
+    assert run("generate", QUESTION, "--model", file, *LENGTH).code == 0  # by Transformers
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--runtime", "llama-cpp"), "needs a GGUF file"),
+        (("--runtime", "transformers", "--n-ctx", 64), "--n-ctx goes with --runtime llama-cpp"),
+        (("--runtime", "llama-cpp", "--dtype", "float32"), "--dtype goes with --runtime transformers"),
+    ],
+)
+def test_options_of_the_other_runtime(run, sbd_folder, options, reason):
+    outcome = run("generate", QUESTION, "--model", sbd_folder, *options)
+    assert outcome.code == 1
+    assert reason in outcome.message
+
+
+@needs_llama
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--n-ctx", 0), "n_ctx must be at least 1, not 0"),
+        (("--type-v", "q8_0", "--flash-attn", "off"), "needs flash_attn on or auto"),
+        (("--n-ctx", 16, "--max-new-tokens", 100), "context holds 16"),
+        (("--n-ubatch", 64, "--block-size", 100), "needs n_ubatch 100 or more"),
+        (("--n-ubatch", 4), "n_ubatch must be at least 64, not 4"),
+    ],
+)
+def test_ranges(run, file, options, reason):
+    outcome = run("generate", QUESTION, "--model", file, "--no-tune", *options)
+    assert outcome.code in (1, 2)
+    *warnings, error = outcome.stderr.splitlines()
+    assert error.startswith("setblock: error: ")
+    assert reason in error
+    assert all(each.startswith("setblock: warning: ") for each in warnings)
