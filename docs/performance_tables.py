@@ -178,6 +178,19 @@ def cells_table(cells: Json) -> str:
     return markdown([*columns, "of its speed"], rows)
 
 
+def local_table(found: Json) -> str:
+    """A row a contender on each file."""
+    rows = [
+        [
+            *(weights, name, f"{row['tokens_per_second']:.1f}", spread(row["over_llama_cpp"])),
+            *("" if row["passes"] is None else str(row["passes"]), f"{row['same_as_llama_cpp']:.1%}"),
+        ]
+        for weights, file in found["types"].items()
+        for name, row in file["contenders"].items()
+    ]
+    return markdown(["file", "", "tokens/s", "over llama.cpp", "passes", "same text"], rows)
+
+
 def breakdown_table(found: Json) -> str:
     """Milliseconds, and waits."""
     title = f"{found['parameters'] / 1e6:.0f}M random weights, {found['dtype']}, vocabulary {found['vocabulary']:,}."
@@ -262,6 +275,7 @@ def machine_table(pieces: Json) -> str:
 TABLES: dict[str, Callable[[Json], str]] = {
     "passes": passes_table,
     "side_by_side": side_by_side_table,
+    "local_models": local_table,
     "growth": growth_table,
     "breakdown": breakdown_table,
     "training_step": training_table,

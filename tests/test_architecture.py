@@ -114,14 +114,14 @@ def test_public_names() -> None:
         setblock.train  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["data", "engine", "evaluation", "structure", "training"])
+@pytest.mark.parametrize("name", ["data", "engine", "evaluation", "integrations.llama_cpp", "structure", "training"])
 def test_second_level_names(name: str) -> None:
     package = importlib.import_module(f"setblock.{name}")
     assert package.__all__ == sorted(package.__all__)
     assert 3 <= len(package.__all__) <= 6
     for each in package.__all__:
         getattr(package, each)
-        assert not (ROOT / name / f"{each}.py").exists(), "a module would take the name's place"
+        assert not (ROOT / name.replace(".", "/") / f"{each}.py").exists(), "a module would take the name's place"
     with pytest.raises(AttributeError, match=f"module 'setblock.{name}' has no attribute 'nothing'"):
         package.nothing  # noqa: B018
 

@@ -17,6 +17,7 @@ from measuring.timing import synchronise
 from setblock.decoding.generate import open_batch
 from setblock.decoding.settings import DecodingSettings
 from setblock.export.gguf_file import WeightType, write_numbered_gguf
+from setblock.model.protocol import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
 
@@ -50,9 +51,9 @@ class Contender:
     is_plain: bool
 
 
-def ours(name: str, sbd: SBDModel, settings: DecodingSettings) -> Contender:
+def ours(name: str, model: LanguageModel, settings: DecodingSettings) -> Contender:
     """Our own loop, by its public settings."""
-    return Contender(name, lambda prompt: _decoded(sbd, prompt, settings), settings.method != "sbd")
+    return Contender(name, lambda prompt: _decoded(model, prompt, settings), settings.method != "sbd")
 
 
 def ours_scripted(name: str, sbd: SBDModel, settings: DecodingSettings, script: Callable[[], Script]) -> Contender:
@@ -64,10 +65,10 @@ def ours_scripted(name: str, sbd: SBDModel, settings: DecodingSettings, script: 
     return Contender(name, decode, True)
 
 
-def _decoded(sbd: SBDModel, prompt: list[int], settings: DecodingSettings) -> Answer:
+def _decoded(model: LanguageModel, prompt: list[int], settings: DecodingSettings) -> Answer:
     """With everything that belongs to decoding but the text."""
     started = time.perf_counter()
-    batch = open_batch(sbd, [prompt], [settings])
+    batch = open_batch(model, [prompt], [settings])
     if isinstance(settings.sampler, ScriptedDrafts):
         settings.sampler.state = batch.state
     prefill = 0.0

@@ -12,9 +12,7 @@ from setblock.server.protocol import ChatBody, CompletionBody, DecodingBody
 from setblock.structure.kinds import WORDS, Structure, structure_of
 
 
-def settings_of(
-    body: DecodingBody, *, default: DecodingSettings, grammar: Structure | None = None
-) -> DecodingSettings:
+def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Structure | None = None) -> DecodingSettings:
     """The settings that a body asks for, with a seed and `n` as given there; for the rest those of `default`.
 
     Args:
