@@ -13,6 +13,7 @@ import gpu
 import growth
 import passes
 import side_by_side
+import structured
 import training_step
 from measuring.contenders import llama_cpp, ours, ours_scripted, transformers
 from measuring.forced import FixedCount, Script
@@ -39,7 +40,9 @@ def last_line(text: str) -> dict:
     return json.loads(text.splitlines()[-1])
 
 
-@pytest.mark.parametrize("program", [passes, growth, breakdown, training_step], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "program", [passes, growth, breakdown, structured, training_step], ids=lambda each: each.__name__
+)
 def test_a_benchmark_ends_in_a_line_of_json(
     program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """Set block decoding from plain Transformers: a saved checkpoint, `model.generate`, and nothing of ours called by name."""
 
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -452,3 +453,14 @@ def test_logits_that_are_not_numbers(model: PreTrainedModel, prompts: list[list[
         model.get_output_embeddings().weight.fill_(torch.nan)
     with pytest.raises(SetBlockError, match="logits that are not numbers in row 0"):
         generate(torch.tensor(prompts[:1]), model=model, max_new_tokens=2)
+
+
+def test_an_answer_can_be_held_to_a_form(model: PreTrainedModel, trained_tokenizer: PreTrainedTokenizerBase) -> None:
+    pytest.importorskip("llguidance", reason="the extra `structured` is not installed")
+    ids = trained_tokenizer("Tom has", return_tensors="pt").input_ids
+    asked: dict[str, Any] = {"structure": {"regex": "[ab]{3}-[0-9]"}, "max_new_tokens": NEW, "pad_token_id": PAD}
+    found = generate(ids, model=model, tokenizer=trained_tokenizer, **asked)
+    text = trained_tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True)  # type: ignore[index]
+    assert re.fullmatch("[ab]{3}-[0-9]", text)
+    with pytest.raises(SetBlockError, match="structure needs the tokenizer"):
+        generate(ids, model=model, **asked)

@@ -160,6 +160,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "recursion of items": ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "schema must let every text end"),
     "nowhere": ({"$ref": "#/$defs/x"}, "$ref of schema at $ leads nowhere: '#/$defs/x'"),
     "elsewhere": ({"$ref": "http://example.com/x"}, "must lead into the schema itself, not to 'http://example.com/x'"),
+    "a long number": ({"enum": [2**63]}, "whole numbers of schema must have at most 64 bits, not 9223372036854775808"),
     "many repetitions": ({"type": "string", "pattern": "a{1000000}"}, "must repeat at most 10000 times, not {1000000}"),
 }
 
@@ -239,6 +240,13 @@ def test_what_can_not_be_asked(body: dict[str, Any], param: str, said: str, live
     error = error_of(live.chat(**body))
     assert said in error["message"]
     assert error["param"] == param
+
+
+def test_a_grammar_that_takes_too_long_is_a_400(live: Live) -> None:
+    slow = "start: A\nA: /(.*a.{60})*/ & /(.*b.{61})*/ & /(.*c.{62})*/"
+    error = error_of(live.chat(structured_outputs={"grammar": slow}))
+    assert "grammar is too complex" in error["message"] or "grammar can't be used: lexer error" in error["message"]
+    assert live.chat(max_tokens=3, structured_outputs={"regex": "ab"}).status_code == 200
 
 
 def test_a_deep_body_is_a_400(live: Live) -> None:

@@ -59,7 +59,11 @@ _LEAVES = st.one_of(
     st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": "string", "pattern": "^a{1,3}[0-9]$"}]),
     st.builds(
         lambda values: {"enum": values},
-        st.lists(st.one_of(st.text(max_size=5), st.integers(), st.booleans(), st.none()), min_size=1, max_size=4),
+        st.lists(
+            st.one_of(st.text(max_size=5), st.integers(-(2**63), 2**63 - 1), st.booleans(), st.none()),
+            min_size=1,
+            max_size=4,
+        ),
     ),
 )
 

@@ -2,22 +2,28 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
+from pydantic import BaseModel
 from transformers import PreTrainedTokenizerBase
 
 from answers import answers, assert_same
 from running import Log
 from setblock import DecodingSettings, EntropyBounded, generate, load, stream
+from setblock.decoding.guidance import GuidedBlock
+from setblock.decoding.predictions import Logits
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.sbd_model import SBDModel
-from setblock.structure import Choice, Grammar, JsonObject, Regex
+from setblock.structure import Choice, Grammar, JsonObject, JsonSchema, Regex, compiled
+from setblock.structure.matcher import Matcher
 from structure.oracle import by_transformers
 from structure.schemas import SCHEMAS, drawn_schemas
 
@@ -98,10 +104,11 @@ def test_the_engine_gives_what_a_request_gives_alone(method: str, shifted: SBDMo
         assert log[request.id].text == alone.text
 
 
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=int(os.environ.get("DRAWN_SCHEMAS", "25")), suppress_health_check=list(HealthCheck))
 @given(schema=drawn_schemas())
 def test_what_ends_is_valid(schema: dict[str, Any], shifted: SBDModel, prompts: list[list[int]]) -> None:
-    """By a library that is not the grammar's. What does not end could: its beginning is one of a valid text's."""
+    """By a library that is not the grammar's. What does not end could: its beginning is one of a valid text's. Four answers to
+    a schema; DRAWN_SCHEMAS=500 in the environment has 2,000."""
     asked = [
         DecodingSettings(
             method="sbd",
@@ -156,6 +163,59 @@ def test_the_grammar_saves_passes(shifted: SBDModel, prompts: list[list[int]]) -
         assert found.text == '{"a_long_name_of_a_field": "and a long value of it"}'
         assert max(found.entropy) == 0
         assert found.passes.decoding <= math.ceil(found.num_tokens / 16)
+
+
+def test_a_grammar_that_gives_up_allows_nothing(shifted: SBDModel) -> None:
+    """As it does where an answer makes it too complex; the row ends in an error then, and no other."""
+    matcher = Matcher(Regex("(ab)+"), shifted.tokenizer, ends=[0])
+    allowed = torch.ones(shifted.vocab_size, dtype=torch.bool)
+    matcher.fill(allowed)
+    assert allowed.any()
+    matcher.advance(shifted.tokenizer("x").input_ids)
+    matcher.fill(allowed)
+    assert not allowed.any()
+    matcher.go_back(1)
+    matcher.fill(allowed)
+    assert not allowed.any()
+
+
+def test_compiled_grammars_are_bounded(shifted: SBDModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "KEPT", 3)
+    grammars = compiled.Grammars(shifted.tokenizer)
+    for number in range(5):
+        grammars.matcher(Regex(f"a{number}"))
+    assert list(grammars._kept) == [Regex("a2"), Regex("a3"), Regex("a4")]
+    grammars.matcher(Regex("a2"))
+    grammars.matcher(Regex("b"))
+    assert list(grammars._kept) == [Regex("a4"), Regex("a2"), Regex("b")]
+
+
+def test_the_sampler_s_bound_holds_where_it_left_the_first_place_out() -> None:
+    """The first place is revealed in any case, and then only what costs nothing goes with it."""
+    candidates = torch.tensor([[False, True, True, True, True]])
+    nowhere = torch.zeros((1, 5), dtype=torch.long)
+    logits = Logits(torch.zeros((1, 5, 3)), nowhere, candidates)
+    block = GuidedBlock(logits, candidates, torch.tensor([[True]]), nowhere)
+    entropy = torch.tensor([[9.0, 2.0, 0.0, 0.1, 0.0]])
+    revealed = ~candidates
+    without_first = torch.tensor([[False, False, True, True, True]])
+    kept = block.kept(without_first, nowhere, revealed=revealed, entropy=entropy)
+    assert kept.tolist() == [[False, True, True, False, False]]
+    kept = block.kept(candidates, nowhere, revealed=revealed, entropy=entropy)
+    assert kept.tolist() == candidates.tolist()
+
+
+def test_objects_of_a_pydantic_model_have_its_fields_only() -> None:
+    class Inner(BaseModel):
+        x: int
+
+    class Outer(BaseModel):
+        inner: Inner
+
+    schema = json.loads(JsonSchema(Outer).schema)
+    assert schema["additionalProperties"] is schema["$defs"]["Inner"]["additionalProperties"] is False
+    assert DecodingSettings(structure=Outer).structure == JsonSchema(Outer)
+    assert "additionalProperties" not in JsonSchema({"type": "object", "properties": {"a": {}}}).schema
 
 
 def test_logprobs_are_the_model_s_own(shifted: SBDModel, prompts: list[list[int]]) -> None:

@@ -74,6 +74,7 @@ def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callab
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         worker.start()
+        await serving.codec.warm()
         yield
         await worker.stop()
         serving.codec.close()

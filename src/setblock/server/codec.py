@@ -8,6 +8,7 @@ import asyncio
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -20,6 +21,7 @@ from setblock.structure.compiled import grammars_of
 from setblock.structure.kinds import Structure
 
 Made = TypeVar("Made")
+_COMPILE_SECONDS = 1.0  # the largest that are usual take a tenth of it
 
 
 class Codec:
@@ -57,6 +59,11 @@ class Codec:
             raise bad_request(str(error), param="tools") from error
         return self._call_form
 
+    async def warm(self) -> None:
+        """Read the vocabulary for grammars, where there is an engine of them. It takes a second in which nothing else runs."""
+        with suppress(SetBlockError):  # told to those who ask for a form
+            await asyncio.to_thread(grammars_of, self._tokenizer)
+
     async def prepare(self, structure: Structure, *, param: str) -> None:
         """Compile a form's grammar, in a thread, for the engine to find it.
 
@@ -64,7 +71,11 @@ class Codec:
             ApiError: it is not valid, or too complex.
         """
         try:
-            await asyncio.to_thread(lambda: grammars_of(self._tokenizer).matcher(structure))
+            async with asyncio.timeout(_COMPILE_SECONDS):
+                await asyncio.to_thread(lambda: grammars_of(self._tokenizer).matcher(structure))
+        except TimeoutError as error:
+            told = f"{structure.word} is too complex: its grammar takes more than {_COMPILE_SECONDS:g} s to compile"
+            raise bad_request(told, param=param, code="invalid_structure") from error
         except SetBlockError as error:
             raise bad_request(str(error), param=param, code="invalid_structure") from error
 

@@ -14,9 +14,10 @@ from setblock.errors import SetBlockError
 from setblock.server.errors import bad_request
 from setblock.structure.calls import CallForm
 from setblock.structure.kinds import Grammar, JsonSchema
+from setblock.structure.schema import close
 
 MAX_TOOLS = 128
-_NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 class _Body(BaseModel):
@@ -117,7 +118,9 @@ def tool_use(form: CallForm, tools: Sequence[Tool], choice: ToolChoice | None, *
         if name in parameters:
             raise bad_request(f"tools must have names of their own, and {name!r} stands twice", param="tools")
         try:
-            parameters[name] = json.loads(JsonSchema(schema or _NOTHING).schema)
+            found = json.loads(JsonSchema(schema or _NOTHING).schema)
+            close(found)
+            parameters[name] = found
         except SetBlockError as error:
             raise bad_request(f"tools.{number}.function.parameters: {error}", param="tools") from error
     allowed = parameters

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 from setblock.errors import ParameterError
 from setblock.structure.limits import MAX_CHOICES, check_counts, check_size
-from setblock.structure.schema import check_schema
+from setblock.structure.schema import check_schema, close
 
 
 class Structure(Protocol):
@@ -33,7 +33,7 @@ class JsonSchema:
     other, so that the grammar forces most of what is no value.
 
     Attributes:
-        schema: given as a dictionary, a pydantic model or a text; kept as JSON text.
+        schema: given as a dictionary, a pydantic model (whose objects have no other fields) or a text; kept as JSON text.
     """
 
     schema: Any
@@ -158,6 +158,7 @@ def _schema_text(asked: Any) -> str:
             raise ParameterError(f"schema must be JSON, and is not: {error}") from error
     elif isinstance(asked, type) and hasattr(asked, "model_json_schema"):
         asked = asked.model_json_schema()
+        close(asked)
     if not isinstance(asked, Mapping | bool):
         raise ParameterError(f"schema must be a JSON object, its text or a pydantic model, not {_shown(asked)}")
     try:
@@ -166,8 +167,14 @@ def _schema_text(asked: Any) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise ParameterError(f"schema must be made of what JSON has: {error}") from error
     check_size("schema", text)
-    check_schema(json.loads(text))
+    check_schema(json.loads(text, parse_int=_whole))
     return text
+
+
+def _whole(digits: str) -> int:
+    if not -(2**63) <= (number := int(digits[:32])) < 2**63:
+        raise ParameterError(f"whole numbers of schema must have at most 64 bits, not {number}")
+    return number
 
 
 def _text(name: str, value: Any) -> str:
