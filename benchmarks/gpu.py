@@ -15,8 +15,8 @@ piece that fails is told of, saved with its error and tried again by the next ru
     passes eagerly, as CUDA graphs, and through torch.compile growth         whole decoding of the 8B model at batches of 1
     to 32, beside Transformers' `generate` and the roofline side_by_side   one request: ours, eager and compiled, beside
     Transformers' `generate`, its static cache and assisted generation training       a training step at rows of 8k to 32k
-    tokens through FlexAttention, beside plain next-token training code           `recipes/python-code-100m-*.yaml`, where
-    they are there: trained, then decoded by all methods
+    tokens through FlexAttention, beside plain next-token training recipe         the recipes of
+    `--recipes`: trained, then decoded by all methods
 
 Without a GPU the stages run in miniature only (`--quick`), which shows that they work and measures nothing.
 """
@@ -60,7 +60,6 @@ from setblock.training.recipe import load_recipe, parse_override
 from setblock.training.train import context_length_of
 
 Piece = Callable[[], dict[str, Any]]
-ROOT = Path(__file__).parent.parent
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KINDS: tuple[PassKind, ...] = ("one token", "block", "fused")
 
@@ -286,17 +285,16 @@ def training_pieces(options: argparse.Namespace) -> Iterator[tuple[str, Piece]]:
         yield f"{length}, {attention}", partial(training_step.measured, its)
 
 
-def code_pieces(options: argparse.Namespace) -> Iterator[tuple[str, Piece]]:
+def recipe_pieces(options: argparse.Namespace) -> Iterator[tuple[str, Piece]]:
     """Train the recipes in the order of their stages, then decode held-out documents of the last one's data."""
-    recipes = options.recipes or [ROOT / f"recipes/python-code-100m-{stage}.yaml" for stage in ("ntp", "sbd")]
-    recipes = [recipe for recipe in recipes if recipe.exists()]
+    recipes = options.recipes or []
     if not recipes:
-        note("code: no recipes/python-code-100m-*.yaml; left out")
+        note("recipe: no --recipes; left out")
         return
     for recipe in recipes:
         yield f"train {recipe.stem}", partial(trained_by, recipe, options)
     for gamma in (0.01, 0.1, 0.35):
-        yield f"decode, gamma {gamma:g}", partial(code_decoded, recipes[-1], gamma, options)
+        yield f"decode, gamma {gamma:g}", partial(recipe_decoded, recipes[-1], gamma, options)
 
 
 def trained_by(recipe: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -317,7 +315,7 @@ def trained_by(recipe: Path, options: argparse.Namespace) -> dict[str, Any]:
     return {"seconds_of_this_run": time.monotonic() - started}
 
 
-def code_decoded(recipe: Path, gamma: float, options: argparse.Namespace) -> dict[str, Any]:
+def recipe_decoded(recipe: Path, gamma: float, options: argparse.Namespace) -> dict[str, Any]:
     """All methods on the beginnings of held-out documents, in turns: passes, seconds, and tokens as plain decoding has them."""
     section, args = load_recipe(recipe, overrides=dict(map(parse_override, options.set)))
     sbd = setblock.load(options.runs / args.output_dir, dtype=None if options.quick else torch.bfloat16)
@@ -382,7 +380,7 @@ STAGES: dict[str, Callable[[argparse.Namespace], Iterator[tuple[str, Piece]]]] =
     "growth": growth_pieces,
     "side_by_side": side_by_side_pieces,
     "training": training_pieces,
-    "code": code_pieces,
+    "recipe": recipe_pieces,
 }
 
 
@@ -398,7 +396,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--kv-lengths", nargs="+", type=int, default=[1024, 8192], metavar="L")
     add("--block-size", type=int, default=16)
     add("--repeats", type=int, default=20, help="of each pass (20)")
-    add("--recipes", nargs="+", type=Path, help="of the stage `code`, in order; the last one's model is decoded with")
+    add("--recipes", nargs="+", type=Path, help="of the stage `recipe`, in order; the last one's model is decoded with")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="of those recipes, as of setblock train")
     add("--runs", type=Path, default=Path(), help="the folder that recipes name their outputs from")
     options = parser.parse_args(arguments)

@@ -289,7 +289,7 @@ GPU_TABLES: dict[str, Callable[[Json], str]] = {
     "growth": cells_table,
     "side_by_side": lambda pieces: "\n\n".join(f"{k}: {subject_table(v)}" for k, v in pieces.items()),
     "training": lambda pieces: "\n\n".join(training_table(piece) for piece in pieces.values()),
-    "code": lambda pieces: "\n\n".join(
+    "recipe": lambda pieces: "\n\n".join(
         f"{name}:\n\n{subject_table({**piece, 'tokens': 128, 'prompt': 128})}"
         for name, piece in pieces.items()
         if "contenders" in piece

@@ -10,7 +10,7 @@ import typer
 import yaml
 from transformers import TrainingArguments
 
-from setblock.data.section import TextsSection
+from setblock.data.section import DataSection
 from setblock.decoding.settings import DecodingSettings
 from setblock.training.adapters import AdapterSection
 from setblock.training.config import SBDConfig
@@ -83,7 +83,7 @@ def test_recipe_keys_has_every_key():
     page = hook("recipe_keys")["page"]()
     sections = dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL))
     assert set(Recipe.model_fields) <= set(sections)
-    for name, section in {"model": ModelSection, "data": TextsSection, "adapter": AdapterSection}.items():
+    for name, section in {"model": ModelSection, "data": DataSection, "adapter": AdapterSection}.items():
         for key, field in section.model_fields.items():
             assert f"| `{key}` |" in sections[name], key
             assert field.description or key.endswith("_column") or key == "evaluation", key

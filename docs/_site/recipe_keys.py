@@ -19,15 +19,14 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 
 def page() -> str:
     """All sections of a recipe."""
-    from setblock.data.section import EvaluationSection, PythonCodeSection, SourceSection, TextsSection
+    from setblock.data.section import DataSection, EvaluationSection, SourceSection
     from setblock.training.recipe import ModelSection, Recipe
 
     sections: list[tuple[str, type[BaseModel]]] = [
         ("model", ModelSection),
-        ("data", TextsSection),
+        ("data", DataSection),
         ("data.mixture", SourceSection),
         ("data.evaluation", EvaluationSection),
-        ("data, with source: python-code", PythonCodeSection),
     ]
     others = [
         (name, each) for name in ("adapter", "evaluate_decoding") for each in [section_of(Recipe.model_fields[name])]

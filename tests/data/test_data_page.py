@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from setblock.data.section import TextsSection
+from setblock.data.section import DataSection
 from setblock.training.recipe import load_recipe
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
@@ -40,4 +40,4 @@ def test_the_commands_run(tmp_path: Path) -> None:
 def test_the_recipes_are_valid(recipe: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(recipe)
     section = load_recipe(tmp_path / "recipe.yaml", overrides={"training.use_cpu": True})[0].data
-    assert isinstance(section, TextsSection)
+    assert isinstance(section, DataSection)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from setblock.data.documents import Document
 from setblock.data.packing import RowCollator, fill, pack, row_of
 from setblock.data.rows import rows_of
-from setblock.data.section import TextsSection
+from setblock.data.section import DataSection
 from setblock.data.stream import RowStream
 from setblock.errors import SetBlockError, SetBlockWarning
 
@@ -22,7 +22,7 @@ from setblock.errors import SetBlockError, SetBlockWarning
 def stream(tokenizer) -> Any:
     def made(**section: Any) -> RowStream:
         section = {"row_length": 20, **section}
-        rows = rows_of(TextsSection(streaming=True, **section), tokenizer, context_length=512, mask_token_id=1).train
+        rows = rows_of(DataSection(streaming=True, **section), tokenizer, context_length=512, mask_token_id=1).train
         assert isinstance(rows, RowStream)
         return rows
 

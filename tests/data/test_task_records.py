@@ -7,7 +7,7 @@ import pytest
 from setblock.data.encoding import Encoder
 from setblock.data.records import records_of
 from setblock.data.rows import corpus_texts, rows_of
-from setblock.data.section import SourceSection, TextsSection
+from setblock.data.section import DataSection, SourceSection
 from setblock.data.tasks import TASKS
 from setblock.errors import SetBlockError
 
@@ -41,7 +41,7 @@ def test_what_has_no_end_must_be_given_one():
 
 
 def test_a_mixture_is_evaluated_on_another_split_of_its_sources(tokenizer):
-    section = TextsSection(
+    section = DataSection(
         mixture=[{"source": "line-copy", "documents": 12}, {"source": "line-remove", "documents": 12, "seed": 5}],
         evaluation={"split": "validation", "documents": 4},
     )
@@ -58,7 +58,7 @@ def test_a_mixture_is_evaluated_on_another_split_of_its_sources(tokenizer):
         assert texts(side) == set().union(*(expected(name, split, seed, count) for name, seed in sources))
     assert not texts(rows.train) & texts(rows.evaluation)
     with pytest.raises(ValueError, match="needs a source or a split of its own"):
-        TextsSection(mixture=[{"source": "line-copy", "documents": 2}], evaluation={"documents": 2})
+        DataSection(mixture=[{"source": "line-copy", "documents": 2}], evaluation={"documents": 2})
 
 
 def test_only_completions_carry_loss(tokenizer):
@@ -72,6 +72,6 @@ def test_only_completions_carry_loss(tokenizer):
 
 
 def test_a_single_source_takes_the_sections_seed():
-    section = TextsSection(source="line-copy", documents=3, seed=9)
+    section = DataSection(source="line-copy", documents=3, seed=9)
     exercises = itertools.islice(TASKS["line-copy"].examples("train", seed=9), 3)
     assert list(corpus_texts(section)) == [f"{each.prompt}{each.completion}" for each in exercises]

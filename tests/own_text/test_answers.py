@@ -9,7 +9,7 @@ import yaml
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
-from setblock.data.section import TextsSection
+from setblock.data.section import DataSection
 from setblock.decoding.generate import generate
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
@@ -75,21 +75,21 @@ def test_questions_of_every_shape(tmp_path: Path) -> None:
     ]
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"messages": chat}) + "\n")
-    (question,) = questions_of(TextsSection(source=str(path)))
+    (question,) = questions_of(DataSection(source=str(path)))
     assert question.prompt == chat[:3]
     record = question.answered("Eight.")
     assert record == {"messages": [*chat[:3], {"role": "assistant", "content": "Eight."}]}
     assert question.asks(record)
 
     path.write_text(json.dumps({"messages": chat[:1]}) + "\n")
-    (question,) = questions_of(TextsSection(source=str(path)))
+    (question,) = questions_of(DataSection(source=str(path)))
     assert question.prompt == chat[:1], "a message that nobody has answered"
 
     path.write_text(json.dumps({"q": "1 + 1 =", "a": " 3"}) + "\n")
-    (question,) = questions_of(TextsSection(source=str(path), prompt_column="q", completion_column="a"))
+    (question,) = questions_of(DataSection(source=str(path), prompt_column="q", completion_column="a"))
     assert question.answered(" 2") == {"prompt": "1 + 1 =", "completion": " 2"}
 
-    problems = list(questions_of(TextsSection(source="word-problems", documents=2)))
+    problems = list(questions_of(DataSection(source="word-problems", documents=2)))
     assert len(problems) == 2
     assert all(str(problem.prompt).endswith("\nAnswer:") for problem in problems)
 
@@ -99,7 +99,7 @@ def test_questions_of_every_shape(tmp_path: Path) -> None:
     ):
         path.write_text(json.dumps(content) + "\n")
         with pytest.raises(SetBlockError, match=f"chats.jsonl, line 1: .*{said}"):
-            list(questions_of(TextsSection(source=str(path))))
+            list(questions_of(DataSection(source=str(path))))
 
 
 def test_a_recipe_trains_on_what_the_command_wrote(model: SBDModel, tmp_path: Path) -> None:

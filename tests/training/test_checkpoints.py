@@ -43,9 +43,8 @@ def test_another_recipe_is_refused_by_the_name_of_what_differs(tmp_path: Path) -
     [
         {"source": "word-problems", "documents": 10},
         {"mixture": [{"source": "a.jsonl", "weight": 3.0}, {"source": "b.jsonl"}], "row_length": 64},
-        {"source": "python-code", "files": [0.5, 1.0]},
     ],
-    ids=["problems", "mixture", "code"],
+    ids=["problems", "mixture"],
 )
 def test_the_recipe_of_a_run_can_be_read_again(tmp_path: Path, data: dict[str, Any]) -> None:
     recipe = Recipe.model_validate(

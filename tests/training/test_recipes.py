@@ -7,7 +7,6 @@ import yaml
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.chat import chat_pieces, read_template
-from setblock.data.section import TextsSection
 from setblock.training.recipe import load_recipe, parse_override
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +18,7 @@ def test_every_recipe_is_valid(path: Path) -> None:
     # On a machine without a GPU, Transformers allows bf16 only where a CPU is asked for.
     recipe, arguments = load_recipe(path, overrides={"training.use_cpu": True})
     assert arguments.output_dir == f"runs/{path.stem}"
-    if isinstance(recipe.data, TextsSection) and recipe.data.chat_template is not None:
+    if recipe.data.chat_template is not None:
         assert (ROOT / recipe.data.chat_template).is_file()
 
 
@@ -56,7 +55,6 @@ def test_no_is_what_its_key_takes_it_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama-3.1-8b-sbd", "qwen3-8b-sbd"])
 def test_the_papers_recipes_have_the_papers_values(name: str) -> None:
     recipe, arguments = load_recipe(ROOT / "recipes" / f"{name}.yaml", overrides={"training.use_cpu": True})
-    assert isinstance(recipe.data, TextsSection)
     assert recipe.data.row_length == 32_768
     assert arguments.block_sizes == list(range(2, 17))
     assert (arguments.ntp_weight, arguments.matp_weight, arguments.logit_shift) == (1.0, 1.0, False)

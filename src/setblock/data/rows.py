@@ -3,11 +3,9 @@
 Knows which stage follows which: records -> documents -> corpus or stream -> rows. Knows nothing of noise or models.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -16,13 +14,10 @@ from setblock.data.census import Census, DocumentLimits
 from setblock.data.chat import read_template
 from setblock.data.corpus import Corpus, cached, mixed, refuse_ids
 from setblock.data.encoding import Encoder, texts_of
-from setblock.data.packing import Row, RowDataset, fill, pack, row_of, unpacked
-from setblock.data.pieces import encode_pieces
-from setblock.data.python_code import SourceFile, hash_order, source_files
+from setblock.data.packing import Row, RowDataset, fill, row_of
 from setblock.data.records import records_of
-from setblock.data.section import PythonCodeSection, TextsSection
+from setblock.data.section import DataSection
 from setblock.data.stream import DocumentStream, RowStream
-from setblock.errors import SetBlockError
 
 
 @dataclass(frozen=True)
@@ -31,13 +26,10 @@ class RecipeRows:
 
     train: RowDataset | RowStream
     evaluation: RowDataset | None
-    files: str | None = None  # a hash of the files to train on, where no corpus is made of them
 
     @property
     def fingerprint(self) -> str | None:
         """A hash of the documents to train on; None where they are not known beforehand."""
-        if self.files is not None:
-            return self.files
         rows = self.train.rows if isinstance(self.train, RowDataset) else None
         return rows.corpus.fingerprint if isinstance(rows, CorpusRows) else None
 
@@ -79,7 +71,7 @@ class CorpusRows(Sequence[Row]):
 
 
 def rows_of(
-    section: PythonCodeSection | TextsSection,
+    section: DataSection,
     tokenizer: PreTrainedTokenizerBase,
     *,
     context_length: int,
@@ -98,8 +90,6 @@ def rows_of(
     Raises:
         SetBlockError: the data can't be read, or is not as the section says.
     """
-    if isinstance(section, PythonCodeSection):
-        return _all_code_rows(section, tokenizer, context_length=context_length)
     limits = DocumentLimits(
         longest=min(context_length, section.row_length or context_length),
         too_long=section.too_long,
@@ -115,70 +105,27 @@ def rows_of(
     return RecipeRows(train, rows(section, take_held_out=True) if section.evaluation_fraction else None)
 
 
-def use_chat_template(section: PythonCodeSection | TextsSection, tokenizer: PreTrainedTokenizerBase) -> None:
+def use_chat_template(section: DataSection, tokenizer: PreTrainedTokenizerBase) -> None:
     """Give the tokenizer the template that the section names, if it names one, so that it is saved with the model.
 
     Raises:
         SetBlockError: the file can't be read, or is no Jinja template.
     """
-    if isinstance(section, TextsSection) and section.chat_template is not None:
+    if section.chat_template is not None:
         tokenizer.chat_template = read_template(section.chat_template)
 
 
-def code_files(section: PythonCodeSection) -> Sequence[SourceFile]:
-    """The files of a section, shuffled.
-
-    Raises:
-        SetBlockError: there are none.
-    """
-    files = sorted(source_files(section.split), key=lambda file: hash_order(f"rows {file.name}"))
-    first, last = (round(share * len(files)) for share in section.files)
-    if first == last:
-        raise SetBlockError(
-            f"data: of {len(files)} files of the split {section.split}, files {section.files} holds none"
-        )
-    return files[first:last]
-
-
-def corpus_texts(section: PythonCodeSection | TextsSection) -> Iterator[str]:
+def corpus_texts(section: DataSection) -> Iterator[str]:
     """The texts of a section, for a tokenizer that is yet to be trained on them. Those of a mixture one source after another.
 
     Raises:
         SetBlockError: a source can't be read.
     """
-    if isinstance(section, PythonCodeSection):
-        yield from (file.text for file in code_files(section))
-        return
     for source in section.sources:
         yield from texts_of(source, records_of(source, streaming=section.streaming))
 
 
-def _all_code_rows(
-    section: PythonCodeSection, tokenizer: PreTrainedTokenizerBase, *, context_length: int
-) -> RecipeRows:
-    if section.piece_length > context_length:
-        raise SetBlockError(
-            f"data.piece_length must be at most the model's context, {context_length}, not {section.piece_length}"
-        )
-    evaluation = None
-    if section.evaluation_documents:
-        held_out = {"split": "validation", "documents": section.evaluation_documents, "files": (0.0, 1.0)}
-        evaluation = _code_rows(section.model_copy(update=held_out), tokenizer)
-    digest = hashlib.blake2b(digest_size=8)  # changes when packages are installed, removed or renewed
-    for file in code_files(section):
-        digest.update(f"{file.name}\0{file.text}\0".encode())
-    return RecipeRows(_code_rows(section, tokenizer), evaluation, files=digest.hexdigest())
-
-
-def _code_rows(section: PythonCodeSection, tokenizer: PreTrainedTokenizerBase) -> RowDataset:
-    texts = (file.text for file in code_files(section))
-    pieces = islice(encode_pieces(tokenizer, texts, piece_length=section.piece_length), section.documents)
-    if section.row_length is None:
-        return RowDataset(unpacked(pieces))
-    return RowDataset(pack(pieces, row_length=section.row_length, pad_token_id=tokenizer.eos_token_id))
-
-
-def _encoders(section: TextsSection, tokenizer: PreTrainedTokenizerBase) -> list[Encoder]:
+def _encoders(section: DataSection, tokenizer: PreTrainedTokenizerBase) -> list[Encoder]:
     return [
         Encoder(tokenizer, source, loss_on=section.loss_on, special_tokens=section.special_tokens)
         for source in section.sources
@@ -186,7 +133,7 @@ def _encoders(section: TextsSection, tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def _corpus_rows(
-    section: TextsSection, *, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits, take_held_out: bool = False
+    section: DataSection, *, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits, take_held_out: bool = False
 ) -> RowDataset:
     sources = []
     for encoder in _encoders(section, tokenizer):
@@ -198,7 +145,7 @@ def _corpus_rows(
     return RowDataset(CorpusRows(corpus, row_length=section.row_length, pad_token_id=tokenizer.eos_token_id))
 
 
-def _stream(section: TextsSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> RowStream:
+def _stream(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> RowStream:
     assert section.row_length is not None
     sources = [(encoder, records_of(encoder.section, streaming=True)) for encoder in _encoders(section, tokenizer)]
     documents = DocumentStream(

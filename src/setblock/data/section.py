@@ -3,42 +3,15 @@
 Knows the keys and their valid values. Knows nothing of files, tokenizers or rows.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
-from setblock.data.splits import Split
 from setblock.section import Section
 
 LossOn = Literal["assistant", "all"]
 TooLong = Literal["error", "drop", "truncate"]
 SpecialTokens = Literal["error", "drop", "spell", "keep"]
-
-
-class PythonCodeSection(Section):
-    """The Python source of installed packages (`setblock.data.python_code`), in pieces."""
-
-    source: Literal["python-code"]
-    split: Split = "train"
-    files: tuple[float, float] = Field(
-        (0.0, 1.0),
-        description="which of the files in their shuffled order, as shares of all: stages can learn different ones",
-    )
-    documents: int | None = Field(None, ge=1, description="only the first so many pieces; null: all")
-    piece_length: int = Field(256, ge=32, description="tokens of a piece at most; longer files are cut between lines")
-    row_length: int | None = Field(
-        None, ge=2, description="pack documents into rows this long; null: a row each, unpacked"
-    )
-    evaluation_documents: int = Field(0, ge=0, description="pieces of the validation split to evaluate on")
-
-    @model_validator(mode="after")
-    def _in_order(self) -> "PythonCodeSection":
-        first, last = self.files
-        if not 0 <= first < last <= 1:
-            raise ValueError(f"files must be two shares in order, 0 <= first < last <= 1, not {first:g}, {last:g}")
-        if self.row_length is not None and self.row_length < self.piece_length:
-            raise ValueError(f"row_length must be at least piece_length, {self.piece_length}, not {self.row_length}")
-        return self
 
 
 class _Texts(Section):
@@ -82,7 +55,7 @@ class EvaluationSection(_Texts):
     source: str | None = None
 
 
-class TextsSection(_Texts):
+class DataSection(_Texts):
     """Texts of tasks, local files or hub data sets, of one or a mixture."""
 
     moved = {"evaluation_documents": "evaluation: {split: validation, documents: N}"}  # noqa: RUF012
@@ -109,7 +82,7 @@ class TextsSection(_Texts):
     cache_dir: str | None = Field(None, exclude=True, description="where tokenised documents are kept")
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "TextsSection":
+    def _fits_together(self) -> "DataSection":
         if (self.source is None) == (self.mixture is None):
             raise ValueError("give either source, such as word-problems, or mixture")
         for name in sorted(_Texts.model_fields.keys() & self.model_fields_set) if self.mixture else ():
@@ -133,7 +106,7 @@ class TextsSection(_Texts):
         return (SourceSection(source=self.source or "", seed=self.seed, **given),)
 
     @property
-    def evaluation_texts(self) -> "TextsSection | None":
+    def evaluation_texts(self) -> "DataSection | None":
         """The section of the texts to evaluate on, if there are any of their own."""
         if self.evaluation is None:
             return None
@@ -146,18 +119,3 @@ class TextsSection(_Texts):
         if any(name.endswith("_column") for name in given):
             alone |= {name: None for name in _Texts.model_fields if name.endswith("_column")}
         return self.model_copy(update=alone | {"documents": None} | given)
-
-
-def _kind(value: Any) -> str:
-    def get(key: str, default: Any) -> Any:
-        return value.get(key, default) if isinstance(value, dict) else getattr(value, key, default)
-
-    return "python-code" if get("source", None) == "python-code" else "texts"
-
-
-DATA_KINDS = ("python-code", "texts")
-DataSection = Annotated[
-    Annotated[PythonCodeSection, Tag("python-code")] | Annotated[TextsSection, Tag("texts")],
-    Discriminator(_kind),
-]
-"""What a recipe's `data` holds; which of them is told by its `source`."""

@@ -1,4 +1,4 @@
-"""Splits: which part of generated or installed data something belongs to, told by a hash of what makes it itself.
+"""Splits: which part of generated data something belongs to, told by a hash of what makes it itself.
 
 Knows text. Knows nothing of tasks, files or models.
 """
@@ -10,13 +10,12 @@ Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
-def split_of(identity: str, *, held_out_percent: int = 5) -> Split:
-    """The split of whatever has this identity: a function of the text alone, so that no two splits can share one.
+_HELD_OUT_PERCENT = 5  # of all identities, for each of validation and test
 
-    Args:
-        held_out_percent: of all identities, for each of validation and test.
-    """
+
+def split_of(identity: str) -> Split:
+    """The split of whatever has this identity: a function of the text alone, so that no two splits can share one."""
     bucket = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:4]) % 100
-    if bucket < held_out_percent:
+    if bucket < _HELD_OUT_PERCENT:
         return "test"
-    return "validation" if bucket < 2 * held_out_percent else "train"
+    return "validation" if bucket < 2 * _HELD_OUT_PERCENT else "train"

@@ -5,10 +5,8 @@ Knows rows and counts. Knows nothing of how they came to be.
 
 from dataclasses import asdict, dataclass
 
-import numpy as np
-
 from setblock.data.census import Census
-from setblock.data.packing import IGNORE, PADDING, RowDataset
+from setblock.data.packing import RowDataset
 from setblock.data.rows import CorpusRows
 from setblock.data.stream import RowStream
 
@@ -35,24 +33,12 @@ class Statistics:
 
 
 def statistics_of(rows: RowDataset | RowStream) -> Statistics:
-    """The statistics of rows; those of a corpus are known without reading it."""
+    """The statistics of a recipe's rows, none of which is read for them."""
     if isinstance(rows, RowStream):
         return _with(rows.census, rows=None, padding=None)
-    if isinstance(rows.rows, CorpusRows):
-        census, room = rows.rows.census, rows.rows.room
-    else:
-        census, room = _counted(rows), sum(len(row.input_ids) for row in rows.rows)
-    return _with(census, rows=len(rows), padding=1 - census.tokens / room)
-
-
-def _counted(rows: RowDataset) -> Census:
-    census = Census()
-    for row in rows.rows:
-        census.kept += len(np.unique(row.document_ids[row.document_ids != PADDING]))
-        census.tokens += int((row.document_ids != PADDING).sum())
-        census.targets += int((row.labels != IGNORE).sum())
-    census.documents = census.kept
-    return census
+    assert isinstance(rows.rows, CorpusRows)
+    census = rows.rows.census
+    return _with(census, rows=len(rows), padding=1 - census.tokens / rows.rows.room)
 
 
 def _with(census: Census, *, rows: int | None, padding: float | None) -> Statistics:

@@ -27,9 +27,7 @@ QUESTION_ANSWER_TEMPLATE = (
 )
 
 
-def train_tokenizer(
-    texts: Iterable[str], *, vocab_size: int, chat_template: str | None = QUESTION_ANSWER_TEMPLATE
-) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
     """Train a tokenizer of at most `vocab_size` ids (at least 261: 256 bytes and the special tokens).
 
     The special tokens come first: end-of-text is id 0, the reserved ones 1 to 4. A later fine-tuning takes a reserved
@@ -38,7 +36,6 @@ def train_tokenizer(
     Args:
         texts: what to train on.
         vocab_size: see above.
-        chat_template: None for models that only go on with a text.
 
     Raises:
         SetBlockError: `vocab_size` has no room for the bytes and the special tokens.
@@ -65,6 +62,6 @@ def train_tokenizer(
         tokenizer_object=tokenizer,
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,
-        chat_template=chat_template,
+        chat_template=QUESTION_ANSWER_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )

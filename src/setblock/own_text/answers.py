@@ -14,7 +14,7 @@ from typing import Any
 
 from setblock.data.encoding import shape_of, value_of
 from setblock.data.records import records_of
-from setblock.data.section import DataSection, PythonCodeSection
+from setblock.data.section import DataSection
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import Prompt
@@ -53,8 +53,6 @@ def questions_of(section: DataSection) -> Iterator[Question]:
     Raises:
         SetBlockError: the data can't be read, or has no answers to ask for.
     """
-    if isinstance(section, PythonCodeSection):
-        raise SetBlockError("data.source python-code has no prompts to answer")
     for source in section.sources:
         shape = None
         for record in records_of(source, streaming=section.streaming):

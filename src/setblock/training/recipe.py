@@ -11,7 +11,7 @@ from typing import Any, Literal, get_type_hints
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from setblock.data.section import DATA_KINDS, DataSection, PythonCodeSection, TextsSection
+from setblock.data.section import DataSection
 from setblock.errors import SetBlockError, did_you_mean
 from setblock.section import UNKNOWN_KEY, Section
 from setblock.training.adapters import AdapterSection
@@ -112,13 +112,6 @@ def checked_recipe(path: Path, content: Any, *, overrides: Mapping[str, Any] | N
 
 def _check_together(path: Path, data: DataSection, arguments: SBDConfig) -> None:
     """Refuse what only the data and the training section together make wrong."""
-    if isinstance(data, PythonCodeSection) and arguments.complete_last_block:
-        raise SetBlockError(
-            f"recipe {path}: data.source: python-code and training.complete_last_block exclude each other: the model would "
-            "learn that a program ends where it was cut"
-        )
-    if not isinstance(data, TextsSection):
-        return
     if data.too_long == "truncate" and arguments.complete_last_block:
         raise SetBlockError(
             f"recipe {path}: data.too_long: truncate and training.complete_last_block exclude each other: the model would "
@@ -181,8 +174,7 @@ def _one_line(error: Exception) -> str:
 
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors()[0]
-    keys = [key for place, key in enumerate(problem["loc"]) if (place, key) not in [(1, kind) for kind in DATA_KINDS]]
-    where = ".".join(map(str, keys))
+    where = ".".join(map(str, problem["loc"]))
     if problem["type"] == UNKNOWN_KEY:
         whole = ".".join(filter(None, (where, problem["ctx"]["key"])))
         return f"unknown key {whole!r}{problem['ctx']['hint']}"

@@ -19,8 +19,8 @@ from transformers import (
 from transformers.integrations import get_available_reporting_integrations
 
 from setblock.data.rows import corpus_texts, rows_of, use_chat_template
-from setblock.data.section import DataSection, PythonCodeSection
-from setblock.data.tokenizer import QUESTION_ANSWER_TEMPLATE, train_tokenizer
+from setblock.data.section import DataSection
+from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError
 from setblock.model.loading import NotTrainedForBlocks, load, load_tokenizer, refuse_unsupported
 from setblock.model.probe import plan_attention
@@ -186,8 +186,7 @@ def starting_tokenizer(section: ModelSection, data: DataSection) -> tuple[Pretra
         return load_tokenizer(section.path)
     assert section.config is not None and section.vocab_size is not None
     texts = itertools.islice(corpus_texts(data), _TOKENIZER_TEXTS)
-    template = None if isinstance(data, PythonCodeSection) else QUESTION_ANSWER_TEMPLATE
-    tokenizer = train_tokenizer(texts, vocab_size=section.vocab_size, chat_template=template)
+    tokenizer = train_tokenizer(texts, vocab_size=section.vocab_size)
     of_tokenizer = {
         "vocab_size": len(tokenizer),
         "bos_token_id": None,
