@@ -3,8 +3,11 @@
 import builtins
 import itertools
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 from datetime import date, time
 
 import pytest
@@ -13,7 +16,7 @@ from setblock.data.extraction import values
 from setblock.data.extraction.asking import FEWEST_TOKENS, MOST_TOKENS, tokens_about
 from setblock.data.extraction.inquiries import inquiries
 from setblock.data.extraction.kinds import Wording, kinds
-from setblock.data.extraction.locales import LOCALES, TEST_LOCALE
+from setblock.data.extraction.locales import TEST_LOCALE, locales
 from setblock.data.extraction.records import is_right, record_in, right_fields
 from setblock.data.extraction.style import MONTHS, Style
 from setblock.data.extraction.values import Values
@@ -52,7 +55,7 @@ def test_there_are_many_kinds_and_half_of_all_wordings_are_held_out_for_the_test
 
 def test_one_locale_is_in_the_test_split_only():
     assert all(each.locale != TEST_LOCALE for split in ("train", "validation") for each in some(split))
-    assert {each.locale for each in some("test")} == set(LOCALES)
+    assert {each.locale for each in some("test")} == set(locales())
 
 
 def test_each_name_is_of_one_split():
@@ -79,7 +82,7 @@ def test_wordings_name_fields_that_are_there_and_leave_no_marks(kind):
             assert {slot[1], slot[2] or slot[1]} <= kind.fields.keys(), wording.name
         assert wording.unclear <= kind.fields.keys()
         assert wording.flags <= {"typos", "lower"}
-        for seed, locale in enumerate(LOCALES):
+        for seed, locale in enumerate(locales()):
             text = written(kind, wording, locale, seed)[1].text
             assert not set("{}¦\1\2") & set(text), text
             assert "None" not in text
@@ -93,7 +96,7 @@ def test_wordings_name_fields_that_are_there_and_leave_no_marks(kind):
 @pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.name)
 def test_what_a_message_shows_can_be_read_in_it(kind):
     """By a reader that knows nothing of the writer: it looks for each value in all the ways that a person would know."""
-    for wording, (seed, locale) in itertools.product(kind.wordings, enumerate(LOCALES)):
+    for wording, (seed, locale) in itertools.product(kind.wordings, enumerate(locales())):
         _, message = written(kind, wording, locale, seed)
         dates_share = "..".join(re.findall(r"\.\.(\w+)\}", wording.text))
         assert message.shown, wording.name
@@ -174,7 +177,7 @@ def test_records_are_of_fair_length_and_tell_something():
 def test_a_date_that_could_be_read_in_two_ways_comes_with_its_order():
     for name, order in (("en_US", "month/day/year"), ("en_GB", "day/month/year")):
         for seed in range(60):
-            style = Style(LOCALES[name], random.Random(seed))
+            style = Style(locales()[name], random.Random(seed))
             text = style.date(date(2026, 5, 3))
             assert style.convention == (order if re.match(r"\d\d?/", text) else None)
     ambiguous = [each for each in some("train", 400) if re.search(r"\b\d\d?([/.-])\d\d?\1\d{2,4}\b", each.question)]
@@ -188,7 +191,7 @@ def asks_date(record):
 
 def test_thousands_without_cents_are_never_written_like_cents():
     for seed in range(100):
-        style = Style(LOCALES["de_DE"], random.Random(seed))
+        style = Style(locales()["de_DE"], random.Random(seed))
         assert re.search(r"1\.200,00|1200(,00)?(?!\d)", style.amount(1200.0))
 
 
@@ -261,3 +264,26 @@ def test_the_messages_written_by_hand_are_of_fair_length_and_their_records_can_b
                 r"[A-Z]{3}|\d{4}-\d\d-\d\d( \d\d:\d\d)?|\d\d:\d\d|\d{11}", value
             ):
                 assert value in each.question
+
+
+def test_the_messages_are_the_same_in_every_process() -> None:
+    code = """
+from itertools import islice
+from setblock.data.extraction.inquiries import inquiries
+from setblock.data.extraction.locales import locales
+found = list(islice(inquiries("train"), 150))
+assert {each.locale for each in found} >= locales().keys() - {"pt_BR"}
+print(*map(repr, found), sep="\\n")
+"""
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for seed in ("1", "2")
+    )
+    assert first.stdout
+    assert first.stdout == second.stdout

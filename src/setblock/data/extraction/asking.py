@@ -12,7 +12,7 @@ from datetime import date, time
 from setblock.data.extraction.kinds import Field, Kind, Wording
 from setblock.data.extraction.records import written
 from setblock.data.extraction.values import Value
-from setblock.data.extraction.writing import AMOUNTS, Message
+from setblock.data.extraction.writing import AMOUNTS, WrittenMessage
 
 FEWEST_TOKENS, MOST_TOKENS = 50, 185  # of an answer, as `tokens_about` counts them
 NUMBERS = (*AMOUNTS, "number", "quantity", "decimal", "between_dates")
@@ -42,7 +42,7 @@ class Asked:
         numbers = dict.fromkeys(NUMBERS, "number") | dict.fromkeys(LISTS, "list of strings")
         return (forms | numbers).get(self.field.type, "string")
 
-    def value(self, message: Message) -> Value:
+    def value(self, message: WrittenMessage) -> Value:
         """Its value in the record: None where the message doesn't tell it."""
         value = message.shown.get(self.field.name)
         if isinstance(value, date):
@@ -80,7 +80,7 @@ class Asker:
         self.kind = kind
         self.rng = rng
 
-    def fields(self, message: Message, wording: Wording) -> list[Asked] | None:
+    def fields(self, message: WrittenMessage, wording: Wording) -> list[Asked] | None:
         """The fields to ask for, in their order; None where no choice of them makes an answer of fair length."""
         askable = [
             field
@@ -112,7 +112,7 @@ class Asker:
                 return None
 
     def _keyed(
-        self, chosen: list[Field], message: Message, case: str, goods_keys: tuple[str, str, str]
+        self, chosen: list[Field], message: WrittenMessage, case: str, goods_keys: tuple[str, str, str]
     ) -> Iterator[Asked]:
         taken: set[str] = set()
         for field in chosen:

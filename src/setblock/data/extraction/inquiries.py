@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from setblock.data.extraction.asking import Asker
 from setblock.data.extraction.kinds import Kind, Wording, kinds
-from setblock.data.extraction.locales import LOCALES, TEST_LOCALE
+from setblock.data.extraction.locales import TEST_LOCALE, locales
 from setblock.data.extraction.records import Record
 from setblock.data.extraction.requests import question
 from setblock.data.extraction.values import Values
@@ -50,12 +50,12 @@ def inquiries(split: Split, seed: int = 0, *, own_wordings: bool = False) -> Ite
         each: [(kind, wording) for kind in kinds() for wording in kind.wordings if wording.split == each]
         for each in ("train", split)
     }
-    locales = [each for each in LOCALES if each != TEST_LOCALE]
+    usual = [each for each in locales() if each != TEST_LOCALE]
     seen: set[str] = set()
     while True:
         own = own_wordings or rng.random() < _OWN_SHARE
         kind, wording = rng.choice(by_split[split if own else "train"])
-        locale = TEST_LOCALE if split == "test" and rng.random() < 0.2 else rng.choice(locales)
+        locale = TEST_LOCALE if split == "test" and rng.random() < 0.2 else rng.choice(usual)
         inquiry = _write(kind, wording, locale, split, rng)
         if inquiry is not None and inquiry.question not in seen:
             seen.add(inquiry.question)

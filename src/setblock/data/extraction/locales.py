@@ -1,29 +1,18 @@
-"""Locales: how each writes dates, times, amounts and telephone numbers.
+"""Locales: how each writes dates, times, amounts and telephone numbers, read from `locales.yaml`.
 
-Knows forms. Knows nothing of values, nor of who draws among the forms.
+Knows the file's form. Knows nothing of values, nor of who draws among the forms.
 """
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
-LONG = ("{d} {month} {y}", "{weekday}, {d} {month} {y}", "{d} {mon} {y}")
-ENGLISH = (*LONG, "{nth} of {month} {y}", "{d}-{mon}-{y}", "{weekday} {nth} {month} {y}", "{y}-{mm}-{dd}")
-AMERICAN = (
-    "{month} {d}, {y}",
-    "{weekday}, {month} {d}, {y}",
-    "{mon} {d}, {y}",
-    "{month} {nth}, {y}",
-    "{mm}/{dd}/{y}",
-    "{mm}/{dd}/{yy}",
-    "{y}-{mm}-{dd}",
-)
-DOTTED = (*LONG, "{dd}.{mm}.{y}", "{d}.{m}.{y}", "{d}. {month} {y}", "{weekday}, {dd}.{mm}.{y}")
-SLASHED = (*LONG, "{dd}/{mm}/{y}", "{dd}/{mm}/{yy}", "{nth} of {month} {y}", "{dd}/{mm}/{y}")
-HYPHENED = (*LONG, "{dd}-{mm}-{y}", "{nth} of {month} {y}", "{d}-{m}-{y}")
-ISO = (*LONG, "{y}-{mm}-{dd}", "{y}-{mm}-{dd}", "{nth} of {month} {y}")
+import yaml
 
-TWENTY_FOUR = ("{H}:{M}", "{HH}:{M}")
-DOTTED_HOURS = (*TWENTY_FOUR, "{H}.{M}", "{HH}.{M} h")
-HALF_DAYS = ("{h}:{M} {pm}", "{h}:{M}{pm}", "{h}:{M} {PM}", "{h}.{M} {p.m.}", "{HH}:{M}")
+TEST_LOCALE = "pt_BR"
+"""It is in no message of another split."""
 
 
 @dataclass(frozen=True)
@@ -51,101 +40,21 @@ class Locale:
     domain: str
 
 
-def _amounts(symbol: str, code: str, *, symbol_last: bool) -> tuple[str, ...]:
-    return ("{n} " + symbol if symbol_last else symbol + "{n}", f"{code} {{n}}", f"{{n}} {code}", f"{symbol} {{n}}")
+@cache
+def locales() -> dict[str, Locale]:
+    """All locales, by Faker's names."""
+    content: dict[str, Any] = yaml.safe_load(
+        files("setblock.data.extraction").joinpath("locales.yaml").read_text(encoding="utf-8")
+    )
+    return {name: _locale(values, content["forms"]) for name, values in content["locales"].items()}
 
 
-_EUROS_FIRST, _EUROS_LAST = _amounts("€", "EUR", symbol_last=False), _amounts("€", "EUR", symbol_last=True)
+def _locale(values: Mapping[str, Any], forms: Mapping[str, list[str]]) -> Locale:
+    listed = {key: tuple(_forms(each, forms)) for key, each in values.items() if isinstance(each, list)}
+    return Locale(**{**values, **listed})
 
-LOCALES: dict[str, Locale] = {
-    "en_US": Locale(
-        "USD",
-        ("${n}", "${n}", "USD {n}", "{n} USD"),
-        ".",
-        ",",
-        AMERICAN,
-        HALF_DAYS,
-        ("(###) ###-####", "###-###-####", "+1 ### ### ####"),
-        "com",
-    ),
-    "en_GB": Locale(
-        "GBP",
-        ("£{n}", "£{n}", "GBP {n}", "{n} GBP"),
-        ".",
-        ",",
-        (*ENGLISH, *SLASHED),
-        HALF_DAYS,
-        ("020 7### ####", "+44 7### ######", "01### ######"),
-        "co.uk",
-    ),
-    "en_IE": Locale(
-        "EUR",
-        _EUROS_FIRST,
-        ".",
-        ",",
-        (*ENGLISH, *SLASHED),
-        (*HALF_DAYS, *TWENTY_FOUR),
-        ("+353 1 ### ####", "08# ### ####"),
-        "ie",
-    ),
-    "de_DE": Locale(
-        "EUR", _EUROS_LAST, ",", ".", DOTTED, DOTTED_HOURS, ("+49 30 #######", "0171 #######", "089/######"), "de"
-    ),
-    "de_CH": Locale(
-        "CHF",
-        ("CHF {n}", "{n} CHF", "Fr. {n}"),
-        ".",
-        "'",
-        DOTTED,
-        DOTTED_HOURS,
-        ("+41 44 ### ## ##", "079 ### ## ##"),
-        "ch",
-    ),
-    "fr_FR": Locale(
-        "EUR",
-        _EUROS_LAST,
-        ",",
-        " ",
-        SLASHED,
-        (*TWENTY_FOUR, "{HH}h{M}", "{HH} h {M}"),
-        ("+33 6 ## ## ## ##", "01 ## ## ## ##"),
-        "fr",
-    ),
-    "it_IT": Locale("EUR", _EUROS_FIRST, ",", ".", SLASHED, DOTTED_HOURS, ("+39 06 #######", "34# #######"), "it"),
-    "es_ES": Locale("EUR", _EUROS_LAST, ",", ".", SLASHED, TWENTY_FOUR, ("+34 6## ### ###", "91 ### ## ##"), "es"),
-    "nl_NL": Locale("EUR", _EUROS_FIRST, ",", ".", HYPHENED, DOTTED_HOURS, ("+31 6 ########", "020-#######"), "nl"),
-    "pl_PL": Locale(
-        "PLN",
-        ("{n} zł", "{n} PLN", "PLN {n}"),
-        ",",
-        " ",
-        DOTTED,
-        TWENTY_FOUR,
-        ("+48 ### ### ###", "22 ### ## ##"),
-        "pl",
-    ),
-    "sv_SE": Locale(
-        "SEK",
-        ("{n} SEK", "SEK {n}"),
-        ",",
-        " ",
-        ISO,
-        (*TWENTY_FOUR, "{HH}.{M}"),
-        ("+46 70 ### ## ##", "08-### ## ##"),
-        "se",
-    ),
-    "pt_BR": Locale(
-        "BRL",
-        ("R$ {n}", "R${n}", "BRL {n}", "{n} BRL"),
-        ",",
-        ".",
-        SLASHED,
-        (*TWENTY_FOUR, "{HH}h{M}"),
-        ("+55 11 9####-####", "(21) ####-####"),
-        "com.br",
-    ),
-}
-"""By Faker's names. Messages themselves are in English."""
 
-TEST_LOCALE = "pt_BR"
-"""It is in no message of another split."""
+def _forms(named: Iterable[str], forms: Mapping[str, list[str]]) -> Iterator[str]:
+    """Forms, where some may be the name of a list of them."""
+    for each in named:
+        yield from forms.get(each, [each])

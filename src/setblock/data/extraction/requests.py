@@ -1,4 +1,4 @@
-"""Requests: the words in which a record is asked for, and the forms in which a schema is told.
+"""Requests: the words in which a record is asked for, read from `requests.yaml`, and the forms in which a schema is told.
 
 Knows phrasings. Knows nothing of what is asked for, or of how the message was written.
 """
@@ -6,97 +6,44 @@ Knows phrasings. Knows nothing of what is asked for, or of how the message was w
 import json
 import random
 from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
 
 from setblock.data.extraction.asking import LISTS, NUMBERS, Asked
 from setblock.data.extraction.records import Record, written
-from setblock.data.extraction.writing import Message
-
-_FORMS = (
-    "bullets",
-    "bullets",
-    "meanings",
-    "keys",
-    "keys",
-    "keys with forms",
-    "skeleton",
-    "skeleton",
-    "questions",
-    "table",
-    "types",
-    "example",
-)
-_OPENINGS = (
-    "Extract the data from this message as JSON.",
-    "Turn the message into one JSON object.",
-    "Read the message and fill in the record.",
-    "Please pull these details out of the text below and give me JSON.",
-    "You read incoming mail and file it. Answer with one JSON object that has exactly these keys:",
-    "What does the message say about the following? Answer in JSON.",
-    "Make a JSON record of the message, with these keys in this order:",
-    "I need the following from the message, as JSON:",
-    "Parse the text. The result is a JSON object:",
-    "Convert to JSON.",
-    "Get these fields out of the message.",
-    "From the text, extract:",
-    "Fill this in from the text:",
-    "Task: information extraction. Output: one JSON object.",
-    "Here is a message that somebody has to type into our system. Do it for me, in JSON.",
-    "Return the facts of the message as a JSON object.",
-)
-_NULLS = (
-    "Use null for what the message does not say.",
-    "If something is missing, write null.",
-    "null where nothing is said.",
-    "Put null for anything that is not in the text.",
-    "Missing values are null.",
-    "Don't guess: what isn't stated is null.",
-)
-_CONVENTIONS = (
-    "Dates in the message are {}.",
-    "The message writes dates as {}.",
-    "Its dates are {}.",
-    "Note that numeric dates there are {}.",
-)
-_ONLY = (
-    "Answer with the JSON only.",
-    "No explanation, just JSON.",
-    "Nothing but the object, on one line.",
-    "Reply with JSON and nothing else.",
-    "Copy names exactly as they stand.",
-)
-_FRAMES = (
-    "Message:\n{}",
-    "{}",
-    "---\n{}\n---",
-    '"""\n{}\n"""',
-    "<message>\n{}\n</message>",
-    "Text:\n\n{}",
-    "```\n{}\n```",
-    "### Message\n{}",
-    "[start]\n{}\n[end]",
-)
-_EXAMPLES = ("An example of the form, from another message", "Same form as this record of another message")
+from setblock.data.extraction.writing import WrittenMessage
 
 
-def question(message: Message, asked: list[Asked], example: Record, rng: random.Random) -> str:
+@cache
+def _words() -> dict[str, Any]:
+    text = files("setblock.data.extraction").joinpath("requests.yaml").read_text(encoding="utf-8")
+    words: dict[str, Any] = yaml.safe_load(text)
+    return words
+
+
+def question(message: WrittenMessage, asked: list[Asked], example: Record, rng: random.Random) -> str:
     """What a user writes: the task, the schema, what to do where something is missing, and the message.
 
     Args:
         example: a record of another message in the same form, which may be shown in place of a schema.
     """
-    form = rng.choice(_FORMS)
+    words = _words()
+    form = rng.choice(words["forms"])
     schema, says_forms = _schema(form, asked, example, rng)
-    opening = rng.choice(_OPENINGS)
-    rules = [rng.choice(_NULLS)]
+    opening = rng.choice(words["openings"])
+    rules = [rng.choice(words["nulls"])]
     if not says_forms:
         rules += _forms(asked, rng)
     if message.style.convention is not None:
-        rules.append(rng.choice(_CONVENTIONS).format(message.style.convention))
+        rules.append(rng.choice(words["conventions"]).format(message.style.convention))
     if rng.random() < 0.6:
-        rules.append(rng.choice(_ONLY))
+        rules.append(rng.choice(words["only"]))
     rng.shuffle(rules)
     told = " ".join(rules) if rng.random() < 0.7 else "\n".join(f"- {rule}" for rule in rules)
-    text = rng.choice(_FRAMES).format(message.text)
+    text = rng.choice(words["frames"]).format(message.text)
     if rng.random() < 0.3:
         return f"{text}\n\n{opening}\n{schema}\n{told}"
     return f"{opening}\n{schema}\n{told}\n\n{text}"
@@ -104,20 +51,10 @@ def question(message: Message, asked: list[Asked], example: Record, rng: random.
 
 def _forms(asked: list[Asked], rng: random.Random) -> Iterator[str]:
     types = {each.field.type for each in asked}
-    if "date" in types:
-        yield rng.choice(("Dates as YYYY-MM-DD.", "Write dates as YYYY-MM-DD.", "All dates in ISO form (YYYY-MM-DD)."))
-    if "time" in types:
-        yield rng.choice(("Times as HH:MM.", "Use 24-hour times (HH:MM).", "Times are HH:MM, 24 hours."))
-    if types & {*NUMBERS, "goods"}:
-        yield rng.choice(
-            ("Numbers without units.", "Amounts are plain numbers.", "Give amounts and counts as numbers.")
-        )
-    if "currency" in types:
-        yield rng.choice(("Currencies as ISO codes.", "The currency is a three-letter code."))
-    if "flag" in types:
-        yield rng.choice(("Use true or false for yes or no.", "Yes/no fields are true or false."))
-    if types & set(LISTS):
-        yield rng.choice(("Several values make a list of strings.", "Use a list where there are several."))
+    groups = {"numbers": NUMBERS, "lists": LISTS}
+    for named, wordings in _words()["values"]:
+        if any(types & {*groups.get(name, (name,))} for name in named):
+            yield rng.choice(wordings)
     for each in asked:
         if each.field.type == "goods":
             yield f"{each.key} is a {each.form}."
@@ -131,7 +68,7 @@ def _schema(form: str, asked: list[Asked], example: Record, rng: random.Random) 
     if form == "meanings":
         return "\n".join(f"{each.key} = {each.field.description}" for each in asked), False
     if form == "keys":
-        return f"{rng.choice(('Keys', 'Fields', 'Wanted'))}: {', '.join(each.key for each in asked)}", False
+        return f"{rng.choice(_words()['keys'])}: {', '.join(each.key for each in asked)}", False
     if form == "keys with forms":
         return ", ".join(each.key if each.form == "string" else f"{each.key} ({each.form})" for each in asked), True
     if form == "skeleton":
@@ -146,7 +83,7 @@ def _schema(form: str, asked: list[Asked], example: Record, rng: random.Random) 
         rows = (f"  {json.dumps(each.key)}: {_type(each)} | null;" for each in asked)
         return "\n".join(("type Record = {", *rows, "}")), True
     assert form == "example"
-    return f"{rng.choice(_EXAMPLES)}: {written(example)}", True
+    return f"{rng.choice(_words()['examples'])}: {written(example)}", True
 
 
 def _type(asked: Asked) -> str:

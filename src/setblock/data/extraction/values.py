@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from setblock.data.extraction.locales import LOCALES
+from setblock.data.extraction.locales import locales
 from setblock.data.splits import Split, split_of
 from setblock.errors import SetBlockError
 
@@ -33,7 +33,11 @@ def _faker(locale: str) -> "Faker":
         raise SetBlockError(
             "the task extraction draws its names from Faker, which is missing: pip install 'setblock[tasks]'"
         ) from error
-    return Faker(locale)
+    faker = Faker(locale)
+    if locale == "it_IT":  # Faker reads these cities from a set, whose order is another one in each process
+        (places,) = (provider for provider in faker.get_providers() if hasattr(provider, "cities"))
+        places.cities = sorted(places.cities)
+    return faker
 
 
 @lru_cache
@@ -45,7 +49,7 @@ class Values:
     """Draws values of one message.
 
     Args:
-        locale: one of `LOCALES`.
+        locale: one of `locales()`.
         split: names are of this split.
 
     Attributes:
@@ -53,7 +57,7 @@ class Values:
     """
 
     def __init__(self, locale: str, split: Split, rng: random.Random) -> None:
-        self.locale = LOCALES[locale]
+        self.locale = locales()[locale]
         self.split = split
         self.rng = rng
         self.today = _FIRST_DAY + timedelta(days=rng.randrange(_DAYS))

@@ -32,7 +32,7 @@ _ONE_OF_MANY = re.compile(rf"\b(1|one) ({'|'.join(_COUNTED.split())})\b")
 
 
 @dataclass
-class Message:
+class WrittenMessage:
     """A message in the making.
 
     Attributes:
@@ -70,9 +70,9 @@ class Writer:
             self._drawn[name] = self.values.draw(field.type, field.told, self.value)
         return self._drawn[name]
 
-    def write(self, wording: Wording) -> Message:
+    def write(self, wording: Wording) -> WrittenMessage:
         """A message with this wording."""
-        message = Message("", Style(self.values.locale, self.rng))
+        message = WrittenMessage("", Style(self.values.locale, self.rng))
         text = self._decided(self._chosen(wording.text), message)
         pieces, here = [], 0
         for slot in _SLOT.finditer(text):
@@ -92,12 +92,12 @@ class Writer:
             text = before + chosen + after
         return text.replace("\1", "[").replace("\2", "]").replace("¦", "|")
 
-    def _decided(self, text: str, message: Message) -> str:
+    def _decided(self, text: str, message: WrittenMessage) -> str:
         for flag in _FLAG.finditer(text):
             message.shown[flag[1]] = self.value(flag[1])
         return _FLAG.sub(lambda flag: flag[2] if self.value(flag[1]) else flag[3], text)
 
-    def _filled(self, slot: re.Match[str], message: Message) -> str:
+    def _filled(self, slot: re.Match[str], message: WrittenMessage) -> str:
         name, until, part, how = slot.groups()
         value = self.value(name)
         if part is not None:
