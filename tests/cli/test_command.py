@@ -33,7 +33,7 @@ def test_help_and_version_import_no_pytorch():
     code = """
 import sys
 from setblock.cli.app import app
-commands = ("generate", "compare", "trace", "evaluate", "sweep", "calibrate", "train", "merge", "push", "serve")
+commands = ("generate", "compare", "trace", "evaluate", "sweep", "calibrate", "train", "merge", "serve")
 for line in ("--help", "--version", *(f"{command} --help" for command in commands)):
     try:
         app(line.split(), prog_name="setblock")
@@ -54,7 +54,7 @@ def test_python_m_setblock_streams(sbd_folder):
 
 
 @pytest.mark.parametrize(
-    "command", ["generate", "compare", "trace", "evaluate", "sweep", "calibrate", "train", "merge", "push", "serve"]
+    "command", ["generate", "compare", "trace", "evaluate", "sweep", "calibrate", "train", "merge", "serve"]
 )
 def test_every_option_is_explained(command):
     parameters = get_command(app).commands[command].params

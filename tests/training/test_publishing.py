@@ -1,10 +1,8 @@
-"""After a run: its model card, its adapter merged again, its folder on the hub."""
+"""After a run: its model card, and its adapter merged again."""
 
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -16,10 +14,8 @@ from typer.testing import CliRunner, Result
 
 from families import tiny_model
 from setblock.cli.app import app
-from setblock.errors import SetBlockError
 from setblock.model.adapter import quiet_peft
 from setblock.model.sbd_model import SBDModel
-from setblock.training.hub import push
 from setblock.training.metrics import read_metrics
 
 
@@ -119,54 +115,3 @@ def test_what_can_not_be_merged(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").write_text("{}")
     assert "holds a model already" in said(trained)
-
-
-class Hub:
-    """A stub of the hub's client."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
-        self.calls: list[tuple[str, dict[str, Any]]] = []
-
-    def create_repo(self, repo_id: str, **options: Any) -> Any:
-        if self.error is not None:
-            raise self.error
-        self.calls.append(("create_repo", {"repo_id": repo_id, **options}))
-        return SimpleNamespace(repo_id=f"me/{repo_id}")
-
-    def upload_folder(self, **options: Any) -> None:
-        self.calls.append(("upload_folder", options))
-
-
-def test_push_uploads_the_checkpoint_with_its_card(trained: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(trained, tmp_path / "mine"))
-    (folder / "README.md").unlink()
-    hub = Hub()
-    push(folder, "tiny", private=True, api=hub)  # type: ignore[arg-type]
-    (first, made), (second, sent) = hub.calls
-    assert (first, second) == ("create_repo", "upload_folder")
-    assert made["private"] is True
-    assert made["exist_ok"] is True
-    assert (sent["repo_id"], sent["folder_path"]) == ("me/tiny", str(folder))
-    from huggingface_hub.utils import filter_repo_objects
-
-    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    kept = set(filter_repo_objects(files, ignore_patterns=sent["ignore_patterns"]))
-    assert {"README.md", "config.json", "model.safetensors", "metrics.jsonl", "custom_generate/generate.py"} <= kept
-    assert not any(name.startswith("checkpoint-") for name in kept)
-
-
-def test_a_hub_that_can_not_be_reached_is_one_line(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SetBlockError, match=r"can't push to me/tiny: ConnectionError: no route to host"):
-        push(trained, "me/tiny", api=Hub(ConnectionError("no route\nto host")))  # type: ignore[arg-type]
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("HF_TOKEN", "nobody")
-    outcome = run("push", trained.parent / "nothing", "me/tiny")
-    assert (outcome.exit_code, outcome.stderr.count("\n")) == (1, 1)
-    assert "is no checkpoint" in outcome.stderr
-
-
-def test_a_name_that_is_none_is_one_line(trained: Path) -> None:
-    outcome = run("push", trained, "a/b/c")
-    assert (outcome.exit_code, outcome.stderr.count("\n")) == (1, 1)
-    assert "must be of the form USER/NAME" in outcome.stderr

@@ -15,9 +15,9 @@ from setblock.cli.export import export
 from setblock.cli.fetch import fetch
 from setblock.cli.generate import generate
 from setblock.cli.main import INTERRUPTED
+from setblock.cli.merge import merge
 from setblock.cli.messages import print_error, print_message, print_warning, silence_bars, silence_loggers
 from setblock.cli.option_groups import with_option_groups
-from setblock.cli.publish import merge, push
 from setblock.cli.roofline import roofline
 from setblock.cli.serve import serve
 from setblock.cli.stdout import writable_stdout
@@ -82,7 +82,6 @@ for command in (
     calibrate,
     train,
     merge,
-    push,
     export,
     fetch,
     serve,

@@ -1,4 +1,4 @@
-"""`setblock merge` and `setblock push`: what is done with a model after its training."""
+"""`setblock merge`: an adapter becomes a part of the model that it was trained on."""
 
 from pathlib import Path
 from typing import Annotated
@@ -39,21 +39,3 @@ def merge(
 
     silence_libraries()
     typer.echo(f"saved to {merge_adapter(adapter, output, base=base)}")
-
-
-def push(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A checkpoint.", show_default=False)],
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="USER/NAME on the hub.", show_default=False)],
-    private: Annotated[bool, typer.Option("--private", help="Make the repository private, if it is new.")] = False,
-    message: Annotated[
-        str | None, typer.Option("--message", metavar="TEXT", help="Of the commit.", show_default=False)
-    ] = None,
-) -> None:
-    """Upload a checkpoint to the Hugging Face hub, its model card with it.
-
-    Log in first: `hf auth login`, or a token in HF_TOKEN. Intermediate checkpoints stay at home.
-    """
-    from setblock.training.hub import push as run
-
-    silence_libraries()
-    typer.echo(f"pushed to {run(folder, repo, private=private, message=message)}")

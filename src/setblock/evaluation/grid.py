@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from setblock.decoding.named_samplers import SAMPLERS, parameters_of, sampler_named
 from setblock.decoding.operating_point import OperatingPoint, point_of
-from setblock.decoding.settings import DecodingSettings, Method
+from setblock.decoding.settings import POINT, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.sbd_model import SBDModel
 from setblock.training.yaml_loader import YAMLLoader
@@ -22,7 +22,7 @@ Grid = Mapping[str, Sequence[Any]]
 """A key and its values each; the grid is their product."""
 
 METHODS: tuple[Method, ...] = ("sbd", "exact")
-_KINDS: dict[str, Any] = {"block_size": int, "adaptive_blocks": bool, "draft_passes": int, "draft_lookup": int}
+_KINDS: dict[str, Any] = {name: SETTINGS[name].type for name in POINT if name != "sampler"}
 
 
 def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[str, Sequence[Any]]) -> list[Grid]:
@@ -31,7 +31,7 @@ def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[st
     Args:
         methods: of `METHODS`.
         samplers: names, for method `sbd`.
-        values: the values of `block_size`, `adaptive_blocks` and `draft_passes`, which hold for every grid that has them; of a
+        values: the values of other settings of a point, such as `block_size`, which hold for every grid that has them; of a
             hyperparameter, for every sampler that has it; and of `SAMPLER.HYPERPARAMETER`. A sampler whose hyperparameters
             get no values is swept along its dial.
 

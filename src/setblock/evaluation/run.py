@@ -14,7 +14,7 @@ from typing import Any
 from setblock.data.tasks import Task
 from setblock.decoding.calibrated import default_settings, with_calibration
 from setblock.decoding.operating_point import NTP, OperatingPoint, point_of
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings import POINT, DecodingSettings
 from setblock.evaluation.exam import exam_of
 from setblock.evaluation.fingerprint import code_identity, model_fingerprint
 from setblock.evaluation.result import Result
@@ -26,7 +26,7 @@ from setblock.model.sbd_model import SBDModel
 DEFAULT_LIMIT = 100
 DEFAULT_BATCH_SIZE = 32
 # What a point says itself; everything else of the settings is shared by a whole sweep.
-_OF_POINTS = {"method", "sampler", "block_size", "adaptive_blocks", "draft_passes", "draft_lookup"}
+_OF_POINTS = {"method", *POINT}
 Progress = Callable[[OperatingPoint, int], None]
 
 

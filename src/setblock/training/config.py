@@ -12,11 +12,8 @@ Teacher = Literal["clean_half", "base"]
 
 @dataclass
 class SBDConfig(Noising, TrainingArguments):
-    """Training arguments. Only what differs from `transformers.TrainingArguments` is described here; the options of the noisy
-    half, which are fields as well, are described in `setblock.training.noising.Noising`.
-
-    `setblock.training.noising.Noising` describes the options of the noisy half: `mask_rate_per`, `noise_on`, `noisy_copies`,
-    `complete_last_block`, `random_offsets`, `complementary_masks`, `full_mask_share` and `mask_places`.
+    """Training arguments. Only what differs from `transformers.TrainingArguments` is described here. The options of the noisy
+    half are fields as well; `setblock.training.noising.Noising` describes them.
 
     Attributes:
         objective: `sbd`: next-token and masked-token prediction (eq. 14). `ntp`: next-token prediction alone, without the
