@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import setblock
 
 ROOT = Path(setblock.__file__).parent
+REPOSITORY = Path(__file__).parent.parent
 FILES = sorted(ROOT.rglob("*.py"), key=lambda path: (path != ROOT / "__init__.py", path))
 
 # What each part may import, besides itself. The arrow of the data flow points one way.
@@ -131,6 +133,24 @@ def test_packages_are_quick_to_import() -> None:
     packages += ", setblock.structure.kinds"
     code = f"import sys, {packages}; assert not {{'torch', 'transformers', 'scipy', 'datasets'}} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_class_name_exists_twice() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
+
+
+def test_no_file_has_the_marks_of_a_merge() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    marked = re.compile(rb"^(<{7}|>{7})( |$)", re.MULTILINE)
+    paths = [REPOSITORY / name for name in listed.stdout.decode().split("\0") if name]
+    assert [path for path in paths if path.is_file() and marked.search(path.read_bytes())] == []
 
 
 def test_modules_say_what_they_know() -> None:

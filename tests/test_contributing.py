@@ -1,0 +1,224 @@
+"""CONTRIBUTING.md says which files an extension touches: they exist, and no other has to be touched.
+
+A sampler, a task, a setting and a noising trick are each added in a copy of the package, in the files of the page alone, and
+work wherever they should. Runtimes and companions are added without any file: `decoding/test_runtimes.py` and
+`decoding/test_companions.py` do it.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import setblock
+from setblock.data.tasks import TASKS
+from setblock.decoding.samplers import SAMPLERS
+from setblock.training.noising import Noising
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = Path(setblock.__file__).parent
+SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+SECTIONS = dict(re.findall(r"^## (Add [^\n]+)\n(.*?)(?=^## )", PAGE, flags=re.DOTALL | re.MULTILINE))
+# Where a file may be that the page names without its folder
+FOLDERS = ("", "src/setblock/decoding", "src/setblock", "tests/decoding/samplers")
+
+
+def naming(word: str) -> set[str]:
+    """The files of the package that have a word, as a name or as a text."""
+    pattern = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
+    return {name for name, text in SOURCES.items() if pattern.search(text)}
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_the_files_that_a_list_names_are_there(title: str) -> None:
+    named = re.findall(r"`([\w./-]+(?:\.py|\.md|/))`", SECTIONS[title]) + re.findall(r"\]\(([\w./-]+)", SECTIONS[title])
+    assert named
+    missing = [name for name in named if not any((ROOT / folder / name).exists() for folder in FOLDERS)]
+    assert missing == []
+
+
+def test_there_is_a_list_for_each_extension() -> None:
+    whats = ("sampler", "decoding setting", "runtime", "companion of a row", "recipe", "task", "noising trick")
+    assert list(SECTIONS) == [f"Add a {what}" for what in whats]
+
+
+def test_no_other_file_names_a_sampler() -> None:
+    default = "entropy-bounded"
+    for name, kind in SAMPLERS.in_this_package().items():
+        files = naming(kind.__name__) | (naming(f'"{name}"') if "-" in name else set())  # a single word may mean more
+        if name != default:
+            assert {file for file in files if not file.startswith("decoding/samplers/")} == set(), name
+
+
+def test_no_other_file_names_a_task() -> None:
+    """But for the word problems, which are the default."""
+    for name in TASKS.keys() - {"word-problems"}:
+        assert len(naming(f'"{name}"')) <= 1, name
+
+
+def test_no_other_file_names_a_noising_option() -> None:
+    """But for the two that change more than which tokens are noise: the loss is divided by the copies, and a text that is cut
+    must not be completed."""
+    more = {"noisy_copies": {"training/trainer.py"}, "complete_last_block": {"training/recipe.py"}}
+    for name in Noising.__dataclass_fields__:
+        assert naming(name) == {"training/noising.py"} | more.get(name, set()), name
+
+
+# One of each, added in a copy of the package. Of a file that is there already: what is replaced, and by what.
+
+SAMPLER = '''"""Every second candidate, the first one included."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from setblock.decoding.sampler import BlockView, Selection
+
+
+@dataclass(frozen=True)
+class EveryOther:
+    """Reveal every `step`-th candidate."""
+
+    name: ClassVar[str] = "every-other"
+    step: int = 2
+
+    def select(self, block: BlockView) -> Selection:
+        """Choose."""
+        number = block.candidates.cumsum(dim=1) - 1
+        return Selection(block.candidates & (number % self.step == 0))
+'''
+TASK = (ROOT / "docs" / "tasks.md").read_text().split("```python\n")[1].split("```")[0]
+NEW = {"decoding/samplers/every_other.py": SAMPLER, "data/tasks/doubles.py": TASK}
+CHANGED = {
+    "decoding/settings.py": {
+        "    seed: int = setting(\n": """    without_token: int | None = setting(
+        None, "A token id that is never written.", Range(0), group="sampling", metavar="ID"
+    )
+    seed: int = setting(
+"""
+    },
+    "decoding/logits.py": {
+        "each.logit_bias or each.banned_tokens for": (
+            "each.logit_bias or each.banned_tokens or each.without_token is not None for"
+        ),
+        "            bias[row, list(each.banned_tokens)] = -torch.inf\n": """\
+            bias[row, list(each.banned_tokens)] = -torch.inf
+            if each.without_token is not None:
+                bias[row, each.without_token] = -torch.inf
+""",
+    },
+    "training/noising.py": {
+        "    mask_rate_per: MaskRatePer": "    keep_first: bool = False\n    mask_rate_per: MaskRatePer",
+        "        mask_rate_per: the unit": (
+            "        keep_first: leave the first token of each block.\n        mask_rate_per: the unit"
+        ),
+        "            tokens = np.concatenate(": """            if noising.keep_first:
+                is_masked = is_masked & (np.diff(block_of, prepend=-1) == 0)
+            tokens = np.concatenate(""",
+    },
+}
+
+CHECKED = r"""
+import json
+import runpy
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+from typer.testing import CliRunner
+
+import setblock
+from setblock.cli.app import app
+from setblock.decoding.setting import CALLERS
+from setblock.decoding.settings import offered_by
+from setblock.evaluation.grid import grids_of
+from setblock.integrations.lm_eval.arguments import settings_from
+from setblock.integrations.vllm.parameters import settings_of as of_vllm
+from setblock.server.protocol import ChatBody
+from setblock.server.settings import settings_of as of_the_server
+from setblock.training.noising import Noising, noise_row
+from setblock.training.recipe import load_recipe
+
+package, recipe, keys = sys.argv[1:]
+assert setblock.__file__.startswith(package)
+PROMPT = "Maya has 12 apples. Maya finds 7 more. How many apples does Maya have now?"
+
+
+def said(*arguments):
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def asked(**extra):
+    return ChatBody.model_validate({"model": "m", "messages": [{"role": "user", "content": "a"}], **extra})
+
+
+# The sampler and the task
+blocks = ("--method", "sbd", "--sampler", "every-other", "--sampler-option", "step=3", "--max-new-tokens", "6")
+assert said("trace", PROMPT, *blocks)["sampler_options"] == {"step": 3}
+found = said("evaluate", "--task", "doubles", "--limit", "2", *blocks)
+assert (found["task"], found["sampler"], found["scores"].keys()) == ("doubles", "every-other", {"digits"})
+assert grids_of(["sbd"], ["every-other"], {"step": [2, 3]})[0]["step"] == [2, 3]
+every_other = [
+    settings_from({"sampler": "every-other"}),
+    of_vllm(SimpleNamespace(extra_args={"sampler": "every-other"}, top_k=0, top_p=1.0, repetition_penalty=1.0)),
+    of_the_server(asked(sampler="every-other"), default_method="sbd"),
+]
+assert {type(each.sampler).__name__ for each in every_other} == {"EveryOther"}
+
+# The setting
+assert all("without_token" in offered_by(caller) for caller in CALLERS)
+assert of_the_server(asked(without_token=5), default_method="sbd").without_token == 5
+plain = said("generate", PROMPT, "--max-new-tokens", "6")["text"]
+model = setblock.load()
+first = model.tokenizer(plain, add_special_tokens=False).input_ids[0]
+assert said("generate", PROMPT, "--max-new-tokens", "6", "--without-token", str(first))["text"] != plain
+
+# The noising trick
+_, arguments = load_recipe(recipe, overrides={"training.keep_first": True, "training.use_cpu": True})
+ids = np.arange(40)
+half = noise_row(
+    input_ids=ids,
+    labels=ids,
+    position_ids=ids,
+    document_ids=0 * ids,
+    block_size=4,
+    noising=Noising.of(arguments),
+    mask_token_id=99,
+    end_of_text_id=0,
+    context_length=64,
+    rng=np.random.default_rng(1),
+)
+is_first = half.position_ids == half.block_starts
+assert half.is_masked.any() and not half.is_masked[is_first].any()
+assert "`keep_first`" in runpy.run_path(keys)["page"]()
+"""
+
+
+def test_one_of_each_is_added_in_the_files_of_its_list(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "setblock"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in NEW.items():
+        assert not (package / name).exists()
+        (package / name).write_text(text)
+    for name, changes in CHANGED.items():
+        text = (package / name).read_text()
+        for before, after in changes.items():
+            assert text.count(before) == 1, f"{name}: {before}"
+            text = text.replace(before, after)
+        (package / name).write_text(text)
+    files = [str(package), str(ROOT / "examples" / "tiny.yaml"), str(ROOT / "docs" / "_site" / "recipe_keys.py")]
+    process = subprocess.run(
+        [sys.executable, "-c", CHECKED, *files],
+        env={**os.environ, "PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
