@@ -1,21 +1,15 @@
 """`setblock data`: what a recipe trains on, seen before the training, and prompts and answers of a model's own."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from setblock.cli import options
 from setblock.cli.decoding_options import DecodingOptions
-from setblock.cli.messages import (
-    print_json,
-    progress,
-    silence_data_sets,
-    silence_libraries,
-    stdout_console,
-)
+from setblock.cli.messages import print_json, progress, silence_libraries, stdout_console
 from setblock.cli.model import ModelOptions, load_model
+from setblock.cli.recipe import RecipeOptions, RecordsOption, check_records
 from setblock.decoding.settings import Method
 from setblock.errors import ParameterError, SetBlockError
 
@@ -31,21 +25,12 @@ class RegenerateOptions(DecodingOptions):
 
 
 def inspect(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file; see recipes/.", show_default=False)],
+    recipe: RecipeOptions,
     row: Annotated[int, typer.Option("--row", metavar="N", min=0, help="Which row to show, counted from 0.")] = 0,
     tokens: Annotated[
         int, typer.Option("--tokens", metavar="N", min=0, help="Tokens of each half to show; 0: all of them.")
     ] = 48,
     evaluation: Annotated[bool, typer.Option("--evaluation", help="Show the rows to evaluate on instead.")] = False,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="SECTION.KEY=VALUE",
-            help="Replace a value of the recipe, such as data.row_length=512; may be given again.",
-            show_default=False,
-        ),
-    ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show one packed row of a recipe's data as the trainer gets it, and count what is in all of them.
@@ -55,11 +40,8 @@ def inspect(
     """
     from setblock.cli.data_view import print_row, row_json
     from setblock.training.inspection import inspected_row
-    from setblock.training.recipe import load_recipe, parse_override
 
-    silence_libraries()
-    silence_data_sets()
-    checked, arguments = load_recipe(recipe, overrides=dict(parse_override(text) for text in overrides or []))
+    checked, arguments = recipe.load()
     inspected = inspected_row(checked, arguments, row=row, evaluation=evaluation)
     if as_json:
         print_json(row_json(inspected))
@@ -68,17 +50,8 @@ def inspect(
 
 
 def regenerate(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file; see recipes/.", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", metavar="FILE", help="A .jsonl file.", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="SECTION.KEY=VALUE",
-            help="Replace a value of the recipe, such as data.documents=1000; may be given again.",
-            show_default=False,
-        ),
-    ] = None,
+    recipe: RecipeOptions,
+    output: RecordsOption,
     batch_size: Annotated[
         int, typer.Option("--batch-size", metavar="B", min=1, help="Questions answered at once. Changes no answer.")
     ] = 32,
@@ -94,13 +67,9 @@ def regenerate(
     from setblock.data.rows import use_chat_template
     from setblock.own_text.answers import questions_of
     from setblock.own_text.answers import regenerate as run
-    from setblock.training.recipe import load_recipe, parse_override
 
-    if not output.name.endswith(".jsonl"):
-        raise ParameterError(f"--output must end in .jsonl, not {output.name!r}")
-    silence_libraries()
-    silence_data_sets()
-    checked, _ = load_recipe(recipe, overrides=dict(parse_override(text) for text in overrides or []))
+    check_records(output)
+    checked, _ = recipe.load()
     path = checked.model.path if model.path is None else model.path
     if path is None:
         raise SetBlockError("the recipe starts from random weights: name the model that answers with --model")
@@ -122,7 +91,7 @@ def regenerate(
 
 
 def prompts(
-    output: Annotated[Path, typer.Option("--output", metavar="FILE", help="A .jsonl file.", show_default=False)],
+    output: RecordsOption,
     count: Annotated[
         int, typer.Option("--count", metavar="N", min=1, help="How many prompts to ask for. Some are left out.")
     ] = 1000,
@@ -152,8 +121,7 @@ def prompts(
     from setblock.decoding.settings import DecodingSettings
     from setblock.own_text.prompts import write_prompts
 
-    if not output.name.endswith(".jsonl"):
-        raise ParameterError(f"--output must end in .jsonl, not {output.name!r}")
+    check_records(output)
     if temperature <= 0:
         raise ParameterError(
             f"--temperature must be above 0, not {temperature}: the same prompt would be written each time"

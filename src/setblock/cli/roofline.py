@@ -4,11 +4,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import typer
-
 from setblock.cli import options
 from setblock.cli.messages import print_json, silence_libraries, stdout_console
-from setblock.cli.options import MODEL
 from setblock.cli.roofline_view import print_prediction, roofline_json
 from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, Hardware, hardware_named
@@ -19,8 +16,7 @@ from setblock.roofline.presets import PAPER_MODEL, PRESETS
 from setblock.roofline.shape import ModelShape, shape_of
 from setblock.roofline.tables import BLOCK_SIZE, KV_LENGTH
 
-LOAD = "Load"
-HARDWARE_PANEL = "Hardware"
+LOAD, HARDWARE_PANEL = options.Panel("Load"), options.Panel("Hardware")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,64 +25,43 @@ class SubjectOptions:
 
     model: Annotated[
         str | None,
-        typer.Option(
+        options.MODEL(
             "--model",
-            metavar="P",
-            help=f"Folder or hub id, of which only the config is read, or one of {', '.join(PRESETS)}. "
+            f"Folder or hub id, of which only the config is read, or one of {', '.join(PRESETS)}. "
             f"Default: {PAPER_MODEL} on the paper's H100.",
-            rich_help_panel=MODEL,
+            metavar="P",
         ),
     ] = None
     dtype: Annotated[
         NumberType | None,
-        typer.Option(
+        options.MODEL(
             "--dtype",
-            help="Type of activations, and of weights and cache unless they are given. Default: the config's, or bfloat16; "
+            "Type of activations, and of weights and cache unless they are given. Default: the config's, or bfloat16; "
             "float8 where no model is given, as in the paper.",
-            rich_help_panel=MODEL,
         ),
     ] = None
-    weights: Annotated[
-        NumberType | None, typer.Option("--weights", help="Type of the weights.", rich_help_panel=MODEL)
-    ] = None
-    kv: Annotated[
-        NumberType | None,
-        typer.Option("--kv", help="Type of the cached keys and values.", rich_help_panel=MODEL),
-    ] = None
+    weights: Annotated[NumberType | None, options.MODEL("--weights", "Type of the weights.")] = None
+    kv: Annotated[NumberType | None, options.MODEL("--kv", "Type of the cached keys and values.")] = None
     hardware: Annotated[
         str | None,
-        typer.Option(
+        HARDWARE_PANEL(
             "--hardware",
+            f"One of {', '.join(HARDWARE)}, or {THIS_MACHINE}, which is measured. Default: h100.",
             metavar="NAME",
-            help=f"One of {', '.join(HARDWARE)}, or {THIS_MACHINE}, which is measured. Default: h100.",
-            rich_help_panel=HARDWARE_PANEL,
         ),
     ] = None
-    bandwidth: Annotated[
-        float | None,
-        typer.Option("--bandwidth", metavar="GB/s", help="Of its memory, instead.", rich_help_panel=HARDWARE_PANEL),
-    ] = None
+    bandwidth: Annotated[float | None, HARDWARE_PANEL("--bandwidth", "Of its memory, instead.", metavar="GB/s")] = None
     peak: Annotated[
         float | None,
-        typer.Option(
-            "--peak",
-            metavar="TFLOPS",
-            help="Of its arithmetic, dense, in the type that is used, instead.",
-            rich_help_panel=HARDWARE_PANEL,
-        ),
+        HARDWARE_PANEL("--peak", "Of its arithmetic, dense, in the type that is used, instead.", metavar="TFLOPS"),
     ] = None
 
 
 def roofline(
     *,
     subject: SubjectOptions,
-    kv_length: Annotated[
-        int, typer.Option("--kv-length", metavar="L", min=1, help="Cached positions.", rich_help_panel=LOAD)
-    ] = KV_LENGTH,
-    block_size: Annotated[
-        int,
-        typer.Option("--block-size", metavar="K", min=2, help="k of the speed-ups.", rich_help_panel=LOAD),
-    ] = BLOCK_SIZE,
+    kv_length: Annotated[int, LOAD("--kv-length", "Cached positions.", metavar="L", min=1)] = KV_LENGTH,
+    block_size: Annotated[int, LOAD("--block-size", "k of the speed-ups.", metavar="K", min=2)] = BLOCK_SIZE,
     as_json: options.JsonOption = False,
 ) -> None:
     """Predict what blocks gain: slowdown of block passes, speed-up in seconds, and the batch where it ends.

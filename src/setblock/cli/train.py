@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from setblock.cli.messages import print_message, silence_data_sets, silence_libraries
+from setblock.cli.messages import print_message
+from setblock.cli.recipe import RecipeOptions
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -18,16 +19,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file; see recipes/.", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="SECTION.KEY=VALUE",
-            help="Replace a value of the recipe, such as training.learning_rate=1e-4; may be given again.",
-            show_default=False,
-        ),
-    ] = None,
+    recipe: RecipeOptions,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -48,15 +40,9 @@ def train(
     from setblock.cli.train_view import TrainView
     from setblock.evaluation.during_training import DecodingEvaluator
     from setblock.training.checkpoints import is_finished, newest_checkpoint, step_of
-    from setblock.training.recipe import load_recipe, parse_override
     from setblock.training.train import train as run
 
-    silence_libraries()
-    silence_data_sets()
-    replaced = dict(parse_override(text) for text in overrides or [])
-    if output is not None:
-        replaced["training.output_dir"] = str(output)
-    checked, arguments = load_recipe(recipe, overrides=replaced)
+    checked, arguments = recipe.load(**({} if output is None else {"training.output_dir": str(output)}))
     view = TrainView(bar=sys.stderr.isatty() and not checked.training.get("disable_tqdm"))
     arguments.disable_tqdm = True  # the Trainer's own bar
 

@@ -1,0 +1,60 @@
+"""The recipe that a command reads: its file, and values to replace in it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from setblock.cli.messages import silence_data_sets, silence_libraries
+from setblock.errors import ParameterError
+
+if TYPE_CHECKING:
+    from setblock.training.config import SBDConfig
+    from setblock.training.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions:
+    """Which recipe, and what is replaced in it."""
+
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file; see recipes/.", show_default=False)]
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SECTION.KEY=VALUE",
+            help="Replace a value of the recipe, such as training.learning_rate=1e-4; may be given again.",
+            show_default=False,
+        ),
+    ] = None
+
+    def load(self, **values: Any) -> "tuple[Recipe, SBDConfig]":
+        """Read and check it, with libraries silenced.
+
+        Args:
+            values: further values to replace, by their dotted keys.
+
+        Raises:
+            SetBlockError: the file can't be read, or a key or value in it is not valid.
+        """
+        from setblock.training.recipe import load_recipe, parse_override
+
+        silence_libraries()
+        silence_data_sets()
+        replaced: Mapping[str, Any] = dict(parse_override(text) for text in self.overrides or [])
+        return load_recipe(self.recipe, overrides={**replaced, **values})
+
+
+RecordsOption = Annotated[Path, typer.Option("--output", metavar="FILE", help="A .jsonl file.", show_default=False)]
+
+
+def check_records(path: Path) -> None:
+    """Refuse a file of records whose name has another ending.
+
+    Raises:
+        ParameterError: it has.
+    """
+    if not path.name.endswith(".jsonl"):
+        raise ParameterError(f"--output must end in .jsonl, not {path.name!r}")
