@@ -110,7 +110,7 @@ class AssistantMessage(BaseModel):
     tool_calls: list[ToolCallReply] | None = None
 
 
-class Choice(BaseModel):
+class AnyChoice(BaseModel):
     """What choices of all kinds have. `pass_event` and `tokens` are there where `events` is asked for."""
 
     index: int
@@ -119,14 +119,14 @@ class Choice(BaseModel):
     tokens: list[AnswerToken] | None = None
 
 
-class ChatChoice(Choice):
+class ChatChoice(AnyChoice):
     """One of the answers."""
 
     message: AssistantMessage
     logprobs: ChatLogprobs | None
 
 
-class CompletionChoice(Choice):
+class CompletionChoice(AnyChoice):
     """One of the answers, or a piece of it."""
 
     text: str

@@ -23,7 +23,7 @@ _FENCED = re.compile(r"^[ \t]*```[\w+-]*[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTA
 
 
 @dataclass(frozen=True)
-class Function(ChatExample):
+class FunctionToComplete(ChatExample):
     """A function to complete. There is no answer to train on: the problems are for evaluation only.
 
     Attributes:
@@ -37,7 +37,7 @@ class Function(ChatExample):
     tests: str = ""
 
 
-def functions(split: Split, seed: int = 0) -> Iterator[Function]:
+def functions(split: Split, seed: int = 0) -> Iterator[FunctionToComplete]:
     """The problems, in an order that the seed draws; the seed 0 keeps that of the file.
 
     Raises:
@@ -48,7 +48,7 @@ def functions(split: Split, seed: int = 0) -> Iterator[Function]:
         random.Random(f"humaneval-{seed}").shuffle(problems)
     for each in problems:
         question = _ASKED.format(each["prompt"].strip())
-        yield Function(question, beginning=each["prompt"], name=each["entry_point"], tests=each["test"])
+        yield FunctionToComplete(question, beginning=each["prompt"], name=each["entry_point"], tests=each["test"])
 
 
 @lru_cache
@@ -75,7 +75,7 @@ def _begins_at(name: str, code: str) -> int | None:
     return found.start() if found else None
 
 
-def _program(function: Function, answer: str) -> Program:
+def _program(function: FunctionToComplete, answer: str) -> Program:
     """The answer's code after what the problem gives before its function, or after all of it where only a body was written."""
     code = code_in(answer, function.name)
     whole = _begins_at(function.name, code) is not None
