@@ -134,7 +134,7 @@ from typer.testing import CliRunner
 import setblock
 from setblock.cli.app import app
 from setblock.decoding.setting import CALLERS
-from setblock.decoding.settings import offered_by
+from setblock.decoding.settings import DecodingSettings, offered_by
 from setblock.evaluation.grid import grids_of
 from setblock.integrations.lm_eval.arguments import settings_from
 from setblock.integrations.vllm.parameters import settings_of as of_vllm
@@ -167,13 +167,13 @@ assert grids_of(["sbd"], ["every-other"], {"step": [2, 3]})[0]["step"] == [2, 3]
 every_other = [
     settings_from({"sampler": "every-other"}),
     of_vllm(SimpleNamespace(extra_args={"sampler": "every-other"}, top_k=0, top_p=1.0, repetition_penalty=1.0)),
-    of_the_server(asked(sampler="every-other"), default_method="sbd"),
+    of_the_server(asked(sampler="every-other"), default=DecodingSettings(method="sbd")),
 ]
 assert {type(each.sampler).__name__ for each in every_other} == {"EveryOther"}
 
 # The setting
 assert all("without_token" in offered_by(caller) for caller in CALLERS)
-assert of_the_server(asked(without_token=5), default_method="sbd").without_token == 5
+assert of_the_server(asked(without_token=5), default=DecodingSettings(method="sbd")).without_token == 5
 plain = said("generate", PROMPT, "--max-new-tokens", "6")["text"]
 model = setblock.load()
 first = model.tokenizer(plain, add_special_tokens=False).input_ids[0]

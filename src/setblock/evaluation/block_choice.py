@@ -42,7 +42,7 @@ COPYING = (
 
 
 @dataclass(frozen=True)
-class Choice:
+class BlockChoice:
     """How to decode fastest.
 
     Attributes:
@@ -79,9 +79,9 @@ class Choice:
         )
 
 
-def fastest_choice(costs: PassCosts, facts: SBDFacts | None) -> Choice:
+def fastest_choice(costs: PassCosts, facts: SBDFacts | None) -> BlockChoice:
     """The fastest way to decode a model with these facts in method `exact`."""
-    plain = Choice("ntp", None, None, 1.0, costs)
+    plain = BlockChoice("ntp", None, None, 1.0, costs)
     tried = [*(_by_copying(costs) if facts is None else _by_blocks(costs, facts))]
     best = max(tried, key=lambda each: each.speedup, default=plain)
     return best if best.speedup >= WORTH else plain
@@ -92,17 +92,17 @@ def tokens_of_draft(acceptance: float, length: int) -> float:
     return sum(acceptance**place for place in range(length))
 
 
-def _by_blocks(costs: PassCosts, facts: SBDFacts) -> Iterator[Choice]:
+def _by_blocks(costs: PassCosts, facts: SBDFacts) -> Iterator[BlockChoice]:
     """Eq. 16 where each pass commits a draft and makes the next one (l = 1): tokens of a draft x time(1) / time(2k)."""
     acceptance = _acceptance_of(facts)
     for size in costs.seconds:
         both = costs.seconds.get(2 * size) if costs.fuses_commit else 2 * costs.seconds[size]
         if 1 < size <= max(facts.block_sizes, default=0) and both is not None:
             speedup = tokens_of_draft(acceptance, size) * costs.seconds[1] / both
-            yield Choice("exact", size, None, speedup, costs)
+            yield BlockChoice("exact", size, None, speedup, costs)
 
 
-def _by_copying(costs: PassCosts) -> Iterator[Choice]:
+def _by_copying(costs: PassCosts) -> Iterator[BlockChoice]:
     """A pass over a draft, or over one token where nothing is found to copy."""
     one = costs.seconds[1]
     for copying in COPYING:
@@ -110,7 +110,7 @@ def _by_copying(costs: PassCosts) -> Iterator[Choice]:
             if length in costs.seconds:
                 brought = drafted * tokens + 1 - drafted
                 seconds = drafted * costs.seconds[length] + (1 - drafted) * one
-                yield Choice("exact", length, copying.matched, brought * one / seconds, costs)
+                yield BlockChoice("exact", length, copying.matched, brought * one / seconds, costs)
 
 
 def _acceptance_of(facts: SBDFacts) -> float:
