@@ -60,7 +60,7 @@ _LEAVES = st.one_of(
     st.builds(
         lambda values: {"enum": values},
         st.lists(
-            st.one_of(st.text(max_size=5), st.integers(-(2**63), 2**63 - 1), st.booleans(), st.none()),
+            st.one_of(st.text(max_size=5), st.integers(-(2**53), 2**53), st.booleans(), st.none()),
             min_size=1,
             max_size=4,
         ),

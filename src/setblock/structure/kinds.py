@@ -172,8 +172,8 @@ def _schema_text(asked: Any) -> str:
 
 
 def _whole(digits: str) -> int:
-    if not -(2**63) <= (number := int(digits[:32])) < 2**63:
-        raise ParameterError(f"whole numbers of schema must have at most 64 bits, not {number}")
+    if abs(number := int(digits[:32])) > 2**53:  # llguidance would round them
+        raise ParameterError(f"whole numbers of schema must be within 2**53 of 0, not {number}")
     return number
 
 
