@@ -9,15 +9,16 @@ import json
 import pytest
 from torch import nn
 
-import every_family
-from every_family import PAGE, RESULTS, cases, run_case, summary, write_results
+from family_sweep.cases import REFUSED, REPRESENTATIVE, cases
+from family_sweep.runs import run_case
+from family_sweep.table import PAGE, RESULTS, summary, write_results
 from setblock.model.attention import AttentionPlan, plan_of
 
 
-@pytest.mark.parametrize("name", every_family.REPRESENTATIVE)
+@pytest.mark.parametrize("name", REPRESENTATIVE)
 def test_right_or_refused(name: str) -> None:
     outcome = run_case(name, every_path=False)
-    assert outcome.status == ("refused" if name in every_family.REFUSED else "right"), outcome
+    assert outcome.status == ("refused" if name in REFUSED else "right"), outcome
     assert outcome.status == "right" or outcome.reason
 
 

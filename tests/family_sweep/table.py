@@ -1,0 +1,79 @@
+"""The table of families in `docs/versions.md`, made of the results of all runs.
+
+`python tests/every_family.py` writes it anew.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from family_sweep.cases import cases
+from family_sweep.outcome import Outcome
+
+RESULTS = Path(__file__).parents[1] / "families" / "results.jsonl"
+
+PAGE = Path(__file__).parents[2] / "docs" / "versions.md"
+
+
+def write_results(outcomes: Sequence[Outcome]) -> None:
+    """Put outcomes in the place of earlier ones of the same cases."""
+    found = (
+        {each["name"]: each for each in map(json.loads, RESULTS.read_text().splitlines())} if RESULTS.exists() else {}
+    )
+    found |= {each.name: each.to_json() for each in outcomes}
+    lines = [json.dumps(found[name]) + "\n" for name in cases() if name in found]
+    RESULTS.write_text("".join(lines))
+
+
+def summary(outcomes: Sequence[dict[str, Any]]) -> str:
+    """The table of models in `docs/versions.md`."""
+    of = {
+        status: [each for each in outcomes if each["status"] == status]
+        for status in ("right", "refused", "not covered")
+    }
+    version = metadata.version("transformers")
+    engineless = [each["name"] for each in of["right"] if "engine" in each.get("refused_paths", {})]
+    limited = [each["name"] for each in of["right"] if "limits" in each]
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for each in of["refused"]:
+        reasons[next(told for part, told in REASONS.items() if part in each["reason"])].append(each["name"])
+    rows = [
+        ("right", len(of["right"]), ", ".join(each["name"] for each in of["right"])),
+        ("right up to a length", len(limited), ", ".join(limited)),
+        ("right, but not in the engine", len(engineless), ", ".join(engineless)),
+        *((f"refused: {told}", len(names), ", ".join(names)) for told, names in sorted(reasons.items())),
+        (
+            "not covered: no tiny model can be made",
+            len(of["not covered"]),
+            ", ".join(e["name"] for e in of["not covered"]),
+        ),
+    ]
+    table = "\n".join(f"| {what} | {count} | {names} |" for what, count, names in rows if count)
+    return f"| Transformers {version} | | |\n|---|---|---|\n{table}\n"
+
+
+REASONS = {
+    "is an encoder-decoder": "encoder-decoder",
+    "recurrent state": "recurrent state",
+    "ALiBi": "ALiBi",
+    "layer type": "layers that are neither full nor sliding-window attention",
+    "change with the tokens that follow": "a token's logits change with what follows it",
+    "other logits": "other logits under the masks, positions or cache of blocks",
+    "ignores a mask": "a mask of its own",
+    "no 4D mask": "takes no mask, positions or cache of ours",
+    "no small copy": "can't be tried on a small copy",
+    "mask token": "no room for a mask token",
+    "no causal language model": "no causal language model",
+    "": "other reasons",
+}
+"""What refusals have in common, by a part of their messages."""
+
+
+def main() -> None:
+    """Write the table of `docs/versions.md` anew, which ends it."""
+    text = PAGE.read_text()
+    table = summary([json.loads(line) for line in RESULTS.read_text().splitlines()])
+    PAGE.write_text(text[: text.rindex("\n| Transformers ") + 1] + table)
