@@ -31,11 +31,16 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 	@echo "== ready"
 
-demo: $(READY) ## decode a held-out problem both ways, then fifty more
-	@echo "== one held-out problem: one token a pass, then in blocks"
-	@$(BIN)/setblock compare
-	@echo "== fifty held-out problems"
-	@$(BIN)/setblock evaluate --task word-problems --limit 50
+PROMPT ?= Rewrite this note as a polite e-mail: heating in the bathroom broken since Monday, please send someone, we are home after five.
+export PROMPT
+
+demo: $(READY) ## answer a prompt with SmolLM2, plainly and in blocks (another one: make demo PROMPT="...")
+	@if $(BIN)/setblock fetch smollm2; then \
+		$(BIN)/setblock compare --model smollm2 "$$PROMPT"; \
+	else \
+		echo "== SmolLM2 can't be had here, so the included model answers a word problem"; \
+		$(BIN)/setblock compare; \
+	fi
 
 test: $(READY) ## run the tests, on as many cores as there are
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
