@@ -248,7 +248,7 @@ class Engine:
         for row in taking_part:
             job, was_prefill = self._running[row], spans[row].is_prefill
             job.served = self._counts.passes
-            if not failed[row]:
+            if not failed[row] and self._runner.shares_pages:
                 job.offer_committed(self._pool, rows, row, committed[row])
             # Of a prompt's passes only the one that ends it says anything; nor do those that feed again what was lost.
             is_silent = was_prefill and (was_prefilled[row] or not prefilled[row])

@@ -95,6 +95,7 @@ def test_the_engine_gives_what_a_request_gets_alone(both: Both, prompts: list[li
     while not engine.is_idle:
         log.add(engine.step())
     assert engine.figures.preemptions > 0
+    assert (engine.figures.kv_tokens_used, engine.figures.kv_tokens_cached) == (0, 0)
     for request in wanted:
         generation = log[request.id].generation
         assert generation is not None

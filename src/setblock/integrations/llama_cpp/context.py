@@ -68,7 +68,7 @@ class Context:
         self._handle = lib.llama_init_from_model(file.handle, wanted)
         if not self._handle:
             raise SetBlockError(f"llama.cpp can't make a context of {cells} positions: {last_error()}")
-        self._close = weakref.finalize(self, lib.llama_free, self._handle)
+        self._close = weakref.finalize(self, _free, file, self._handle)
         self._memory = lib.llama_get_memory(self._handle)
 
     def keep(self, sequence: int, end: int) -> None:
@@ -110,6 +110,11 @@ class Context:
             return torch.zeros((0, self._file.vocab_size))
         found = np.ctypeslib.as_array(lib.llama_get_logits(self._handle), (wanted, self._file.vocab_size))
         return torch.from_numpy(found.copy())  # the next pass overwrites them
+
+
+def _free(file: ModelFile, handle: int) -> None:
+    """Close a context. Whoever is to call this holds the model's file, which must be closed later."""
+    file.lib.llama_free(handle)
 
 
 def _flash_attention(options: LlamaOptions, *, has_gpu: bool) -> int:
