@@ -33,6 +33,15 @@ def file_of(task):
     return generate.__module__.rsplit(".", 1)[1]
 
 
+def test_installed_functions_are_cut_after_their_docstring():
+    found = examples("installed-functions", count=5)
+    assert len({each.question for each in found}) == 5
+    for each in found:
+        assert each.question.rstrip().endswith(('"""', "'''", '"', "'"))
+        assert split_of(each.identity) == "test"
+        assert each.answer[0] in " \t"
+
+
 def test_a_wrong_name_lists_the_near_ones():
     with pytest.raises(ParameterError, match="there is no task 'line-shufle'; near it: line-shuffle"):
         task_named("line-shufle")
