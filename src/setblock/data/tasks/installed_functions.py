@@ -1,6 +1,6 @@
 """Functions of installed packages, cut after their docstring: what a model of code is asked to go on with.
 
-Which there are depends on what is installed, so compare figures of one machine only. Knows Python's syntax and folders of packages.
+Which there are depends on what is installed, so compare figures of one machine only. Knows Python's syntax.
 Knows nothing of models. A function has no one right body, so nothing is judged.
 """
 
