@@ -72,7 +72,7 @@ def logits_at(
     """
     wanted = len(index)
     filled = _FULL if _FEW < wanted < _FULL else wanted
-    if is_invariant(model.dtype, model.device):
+    if wanted and is_invariant(model.dtype, model.device):
         filled = max(filled, LEAST_ROWS)
     if filled > wanted:
         index = torch.cat([index, index[-1:].expand(filled - wanted)])
