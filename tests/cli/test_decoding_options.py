@@ -16,8 +16,8 @@ from setblock.errors import ParameterError
 
 def test_every_setting_has_an_option_of_its_name():
     options = {field.name for field in fields(GenerateOptions)}
-    typed = {field.name for field in fields(DecodingSettings)} - {"companions"}  # objects of Python
-    assert options == typed | {"sampler_options", "gamma", "domain"}
+    typed = {field.name for field in fields(DecodingSettings)} - {"companions", "structure"}  # objects of Python
+    assert options == typed | {"sampler_options", "gamma", "domain", "json_schema", "regex", "choice", "grammar"}
 
 
 def test_nothing_typed_is_the_library_s_default():

@@ -60,6 +60,8 @@ def _started(arguments, **how):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
+        # A shell's background jobs, these tests perhaps among them, ignore Ctrl-C, and their children would, too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         **how,
     )
 

@@ -14,6 +14,7 @@ DEFAULT_MAX_NEW_TOKENS = 256
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_DRAFT_PASSES = 1
 DEFAULT_DRAFT_LOOKUP = 0  # short matches mislead a model that drafts well (docs/log.md)
+ADAPTER_DRAFT_LOOKUP = 2  # an adapter that leaves plain decoding alone drafts less well (docs/real-model.md)
 UNTRAINED_DRAFT_LOOKUP = 1  # one that was never trained for blocks has no other drafts
 DRAFT_GAMMA = 1.0  # with one pass, as good as any (docs/exact.md)
 
@@ -44,7 +45,9 @@ def draft_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings) -> in
     """How many tokens must match for a draft to be copied from the text, in method `exact`."""
     if settings.draft_lookup is not None:
         return settings.draft_lookup
-    return UNTRAINED_DRAFT_LOOKUP if facts is None else DEFAULT_DRAFT_LOOKUP
+    if facts is None:
+        return UNTRAINED_DRAFT_LOOKUP
+    return ADAPTER_DRAFT_LOOKUP if facts.noisy_adapter else DEFAULT_DRAFT_LOOKUP
 
 
 def sampler_for(settings: DecodingSettings) -> "Sampler":

@@ -69,8 +69,8 @@ class DecodingSettings:
     draft_lookup: int | None = setting(
         None,
         "In method exact, drafts are also copied from the text: where at least so many of the last tokens stood before, what "
-        "followed them there fills the places that the model is unsure of. 0: never. Default: 0; but 1 where the model was "
-        "never trained for blocks, and has no other drafts.",
+        "followed them there fills the places that the model is unsure of. 0: never. Default: 0; 2 where only an "
+        "adapter was trained for blocks; 1 where nothing was.",
         Range(0),
         group="point",
     )

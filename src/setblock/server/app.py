@@ -103,7 +103,7 @@ def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callab
 def _facts(model: LanguageModel) -> dict[str, Any]:
     trained = model.facts.block_sizes if model.facts else ()
     return {
-        "methods": list(METHODS) if model.facts else ["ntp"],
+        "methods": [each for each in METHODS if model.facts or each != "sbd"],
         "samplers": {
             name: {each.name: None if each.default is MISSING else each.default for each in fields(kind)}
             for name, kind in SAMPLERS.items()
