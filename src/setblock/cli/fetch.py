@@ -13,8 +13,7 @@ def fetch(
         str,
         typer.Argument(
             metavar="NAME",
-            help="smollm2 or smollm2-base: SmolLM2-135M-Instruct, with an adapter that drafts blocks, or alone, to be "
-            "fine-tuned.",
+            help="smollm2 or smollm2-base: SmolLM2-135M-Instruct, to be used or to be fine-tuned.",
             show_default=False,
         ),
     ] = "smollm2",

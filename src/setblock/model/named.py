@@ -75,11 +75,11 @@ def _smollm2(adapter: Path | None) -> NamedModel:
 
 
 NAMED_MODELS: dict[str, NamedModel] = {
-    "smollm2": _smollm2(Path(__file__).parent.parent / "assets" / "smollm2"),
+    "smollm2": _smollm2(None),
     "smollm2-base": _smollm2(None),
 }
-"""By name. SmolLM2-135M-Instruct: `smollm2` drafts blocks with a shipped adapter (`recipes/smollm2-lossless.yaml`);
-`smollm2-base` is the model alone, to be fine-tuned."""
+"""By name. SmolLM2-135M-Instruct: `smollm2-base` is the model alone, to be fine-tuned. `smollm2` is the same until there is an
+adapter that saves more than it costs (docs/real-model.md)."""
 
 
 def cache_folder() -> Path:
