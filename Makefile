@@ -31,16 +31,15 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 	@echo "== ready"
 
-PROMPT ?= Rewrite this note as a polite e-mail: heating in the bathroom broken since Monday, please send someone, we are home after five.
+PROMPT ?= Write unit tests for a Python function add(a, b).
 export PROMPT
 
-demo: $(READY) ## answer a prompt with SmolLM2, plainly and in blocks (another one: make demo PROMPT="...")
-	@if $(BIN)/setblock fetch smollm2; then \
-		$(BIN)/setblock compare --model smollm2 "$$PROMPT"; \
-	else \
-		echo "== SmolLM2 can't be had here, so the included model answers a word problem"; \
-		$(BIN)/setblock compare; \
-	fi
+demo: $(READY) ## answer plainly and in blocks: SmolLM2 a prompt (make demo PROMPT="..."), the included model a problem
+	@echo "== SmolLM2-135M-Instruct, never trained for blocks: its drafts are copied from the text"
+	@if $(BIN)/setblock fetch smollm2; then $(BIN)/setblock compare --model smollm2 "$$PROMPT"; \
+		else echo "== it can't be had here, so it is left out"; fi
+	@echo "== the included model, trained for blocks"
+	@$(BIN)/setblock compare
 
 test: $(READY) ## run the tests, on as many cores as there are
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
