@@ -57,7 +57,7 @@ async function connect() {
   at("block").value = Math.max(0, state.blocks.findLastIndex((size) => size <= 16));
   at("block").dispatchEvent(new Event("input"));
   for (const option of at("method").options) option.disabled = !methods.includes(option.value);
-  if (!methods.includes("sbd")) at("method").value = "ntp";
+  if (!methods.includes(at("method").value)) at("method").value = methods[0];
   return true;
 }
 
