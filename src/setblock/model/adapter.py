@@ -94,6 +94,11 @@ class Gate:
         if not self._is_open:
             return None
         assert layer.disable_adapters, "PEFT would add the update once more"
+        if not isinstance(output, Tensor):
+            raise SetBlockError(
+                f"adapter.only_noisy can't be had with a {type(base).__name__}, which gives more than one tensor: name other "
+                "layers in adapter.target_modules, such as [q_proj, k_proj, v_proj, o_proj]"
+            )
         (name,) = layer.active_adapters
         first, second, scaling = layer.lora_A[name], layer.lora_B[name], layer.scaling[name]
         is_cast = torch.is_autocast_enabled(output.device.type)
@@ -191,7 +196,10 @@ def gate_of(model: nn.Module) -> Gate | None:
 def block_only(model: nn.Module, in_block: Tensor) -> AbstractContextManager[None]:
     """While active, the adapter, if there is one, acts where `in_block` [B, T] is True, in the future block."""
     gate = gate_of(model)
-    return nullcontext() if gate is None else gate.open_at(in_block)
+    # Where nothing is in a block, a pass is the base model's. Only a CPU can say so without a wait.
+    if gate is None or (in_block.device.type == "cpu" and not in_block.any()):
+        return nullcontext()
+    return gate.open_at(in_block)
 
 
 def load_adapter(model: PreTrainedModel, source: str) -> Gate:
