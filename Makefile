@@ -44,7 +44,7 @@ demo: $(READY) ## answer plainly and in blocks: SmolLM2 a prompt (make demo PROM
 test: $(READY) ## run the tests, on as many cores as there are
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
 
-test-families: $(READY) ## try every family of the installed Transformers, and write the table of models (an hour)
+test-families: $(READY) ## try every family of the installed Transformers, and write the table of models (half an hour)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m families tests/families
 	@$(BIN)/python tests/every_family.py
 

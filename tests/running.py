@@ -1,6 +1,7 @@
 """Running an engine, and what it is to be compared with."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,6 +10,7 @@ from answers import answers, assert_same
 from setblock.decoding.events import PassEvent
 from setblock.decoding.generate import Generation
 from setblock.engine.engine import Engine
+from setblock.engine.limits import EngineLimits
 from setblock.engine.progress import Progress
 from setblock.engine.request import Request
 from setblock.model.sbd_model import SBDModel
@@ -73,3 +75,19 @@ def assert_as_alone(told: Told, theirs: Generation) -> None:
     assert [event.number for event in told.events] == list(range(1 + theirs.passes.decoding))
     assert [event.kind for event in told.events].count("commit") == theirs.passes.commit
     assert ours.passes.prefill == 1 + told.silent
+
+
+def check_that_rows_come_and_go_as_alone(model: SBDModel, wanted: Sequence[Request], limits: EngineLimits) -> None:
+    """Requests that join one pass after the other, and lose their cache on the way, get what each gets alone."""
+    engine, log = Engine(model, limits), Log()
+    for request in wanted:
+        engine.submit(request)
+        log.add(engine.step())
+    log.run(engine)
+    assert engine.figures.preemptions > 0
+    for request in wanted:
+        generation = log[request.id].generation
+        assert generation is not None
+        (alone,) = answers(model, [request.prompt], [request.settings])
+        assert_same(generation, alone)
+        assert log[request.id].text == alone.text

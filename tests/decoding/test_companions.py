@@ -14,13 +14,12 @@ from transformers import PreTrainedTokenizerBase
 from answers import ORDERS, InOrder, Remembering, answers, assert_same
 from families import MODES, tiny_sbd
 from integrations.slot_engine import serve
-from running import Log
+from running import check_that_rows_come_and_go_as_alone
 from setblock.decoding.companion import Companion
 from setblock.decoding.generate import generate, open_batch, stream
 from setblock.decoding.samplers import CreditDecoding, EntropyBounded, Sampler
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.terms import RowTerms
-from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.naive import full_logits
@@ -262,18 +261,8 @@ def test_the_engine_gives_what_a_request_gives_alone(
     sbd = model(trained_tokenizer)
     settings = requests(method)[:9]
     wanted = [Request(str(n), prompts[n % 3], each) for n, each in enumerate(settings)]
-    engine, log = Engine(sbd, EngineLimits(max_running=4, kv_tokens=88, page_tokens=8, tokens_per_pass=24)), Log()
-    for request in wanted:
-        engine.submit(request)
-        log.add(engine.step())
-    log.run(engine)
-    assert engine.figures.preemptions > 0
-    for request in wanted:
-        generation = log[request.id].generation
-        assert generation is not None
-        (alone,) = answers(sbd, [request.prompt], [request.settings])
-        assert_same(generation, alone)
-        assert log[request.id].text == alone.text
+    limits = EngineLimits(max_running=4, kv_tokens=88, page_tokens=8, tokens_per_pass=24)
+    check_that_rows_come_and_go_as_alone(sbd, wanted, limits)
 
 
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])

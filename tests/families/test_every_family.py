@@ -1,6 +1,6 @@
 """Every family of the installed Transformers is decoded right, or refused with the reason.
 
-A representative dozen runs with the other tests. All of them take most of an hour: `make test-families`, which also writes
+A representative dozen runs with the other tests. All take half an hour on one core: `make test-families`, which also writes
 `results.jsonl`, from which the table in `docs/versions.md` is made.
 """
 

@@ -14,11 +14,10 @@ from pydantic import BaseModel
 from transformers import PreTrainedTokenizerBase
 
 from answers import answers, assert_same
-from running import Log
+from running import check_that_rows_come_and_go_as_alone
 from setblock import DecodingSettings, EntropyBounded, generate, load, stream
 from setblock.decoding.guidance import GuidedBlock
 from setblock.decoding.predictions import Logits
-from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.sbd_model import SBDModel
@@ -90,18 +89,8 @@ def test_the_engine_gives_what_a_request_gives_alone(method: str, shifted: SBDMo
     """Grammars come and go with their rows, which lose their cache on the way."""
     asked = of_kinds(method)[:14]
     wanted = [Request(str(place), prompts[place % 3], each) for place, each in enumerate(asked)]
-    engine, log = Engine(shifted, EngineLimits(max_running=5, kv_tokens=240, page_tokens=8, tokens_per_pass=40)), Log()
-    for request in wanted:
-        engine.submit(request)
-        log.add(engine.step())
-    log.run(engine)
-    assert engine.figures.preemptions > 0
-    for request in wanted:
-        generation = log[request.id].generation
-        assert generation is not None
-        (alone,) = answers(shifted, [request.prompt], [request.settings])
-        assert_same(generation, alone)
-        assert log[request.id].text == alone.text
+    limits = EngineLimits(max_running=5, kv_tokens=240, page_tokens=8, tokens_per_pass=40)
+    check_that_rows_come_and_go_as_alone(shifted, wanted, limits)
 
 
 @settings(max_examples=int(os.environ.get("DRAWN_SCHEMAS", "25")), suppress_health_check=list(HealthCheck))
