@@ -86,11 +86,9 @@ def test_wordings_name_fields_that_are_there_and_leave_no_marks(kind):
             text = written(kind, wording, locale, seed)[1].text
             assert not set("{}¦\1\2") & set(text), text
             assert "None" not in text
-    taken = [key for field in kind.fields.values() for key in field.keys]
+    taken = [field.key for field in kind.fields.values() if field.key]
     assert all(re.fullmatch("[a-z_]+", key) for key in taken)
-    assert len({field.keys[0] for field in kind.fields.values() if field.keys}) == sum(
-        bool(field.keys) for field in kind.fields.values()
-    )
+    assert len(set(taken)) == len(taken) >= 9
 
 
 @pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.name)
@@ -158,7 +156,7 @@ def test_what_is_left_out_is_null_and_what_is_told_in_part_is_not_asked_for():
     assert all(each.partly == {"company"} for each in messages)
     for each in some("train", 300):
         if each.wording == "invoice-9":
-            assert not {"vendor", "supplier", "seller", "issued_by"} & each.record.keys()
+            assert "vendor" not in each.record
 
 
 def test_records_are_of_fair_length_and_tell_something():

@@ -154,6 +154,23 @@ def test_the_grammar_saves_passes(shifted: SBDModel, prompts: list[list[int]]) -
         assert found.passes.decoding <= math.ceil(found.num_tokens / 16)
 
 
+def test_copies_are_drafted_under_a_grammar(shifted: SBDModel, prompts: list[list[int]]) -> None:
+    """In a model that was never trained for blocks: what stands in the text already costs fewer passes, and the text stays."""
+    free = SBDModel(shifted.model, shifted.tokenizer)
+    digits = {token_id for token_id in range(free.vocab_size) if free.tokenizer.decode([token_id]) in tuple("89")}
+    asked = DecodingSettings(
+        method="exact",
+        structure=Regex("[89]{40}"),
+        block_size=16,
+        logit_bias={token_id: 30.0 * place for place, token_id in enumerate(sorted(digits))},
+    )
+    wanted = generate(free, prompts[0], settings=replace(asked, method="ntp"))
+    without, found = (generate(free, prompts[0], settings=replace(asked, draft_lookup=each)) for each in (0, 1))
+    assert found.token_ids == without.token_ids == wanted.token_ids
+    assert without.passes.decoding == wanted.passes.decoding
+    assert found.passes.decoding < without.passes.decoding / 4
+
+
 def test_a_grammar_that_gives_up_allows_nothing(shifted: SBDModel) -> None:
     """As it does where an answer makes it too complex; the row ends in an error then, and no other."""
     matcher = Matcher(Regex("(ab)+"), shifted.tokenizer, ends=[0])

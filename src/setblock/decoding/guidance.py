@@ -12,6 +12,7 @@ from torch import Tensor
 
 from setblock.decoding.choice import Draws, choose_tokens, most_likely
 from setblock.decoding.companions import Companions
+from setblock.decoding.lookup import Draft
 from setblock.decoding.predictions import Logits
 from setblock.decoding.state import BatchState
 
@@ -122,3 +123,45 @@ def guided_block(
     is_constrained = torch.zeros_like(state.finished)
     is_constrained[companions.constrained] = True
     return GuidedBlock(replace(block, logits=logits), left, is_constrained[:, None], tentative)
+
+
+def guided_copies(state: BatchState, draft: Draft, copied: Draft, companions: Companions, *, vocab_size: int) -> Draft:
+    """What is copied into constrained rows: as far as companions allow it, with what they force on the way.
+
+    Args:
+        draft: what the pass reveals without copies.
+        copied: the same with copies, as if any token were allowed.
+    """
+    token_ids, reveal = copied.token_ids.clone(), copied.reveal.clone()
+    wanted, candidates = (copied.reveal & ~draft.reveal).tolist(), state.candidates().tolist()
+    here = torch.where(state.revealed, state.tokens.gather(1, state.block_positions), draft.token_ids).tolist()
+    for row in companions.constrained:
+        if not any(wanted[row]):
+            continue
+        reveal[row] = draft.reveal[row]
+        stands = (state.revealed[row] | draft.reveal[row]).tolist()
+        each, terms = companions.rows[row], state.terms[row]
+        start = int(state.block_start[row]) - terms.prompt_length
+        told, is_copy = 0, True
+        for column in range(len(each.heard) - start, len(stands)):
+            token_id = here[row][column]
+            if not stands[column]:
+                if not candidates[row][column]:
+                    break
+                allowed = torch.ones((1, vocab_size), dtype=torch.bool)
+                companions.fill([row], allowed)
+                token_id, forced = int(copied.token_ids[row, column]), int(allowed[0].byte().argmax())
+                if int(allowed.sum()) == 1:
+                    token_id, is_copy = forced, is_copy and token_id == forced
+                elif not (is_copy and wanted[row][column] and bool(allowed[0, token_id])):
+                    break
+                each.allowed[start + column] = allowed[0]
+                token_ids[row, column], reveal[row, column] = token_id, True
+            told += 1
+            for guide in each.guides:
+                guide.reveal([token_id])
+            if token_id in terms.ends:
+                break
+        for guide in each.guides if told else ():
+            guide.retract(told)
+    return Draft(token_ids, reveal)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from setblock.decoding.choice import choose_tokens
 from setblock.decoding.exact import Check, check_drafts
-from setblock.decoding.guidance import guided_block, guided_commit
+from setblock.decoding.guidance import guided_block, guided_commit, guided_copies
 from setblock.decoding.lookup import Draft, with_copies
 from setblock.decoding.plan import Part
 from setblock.decoding.policy import Policy
@@ -109,10 +109,11 @@ def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Dec
     state.block_passes += ((known[:, 1:].any(dim=1) | reveal.any(dim=1)) & ~is_prefill).long()
     entropy = selection.entropy.masked_fill(~known, 0)
     if state.copies_drafts:
-        copying = (
-            took_part if guided is None else took_part & ~guided.is_constrained[:, 0]
-        )  # who says what may be copied?
-        chosen, reveal = with_copies(state, Draft(chosen, reveal), entropy=entropy, rows=copying)
+        draft = Draft(chosen, reveal)
+        copied = with_copies(state, draft, entropy=entropy, rows=took_part)
+        if guided is not None:
+            copied = guided_copies(state, draft, copied, policy.companions, vocab_size=policy.vocab_size)
+        chosen, reveal = copied
     state.reveal(chosen, reveal)
 
     # 3. On to the next block, or to the end

@@ -7,11 +7,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from setblock.data.extraction.asking import Asker
+from setblock.data.extraction.asking import asked_fields, question, record_of
 from setblock.data.extraction.kinds import Kind, Wording, kinds
 from setblock.data.extraction.locales import TEST_LOCALE, locales
 from setblock.data.extraction.records import Record
-from setblock.data.extraction.requests import question
 from setblock.data.extraction.values import Values
 from setblock.data.extraction.writing import Writer
 from setblock.data.splits import Split
@@ -65,11 +64,7 @@ def inquiries(split: Split, seed: int = 0, *, own_wordings: bool = False) -> Ite
 def _write(kind: Kind, wording: Wording, locale: str, split: Split, rng: random.Random) -> Inquiry | None:
     values = Values(locale, split, rng)
     message = Writer(kind, values, rng).write(wording)
-    asker = Asker(kind, rng)
-    asked = asker.fields(message, wording)
-    if asked is None:
+    fields = asked_fields(kind, message, wording, rng)
+    if fields is None:
         return None
-    # The same wording with other values: a record of the same form, for those who are asked by example.
-    other = Writer(kind, Values(locale, split, rng), rng).write(wording)
-    record, example = ({each.key: each.value(told) for each in asked} for told in (message, other))
-    return Inquiry(question(message, asked, example, rng), record, wording.name, locale, values.names[0])
+    return Inquiry(question(message, fields), record_of(fields, message), wording.name, locale, values.names[0])

@@ -2,7 +2,7 @@
 
 Knows the files' form. Knows nothing of values, or of how a wording becomes a message.
 
-A file begins with a line for each field, `name = type what-is-told | keys | description`. One without keys is never asked for.
+A file begins with a line for each field, `name = type what-is-told | key`. One without a key is never asked for.
 Then come the wordings, each after a line `=== split`, which may name the flags `typos` and `lower`, and `-field` for each field
 that its messages leave open in a way that two readers would fill in differently.
 """
@@ -37,15 +37,13 @@ class Field:
         name: in wordings.
         type: a type of `setblock.data.extraction.values`.
         told: what its type needs to know.
-        keys: names it may have in a record, the clearest first; empty where it is never asked for.
-        description: what it is.
+        key: its name in a record; empty where it is never asked for.
     """
 
     name: str
     type: str
     told: str
-    keys: tuple[str, ...]
-    description: str
+    key: str
 
 
 @dataclass(frozen=True)
@@ -92,10 +90,9 @@ def _kind(name: str, text: str) -> Kind:
 
 def _field(line: str) -> Field:
     name, told = line.split(" = ", 1)
-    parts = [part.strip() for part in told.split("|")]
-    type_, _, told = parts[0].partition(" ")
-    keys = tuple(key.strip() for key in parts[1].split(",")) if len(parts) > 1 else ()
-    return Field(name, type_, told, keys, parts[2] if len(parts) > 2 else "")
+    told, _, key = told.partition(" | ")
+    type_, _, told = told.partition(" ")
+    return Field(name, type_, told, key)
 
 
 def _wordings(kind: str, parts: list[str]) -> Iterator[Wording]:
