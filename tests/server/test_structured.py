@@ -115,7 +115,7 @@ def test_forms_of_every_kind(live: Live) -> None:
 @pytest.mark.parametrize("at_once", [1, 8, 32])
 def test_company_changes_nothing(at_once: int, live: Live) -> None:
     """Some with a form, some without."""
-    forms = [*SCHEMAS.values()][: max(4, at_once // 2)]
+    forms = [*SCHEMAS.values()][: max(4, at_once)]
 
     def form_of(number: int) -> Any:
         return forms[number % len(forms)] if number % 3 else None

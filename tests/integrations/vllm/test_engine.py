@@ -132,3 +132,11 @@ def test_mistakes_are_refused_before_anything_runs(
 
     with pytest.raises((ValueError, VLLMClientError), match=message):  # vLLM's own are none of Python's
         ask(engine, ["How many?"], [extra], **params)
+
+
+def test_vllm_itself_refuses_forms(engine: Any) -> None:
+    from vllm.exceptions import VLLMClientError
+    from vllm.sampling_params import StructuredOutputsParams
+
+    with pytest.raises((ValueError, VLLMClientError), match="Structured outputs are not yet supported for diffusion"):
+        ask(engine, ["How many?"], [{}], structured_outputs=StructuredOutputsParams(regex="[0-9]"))

@@ -95,11 +95,6 @@ def refuse_unsupported(params: Any) -> None:
         raise ParameterError("logprobs must be left out: block decoding in vLLM has none; `setblock serve` has")
     if params.n != 1:
         raise ParameterError(f"n must be 1, not {params.n}: send one request for each answer, with seeds of their own")
-    if getattr(params, "structured_outputs", None) is not None:
-        raise ParameterError(
-            "structured_outputs must be left out: vLLM asks a grammar token by token, and a block has several; "
-            "`setblock serve` has them"
-        )
     for name in ("presence_penalty", "frequency_penalty"):
         value = getattr(params, name)
         if value != 0.0:
