@@ -3,12 +3,14 @@ prompt lookup, and llama.cpp. All over the same weights and token ids, greedily,
 
     python benchmarks/side_by_side.py --subjects trained --out benchmarks/results/side_by_side_trained.json
     python benchmarks/side_by_side.py --subjects 100m-bfloat16 --out benchmarks/results/side_by_side_100m.json
+    python benchmarks/side_by_side.py --subjects trained --checkpoint smollm2 --task humaneval --dtype bfloat16
 
-`trained` is the bundled model on held-out word problems. Its draft model for assisted generation is `--draft`, a model of
-two layers trained for minutes by benchmarks/draft.py; without one that contender is left out. The others have random
-weights, and decode as they are told: blocks with the NFE speed-ups of `--nfe`, exact mode and assisted generation with
-drafts of which `--acceptance` are right. Prompt lookup is left out there: a random model repeats itself, so that its
-n-grams would always be found. With `--prepack` ours is a copy of the model whose weights are laid out for the processor.
+`trained` is the bundled model on held-out word problems, or `--checkpoint` on `--task`. Its draft model for assisted generation
+is `--draft`, a model of a few layers trained for minutes by benchmarks/draft.py; without one that contender is left out. The
+others have random weights, and decode as they are told: blocks with the NFE speed-ups of `--nfe`, exact mode and assisted
+generation with drafts of which `--acceptance` are right. Prompt lookup is left out there: a random model repeats itself, so
+that its n-grams would always be found. With `--prepack` ours is a copy of the model whose weights are laid out for the
+processor.
 
 Seconds are of whole answers, from prompt ids to answer ids, prefill included. Speed-ups are over Transformers' plain
 `generate` and over our own plain decoding, each within one round; the latter once more without the prefill of either, which is
@@ -25,7 +27,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -36,9 +38,11 @@ from measuring.llama_cpp import MISSING
 from measuring.output import at_least_one, begin, finish, machine, note, parser_of, show, table, with_quartiles
 from measuring.subjects import DRAFTS, SIZES, compiled, passes, prepacked, random_model, random_prompt
 from measuring.timing import interleaved, seconds, spread, timed
-from setblock.data.tasks.word_problems import answer_in, word_problems
+from setblock.data.tasks import TASKS, task_named
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt
+from setblock.evaluation.judging import verdicts_on
+from setblock.export.gguf_file import WeightType
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
 from setblock.roofline.speedup import predicted_speedup
@@ -60,11 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The bundled model, or another checkpoint that was trained for blocks on the same task, on held-out problems."""
-    sbd = setblock.load(options.checkpoint)
+    """The bundled model, or another checkpoint, on held-out examples of a task."""
+    sbd = setblock.load(options.checkpoint, dtype=getattr(torch, options.dtype) if options.dtype else None)
     own = prepacked(sbd) if options.prepack else sbd
-    problems = list(itertools.islice(word_problems("test", options.seed), options.problems))
-    prompts = [encode_prompt(sbd.tokenizer, problem.question) for problem in problems]
+    task = task_named(options.task)
+    problems = list(itertools.islice(task.examples("test", seed=options.seed), options.problems))
+    raw = task.raw or sbd.tokenizer.chat_template is None
+    prompts = [encode_prompt(sbd.tokenizer, each.prompt if raw else each.messages, raw=raw) for each in problems]
     limit: dict[str, Any] = {"block_size": options.block_size, "max_new_tokens": options.answer_tokens}
     settings = {
         OURS_PLAIN: DecodingSettings(method="ntp", **limit),
@@ -72,10 +78,13 @@ def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
             f"ours, blocks, gamma {gamma:g}": DecodingSettings(
                 method="sbd", sampler=setblock.EntropyBounded(gamma=gamma), **limit
             )
-            for gamma in options.gammas
+            for gamma in (() if sbd.facts is None else options.gammas)
         },
         "ours, exact": DecodingSettings(method="exact", **limit),
+        "ours, exact, with copies": DecodingSettings(method="exact", draft_lookup=options.draft_lookup, **limit),
     }
+    if sbd.facts is None:
+        del settings["ours, exact"]  # whose drafts are copies
     contenders = [
         transformers(PLAIN, sbd.model, max_new_tokens=options.answer_tokens),
         transformers(
@@ -85,7 +94,7 @@ def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
     ]
     draft = None
     if options.draft.exists():
-        draft = setblock.load(options.draft)
+        draft = setblock.load(options.draft, dtype=sbd.model.dtype)
         contenders.append(
             transformers(
                 "Transformers assisted", sbd.model, max_new_tokens=options.answer_tokens, assistant=draft.model
@@ -108,9 +117,14 @@ def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
         row = compared(own, contenders, prompts, options, tokens=options.answer_tokens)
     for contender, answers in row.pop("answers").items():
         texts = [sbd.tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
-        right = sum(answer_in(text) == problem.number for problem, text in zip(problems, texts, strict=True))
-        row["contenders"][contender]["right_answers"] = right / len(problems)
-    return row | {"problems": len(problems), "draft": None if draft is None else draft.num_parameters}
+        verdicts = verdicts_on(task, problems, texts)
+        if verdicts is not None:
+            row["contenders"][contender]["right_answers"] = sum(each.right for each in verdicts) / len(problems)
+    return row | {
+        "task": task.name,
+        "problems": len(problems),
+        "draft": None if draft is None else draft.num_parameters,
+    }
 
 
 def random(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -187,9 +201,15 @@ def llama_cpps(
         "max_new_tokens": tokens,
         "never_ends": never_ends,
     }
-    made = [llama_cpp("llama.cpp", sbd.model, folder, **common)]
-    if draft is not None:
-        made.append(llama_cpp("llama.cpp with draft", sbd.model, folder, draft=draft, **common))
+    own: WeightType = "f32" if sbd.model.dtype == torch.float32 else "bf16"
+    made = []
+    for weights in options.llama_types or [own]:
+        name = "llama.cpp" if weights == own else f"llama.cpp, {weights}"
+        made.append(llama_cpp(name, sbd.model, folder, weights=weights, **common))
+        if options.llama_ngram:
+            made.append(llama_cpp(f"{name}, n-gram", sbd.model, folder, weights=weights, ngram=True, **common))
+        if draft is not None:
+            made.append(llama_cpp(f"{name} with draft", sbd.model, folder, weights=weights, draft=draft, **common))
     return made
 
 
@@ -226,13 +246,13 @@ def compared(
                 rounds[each.name][-1] += taken
                 prefills[each.name][-1] += math.nan if answer.prefill_seconds is None else answer.prefill_seconds
 
-    # 3. Eq. 16 from times of passes
+    # 3. Eq. 16 from times of passes, of a model that makes block passes of its own
     k = options.block_size
     length = round(median(map(len, prompts))) + tokens // 2
     times = interleaved(
         {
             kind: passes(sbd, kind, block_size=k, kv_length=length)["library"]
-            for kind in ("one token", "block", "fused")
+            for kind in (() if sbd.facts is None else ("one token", "block", "fused"))
         },
         repeats=options.repeats,
     )
@@ -334,7 +354,14 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME",
         help=f"of {', '.join(SUBJECTS)}",
     )
-    add("--checkpoint", type=Path, default=BUNDLED_MODEL, help="decoded as `trained`, in the bundled model's place")
+    add(
+        "--checkpoint",
+        default=BUNDLED_MODEL,
+        help="decoded as `trained`, in the bundled model's place: a folder or a name",
+    )
+    add("--task", choices=list(TASKS), default="word-problems", help="that it answers (word-problems)")
+    add("--dtype", choices=DTYPES, help="it computes in (its own)")
+    add("--draft-lookup", type=int, default=2, help="tokens that a copied draft has to match (2)")
     add("--draft", type=Path, default=Path("runs/draft"), help="the trained model's draft model (runs/draft)")
     add("--problems", type=int, default=20, help="held-out problems (20)")
     add("--gammas", nargs="+", type=float, default=[0.01, 0.03, 0.1], help="entropy bounds, in nats (0.01 0.03 0.1)")
@@ -351,6 +378,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--compile", action="store_true", help="also ours through torch.compile; compiles for minutes")
     add("--backend", default="inductor", help="of torch.compile (inductor)")
     add("--prepack", action="store_true", help="ours with prepacked weights, on a CPU")
+    add("--llama-types", nargs="+", choices=get_args(WeightType), help="types of llama.cpp's weights (the model's own)")
+    add("--llama-ngram", action="store_true", help="llama.cpp with drafts from n-grams of the text, too")
     add("--no-llama-cpp", dest="llama_cpp", action="store_false", help="leave llama.cpp out")
     options = parser.parse_args(arguments)
     if options.quick:

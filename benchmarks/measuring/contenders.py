@@ -134,10 +134,18 @@ def llama_cpp(
     threads: int,
     context: int,
     max_new_tokens: int,
+    weights: WeightType,
     draft: Any = None,
+    ngram: bool = False,
     never_ends: bool,
 ) -> Contender:
-    """The same weights in llama.cpp. Writes them to `folder` first."""
+    """The same weights in llama.cpp. Writes them to `folder` first.
+
+    Args:
+        weights: the type that matrices are written in.
+        draft: a draft model, written in the same type.
+        ngram: whether drafts come from n-grams of the text.
+    """
     from measuring.llama_cpp import LlamaCpp
 
     paths = [folder / f"{name.replace(' ', '-')}.gguf", folder / f"{name.replace(' ', '-')}-draft.gguf"]
@@ -145,9 +153,9 @@ def llama_cpp(
         if each is not None:
             end = each.config.eos_token_id
             ends = end if isinstance(end, list) else [each.config.vocab_size - 1 if end is None else end]
-            weights: WeightType = "f32" if each.dtype == torch.float32 else "bf16"
             write_numbered_gguf(each, path, weights=weights, end_of_text_id=ends[0])
-    server = LlamaCpp(paths[0], threads=threads, context=context, draft=None if draft is None else paths[1])
+    drafts = None if draft is None else paths[1]
+    server = LlamaCpp(paths[0], threads=threads, context=context, draft=drafts, ngram=ngram)
 
     def decode(prompt: list[int]) -> Answer:
         return Answer(server.decode(prompt, max_new_tokens=max_new_tokens, never_ends=never_ends))

@@ -30,14 +30,28 @@ class LlamaCpp:
         context: positions to allocate.
         draft: a GGUF file of a draft model for speculative decoding.
         draft_tokens: how many it drafts at a time.
+        ngram: whether drafts come from n-grams of the text, in llama.cpp's simple way with its own defaults.
     """
 
     def __init__(
-        self, path: Path, *, threads: int, context: int, draft: Path | None = None, draft_tokens: int = 8
+        self,
+        path: Path,
+        *,
+        threads: int,
+        context: int,
+        draft: Path | None = None,
+        draft_tokens: int = 8,
+        ngram: bool = False,
     ) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        options = {"threads": threads, "context": context, "draft": draft, "draft_tokens": draft_tokens}
+        options = {
+            "threads": threads,
+            "context": context,
+            "draft": draft,
+            "draft_tokens": draft_tokens,
+            "ngram": ngram,
+        }
         process = spawn.Process(target=_serve, args=(theirs, path, options), daemon=True)
         process.start()
         theirs.close()  # so that its end is seen here
@@ -82,7 +96,7 @@ def _serve(pipe: Connection, path: Path, options: dict[str, Any]) -> None:
         pipe.send([int(token) for token in re.findall(r"<(\d+)>", answer["choices"][0]["text"])])
 
 
-def _server(path: Path, *, threads: int, context: int, draft: Path | None, draft_tokens: int) -> Any:
+def _server(path: Path, *, threads: int, context: int, draft: Path | None, draft_tokens: int, ngram: bool) -> Any:
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -98,4 +112,6 @@ def _server(path: Path, *, threads: int, context: int, draft: Path | None, draft
         params.speculative.draft.mparams.path = str(draft)
         params.speculative.draft.n_max = draft_tokens
         params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+    if ngram:
+        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
     return xllamacpp.Server(params)

@@ -451,7 +451,7 @@ def test_a_model_without_mask_token(trained_tokenizer: PreTrainedTokenizerBase, 
 def test_logits_that_are_not_numbers(model: PreTrainedModel, prompts: list[list[int]]) -> None:
     with torch.no_grad():
         model.get_output_embeddings().weight.fill_(torch.nan)
-    with pytest.raises(SetBlockError, match="logits that are not numbers in row 0"):
+    with pytest.raises(SetBlockError, match="logits that are not numbers after 0 tokens, in row 0"):
         generate(torch.tensor(prompts[:1]), model=model, max_new_tokens=2)
 
 

@@ -252,6 +252,13 @@ def test_a_grammar_that_takes_too_long_is_a_400(live: Live, monkeypatch: pytest.
     assert live.chat(max_tokens=3, structured_outputs={"regex": "ab"}).status_code == 200
 
 
+def test_a_form_that_bans_leave_nothing_of_is_a_400(live: Live) -> None:
+    (one,) = {each for each in range(live.model.vocab_size) if live.model.tokenizer.decode([each]) == "1"}
+    error = error_of(live.chat(structured_outputs={"regex": "a1b"}, banned_tokens=[one]))
+    assert error["code"] == "no_token_allowed"
+    assert "structure leaves no token to choose after 1 tokens" in error["message"]
+
+
 def test_a_deep_body_is_a_400(live: Live) -> None:
     body = '{"model": "tiny", "messages": [{"role": "user", "content": "x"}], "structured_outputs": {"json": '
     deep = live.client.post(

@@ -242,6 +242,8 @@ def test_no_way_out_is_an_error(shifted: SBDModel, prompts: list[list[int]]) -> 
         asked = DecodingSettings(method=method, structure=Regex("a1b"), banned_tokens=[one])  # type: ignore[arg-type]
         (found,) = answers(shifted, [prompts[0]], [asked])
         assert (found.finish_reason, found.text) == ("error", "a")
+        assert found.error is not None
+        assert found.error.message.startswith("structure leaves no token to choose after 1 tokens")
 
 
 def test_the_bundled_model_takes_what_its_vocabulary_has() -> None:

@@ -170,8 +170,8 @@ def _generate_several(
     from setblock.decoding.answer_json import generation_json
 
     answers = generate_batch(model, [prompt], settings=settings, raw=raw)
-    if any(answer.finish_reason == "error" for answer in answers):
-        raise SetBlockError("the model gave logits that are not numbers")
+    if (failure := next((answer.error for answer in answers if answer.error is not None), None)) is not None:
+        raise SetBlockError(failure.message)
     if as_json:
         print_json({"answers": [generation_json(answer, model.tokenizer) for answer in answers], **told})
         return

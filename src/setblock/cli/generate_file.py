@@ -50,7 +50,7 @@ def generate_file(
     if as_json:
         print_json({"output": str(target), **asdict(done), **({} if choice is None else {"tuned": choice})})
         return
-    without = f", {done.failed} of them with logits that are not numbers" if done.failed else ""
+    without = f", {done.failed} of them ended in an error" if done.failed else ""
     print_figures(
         f"{done.answers} answers in {target}{without}: {done.num_tokens} tokens, {done.num_forwards} forwards, "
         f"{done.seconds:.1f} s"

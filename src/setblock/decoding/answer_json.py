@@ -23,6 +23,7 @@ def generation_json(generation: Generation, tokenizer: PreTrainedTokenizerBase) 
         "tokens_per_forward": generation.tokens_per_forward,
         "seconds": generation.seconds,
         "method": generation.method,
+        **({} if generation.error is None else {"error": generation.error.message}),
         **({} if generation.logprobs is None else {"logprobs": _logprobs_json(generation, tokenizer)}),
     }
 

@@ -26,6 +26,7 @@ class Accompanied:
         allowed: by place in the answer, what was allowed there when a token was put in its place; of places that are not
             certain.
         is_over: whether they were told that no more will come.
+        is_stuck: whether no token that may be chosen is one that they allow, so that the answer ends in an error.
     """
 
     companions: tuple[Companion, ...]
@@ -33,6 +34,7 @@ class Accompanied:
     num_read: int = 0
     allowed: dict[int, Tensor] = field(default_factory=dict)
     is_over: bool = False
+    is_stuck: bool = False
 
     @property
     def is_lazy(self) -> bool:

@@ -134,8 +134,6 @@ def generate_batch(
 
 
 def _whole(generation: Generation) -> Generation:
-    if generation.finish_reason == "error":
-        raise SetBlockError(
-            f"the model gave logits that are not numbers after {generation.num_tokens} tokens, or that leave no token to choose"
-        )
+    if generation.error is not None:
+        raise SetBlockError(generation.error.message)
     return generation

@@ -9,6 +9,19 @@ FinishReason = Literal["stop", "length", "error", "cancelled"]
 
 
 @dataclass(frozen=True)
+class Failure:
+    """Why an answer could not go on.
+
+    Attributes:
+        message: one line.
+        is_of_form: whether nothing that may be chosen fits the form of the answer; otherwise the model is at fault.
+    """
+
+    message: str
+    is_of_form: bool
+
+
+@dataclass(frozen=True)
 class Generation:
     """A finished answer.
 
@@ -23,6 +36,7 @@ class Generation:
         logprobs: for each token, its log-probability, if requested.
         seconds: wall-clock time from the prompt to the end, of the whole batch or of a request to the engine.
         method: `sbd`, `exact` or `ntp`.
+        error: why the answer ended with `error`, else None.
     """
 
     text: str
@@ -34,6 +48,7 @@ class Generation:
     logprobs: list[TokenLogprobs] | None
     seconds: float
     method: str
+    error: Failure | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -108,7 +108,8 @@ def guided_block(
                 walking.remove(row)
                 # A dead end, unless another token may still come before it: where tokens are tentative, or a draft.
                 is_draft = column > 0 and state.terms[row].method == "exact"
-                state.failed[row] |= wanted[row][column] and told[row] == 0 and not is_draft
+                each.is_stuck = wanted[row][column] and told[row] == 0 and not is_draft
+                state.failed[row] |= each.is_stuck
                 continue
             left[row, column], tentative[row, column] = True, token_id
             each.allowed[len(each.heard) + told[row]] = allowed[place]

@@ -21,7 +21,7 @@ from setblock.decoding.checks import (
 from setblock.decoding.defaults import block_size_for, draft_lookup_for, draft_passes_for
 from setblock.decoding.events import PassEvent, pass_events
 from setblock.decoding.feed import next_feed
-from setblock.decoding.generation import FinishReason, Generation
+from setblock.decoding.generation import Failure, FinishReason, Generation
 from setblock.decoding.loop import DecodingStep, absorb
 from setblock.decoding.opening import open_state
 from setblock.decoding.plan import Span, next_spans, plan_pass
@@ -121,7 +121,21 @@ class Rows:
             ),
             seconds=time.perf_counter() - self.started[row],
             method=settings.method,
+            error=None if cancelled else self.failure(row),
         )
+
+    def failure(self, row: int) -> Failure | None:
+        """Why a row's answer ended with an error, if it did."""
+        if not bool(self.state.failed[row]):
+            return None
+        num_tokens = len(self.state.answer(row))
+        if self.policy.companions.rows[row].is_stuck:
+            return Failure(
+                f"structure leaves no token to choose after {num_tokens} tokens: the form, or bans and biases with it, "
+                "allow none",
+                is_of_form=True,
+            )
+        return Failure(f"the model gave logits that are not numbers after {num_tokens} tokens", is_of_form=False)
 
     def _finish_reason(self, row: int) -> FinishReason:
         if bool(self.state.failed[row]):

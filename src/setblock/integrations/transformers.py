@@ -102,7 +102,9 @@ def sbd_generate(
             columns.stream_to(streamer)
     if bool(batch.state.failed.any()):
         row = int(batch.state.failed.nonzero()[0])
-        raise SetBlockError(f"the model gave logits that are not numbers in row {row} of the batch")
+        failure = batch.failure(row)
+        assert failure is not None
+        raise SetBlockError(f"{failure.message}, in row {row} of the batch")
     if streamer is not None:
         streamer.end()
     sequences = torch.cat([input_ids, columns.new().to(input_ids.device)], dim=1)

@@ -131,12 +131,10 @@ class Reply:
         except EngineStopped as error:
             raise self._serving.why_stopped() from error
         self._watch(place, made)
-        if made.generation is not None and made.generation.finish_reason == "error":
-            raise failed(
-                f"the model gave logits that are not numbers after {made.generation.num_tokens} tokens, or that leave no "
-                "token to choose",
-                code="model_failed",
-            )
+        if made.generation is not None and (failure := made.generation.error) is not None:
+            if failure.is_of_form:
+                raise bad_request(failure.message, code="no_token_allowed")
+            raise failed(failure.message, code="model_failed")
         return place, made
 
     async def finished(self) -> list[Generation]:
