@@ -67,6 +67,7 @@ COMMANDS = tuple(
         ("growth_kv", "growth", "--batches,1,8,--kv-lengths,128,512,2048,8192,--rounds,2", 9),
         ("breakdown", "breakdown", "", 2),
         ("training_step", "training_step", "", 9),
+        ("structured", "structured", "", 3),
         ("local_models", "local_models", "--model,smollm2-base", 15),
     )
 )

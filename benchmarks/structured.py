@@ -2,22 +2,29 @@
 
     python benchmarks/structured.py
     python benchmarks/structured.py --model smollm2-base --weights float32
+    python benchmarks/structured.py --model runs/smollm2-extraction-sbd --weights bfloat16 --messages 20
 
 Answers without a schema are as long as those with one, to the token, if the model does not end them before. The grammar's own
-time is that in which it is asked or told anything.
+time is that in which it is asked or told anything. With `--messages` the prompts are those of the task `extraction`, each with
+a schema of the keys and types of its record, and whole records are judged.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
+from itertools import islice
 from typing import Any
 
 import setblock
 from measuring.output import at_least_one, begin, finish, machine, note, parser_of, show, table
 from setblock import DecodingSettings, generate
+from setblock.data.tasks import Verdict
+from setblock.data.tasks.extraction import TASKS, Extraction
 from setblock.model.sbd_model import SBDModel
+from setblock.structure import JsonSchema
 from setblock.structure.matcher import Matcher
 
 _WORD = {"type": "string", "maxLength": 24}
@@ -54,11 +61,52 @@ SCHEMAS = {
         one_sentence_summary=_WORD,
     ),
 }
+MOST = 220
+"""Tokens of an answer, at most."""
 PROMPTS = (
     "Write a JSON object about a {} from a big city.",
     "Maya tells a story of a {}. Answer in JSON.",
     "Make up data for a {} in JSON.",
 )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt, the schema of its answer, and the message that it is of, where it can be judged."""
+
+    prompt: str
+    schema: dict[str, Any]
+    message: Extraction | None = None
+
+    def is_right(self, text: str) -> bool:
+        """Whether an answer is the message's record."""
+        judge = TASKS[0].judge
+        assert self.message is not None
+        assert judge is not None
+        verdict = judge(self.message, text)
+        assert isinstance(verdict, Verdict)
+        return verdict.right
+
+
+def made_up(schemas: dict[str, Any], rounds: int) -> list[Case]:
+    """Cases of every schema, `rounds` prompts each."""
+    return [Case(prompt.format(name), schema) for name, schema in schemas.items() for prompt in PROMPTS[:rounds]]
+
+
+def messages(count: int) -> list[Case]:
+    """Messages of the test split, with a schema of the keys and types of their records."""
+    found = islice(TASKS[0].examples("test"), count)
+    return [Case(each.question, schema_of(each.wanted), each) for each in found]
+
+
+def schema_of(value: Any) -> dict[str, Any]:
+    """A schema that a JSON value satisfies, or null in its place."""
+    if isinstance(value, dict):
+        return _record(**{key: schema_of(each) for key, each in value.items()})
+    if isinstance(value, list):
+        return {"type": "array", "items": schema_of(value[0])}
+    kinds = {str: ["string"], bool: ["boolean"], int: ["number"], float: ["number"]}
+    return {"type": [*kinds.get(type(value), ["string", "number", "boolean"]), "null"]}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -67,17 +115,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", help="a checkpoint (the bundled model)")
     parser.add_argument("--weights", default="float32", help="(float32)")
     parser.add_argument("--rounds", type=int, default=3, help="prompts of each schema, at most 3 (3)")
+    parser.add_argument(
+        "--messages", type=int, help="of the task extraction, in the place of schemas that were made up"
+    )
     options = parser.parse_args(arguments)
     at_least_one(parser, options, "rounds")
     results = begin("structured", options) | {"model": options.model or "bundled"}
     model = setblock.load(options.model, dtype=options.weights) if options.model else setblock.load()
     methods = ["ntp", "exact"] if model.facts is None else ["ntp", "exact", "sbd"]
-    rounds = 1 if options.quick else min(options.rounds, len(PROMPTS))
-    schemas = {"review": SCHEMAS["review"]} if options.quick else SCHEMAS
-    results["methods"] = {}
+    if options.messages:
+        cases = messages(options.messages)
+    elif options.quick:
+        cases = made_up({"review": SCHEMAS["review"]}, 1)
+    else:
+        cases = made_up(SCHEMAS, options.rounds)
+    results |= {"answers": len(cases), "methods": {}}
     for method in methods:
         note(f"method {method}")
-        results["methods"][method] = measured(model, method, schemas, rounds)
+        results["methods"][method] = measured(model, method, cases)
     made = table(
         f"JSON answers of {results['model']}, {machine(results)}",
         *(
@@ -88,37 +143,40 @@ def main(arguments: list[str] | None = None) -> None:
             "seconds with",
             "seconds without",
             "grammar, % of a pass",
+            "right with",
+            "right without",
         ),
     )
     for method, row in results["methods"].items():
         cells = (row["tokens"], row["passes"], row["passes_without"], row["seconds"], row["seconds_without"])
-        made.add_row(method, *(f"{each:.3g}" for each in cells), f"{100 * row['grammar_share']:.1f}")
+        right = (f"{row[each]:.0%}" if each in row else "" for each in ("right", "right_without"))
+        made.add_row(method, *(f"{each:.3g}" for each in cells), f"{100 * row['grammar_share']:.1f}", *right)
     show(made)
     finish(results, options)
 
 
-def measured(model: SBDModel, method: Any, schemas: dict[str, Any], rounds: int) -> dict[str, float]:
+def measured(model: SBDModel, method: Any, cases: list[Case]) -> dict[str, float]:
     """Means over answers, and the grammar's share of the seconds. Passes without a schema are scaled to as many tokens."""
     total = dict.fromkeys(("tokens", "passes", "seconds", "passes_without", "seconds_without", "grammar"), 0.0)
-    answers = 0
-    for name, schema in schemas.items():
-        for prompt in PROMPTS[:rounds]:
-            asked = prompt.format(name)
-            held = DecodingSettings(method=method, structure=schema, max_new_tokens=160)
-            generate(model, asked, settings=replace(held, max_new_tokens=2))  # compiles the grammar, fills caches
-            with grammar_seconds() as spent:
-                with_schema = generate(model, asked, settings=held)
-            free = replace(held, structure=None, max_new_tokens=with_schema.num_tokens)
-            without = generate(model, asked, settings=free)
-            scale = with_schema.num_tokens / without.num_tokens
-            total["tokens"] += with_schema.num_tokens
-            total["grammar"] += spent()
-            for each, ending, by in ((with_schema, "", 1.0), (without, "_without", scale)):
-                total[f"passes{ending}"] += by * each.passes.decoding
-                total[f"seconds{ending}"] += by * each.seconds
-            answers += 1
+    right: Counter[str] = Counter()
+    for case in cases:
+        held = DecodingSettings(method=method, structure=JsonSchema(case.schema), max_new_tokens=MOST)
+        generate(model, case.prompt, settings=replace(held, max_new_tokens=2))  # compiles the grammar, fills caches
+        with grammar_seconds() as spent:
+            with_schema = generate(model, case.prompt, settings=held)
+        most = MOST if case.message else with_schema.num_tokens
+        without = generate(model, case.prompt, settings=replace(held, structure=None, max_new_tokens=most))
+        scale = with_schema.num_tokens / without.num_tokens
+        total["tokens"] += with_schema.num_tokens
+        total["grammar"] += spent()
+        for each, ending, by in ((with_schema, "", 1.0), (without, "_without", scale)):
+            total[f"passes{ending}"] += by * each.passes.decoding
+            total[f"seconds{ending}"] += by * each.seconds
+            if case.message:
+                right[f"right{ending}"] += case.is_right(each.text)
     share = total.pop("grammar") / total["seconds"]
-    return {name: value / answers for name, value in total.items()} | {"grammar_share": share, "answers": answers}
+    judged = {name: float(right[name]) for name in ("right", "right_without")} if cases[0].message else {}
+    return {name: value / len(cases) for name, value in (total | judged).items()} | {"grammar_share": share}
 
 
 @contextmanager
