@@ -26,7 +26,7 @@ from setblock.model.feed import Feed
 
 
 @dataclass
-class _Row:
+class _Sequence:
     """A row's sequence, and its helpers with the number of positions that each holds, in the order above.
 
     Their numbers follow each other: llama.cpp may keep a token's sequences in a hash table, whose order is then the same for
@@ -67,7 +67,7 @@ class LlamaRunner:
         self.context, self.fuses_commit, self._own = context, own is not None, own
         self._width = min(context.sequences // rows, 1 + MOST_HELPERS)
         self._free = [row * self._width for row in reversed(range(rows))]
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _Sequence] = {}
         self._ids: list[int] = []
 
     def place(self, pages: Sequence[Sequence[int]], ids: Iterable[int]) -> None:
@@ -80,7 +80,7 @@ class LlamaRunner:
         for each in self._ids:
             if each not in self._rows:
                 first = self._free.pop()
-                self._rows[each] = _Row(first, dict.fromkeys(range(first + 1, first + self._width), 0))
+                self._rows[each] = _Sequence(first, dict.fromkeys(range(first + 1, first + self._width), 0))
 
     def logits(self, feed: Feed) -> Tensor:
         """A pass over what is causal alone, and one over blocks and what is committed with them; more if they are large."""
@@ -119,7 +119,7 @@ class LlamaRunner:
             found.append(self.context.logits([each for _, each in part], is_causal=is_causal))
         return feed.spread(torch.cat(found)[[number[at] for at in outputs]])
 
-    def _sequences(self, row: _Row, start: int, *, commits: int, block: int) -> list[list[int]]:
+    def _sequences(self, row: _Sequence, start: int, *, commits: int, block: int) -> list[list[int]]:
         """The sequences of each token that a row is fed from `start` on: `commits` causal ones and a block behind them."""
         alone = [[row.sequence]] * (commits + block)
         is_fused = bool(commits and block) and self.fuses_commit
@@ -133,7 +133,7 @@ class LlamaRunner:
         causal = [[row.sequence, *helpers[: commits - place]] for place in range(commits)]
         return [each if self._own else each[::-1] for each in causal] + alone[commits:]
 
-    def _take_back(self, row: _Row, start: int) -> None:
+    def _take_back(self, row: _Sequence, start: int) -> None:
         """Let a row hold what stands before `start` alone: what a block has left there is noise, and drafts may be wrong."""
         self.context.keep(row.sequence, start)
         for helper, length in row.helpers.items():
