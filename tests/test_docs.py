@@ -27,6 +27,14 @@ def test_performance_shows_what_was_measured():
     )
 
 
+def test_readme_shows_what_was_measured_on_real_models():
+    tables = runpy.run_path(str(ROOT / "docs" / "real_model_tables.py"))
+    page = (ROOT / "README.md").read_text()
+    assert len(tables["results"]()) >= 1
+    assert page.count("<!-- real model -->") == page.count("<!-- end of real model -->") == 1
+    assert tables["filled"](page) == page, "run python docs/real_model_tables.py"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):

@@ -1,9 +1,11 @@
 """The site: the reference pages are written from the code, and every page has its place."""
 
 import dataclasses
+import json
 import re
 import runpy
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import typer
@@ -43,6 +45,7 @@ def test_every_page_has_one_place():
     assert len(placed) == len(set(placed))
     docs = ROOT / "docs"
     assert {str(page.relative_to(docs)) for page in docs.rglob("*.md")} <= set(placed)
+    assert {f"notebooks/{each.stem}.md" for each in docs.glob("notebooks/*.ipynb")} <= set(placed)
 
 
 def test_every_public_package_has_a_page():
@@ -93,6 +96,42 @@ def test_recipe_keys_has_every_key():
         assert (f"| `{field.name}` |" in training) == (field.name not in theirs), field.name
 
 
+def test_notebooks_show_their_code_and_what_it_printed():
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title"]},
+        {"cell_type": "code", "source": ["print(1)"], "outputs": [{"output_type": "stream", "text": ["1\n"]}]},
+        {"cell_type": "code", "source": ["x = 2"], "outputs": []},
+    ]
+    shown = hook("notebooks")["page"]({"cells": cells}, name="a.ipynb")
+    assert shown.startswith("# Title\n")
+    assert "```python\nprint(1)\n```\n\n```text\n1\n```\n\n```python\nx = 2\n```\n" in shown
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_are_kept_with_their_output(path):
+    code = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert len(outputs) >= len(code) - 2  # cells that only define or write something print nothing
+    assert [output for output in outputs if output["output_type"] != "stream"] == []
+
+
+def test_the_picture_shows_every_token_once_and_hides_it_until_its_pass():
+    picture = hook("blocks_picture")
+    pieces = picture["pieces_by_pass"](["def", " f", "():", "\n", "    x", "x" * 60], [0, 1, 1, 2, 2, 3])
+    assert {number: "".join(piece.text for piece in each) for number, each in pieces.items()} == {
+        0: "def",
+        1: " f():",
+        2: "    x",
+        3: "x" * 60,
+    }
+    assert [(piece.line, piece.column) for piece in pieces[2] + pieces[3]] == [(1, 0), (2, 0)]
+    drawn = ElementTree.parse(ROOT / "docs" / "blocks.svg").getroot()
+    text = "".join(drawn.itertext())
+    groups = {each.get("class") for each in drawn.iter("{http://www.w3.org/2000/svg}g")}
+    assert groups
+    assert all(f".{each} {{ animation-name: {each} }}" in text for each in groups)
+
+
 def test_settings_has_every_setting():
     page = hook("settings")["page"]()
     for field in dataclasses.fields(DecodingSettings):
@@ -108,6 +147,9 @@ def test_settings_has_every_setting():
         ("experiments/gamma.md", "../method.md", "../method.md"),
         ("recipes.md", "../recipes/a.yaml", "repository/recipes/a.yaml.md"),
         ("recipes.md", "https://example.org/a.md", "https://example.org/a.md"),
+        ("index.md", "docs/notebooks/a.ipynb", "notebooks/a.md"),
+        ("notebooks/a.md", "b.ipynb", "b.md"),
+        ("notebooks/a.md", "../method.md", "../method.md"),
     ],
 )
 def test_links_are_led_to_pages(page, target, leads_to):

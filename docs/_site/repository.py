@@ -73,7 +73,7 @@ def address(target: str) -> str:
     if target in PAGES:
         return PAGES[target]
     if target.startswith("docs/"):
-        return target.removeprefix("docs/")
+        return re.sub(r"\.ipynb$", ".md", target.removeprefix("docs/"))  # docs/_site/notebooks.py writes the page
     is_page = (ROOT / target).is_dir() or Path(target).suffix in SHOWN
     return f"repository/{target}{'.md' * is_page}"
 

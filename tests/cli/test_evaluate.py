@@ -35,6 +35,7 @@ def test_json_keys_and_their_arithmetic(run, sbd_folder, method):
         "token_agreement",
         "seconds",
     } <= result.keys()
+    assert (result["model"], result["batch_size"]) == (str(sbd_folder), 2)
     assert result["num_examples"] == result["prefill_forwards"] == 5
     assert result["mean_forwards"] == result["num_forwards"] / 5
     assert result["nfe_speedup"] == (result["ntp_forwards"] - 5) / (result["num_forwards"] - 5)

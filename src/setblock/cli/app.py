@@ -89,9 +89,7 @@ for command in (
 ):
     app.command()(with_option_groups(command))
 
-data = typer.Typer(
-    no_args_is_help=True, help="Look at the data of a recipe, or let a model write prompts and answers itself."
-)
+data = typer.Typer(no_args_is_help=True, help="Inspect the data of a recipe, or let a model write prompts and answers.")
 data.command()(with_option_groups(inspect))
 data.command()(with_option_groups(regenerate))
 data.command()(with_option_groups(prompts))

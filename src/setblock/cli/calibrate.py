@@ -40,8 +40,8 @@ def calibrate(
         str,
         CALIBRATION(
             "--tolerance",
-            "accuracy=0.5: at most half a point of accuracy less than plain decoding. tokens=1: on average at most 1% of "
-            "an answer's tokens are not plain decoding's.",
+            "accuracy=0.5: lose at most half a point of accuracy against plain decoding. tokens=1: on "
+            "average, at most 1% of an answer's tokens differ from plain decoding's.",
             metavar="MEASURE=PERCENT",
         ),
     ] = "accuracy=0.5",
@@ -49,7 +49,7 @@ def calibrate(
         float,
         CALIBRATION(
             "--confidence",
-            "The probability, at least 0.5 and below 1, that a setting which loses more is not chosen.",
+            "Probability that the chosen setting keeps the tolerance, at least 0.5 and below 1.",
             metavar="C",
         ),
     ] = 0.95,
@@ -57,15 +57,17 @@ def calibrate(
         str | None,
         CALIBRATION(
             "--domain",
-            "What the examples stand for; a model has one calibration for each domain. Default: the task, or the name of "
-            "the file of prompts.",
+            "Name of the kind of request that the examples represent. A model has one calibration for each "
+            "domain. Default: the task, or the name of the file of prompts.",
             metavar="NAME",
         ),
     ] = None,
     sweep: Annotated[
         Path | None,
         CALIBRATION(
-            "--sweep", "Decode nothing: take the outcomes of a finished `setblock sweep` of this model.", metavar="FILE"
+            "--sweep",
+            "Use the outcomes of a finished `setblock sweep` of this model, and decode nothing.",
+            metavar="FILE",
         ),
     ] = None,
     task: CalibrateOptions,
@@ -73,8 +75,8 @@ def calibrate(
         Path | None,
         options.TASK(
             "--prompts",
-            'In place of a task, prompts: a JSONL file, each line an object with a text under "prompt". For a tolerance '
-            "of tokens, since nobody knows the right answers.",
+            'Calibrate on a file of prompts instead of a task: JSONL, with a text under "prompt" in each '
+            "line. Needs a tolerance of tokens, because the file has no right answers.",
             metavar="FILE",
         ),
     ] = None,
@@ -84,19 +86,19 @@ def calibrate(
         Path | None,
         options.OUTPUT(
             "--output",
-            "Write to a copy of the checkpoint in this new folder, and leave the model as it is.",
+            "Write to a copy of the checkpoint in this new folder. The model stays unchanged.",
             metavar="FOLDER",
         ),
     ] = None,
-    dry_run: Annotated[bool, options.OUTPUT("--dry-run", "Write nothing.")] = False,
+    dry_run: Annotated[bool, options.OUTPUT("--dry-run", "Show the result, and write nothing.")] = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Find the fastest setting that loses no more than is tolerated, and write it into the checkpoint.
+    """Find the fastest setting that keeps a tolerance, and write it into the checkpoint.
 
-    Settings are tested one after the other, from careful to careless, on examples that had no part in finding the order. If
-    requests to come are like the examples, what is chosen loses more than the tolerance with a probability of at most
-    1 - confidence. Exact mode loses nothing, and is chosen where no setting that passes is faster. The result is written into
-    the SBD facts of the checkpoint's config.json, and is then what every command does where no option says otherwise.
+    The command tests settings from careful to careless, on examples that had no part in finding this order. If future
+    requests are like the examples, the chosen setting keeps the tolerance with at least the stated confidence. Exact mode
+    loses nothing. It is chosen if no setting that passes is faster. The result goes into config.json of the checkpoint, and
+    every command then uses it unless an option sets something else.
     """
     from setblock.evaluation.calibration import calibrate as find
     from setblock.evaluation.calibration import tolerance_of

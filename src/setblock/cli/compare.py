@@ -26,11 +26,15 @@ class CompareOptions(DecodingOptions):
         Literal["exact", "sbd"],
         options.DECODING(
             "--method",
-            "What ntp is compared with. exact: blocks, each checked so that the text is ntp's. sbd: without a check.",
+            "The method to compare with ntp. exact: blocks, each checked so that the text is ntp's. sbd: "
+            "blocks without a check.",
         ),
     ] = "exact"
     seed: Annotated[
-        int, options.SAMPLING("--seed", "Of the problem, and of draws at a temperature above 0.", metavar="S")
+        int,
+        options.SAMPLING(
+            "--seed", "Seed that chooses the problem, and the tokens at a temperature above 0.", metavar="S"
+        ),
     ] = 0
 
 
@@ -41,18 +45,18 @@ def compare(
         str | None,
         typer.Argument(
             metavar="[PROMPT]",
-            help="What to answer; - reads it from stdin. Left out: a held-out word problem, chosen by --seed.",
+            help="The text to answer; - reads it from stdin. Default: a held-out word problem, chosen by --seed.",
             show_default=False,
         ),
     ] = None,
     raw: options.RawOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Decode a prompt one token a pass (ntp), then in blocks, and show both texts, their passes and seconds.
+    """Decode a prompt by plain decoding (ntp), then in blocks, and show both texts, passes and seconds.
 
-    Tokens are coloured by the forward pass that revealed them; without colour, a list says what each pass revealed.
-    Both methods run a few untimed passes first. The NFE speed-up is ntp's forward passes over the other's, without the
-    prefill on either side and with the commits; the wall-clock ratio is of the seconds, prefill included.
+    The colour of a token shows the forward pass that revealed it. Without colours, a list shows what each pass revealed.
+    Both methods run a few untimed passes first. The NFE speed-up is ntp's number of passes divided by the other method's,
+    with commits and without the prefill. The wall-clock speed-up is the ratio of the seconds, including the prefill.
     """
     from setblock.cli.comparison_view import print_comparison
     from setblock.data.tasks.word_problems import word_problems

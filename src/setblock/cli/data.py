@@ -20,23 +20,27 @@ class RegenerateOptions(DecodingOptions):
 
     method: Annotated[
         Method,
-        typer.Option("--method", help="ntp: one token a pass. exact: the same text in blocks. sbd: in blocks."),
+        typer.Option(
+            "--method", help="ntp: one token per pass. exact: the same text in blocks. sbd: blocks without a check."
+        ),
     ] = "ntp"
 
 
 def inspect(
     recipe: RecipeOptions,
-    row: Annotated[int, typer.Option("--row", metavar="N", min=0, help="Which row to show, counted from 0.")] = 0,
+    row: Annotated[int, typer.Option("--row", metavar="N", min=0, help="Number of the row to show, from 0.")] = 0,
     tokens: Annotated[
-        int, typer.Option("--tokens", metavar="N", min=0, help="Tokens of each half to show; 0: all of them.")
+        int, typer.Option("--tokens", metavar="N", min=0, help="Number of tokens to show of each half; 0 for all.")
     ] = 48,
-    evaluation: Annotated[bool, typer.Option("--evaluation", help="Show the rows to evaluate on instead.")] = False,
+    evaluation: Annotated[
+        bool, typer.Option("--evaluation", help="Show a row of the evaluation data instead.")
+    ] = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Show one packed row of a recipe's data as the trainer gets it, and count what is in all of them.
+    """Show one packed row of a recipe's data as the trainer gets it, and statistics of all rows.
 
-    The row's tokens and labels, documents and positions, and its noisy blocks as they are drawn in the first step. Nothing is
-    trained, and no weights are loaded.
+    The command shows the tokens, labels, documents and positions of the row, and its noisy blocks in the first step. It
+    trains nothing and loads no weights.
     """
     from setblock.cli.data_view import print_row, row_json
     from setblock.training.inspection import inspected_row
@@ -53,16 +57,19 @@ def regenerate(
     recipe: RecipeOptions,
     output: RecordsOption,
     batch_size: Annotated[
-        int, typer.Option("--batch-size", metavar="B", min=1, help="Questions answered at once. Changes no answer.")
+        int,
+        typer.Option(
+            "--batch-size", metavar="B", min=1, help="Number of questions answered at once. It changes no answer."
+        ),
     ] = 32,
     *,
     model: ModelOptions,
     decoding: RegenerateOptions,
 ) -> None:
-    """Let a model answer the prompts of a recipe's data itself, for it to be trained on its own answers.
+    """Let a model answer the prompts of a recipe's data, to train it on its own answers.
 
-    The model is --model, or else the recipe's model.path. Answers are written one token a pass, unless --method says otherwise
-    (exact writes the same text). Run again after an interruption, the same command goes on. Then name the file as data.source.
+    The model is --model, or by default model.path of the recipe. Method exact gives the same answers as ntp. The same command
+    resumes after an interruption. Then set data.source to the file.
     """
     from setblock.data.rows import use_chat_template
     from setblock.own_text.answers import questions_of
@@ -93,30 +100,44 @@ def regenerate(
 def prompts(
     output: RecordsOption,
     count: Annotated[
-        int, typer.Option("--count", metavar="N", min=1, help="How many prompts to ask for. Some are left out.")
+        int,
+        typer.Option(
+            "--count",
+            metavar="N",
+            min=1,
+            help="Number of prompts to generate. Incomplete prompts and duplicates are then left out.",
+        ),
     ] = 1000,
     system: Annotated[
         list[str] | None,
         typer.Option(
             "--system",
             metavar="TEXT",
-            help="A system message, which steers what users ask. May be given again: they take turns. Default: that of the "
-            "chat template.",
+            help="A system message, which steers the topics. Can be repeated; the messages are used in turn. "
+            "Default: that of the chat template.",
             show_default=False,
         ),
     ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", metavar="T", help="Of the draws, above 0.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", metavar="T", help="Sampling temperature, above 0.")
+    ] = 1.0,
     top_p: Annotated[float, typer.Option("--top-p", metavar="P", help="As in `setblock generate`.")] = 0.95,
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", metavar="N", help="The longest prompt; longer ones are left out.")
+        int,
+        typer.Option(
+            "--max-new-tokens", metavar="N", help="Maximum length of a prompt, in tokens. Longer ones are left out."
+        ),
     ] = 192,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the first prompt; the next ones count on.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", metavar="N", help="Seed of the first prompt. Each further prompt has the next number."),
+    ] = 0,
     *,
     model: ModelOptions,
 ) -> None:
-    """Let a chat model write prompts itself, for `setblock data regenerate` to have them answered.
+    """Let a chat model write prompts, which `setblock data regenerate` then answers.
 
-    The model goes on where its chat template opens a user's message. Run again after an interruption, the same command goes on.
+    The chat template opens a user's message, and the model continues it. The same command resumes after an interruption.
     """
     from setblock.decoding.settings import DecodingSettings
     from setblock.own_text.prompts import write_prompts

@@ -49,9 +49,9 @@ def setting_option(name: str) -> Any:
     if str(row.range) and str(row.range) not in told:
         told += f" {str(row.range)[0].upper()}{str(row.range)[1:]}."
     if row.type in _LISTED:
-        told += " May be given again."
+        told += " Can be repeated."
     if row.name == "sampler":
-        told += f" There are {', '.join(SAMPLERS)}."
+        told += f" Available: {', '.join(SAMPLERS)}."
     metavar = row.metavar if row.type in (int, float, str) or row.type in _LISTED else None
     called = row.names["command line"].replace("_", "-")
     return _PANELS[row.group](f"--{called}", told, metavar=metavar)
@@ -73,7 +73,8 @@ class DecodingOptions:
         list[str] | None,
         DECODING(
             "--sampler-option",
-            "A parameter of the sampler, such as gamma=0.5. May be given again. An unknown KEY names those there are.",
+            "A parameter of the sampler, such as gamma=0.5. Can be repeated. The error for an unknown KEY "
+            "lists the valid ones.",
             metavar="KEY=VALUE",
         ),
     ] = None
@@ -81,8 +82,8 @@ class DecodingOptions:
         float | None,
         DECODING(
             "--gamma",
-            "Entropy bound in nats, at least 0, of a sampler that has one: how uncertain, together, the tokens that one "
-            "pass reveals may be. 0 reveals one token a pass, inf the whole block. "
+            "Entropy bound of the sampler, in nats, at least 0: the maximum total uncertainty of the tokens "
+            "that one pass reveals. 0 reveals one token per pass, inf the whole block. "
             "Default: 1 in method exact; 0.1 in sbd. A calibrated model has its own.",
             metavar="G",
         ),
@@ -91,8 +92,8 @@ class DecodingOptions:
         str | None,
         DECODING(
             "--domain",
-            "Of what the model was calibrated to (`setblock calibrate`), the setting for this domain. Default: the "
-            "slowest, and so most careful, of all domains'.",
+            "Use the setting that `setblock calibrate` found for this domain. Default: the slowest, and so "
+            "the most careful, of all domains.",
             metavar="NAME",
         ),
     ] = None

@@ -29,23 +29,23 @@ class EvaluateOptions(DecodingOptions):
     seed: Annotated[
         int,
         options.TASK(
-            "--seed", "Other examples of the same split; of draws at a temperature above 0, too.", metavar="S"
+            "--seed",
+            "Seed that chooses the examples of the split, and the tokens at a temperature above 0.",
+            metavar="S",
         ),
     ] = 0
 
 
 def evaluate(
     *,
-    task: Annotated[
-        str, options.TASK("--task", f"What to answer: {', '.join(TASKS)}.", metavar="NAME")
-    ] = "word-problems",
+    task: Annotated[str, options.TASK("--task", f"The task: {', '.join(TASKS)}.", metavar="NAME")] = "word-problems",
     sandbox: SandboxOption = "confined",
     split: options.SplitOption = "test",
     limit: Annotated[
         int | None,
         options.TASK(
             "--limit",
-            f"How many examples, at least 1. Default: {DEFAULT_LIMIT}; all that there are, of each of --tasks.",
+            f"Number of examples, at least 1. Default: {DEFAULT_LIMIT}, or with --tasks all of each task.",
             metavar="N",
         ),
     ] = None,
@@ -54,8 +54,7 @@ def evaluate(
         bool,
         options.TASK(
             "--continuous-batching",
-            "Let an answer that is finished make room for the next, as the server does, rather than wait for the longest "
-            "of its batch. Changes no answer and no count.",
+            "Start the next example as soon as an answer ends, as the server does. It changes no answer and no count.",
         ),
     ] = False,
     harness: TasksOptions,
@@ -63,12 +62,12 @@ def evaluate(
     decoding: EvaluateOptions,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Answer a task's examples: accuracy, and what it cost in forward passes beside plain decoding.
+    """Answer the examples of a task, and report accuracy and forward passes next to plain decoding's.
 
-    --task names one of this package's own; --tasks those of lm-evaluation-harness, which then asks, reads and judges. The
-    same examples are answered by ntp too. num_forwards counts every pass of every example, prefill included. The NFE
-    speed-up is the sum of ntp's passes over the sum of the method's, without the prefill on either side and with the
-    commits. The interval is Wilson's, at 95%.
+    --task names a task of this package. --tasks names tasks of lm-evaluation-harness, which then asks and judges. Plain
+    decoding (ntp) answers the same examples. num_forwards counts every pass of every example, prefill included. The
+    NFE speed-up is the sum of ntp's passes divided by the sum of the method's, with commits and without the prefill on either
+    side. The interval is Wilson's, at 95%.
     """
     settings = decoding.settings()
     if harness.tasks is not None:
@@ -104,7 +103,8 @@ def evaluate(
             on_progress=lambda point, done: tell(point.method, done, limit),
         )
     if as_json:
-        print_json({**result.figures(), **({} if choice is None else {"tuned": choice})})
+        asked = {"model": model.path or "bundled", "batch_size": batch_size}
+        print_json({**asked, **result.figures(), **({} if choice is None else {"tuned": choice})})
     else:
         typer.echo(f"{_how(result, settings)}\n\n{_report(result)}")
 

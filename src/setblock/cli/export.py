@@ -19,24 +19,26 @@ FileType = Literal[
 def export(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="Folder, hub id or name of a checkpoint; `bundled` for the bundled one."),
+        typer.Argument(
+            metavar="MODEL", help="Folder, hub id or name of a checkpoint, or `bundled` for the bundled model."
+        ),
     ],
     *,
-    file: Annotated[Path, typer.Option("--gguf", metavar="FILE", help="The file to write.", show_default=False)],
+    file: Annotated[Path, typer.Option("--gguf", metavar="FILE", help="The GGUF file to write.", show_default=False)],
     weights: Annotated[
         FileType,
         typer.Option(
             "--type",
-            help="What matrices are stored as, by llama.cpp's names. Those with a k in their names need llama.cpp "
-            "(pip install 'setblock[llama-cpp]').",
+            help="Type of the stored matrices, by llama.cpp's names. Types with a k in their names need "
+            "llama.cpp (pip install 'setblock[llama-cpp]').",
         ),
     ] = "f16",
     as_json: JsonOption = False,
 ) -> None:
-    """Write a checkpoint as a GGUF file, which llama.cpp and all that is built on it run.
+    """Write a checkpoint as a GGUF file, for llama.cpp and the programs that use it.
 
-    The file holds the tokenizer, the mask token, and what the model was trained and calibrated for. `setblock generate --model
-    FILE` decodes it in blocks; llama.cpp alone decodes it as any other model.
+    The file contains the tokenizer, the mask token, and the block sizes and calibrations of the model. `setblock generate
+    --model FILE` decodes it in blocks. llama.cpp alone decodes it plainly, like any other model.
     """
     import torch
 

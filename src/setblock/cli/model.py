@@ -25,38 +25,44 @@ class ModelOptions:
 
     path: Annotated[
         str | None,
-        MODEL("--model", "Folder or hub id of a causal LM. Default: the bundled reference model.", metavar="P"),
+        MODEL(
+            "--model",
+            "Folder, hub id or name (`setblock fetch`) of a causal LM, or a GGUF file. Default: the bundled model.",
+            metavar="P",
+        ),
     ] = None
-    dtype: Annotated[Dtype, MODEL("--dtype", "Type of the weights; auto: the checkpoint's own.")] = "auto"
+    dtype: Annotated[Dtype, MODEL("--dtype", "Type of the weights. auto: as in the checkpoint.")] = "auto"
     device: Annotated[
         str | None,
         MODEL(
             "--device",
-            "Where to run: cpu, cuda, cuda:1, mps. Default: a CUDA GPU if there is one, else the CPU.",
+            "Where to run the model: cpu, cuda, cuda:1, mps. Default: a CUDA GPU if there is one, else the CPU.",
             metavar="D",
         ),
     ] = None
-    trust_remote_code: Annotated[bool, MODEL("--trust-remote-code", "Run code that comes with the checkpoint.")] = False
+    trust_remote_code: Annotated[
+        bool, MODEL("--trust-remote-code", "Allow code that comes with the checkpoint to run.")
+    ] = False
     quantization: Annotated[
         Quantization | None,
         MODEL(
             "--quantization",
-            "int8: the weights of linear layers in eight bits (needs `pip install 'setblock\\[quantize]'`).",
+            "int8: store the weights of linear layers in eight bits (needs `pip install 'setblock\\[quantize]'`).",
         ),
     ] = None
     compile: Annotated[
         bool,
         MODEL(
             "--compile",
-            "Compile the model with torch.compile: a minute before the first answer, which pays where many follow.",
+            "Compile the model with torch.compile. This takes about a minute, so use it for many answers.",
         ),
     ] = False
     prepack: Annotated[
         bool,
         MODEL(
             "--prepack",
-            "On a CPU: lay the weights out for its matrix kernels once, not in every pass. Goes with neither "
-            "--quantization nor --compile.",
+            "On a CPU: convert the weights to the layout of its matrix kernels once, at the start. Excludes "
+            "--quantization and --compile.",
         ),
     ] = False
 

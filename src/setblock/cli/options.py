@@ -19,6 +19,8 @@ TASK, HARNESS, MODEL = Panel("Task"), Panel("Tasks of lm-evaluation-harness"), P
 DECODING, SAMPLING, OUTPUT, BATCH = Panel("Decoding"), Panel("Sampling"), Panel("Output"), Panel("Many prompts")
 FORM = Panel("Form of the answer")
 
-RawOption = Annotated[bool, DECODING("--raw", "Continue the prompt as it stands, without a chat template.")]
-SplitOption = Annotated[Split, TASK("--split", "Which problems: test for results, validation for choosing settings.")]
-JsonOption = Annotated[bool, OUTPUT("--json", "Print one JSON object on stdout, and nothing else there.")]
+RawOption = Annotated[bool, DECODING("--raw", "Continue the prompt as plain text, without the chat template.")]
+SplitOption = Annotated[
+    Split, TASK("--split", "The split of examples: test for results, validation for choosing settings.")
+]
+JsonOption = Annotated[bool, OUTPUT("--json", "Print one JSON object on stdout, and nothing else.")]

@@ -19,13 +19,20 @@ if TYPE_CHECKING:
 class RecipeOptions:
     """Which recipe, and what is replaced in it."""
 
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file; see recipes/.", show_default=False)]
+    recipe: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A YAML file; the folder recipes/ of the repository has examples.",
+            show_default=False,
+        ),
+    ]
     overrides: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="SECTION.KEY=VALUE",
-            help="Replace a value of the recipe, such as training.learning_rate=1e-4; may be given again.",
+            help="Replace a value of the recipe, such as training.learning_rate=1e-4. Can be repeated.",
             show_default=False,
         ),
     ] = None
@@ -47,7 +54,9 @@ class RecipeOptions:
         return load_recipe(self.recipe, overrides={**replaced, **values})
 
 
-RecordsOption = Annotated[Path, typer.Option("--output", metavar="FILE", help="A .jsonl file.", show_default=False)]
+RecordsOption = Annotated[
+    Path, typer.Option("--output", metavar="FILE", help="The .jsonl file to write.", show_default=False)
+]
 
 
 def check_records(path: Path) -> None:

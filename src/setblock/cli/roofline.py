@@ -27,7 +27,7 @@ class SubjectOptions:
         str | None,
         options.MODEL(
             "--model",
-            f"Folder or hub id, of which only the config is read, or one of {', '.join(PRESETS)}. "
+            f"Folder or hub id (only its config is read), or one of {', '.join(PRESETS)}. "
             f"Default: {PAPER_MODEL} on the paper's H100.",
             metavar="P",
         ),
@@ -36,8 +36,8 @@ class SubjectOptions:
         NumberType | None,
         options.MODEL(
             "--dtype",
-            "Type of activations, and of weights and cache unless they are given. Default: the config's, or bfloat16; "
-            "float8 where no model is given, as in the paper.",
+            "Type of the activations, and of weights and cache unless they are given. Default: the type in "
+            "the config, or bfloat16. Without --model: float8, as in the paper.",
         ),
     ] = None
     weights: Annotated[NumberType | None, options.MODEL("--weights", "Type of the weights.")] = None
@@ -50,24 +50,30 @@ class SubjectOptions:
             metavar="NAME",
         ),
     ] = None
-    bandwidth: Annotated[float | None, HARDWARE_PANEL("--bandwidth", "Of its memory, instead.", metavar="GB/s")] = None
+    bandwidth: Annotated[
+        float | None, HARDWARE_PANEL("--bandwidth", "Memory bandwidth, instead of that of --hardware.", metavar="GB/s")
+    ] = None
     peak: Annotated[
         float | None,
-        HARDWARE_PANEL("--peak", "Of its arithmetic, dense, in the type that is used, instead.", metavar="TFLOPS"),
+        HARDWARE_PANEL(
+            "--peak",
+            "Peak of dense arithmetic in the type that is used, instead of that of --hardware.",
+            metavar="TFLOPS",
+        ),
     ] = None
 
 
 def roofline(
     *,
     subject: SubjectOptions,
-    kv_length: Annotated[int, LOAD("--kv-length", "Cached positions.", metavar="L", min=1)] = KV_LENGTH,
-    block_size: Annotated[int, LOAD("--block-size", "k of the speed-ups.", metavar="K", min=2)] = BLOCK_SIZE,
+    kv_length: Annotated[int, LOAD("--kv-length", "Number of cached tokens.", metavar="L", min=1)] = KV_LENGTH,
+    block_size: Annotated[int, LOAD("--block-size", "Block size k of the speed-ups.", metavar="K", min=2)] = BLOCK_SIZE,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Predict what blocks gain: slowdown of block passes, speed-up in seconds, and the batch where it ends.
+    """Predict the gain of blocks: the slowdown of block passes, the speed-up in seconds, and the batch size where it ends.
 
-    Each operation of a pass takes the longer of its arithmetic at the machine's peak and its bytes at the memory's bandwidth.
-    Nothing is measured unless --hardware this-machine asks for it, and no weights are read.
+    The time of each operation is the larger of two times: that of its arithmetic at the machine's peak, and that of its bytes
+    at the memory bandwidth. Only --hardware this-machine measures anything. No weights are read.
     """
     prediction = prediction_for(subject)
     if as_json:

@@ -28,35 +28,41 @@ class RuntimeOptions(ModelOptions):
         RuntimeName | None,
         RUNTIME(
             "--runtime",
-            "transformers: PyTorch. llama-cpp: llama.cpp, for GGUF files (pip install 'setblock\\[llama-cpp]'), and their "
-            "default where it is installed.",
+            "What runs the model. transformers: PyTorch. llama-cpp: llama.cpp (pip install "
+            "'setblock\\[llama-cpp]'), the default for GGUF files if it is installed.",
         ),
     ] = None
     n_gpu_layers: Annotated[
-        int, RUNTIME("--n-gpu-layers", "llama.cpp: layers on the GPU; -1 for all.", metavar="N")
+        int, RUNTIME("--n-gpu-layers", "llama.cpp: number of layers on the GPU; -1 for all.", metavar="N")
     ] = _DEFAULT.n_gpu_layers
     n_threads: Annotated[
-        int | None, RUNTIME("--n-threads", "llama.cpp: threads. Default: as many as PyTorch uses.", metavar="N")
+        int | None, RUNTIME("--n-threads", "llama.cpp: number of threads. Default: PyTorch's number.", metavar="N")
     ] = None
     n_ctx: Annotated[
         int | None,
-        RUNTIME("--n-ctx", "llama.cpp: the most positions of prompt and answer. Default: the file's.", metavar="N"),
+        RUNTIME(
+            "--n-ctx",
+            "llama.cpp: maximum number of tokens of prompt and answer together. Default: the "
+            "context length of the file.",
+            metavar="N",
+        ),
     ] = None
     n_ubatch: Annotated[
-        int, RUNTIME("--n-ubatch", "llama.cpp: the most tokens that it computes at once.", metavar="N")
+        int, RUNTIME("--n-ubatch", "llama.cpp: maximum number of tokens in one computation.", metavar="N")
     ] = _DEFAULT.n_ubatch
-    type_k: Annotated[CacheType, RUNTIME("--type-k", "llama.cpp: type of cached keys.")] = _DEFAULT.type_k
-    type_v: Annotated[CacheType, RUNTIME("--type-v", "llama.cpp: type of cached values.")] = _DEFAULT.type_v
+    type_k: Annotated[CacheType, RUNTIME("--type-k", "llama.cpp: type of the cached keys.")] = _DEFAULT.type_k
+    type_v: Annotated[CacheType, RUNTIME("--type-v", "llama.cpp: type of the cached values.")] = _DEFAULT.type_v
     flash_attn: Annotated[
         FlashAttention,
-        RUNTIME("--flash-attn", "llama.cpp: flash attention; auto: on a GPU, and for quantised values."),
+        RUNTIME("--flash-attn", "llama.cpp: flash attention. auto: on a GPU, and for quantised values."),
     ] = _DEFAULT.flash_attn
     tune: Annotated[
         bool | None,
         RUNTIME(
             "--tune/--no-tune",
-            "In method exact, time passes once for this machine and model, and take the block size that is fastest; or decode "
-            "plainly where that is. Not where a block size is given or the model was calibrated. Default: with llama-cpp.",
+            "In method exact: time the passes of this model on this machine once, and choose the fastest "
+            "block size, or plain decoding if that is faster. Has no effect with --block-size or on a "
+            "calibrated model. Default: on for llama-cpp.",
         ),
     ] = None
 

@@ -32,35 +32,39 @@ _SERVER, _ENGINE = ServerLimits(), EngineLimits()
 class LimitOptions:
     """What clients may ask for. Fields have the names that `ServerLimits` and `EngineLimits` give them."""
 
-    max_running: Annotated[int, LIMITS("--max-running", "Answers that are decoded at once.", metavar="N")] = (
+    max_running: Annotated[int, LIMITS("--max-running", "Maximum number of answers decoded at once.", metavar="N")] = (
         _ENGINE.max_running
     )
     max_waiting: Annotated[
-        int, LIMITS("--max-waiting", "Answers that wait for a place; more get 429.", metavar="N")
+        int,
+        LIMITS("--max-waiting", "Maximum number of answers that wait. Further requests get status 429.", metavar="N"),
     ] = _ENGINE.max_waiting
     kv_tokens: Annotated[
-        int, LIMITS("--kv-tokens", "Positions of the key-value cache, for all answers together.", metavar="N")
+        int, LIMITS("--kv-tokens", "Number of tokens in the key-value cache, for all answers together.", metavar="N")
     ] = _ENGINE.kv_tokens
     tokens_per_pass: Annotated[
-        int, LIMITS("--tokens-per-pass", "The most tokens that one forward pass feeds.", metavar="N")
+        int, LIMITS("--tokens-per-pass", "Maximum number of tokens in one forward pass.", metavar="N")
     ] = _ENGINE.tokens_per_pass
     max_requests: Annotated[
-        int, LIMITS("--max-requests", "Requests in progress at once; more get 429.", metavar="N")
+        int,
+        LIMITS(
+            "--max-requests", "Maximum number of requests in progress. Further requests get status 429.", metavar="N"
+        ),
     ] = _SERVER.max_requests
-    max_answers: Annotated[int, LIMITS("--max-answers", "Answers that one request may ask for.", metavar="N")] = (
+    max_answers: Annotated[int, LIMITS("--max-answers", "Maximum number of answers of one request.", metavar="N")] = (
         _SERVER.max_answers
     )
     max_body_bytes: Annotated[
-        int, LIMITS("--max-body-bytes", "The largest body of a request; a larger one gets 413.", metavar="N")
+        int, LIMITS("--max-body-bytes", "Maximum size of a request body. A larger one gets status 413.", metavar="N")
     ] = _SERVER.max_body_bytes
-    body_seconds: Annotated[float, LIMITS("--body-seconds", "How long a body may take to arrive.", metavar="S")] = (
-        _SERVER.body_seconds
-    )
+    body_seconds: Annotated[
+        float, LIMITS("--body-seconds", "Time limit for receiving a request body.", metavar="S")
+    ] = _SERVER.body_seconds
     request_seconds: Annotated[
-        float, LIMITS("--request-seconds", "How long an answer may take to be written and read.", metavar="S")
+        float, LIMITS("--request-seconds", "Time limit for an answer, until the client has read it.", metavar="S")
     ] = _SERVER.request_seconds
     drain_seconds: Annotated[
-        float, LIMITS("--drain-seconds", "How long running requests may take to finish after SIGTERM.", metavar="S")
+        float, LIMITS("--drain-seconds", "Time limit for running requests after SIGTERM.", metavar="S")
     ] = _SERVER.drain_seconds
 
 
@@ -71,47 +75,50 @@ def serve(
     vllm: VllmOptions,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- WORDS]", help="Further words for vLLM, as they stand.", show_default=False),
+        typer.Argument(metavar="[-- WORDS]", help="Further arguments, which vLLM gets unchanged.", show_default=False),
     ] = None,
     engine: Annotated[
         EngineName,
         SERVER(
             "--engine",
-            "setblock: this package's own, on this machine. vllm: vLLM with this package's plugin, installed beside it.",
+            "setblock: this package's engine. vllm: vLLM with this package's plugin (needs an installed vLLM).",
         ),
     ] = "setblock",
     host: Annotated[
-        str, SERVER("--host", "Address to listen on; other machines reach 0.0.0.0.", metavar="H")
+        str, SERVER("--host", "Address to listen on. 0.0.0.0 accepts other machines.", metavar="H")
     ] = "127.0.0.1",
-    port: Annotated[int, SERVER("--port", "0 takes one that is free.", metavar="P")] = 8000,
+    port: Annotated[int, SERVER("--port", "Port to listen on; 0 chooses a free one.", metavar="P")] = 8000,
     name: Annotated[
-        str | None, SERVER("--name", "The model's id for clients. Default: its folder's name, or hub id.", metavar="ID")
+        str | None,
+        SERVER("--name", "Model id for clients. Default: the name of the folder, or the hub id.", metavar="ID"),
     ] = None,
     key_file: Annotated[
         Path | None,
         SERVER(
             "--key-file",
-            f"API keys that clients must have, one a line. Or {KEYS_VARIABLE}, with commas between them.",
+            f"File with the API keys that clients need, one per line. Alternative: the variable {KEYS_VARIABLE}, with commas.",
             metavar="FILE",
         ),
     ] = None,
-    no_keys: Annotated[bool, SERVER("--no-keys", "Listen to other machines without API keys.")] = False,
+    no_keys: Annotated[bool, SERVER("--no-keys", "Accept other machines without API keys.")] = False,
     allowed_hosts: Annotated[
         list[str] | None,
         SERVER(
             "--allowed-host",
-            "A host name that clients may call the server by, such as a proxy's; may be given again. Default: the "
-            "names of this machine's loopback if it listens there, else any.",
+            "Host name that clients may use, such as that of a proxy. Can be repeated. Default: the loopback "
+            "names if the server listens on the loopback address, else any name.",
             metavar="NAME",
         ),
     ] = None,
-    log_level: Annotated[LogLevel, SERVER("--log-level", "Lines of JSON on stderr.")] = "info",
-    log_text: Annotated[bool, SERVER("--log-text", "Put prompts and answers into the log.")] = False,
+    log_level: Annotated[
+        LogLevel, SERVER("--log-level", "Minimum level of the log, which is lines of JSON on stderr.")
+    ] = "info",
+    log_text: Annotated[bool, SERVER("--log-text", "Include prompts and answers in the log.")] = False,
 ) -> None:
     """Serve a model: OpenAI's API under /v1, a playground at /, metrics for Prometheus at /metrics.
 
-    SIGTERM and Ctrl-C let running requests finish; a second one stops at once. With --engine vllm all of this is
-    vLLM's, and options that it has no place for are refused.
+    SIGTERM or Ctrl-C lets running requests finish, and a second one stops at once. With --engine vllm, vLLM does all of this,
+    and options that vLLM does not have are refused.
     """
     check_options(context, engine=engine)
     if not 0 <= port <= 65535:

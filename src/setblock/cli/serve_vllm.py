@@ -26,18 +26,18 @@ class VllmOptions:
         VllmDecoding,
         VLLM(
             "--decoding",
-            "blocks, by this package's plugin; plain next-token decoding or n-gram speculation, by vLLM alone.",
+            "What vLLM runs: blocks by this package's plugin, plain next-token decoding, or vLLM's n-gram speculation.",
         ),
     ] = "blocks"
     block_size: Annotated[
         int | None,
         VLLM(
             "--block-size",
-            "The largest that a request may ask for. Default: the largest trained, at most 16.",
+            "Maximum block size of a request. Default: the largest that the model was trained with, at most 16.",
             metavar="K",
         ),
     ] = None
-    print_command: Annotated[bool, VLLM("--print-command", "Show vLLM's command and do nothing else.")] = False
+    print_command: Annotated[bool, VLLM("--print-command", "Print vLLM's command instead of running it.")] = False
 
 
 # Parameters of `serve` that vLLM's command has a place for; the others are for our own engine, and those below for vLLM alone.

@@ -28,8 +28,9 @@ def sweep(
         Path | None,
         options.OUTPUT(
             "--out",
-            "Write a line of JSON for each setting as it is done, with the outcome of every example. The same command "
-            "goes on where an interrupted one stopped; another model, task or commit is told and refused.",
+            "Add a line of JSON to this file for each finished setting, with the outcome of every example. "
+            "The same command resumes an interrupted sweep. A file of another model, task or commit is "
+            "refused.",
             metavar="FILE",
         ),
     ] = None,
@@ -37,7 +38,8 @@ def sweep(
         Path | None,
         options.OUTPUT(
             "--from",
-            "Decode nothing: show what the file of a sweep holds. Options of task, model and grid have no effect.",
+            "Show the results in the file of an earlier sweep, and decode nothing. Options of task, model "
+            "and grid have no effect.",
             metavar="FILE",
         ),
     ] = None,
@@ -45,16 +47,16 @@ def sweep(
         list[Path] | None,
         options.OUTPUT(
             "--figure",
-            "Draw accuracy against passes with the Pareto front (.png, .svg or .pdf); may be given again.",
+            "Draw accuracy against passes with the Pareto front (.png, .svg or .pdf). Can be repeated.",
             metavar="FILE",
         ),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Answer a task's examples at every setting of a grid: accuracy against forward passes, and which settings are best.
+    """Answer the examples of a task at every setting of a grid, and compare accuracy and forward passes.
 
-    Plain decoding (ntp) runs once and is what all others are compared with. Passes leave the prefill out and count commits;
-    intervals are Wilson's, at 95%. A file of results is what `setblock calibrate --sweep` reads.
+    Plain decoding (ntp) runs once, and every setting is compared with it. Passes include commits and no prefills. Intervals
+    are Wilson's, at 95%. `setblock calibrate --sweep` reads the file that --out writes.
     """
     from setblock.evaluation.figure import SUFFIXES, draw_results
     from setblock.evaluation.result_file import read_results

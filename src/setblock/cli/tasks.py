@@ -8,19 +8,23 @@ from setblock.cli.decoding_options import setting_option
 from setblock.evaluation.sandbox import Level
 
 TaskOption = Annotated[
-    str, options.TASK("--task", "What to answer; `setblock evaluate --help` lists them.", metavar="NAME")
+    str, options.TASK("--task", "The task; `setblock evaluate --help` lists all tasks.", metavar="NAME")
 ]
-LimitOption = Annotated[int, options.TASK("--limit", "How many examples, at least 1.", metavar="N")]
+LimitOption = Annotated[int, options.TASK("--limit", "Number of examples, at least 1.", metavar="N")]
 BatchSizeOption = Annotated[
     int,
-    options.TASK("--batch-size", "Examples decoded at once, at least 1. Changes no answer and no count.", metavar="B"),
+    options.TASK(
+        "--batch-size",
+        "Number of examples decoded at once, at least 1. It changes no answer and no count.",
+        metavar="B",
+    ),
 ]
 SandboxOption = Annotated[
     Level,
     options.TASK(
         "--sandbox",
-        "Of tasks whose answers are run: how they are confined. confined, or files-readable to accept that they can read "
-        "your files where the kernel has no Landlock.",
+        "How programs of coding tasks are confined. confined: as far as the sandbox can. files-readable: "
+        "accept that programs can read your files, if the kernel has no Landlock.",
     ),
 ]
 
@@ -36,7 +40,8 @@ class TaskOptions:
         int,
         options.TASK(
             "--seed",
-            "Other examples of the same split; of a calibration, also which of them the order of its tests is found on.",
+            "Seed that chooses the examples of the split. A calibration also draws from it the examples that "
+            "determine the order of its tests.",
             metavar="S",
         ),
     ] = 0

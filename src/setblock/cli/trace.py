@@ -13,16 +13,15 @@ from setblock.cli.sampler import sampler_json
 
 
 def trace(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to answer; - reads it from stdin.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to answer; - reads it from stdin.")],
     model: ModelOptions,
     decoding: DecodingOptions,
     raw: options.RawOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Answer a prompt and show what each forward pass did: what it revealed, how uncertain it was, what it committed.
+    """Answer a prompt, and show for each forward pass the tokens that it revealed, their entropies, and what it committed.
 
-    Without --json, the passes are listed in the terminal: what a pass revealed is bold and in brackets, _ is a
-    position still masked.
+    Without --json, the terminal lists the passes. Revealed tokens are bold and in brackets, and _ is a masked position.
     """
     from setblock.cli.trace_view import print_trace
     from setblock.evaluation.tracing import trace as run

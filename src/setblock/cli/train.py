@@ -25,15 +25,15 @@ def train(
         typer.Option(
             "--output",
             metavar="DIR",
-            help="Where to write; the recipe's training.output_dir by default.",
+            help="Output folder. Default: training.output_dir of the recipe.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Train a model as a recipe says.
+    """Train a model by a recipe.
 
-    Run again after an interruption, the same command goes on from the newest whole checkpoint in the output folder. A
-    finished run is left as it is.
+    After an interruption, the same command resumes from the newest complete checkpoint in the output folder. It does not
+    change a finished run.
     """
     from transformers import PrinterCallback
 

@@ -35,14 +35,14 @@ class DecodingSettings:
     # The operating point: what trades accuracy for passes
     method: Method = setting(
         "exact",
-        "exact: blocks, several tokens a forward pass, each checked as it is committed, so that the text is plain decoding's. "
-        "sbd: blocks without a check (Algorithm 3): fewer passes, another text. ntp: plain decoding, one token a pass. "
-        "All by the same model and loop.",
+        "exact: blocks of several tokens per forward pass, each checked when it is committed. The text is "
+        "the same as plain decoding's. sbd: blocks without a check (Algorithm 3). Takes fewer passes, and "
+        "the text may differ. ntp: plain decoding, one token per pass.",
         group="point",
     )
     sampler: "Sampler | None" = setting(
         None,
-        "The rule that says which tokens a pass reveals. Default: the method's own.",
+        "The rule that decides which tokens a pass reveals. Default: the method's.",
         group="point",
         metavar="NAME",
     )
@@ -55,22 +55,24 @@ class DecodingSettings:
     )
     adaptive_blocks: bool = setting(
         False,
-        "End a block at its first gap after each pass instead of filling it: what is whole is committed, and the next block "
-        "begins behind it, keeping what is revealed there. As many passes or fewer, of 2k tokens instead of k.",
+        "After each pass, end the block at its first masked position instead of filling it. The tokens "
+        "before that position are committed, and the next block starts there with the tokens already "
+        "revealed. Takes at most as many passes, each over 2k tokens instead of k.",
         group="point",
     )
     draft_passes: int | None = setting(
         None,
-        "In method exact, after how many passes a draft is checked, as far as it is revealed without a gap. Default: 1.",
+        "In method exact: number of passes that draft a block before it is checked. Default: 1.",
         Range(1, MAX_TOKENS, far=True),
         group="point",
     )
 
     draft_lookup: int | None = setting(
         None,
-        "In method exact, drafts are also copied from the text: where at least so many of the last tokens stood before, what "
-        "followed them there fills the places that the model is unsure of. 0: never. Default: 0; 2 where only an "
-        "adapter was trained for blocks; 1 where nothing was.",
+        "In method exact: also copy drafts from the text. If at least this many of the last tokens occurred "
+        "before, the tokens after that occurrence fill the positions that the model is unsure of. 0 disables "
+        "it. Default: 0 for models trained for blocks, 2 if only an adapter was trained, and 1 for untrained "
+        "models.",
         Range(0),
         group="point",
     )
@@ -78,7 +80,8 @@ class DecodingSettings:
     # Where an answer ends
     max_new_tokens: int | None = setting(
         None,
-        "The most tokens to write, end of text included. Default: 256, or what the model's context has room for.",
+        "Maximum number of tokens to generate, including the end of text. Default: 256, or less if the "
+        "context of the model ends before.",
         Range(1, MAX_TOKENS, far=True),
         group="answer",
         but_not=("harness", "transformers", "vllm"),
@@ -86,7 +89,7 @@ class DecodingSettings:
     )
     min_new_tokens: int = setting(
         0,
-        "No end of text, and no stop text, before this many tokens.",
+        "Minimum number of tokens before an end of text or a stop text.",
         Range(0, MAX_TOKENS, far=True),
         group="answer",
         but_not=("transformers",),
@@ -94,7 +97,7 @@ class DecodingSettings:
     )
     stop: str | Sequence[str] = setting(
         (),
-        "Texts that end the answer, which is cut before them.",
+        "Texts that end the answer. The answer does not include them.",
         group="answer",
         metavar="TEXT",
         most=MAX_STOP_STRINGS,
@@ -102,7 +105,7 @@ class DecodingSettings:
     )
     stop_token_ids: Sequence[int] = setting(
         (),
-        "Token ids that end the answer, as an end of text does.",
+        "Token ids that end the answer, in addition to the end of text.",
         group="answer",
         metavar="ID",
         but_not=("transformers", "vllm"),
@@ -112,7 +115,7 @@ class DecodingSettings:
     # How tokens are drawn
     temperature: float = setting(
         0.0,
-        "What the logits are divided by before a token is drawn; 0 is greedy.",
+        "Sampling temperature: divides the logits. 0 is greedy decoding.",
         Range(0, sys.float_info.max, words="a finite number of at least 0"),
         group="sampling",
         metavar="T",
@@ -136,7 +139,7 @@ class DecodingSettings:
     )
     min_p: float = setting(
         0.0,
-        "Draw from tokens at least this times as likely as the most likely.",
+        "Draw from tokens whose probability is at least this share of the largest probability.",
         Range(0, 1),
         group="sampling",
         metavar="P",
@@ -144,7 +147,8 @@ class DecodingSettings:
     )
     repetition_penalty: float = setting(
         1.0,
-        "Divides (if positive; else multiplies) the logits of tokens in the prompt and the text so far; 1 is off.",
+        "Penalty for tokens that occur in the prompt or in the text so far: divides their positive logits "
+        "and multiplies their negative ones. 1 is off.",
         Range(1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
         group="sampling",
         metavar="R",
@@ -152,7 +156,7 @@ class DecodingSettings:
     )
     logit_bias: Mapping[int, float] = setting(
         {},
-        "Added to the logits of token ids.",
+        "Values to add to the logits of token ids.",
         Range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
         group="sampling",
         metavar="ID=BIAS",
@@ -160,7 +164,7 @@ class DecodingSettings:
     )
     banned_tokens: Sequence[int] = setting(
         (),
-        "Token ids that are never written.",
+        "Token ids that are never generated.",
         group="sampling",
         metavar="ID",
         but_not=("transformers",),
@@ -168,7 +172,7 @@ class DecodingSettings:
     )
     seed: int = setting(
         0,
-        "Of the draws at a temperature above 0. A request's text depends on it and on nothing else in its batch.",
+        "Seed of the draws at a temperature above 0. The text of a request does not depend on the rest of its batch.",
         Range(-(2**63), 2**63 - 1, words="a number of 64 bits"),
         group="sampling",
         metavar="S",
@@ -177,14 +181,14 @@ class DecodingSettings:
     # What form the answer has, and what goes along with it
     structure: "Structure | None" = setting(
         None,
-        "The form that the answer has to have: a JSON schema (as a dictionary, a text or a pydantic model), or one of the "
-        "classes of setblock.structure.",
+        "The required form of the answer: a JSON schema (as a dictionary, a text or a pydantic model), or an "
+        "object of a class of setblock.structure.",
         group="answer",
         but_not=("command line", "server", "vllm"),  # the first two have names of their own for each kind of form
     )
     companions: "Sequence[CompanionMaker]" = setting(
         (),
-        "What goes along with the answer, hears of its tokens and may say what may come next, such as a grammar.",
+        "Objects that receive the tokens of the answer and can restrict what comes next, such as a grammar.",
         group="answer",
         but_not=CALLERS,
     )
@@ -192,14 +196,14 @@ class DecodingSettings:
     # What is reported
     n: int = setting(
         1,
-        "How many answers; the i-th, from 0, is what seed + i gives alone.",
+        "Number of answers. Answer i, from 0, is the answer to the same request with seed + i.",
         Range(1, MAX_SAMPLES),
         group="report",
         but_not=("harness", "transformers", "vllm"),
     )
     logprobs: int | None = setting(
         None,
-        "Report each token's log-probability, and so many most likely alternatives beside it.",
+        "Report the log-probability of each token, and this many of its most likely alternatives.",
         Range(0, MAX_LOGPROBS),
         group="report",
         but_not=("server", "harness", "transformers", "vllm"),  # OpenAI's logprobs are the server's own
