@@ -1,5 +1,6 @@
 """Values of parameters: which are taken, in which types, and what is said of the others."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
