@@ -1,12 +1,13 @@
-"""Where a pass's time goes: the model's layers, its LM head, the sampler, the loop's bookkeeping; and how often the host
-waits.
+"""Where a pass's time goes: the model's layers, its LM head, the sampler, the loop's bookkeeping; how many operations that is,
+and how often the host waits.
 
     python benchmarks/breakdown.py --out benchmarks/results/breakdown.json
 
 One request, block size 16, a model of about 100 million random weights. Each part is timed where the loop calls it, without
 the parts inside of it. On a GPU each part is waited for, so that parts add up to more than an undisturbed pass takes.
 Synchronisations are the operations of a pass whose result the host reads, or whose shape depends on values: on a GPU the
-host waits there. They are counted in a run of their own, on any device. A table for people, JSON on the last line.
+host waits there. They and the operations are counted in runs of their own, on any device, of decoding as it goes on a GPU: of
+whole answers, and of a stream. A table for people, JSON on the last line.
 """
 
 import argparse
@@ -14,17 +15,19 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from measuring.forced import FixedCount
+from measuring.operations import Operations
 from measuring.output import at_least_one, begin, finish, machine, parser_of, show, table
 from measuring.subjects import SIZES, random_model, random_prompt
-from measuring.synchronisations import Synchronisations
+from measuring.synchronisations import Synchronisations, as_on_an_accelerator
 from measuring.timing import synchronise
-from setblock.decoding import loop, rows
+from setblock.decoding import loop, rows, samplers
 from setblock.decoding.generate import open_batch
 from setblock.decoding.record import Record
 from setblock.decoding.rows import Rows
@@ -68,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "methods": {method: measured(sbd, method, options) for method in METHODS},
     }
     show(breakdown_table(results, machine(results)))
+    show(operation_table(results))
     show(synchronisation_table(results))
     finish(results, options)
 
@@ -111,20 +115,31 @@ def measured(sbd: SBDModel, method: Method, options: argparse.Namespace) -> dict
         "loop_milliseconds": statistics.median(own),
         "loop_over_model": statistics.median(shares),
         "loop_over_model_quartiles": [low, high],
-        "synchronisations": synchronisations(sbd, prompt, settings),
+        **counted(sbd, prompt, replace(settings, sampler=samplers.FixedCount(options.reveal))),
     }
 
 
-def synchronisations(sbd: SBDModel, prompt: list[int], settings: DecodingSettings) -> dict[str, float]:
-    """How often the host would wait in a pass after the prefill, by line; all of an answer over its passes."""
-    batch = open_batch(sbd, [prompt], [settings])
-    steps = batch.steps()
-    next(steps)
-    passes = 0
-    with Synchronisations() as waits:
-        for _ in steps:
-            passes += 1
-    return {line: count / passes for line, count in waits.counts.most_common()}
+def counted(sbd: SBDModel, prompt: list[int], settings: DecodingSettings) -> dict[str, Any]:
+    """What a pass costs the host: operations in the model and beside it, and waits by line, of whole answers and of a stream.
+
+    Args:
+        settings: with a sampler of this package; others are checked in each pass, and waited for.
+    """
+    with as_on_an_accelerator():
+        batch = open_batch(sbd, [prompt], [settings])
+        with Operations(sbd.model) as operations, Synchronisations() as waits:
+            batch.run()
+        streamed = open_batch(sbd, [prompt], [settings])
+        with Synchronisations() as streaming:
+            for step in streamed.steps():
+                streamed.new_texts([0], streamed.news(step, streamed.runner))
+    passes = operations.passes
+    return {
+        "operations": {place: count / passes for place, count in operations.counts.most_common()},
+        "operations_in_model": operations.in_model / passes,
+        "synchronisations": {line: count / passes for line, count in waits.counts.most_common()},
+        "streaming_synchronisations": streaming.total / streamed.record.counts(0).total,
+    }
 
 
 @contextmanager
@@ -171,8 +186,22 @@ def breakdown_table(results: dict[str, Any], where: str) -> Any:
 
 def synchronisation_table(results: dict[str, Any]) -> Any:
     """A row a line of code that waits."""
-    by_method = {name: row["synchronisations"] for name, row in results["methods"].items()}
-    made = table("The host waits for the device, times a pass", "where", *by_method)
+    made = _counts("The host waits for the device, times a pass", results, "synchronisations")
+    streaming = (row["streaming_synchronisations"] for row in results["methods"].values())
+    made.add_row("all, of a stream", *(f"{each:.2f}" for each in streaming))
+    return made
+
+
+def operation_table(results: dict[str, Any]) -> Any:
+    """A row a function that runs operations."""
+    made = _counts("Operations of a pass beside the model", results, "operations")
+    made.add_row("in the model", *(f"{row['operations_in_model']:.1f}" for row in results["methods"].values()))
+    return made
+
+
+def _counts(title: str, results: dict[str, Any], key: str) -> Any:
+    by_method = {name: row[key] for name, row in results["methods"].items()}
+    made = table(title, "where", *by_method)
     for line in sorted({line for each in by_method.values() for line in each}):
         made.add_row(line, *(f"{each.get(line, 0):.2f}" for each in by_method.values()))
     made.add_row("all", *(f"{sum(each.values()):.2f}" for each in by_method.values()))

@@ -102,7 +102,7 @@ class InProcess:
 def test_every_stage_for_gpus_runs_in_miniature(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu.subprocess, "Popen", InProcess)
+    monkeypatch.setattr("stages.training.subprocess.Popen", InProcess)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text((ROOT / "examples" / "tiny.yaml").read_text())
     arguments = ["--quick", "--out", str(tmp_path / "gpu.json"), "--runs", str(tmp_path), "--recipes", str(recipe)]

@@ -135,6 +135,7 @@ def opened(
     assert isinstance(opened.runner, PaddedRunner)
     opened.runner.cache = cache or noisy_cache(sbd, batch=batch, cached=cached, capacity=opened.runner.cache.capacity)
     opened.state.hold(cached)
+    opened.next_spans = None  # no longer the whole prompt
     return opened
 
 

@@ -125,10 +125,9 @@ def decode_mask(*, position_ids: Tensor, limits: Tensor, window: int | None = No
 
 def to_dense(mask_mod: MaskMod, *, batch: int, queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
     """Evaluate a `mask_mod` to a boolean tensor [batch, 1, queries, keys], True where attention is allowed."""
-    b = torch.arange(batch, device=device).view(-1, 1, 1, 1)
-    h = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
-    q_idx = torch.arange(queries, device=device).view(1, 1, -1, 1)
-    kv_idx = torch.arange(keys, device=device).view(1, 1, 1, -1)
+    index = torch.arange(max(batch, queries, keys), device=device)
+    b, h = index[:batch].view(-1, 1, 1, 1), index[:1].view(1, 1, 1, 1)
+    q_idx, kv_idx = index[:queries].view(1, 1, -1, 1), index[:keys].view(1, 1, 1, -1)
     return mask_mod(b, h, q_idx, kv_idx).expand(batch, 1, queries, keys)
 
 

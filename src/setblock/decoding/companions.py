@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.companion import Companion
+from setblock.decoding.row_news import RowNews
 from setblock.decoding.state import BatchState
 
 
@@ -99,19 +100,32 @@ class Companions:
         """Those of `rows` alone."""
         return Companions([self.rows[row] for row in rows])
 
-    def hear(self, state: BatchState, rows: Sequence[int] | None = None) -> None:
+    @property
+    def listens(self) -> bool:
+        """Whether anybody has to hear of each pass at once."""
+        return bool(self._listening)
+
+    def hear(
+        self, state: BatchState, rows: Sequence[int] | None = None, *, news: Sequence[RowNews] | None = None
+    ) -> None:
         """Tell what has become of `rows`, or, after a pass, of those whose companions listen. Ends answers that one of them
-        wants to end."""
+        wants to end. `news` of all rows, where they have been read, save a wait."""
         rows = self._listening if rows is None else rows
         if not rows:
             return
-        columns = torch.stack([state.gapless_end(), state.answer_ends(), state.finished.long()]).tolist()
+        if news is None:
+            stands = torch.stack([state.text_end, state.answer_end, state.finished], dim=1).tolist()
+        else:
+            stands = [(each.text_end, each.answer_end, each.finished) for each in news]
         for row in rows:
             each, terms = self.rows[row], state.terms[row]
             if each.is_over:
                 continue
-            end, certain, is_final = (column[row] for column in columns)
-            token_ids = state.tokens[row, terms.prompt_length + each.num_read : max(end, certain)].tolist()
+            end, certain, is_final = stands[row]
+            start, end = terms.prompt_length + each.num_read, max(end, certain)
+            token_ids = None if news is None else news[row].tokens_between(start, end)
+            if token_ids is None:
+                token_ids = state.tokens[row, start:end].tolist()
             certain -= terms.prompt_length
             stop = each.tell(token_ids, certain=certain, ends=terms.ends, final=bool(is_final))
             if stop is not None:

@@ -28,18 +28,15 @@ class Check:
         token_ids: [B, m] next-token decoding's choices at the positions that were checked.
         accepted: [B, m] bool, where the draft had the same.
         replaced: [B, m] bool, where it had not, and the choice took its place: at most one in a row.
-        entropy: [B, m] float32, nats, of the distribution where the draft was replaced; 0 elsewhere.
+        rejected: [B] bool, rows whose draft was cut.
+        entropy: [B, m] float32, nats, of the distribution where the draft was replaced.
     """
 
     token_ids: Tensor
     accepted: Tensor
     replaced: Tensor
+    rejected: Tensor
     entropy: Tensor
-
-    @property
-    def rejected(self) -> Tensor:
-        """[B] bool, rows whose draft was cut."""
-        return self.replaced.any(dim=1)
 
 
 def check_drafts(state: BatchState, commit: Logits, *, draws: Draws) -> Check:
@@ -51,18 +48,18 @@ def check_drafts(state: BatchState, commit: Logits, *, draws: Draws) -> Check:
     chosen = choose_tokens(commit.logits, draws, positions=commit.positions, best=best)  # [B, m]
     drafted = state.tokens.gather(1, commit.positions)
     known = commit.known & ~state.failed[:, None]
-    agrees = (chosen == drafted) | ~known
-    prefix = agrees.long().cumprod(dim=1).bool()
-    first_wrong = prefix.sum(dim=1, keepdim=True)  # [B, 1]: m where all agree
-    columns = torch.arange(agrees.shape[1], device=agrees.device)
-    replaced = (columns == first_wrong) & ~agrees
-    accepted = prefix & known
+    columns, count = state.columns[: chosen.shape[1]], chosen.shape[1]
+    first_wrong = columns.where((chosen != drafted) & known, count).amin(dim=1, keepdim=True)  # [B, 1]: m where none is
+    rejected = first_wrong[:, 0] < count
 
-    is_checked = known.any(dim=1)
-    state.verified = torch.where(is_checked, state.committed, state.verified)
-    at = first_wrong.clamp(max=agrees.shape[1] - 1)
-    state.correct(replaced.any(dim=1), commit.positions.gather(1, at)[:, 0], chosen.gather(1, at)[:, 0])
+    state.answer_end = torch.where(known.any(dim=1), state.committed, state.answer_end)
+    at = first_wrong.clamp(max=count - 1)
+    state.correct(rejected, commit.positions.gather(1, at)[:, 0], chosen.gather(1, at)[:, 0])
     right = commit.logits.gather(1, at[..., None].expand(-1, -1, commit.logits.shape[-1]))  # [B, 1, V]
-    entropy = torch.special.entr(right.softmax(dim=-1)).sum(dim=-1)
-    entropy = torch.where(replaced, entropy, torch.zeros_like(entropy))
-    return Check(token_ids=chosen, accepted=accepted, replaced=replaced, entropy=entropy)
+    return Check(
+        token_ids=chosen,
+        accepted=(columns < first_wrong) & known,
+        replaced=columns == first_wrong,
+        rejected=rejected,
+        entropy=torch.special.entr(right.softmax(dim=-1)).sum(dim=-1).expand(-1, count),
+    )

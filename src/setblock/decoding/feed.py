@@ -23,45 +23,50 @@ from setblock.model.feed import Feed
 def next_feed(state: BatchState, plan: PassPlan) -> Feed:
     """The next pass's inputs, and the outputs at which it is read."""
     # 1. Tokens of the A rows that take part, and what each of them may see
-    part, size = plan.part, state.block_width
-    end, is_prefill = part.of(plan.end)[:, None], part.of(plan.is_prefill)[:, None]  # [A, 1]
-    committed, block_start = part.of(state.committed)[:, None], part.of(state.block_start)[:, None]  # [A, 1]
-    positions = committed + torch.arange(plan.queries, device=end.device)  # [A, Q]
-    is_real = positions < end
-    in_block = is_real & (positions >= block_start)
-    limits = torch.where(in_block, end, positions + 1).masked_fill(~is_real, 1)
-    safe = positions.masked_fill(~is_real, 0)
-    tokens = part.of(state.tokens).gather(1, safe)
-    if state.facts is not None:
-        column = (positions - block_start).clamp(0, size - 1)
-        is_masked = in_block & ~part.of(state.revealed).gather(1, column)
-        tokens = tokens.masked_fill(is_masked, state.facts.mask_token_id)
+    part = plan.part
+    end, committed, block_start = (part.of(each)[:, None] for each in (plan.end, state.committed, state.block_start))
+    positions = committed + state.columns[: plan.queries]  # [A, Q]
+    if plan.is_full:
+        is_real = torch.ones_like(positions, dtype=torch.bool)
+        in_block = positions >= block_start
+    else:
+        is_real = positions < end
+        in_block = is_real & (positions >= block_start)
+        positions = positions * is_real
+    limits = torch.where(in_block, end, positions + 1)
 
     # 2. The outputs that predict masked tokens of the block and, of exact rows, what is committed
     target = part.of(state.block_positions)  # [A, k]
     source = part.of(state.block_sources)
-    wanted = (source < end) & (target < part.of(state.block_end)[:, None]) & ~part.of(state.revealed)
+    wanted = part.of(state.candidates()) & (source < end)
+    outputs = (source - committed).clamp(0, plan.queries - 1)
     if plan.checked > 0:
-        checked = committed + 1 + torch.arange(plan.checked, device=end.device)  # [A, m]
-        is_draft = part.of(state.is_exact)[:, None] & ~is_prefill
+        checked = committed + state.columns[1 : plan.checked + 1]  # [A, m]
+        is_draft = (checked <= end) & (checked < block_start)
+        if not state.is_all_exact:
+            is_draft &= part.of(state.is_exact)[:, None]
         target = torch.cat([target, checked], dim=1)
-        source = torch.cat([source, checked - 1], dim=1)
-        wanted = torch.cat([wanted, (checked < (end + 1).minimum(block_start)) & is_draft], dim=1)
-    # Of a row that takes no part, nothing is wanted; nor anything of one that is fed again what it had to give up.
-    wanted &= (end > committed) & ~(is_prefill & part.of(state.prefilled)[:, None])
+        outputs = torch.cat([outputs, state.columns[: plan.checked].expand_as(checked)], dim=1)
+        wanted = torch.cat([wanted, is_draft], dim=1)
+    is_prefill = None if plan.is_prefill is None else part.of(plan.is_prefill)
+    if is_prefill is not None:  # of a prompt no draft is checked, nor is anything wanted that was given before
+        wanted &= ~(is_prefill & part.of(state.prefilled))[:, None]
+        wanted[:, state.block_width :] &= ~is_prefill[:, None]
     return Feed(
         rows=part.rows,
         batch=state.batch,
-        tokens=tokens,
-        positions=safe,
+        tokens=part.of(state.tokens).gather(1, positions),
+        positions=positions,
         ends=end[:, 0],
-        is_prefill=is_prefill[:, 0],
+        is_prefill=is_prefill,
         is_real=is_real,
         in_block=in_block,
         limits=limits,
         visible=plan.keys,
-        outputs=(source - committed).clamp(0, plan.queries - 1),
+        outputs=outputs,
         wanted=wanted,
         targets=target,
+        fuses_commit=plan.fuses_commit,
+        is_full=plan.is_full,
         is_fixed=plan.is_fixed,
     )

@@ -3,11 +3,16 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from setblock import devices
 from setblock.decoding.calibrated import default_settings
 from setblock.decoding.checks import BlockSizeNotTrained
 from setblock.decoding.events import PassEvent
 from setblock.decoding.generation import Generation
+from setblock.decoding.host_copy import HostCopy
 from setblock.decoding.loop import DecodingStep
+from setblock.decoding.plan import span_of, spans_ahead, standing
 from setblock.decoding.rows import Rows, open_rows
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import Prompt, encode_prompt
@@ -43,7 +48,7 @@ class StreamChunk:
     generation: Generation | None = None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class OpenBatch(Rows):
     """A batch ready to decode: rows that stay together, and who runs their passes."""
 
@@ -53,6 +58,43 @@ class OpenBatch(Rows):
         """Decode to the end (Algorithm 3), a step for each forward pass."""
         while (spans := self.spans(self.runner)) and any(span.tokens for span in spans):
             yield self.step(self.runner, spans)
+
+    def run(self) -> None:
+        """Decode to the end, where nobody looks at the steps. What is decoded is the same.
+
+        On a device that the host would have to wait for, it feeds each pass before it knows what the last one gave: the most
+        that can be needed, and one pass too many after the last answer has ended.
+        """
+        if not self._can_run_ahead:
+            for _ in self.steps():
+                pass
+            return
+        spans = self.spans(self.runner)
+        self.step(self.runner, spans)
+        self.state.may_prefill, before = False, self._where_rows_stand()
+        while (ahead := spans_ahead(spans, self.state.terms)) and any(span.tokens for span in ahead):
+            self.step(self.runner, ahead, is_ahead=True)
+            spans, before = [span_of(row) for row in before.read()], self._where_rows_stand()
+
+    @torch.inference_mode()
+    def _where_rows_stand(self) -> HostCopy:
+        return HostCopy(standing(self.state, fuses_commit=self.runner.fuses_commit))
+
+    @property
+    def _can_run_ahead(self) -> bool:
+        """Whether a pass may be fed before the last one is known: nobody else has a say, and the most costs no more."""
+        tokens = sum(2 * each.block_size for each in self.state.terms)
+        return (
+            devices.waits(self.state.tokens.device)
+            and self.runner.fuses_commit
+            and not self.policy.companions.listens
+            and tokens <= _FREE_TOKENS
+        )
+
+
+_FREE_TOKENS = 256
+"""Tokens that a pass computes on a GPU in the time in which it reads the weights anyway: about its operations a second over its
+bytes a second, in half precision."""
 
 
 def open_batch(
@@ -82,13 +124,12 @@ def stream(
     Raises:
         SetBlockError: the prompt or a setting is not valid for this model, or its logits are not numbers.
     """
-    settings = settings or default_settings(model)
-    if settings.n != 1:
-        raise ParameterError(f"n must be 1 where one answer is given, not {settings.n}: generate_batch gives several")
-    batch = open_batch(model, [encode_prompt(model.tokenizer, prompt, raw=raw)], [settings])
+    batch = _one(model, prompt, settings or default_settings(model), raw=raw)
     for step in batch.steps():
-        text, event = batch.new_texts([0])[0], batch.events(step)[0]
-        generation = _whole(batch.generation(0)) if bool(step.finished[0]) else None
+        news = batch.news(step, batch.runner)
+        text, event = batch.new_texts([0], news)[0], news[0].event
+        assert event is not None
+        generation = _whole(batch.generation(0)) if news[0].finished else None
         yield StreamChunk(text, event, step, generation)
 
 
@@ -96,9 +137,10 @@ def generate(
     model: LanguageModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False
 ) -> Generation:
     """Generate an answer. Arguments and errors are those of `stream`."""
-    *_, last = stream(model, prompt, settings=settings, raw=raw)
-    assert last.generation is not None
-    return last.generation
+    settings = settings or default_settings(model)
+    batch = _one(model, prompt, settings, raw=raw)
+    batch.run()
+    return _whole(batch.generation(0))
 
 
 def generate_batch(
@@ -128,9 +170,14 @@ def generate_batch(
     if not rows:
         return []
     batch = open_batch(model, [prompt for prompt, _ in rows], [each for _, each in rows])
-    for _ in batch.steps():
-        pass
+    batch.run()
     return [batch.generation(row) for row in range(len(rows))]
+
+
+def _one(model: LanguageModel, prompt: Prompt, settings: DecodingSettings, *, raw: bool) -> OpenBatch:
+    if settings.n != 1:
+        raise ParameterError(f"n must be 1 where one answer is given, not {settings.n}: generate_batch gives several")
+    return open_batch(model, [encode_prompt(model.tokenizer, prompt, raw=raw)], [settings])
 
 
 def _whole(generation: Generation) -> Generation:

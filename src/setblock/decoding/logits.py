@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.state import NEVER, BatchState
 from setblock.decoding.terms import RowTerms
 
 
@@ -73,3 +74,15 @@ def logit_rules(
         first = [row.prompt_length + each.min_new_tokens for each, row in zip(settings, terms, strict=True)]
         first_end = torch.tensor(first, device=device)
     return LogitRules(bias, penalty, is_end, first_end)
+
+
+def first_seen(state: BatchState, vocab_size: int) -> Tensor:
+    """[B, V] the position at which each token first stands. Revealed tokens of a block are seen by all of the block; but in
+    exact rows not by its first position, where the token is next-token decoding's."""
+    positions, start = state.columns.expand_as(state.tokens), state.block_start[:, None]
+    column = (positions - start).clamp(0, state.block_width - 1)
+    in_block = (positions >= start) & (positions < state.block_end[:, None]) & state.revealed.gather(1, column)
+    seen_from = start - 1 + state.is_exact[:, None].long()
+    at = torch.where(positions < start, positions, torch.where(in_block, seen_from, NEVER))
+    unseen = torch.full((state.batch, vocab_size), NEVER, device=at.device)
+    return unseen.scatter_reduce(1, state.tokens.clamp(min=0), at, "amin")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from setblock.decoding.state import NO_TOKEN, BatchState, capacity_of
+from setblock.decoding.state import NEVER, NO_TOKEN, BatchState, capacity_of, mask_of
 from setblock.decoding.terms import RowTerms
 from setblock.model.facts import SBDFacts
 
@@ -21,7 +21,7 @@ def open_state(
     Args:
         written: of each its prompt and, where it goes on after an interruption, what it has been given of its answer.
     """
-    tokens = torch.zeros((len(written), capacity_of(terms)), dtype=torch.long)
+    tokens = torch.full((len(written), capacity_of(terms)), mask_of(facts))
     for row, token_ids in enumerate(written):
         tokens[row, : len(token_ids)] = torch.tensor(token_ids)
     most_ends = max(1, *(len(each.ends) for each in terms))
@@ -47,6 +47,7 @@ def open_state(
         prefilled=none,
         block_start=start,
         block_end=torch.minimum(start + size, limit),
+        needed_end=torch.minimum(start + size, limit),
         block_size=size,
         block_passes=torch.zeros_like(start),
         revealed=torch.zeros((len(terms), max(each.block_size for each in terms)), dtype=torch.bool, device=device),
@@ -55,7 +56,8 @@ def open_state(
         is_adaptive=flags([each.adaptive_blocks for each in terms]),
         draft_passes=column([each.draft_passes for each in terms]),
         draft_lookup=column([each.draft_lookup if each.method == "exact" else 0 for each in terms]),
-        verified=start,
+        text_end=start,
+        stop_end=torch.full_like(start, NEVER),
         answer_end=start,
         finished=none.clone(),
         stopped=none.clone(),

@@ -5,12 +5,13 @@ it learns here, at once, in `next_spans`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from setblock.decoding.state import BatchState
+from setblock.decoding.terms import RowTerms
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,14 @@ class Span:
         start, end: the positions, `end` not included; equal where the row is fed nothing.
         block_start: those from here on are fed as a block, those before it causally.
         is_prefill: whether it may be cut.
+        is_cut: whether it is.
     """
 
     start: int
     end: int
     block_start: int
     is_prefill: bool
+    is_cut: bool = False
 
     @property
     def tokens(self) -> int:
@@ -36,12 +39,37 @@ class Span:
 
 def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
     """What the next pass feeds each row, if it is not cut short; nothing where it has ended. Waits for the device."""
+    spans = [span_of(row) for row in standing(state, fuses_commit=fuses_commit).tolist()]
+    state.may_prefill = any(span.is_prefill for span in spans)
+    return spans
+
+
+def standing(state: BatchState, *, fuses_commit: bool) -> Tensor:
+    """[B, 4] int64, what says what the next pass feeds each row: see `span_of`."""
     end = state.next_end(fuses_commit=fuses_commit)
-    rows = torch.stack((state.committed, end, state.block_start, state.prefill_end), dim=1).tolist()
-    return [
-        Span(start, end, block_start, is_prefill=start < min(end, prefill_end))
-        for start, end, block_start, prefill_end in rows
-    ]
+    return torch.stack((state.committed, end, state.block_start, state.prefill_end), dim=1)
+
+
+def span_of(row: Sequence[int]) -> Span:
+    """What `standing` says of a row."""
+    start, end, block_start, prefill_end = row
+    return Span(start, end, block_start, is_prefill=start < min(end, prefill_end))
+
+
+def spans_ahead(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
+    """The most that can be fed in the pass after the one that feeds `spans`, which never are a part of a prompt. What is really
+    fed is less where a block is not done, and nothing where an answer has ended."""
+    ahead = []
+    for span, each in zip(spans, terms, strict=True):
+        if each.method == "ntp":
+            end = min(span.end + 1, each.limit - 1)  # an answer's last token is never fed
+            bound = Span(span.end, end, end, is_prefill=False)
+        else:
+            # The block may be new, and the one before it be committed
+            end = min(span.end + each.block_size, each.limit)
+            bound = Span(end - 2 * each.block_size, end, end - each.block_size, is_prefill=False)
+        ahead.append(bound if span.tokens else replace(bound, start=end))
+    return ahead
 
 
 @dataclass(frozen=True)
@@ -50,27 +78,40 @@ class PassPlan:
 
     Attributes:
         end: [B] int64, the position up to which each row is fed; where it stands if it takes no part.
-        is_prefill: [B] bool, rows whose pass is over their prompt, or over what they had to give up.
+        is_prefill: [B] bool, rows whose pass is over their prompt, or over what they had to give up; None where none's is.
         part: the A rows that are fed.
         queries: Q, tokens that are fed in each row.
         checked: m, outputs of each row at which drafts are checked.
         keys: the position past the last that any row sees.
+        is_full: whether it is known, of sizes that are not fixed, that each of these rows is fed Q tokens.
+        fuses_commit: whether what is committed is fed with the block behind it.
         is_fixed: whether sizes are the same in every pass of a kind, at the price of padding.
     """
 
     end: Tensor
-    is_prefill: Tensor
+    is_prefill: Tensor | None
     part: "Part"
     queries: int
     checked: int
     keys: int
+    is_full: bool
+    fuses_commit: bool
     is_fixed: bool
 
 
-def plan_pass(state: BatchState, spans: Sequence[Span], *, fixed_keys: int | None) -> PassPlan:
+def plan_pass(
+    state: BatchState,
+    spans: Sequence[Span],
+    *,
+    fixed_keys: int | None,
+    fuses_commit: bool = True,
+    is_ahead: bool = False,
+) -> PassPlan:
     """The plan of a pass over `spans`, at least one of which feeds something. Does not wait for the device.
 
     Args:
+        fuses_commit: as in `next_spans`.
+        is_ahead: whether the spans are bounds, as `spans_ahead` gives them.
         fixed_keys: as a `Runner` has it. Prompts have lengths of all kinds, so sizes of their passes are never fixed.
     """
     fed = [row for row, span in enumerate(spans) if span.tokens]
@@ -81,19 +122,24 @@ def plan_pass(state: BatchState, spans: Sequence[Span], *, fixed_keys: int | Non
         if terms.method == "exact" and span.tokens and not span.is_prefill
     ]
     checked, keys = max([0, *drafted]), max(spans[row].end for row in fed)
-    is_fixed = fixed_keys is not None and not any(span.is_prefill for span in spans)
+    has_prefill = any(span.is_prefill for span in spans)
+    is_fixed = fixed_keys is not None and not has_prefill
     if is_fixed:
         assert fixed_keys is not None
         queries, checked = fixed_sizes(queries, checked, block_size=state.block_width)
         fed, keys = list(range(state.batch)), fixed_keys
     device = state.tokens.device
+    is_cut, is_everyone = any(span.is_cut for span in spans), len(fed) == state.batch
+    cut = torch.tensor([span.end for span in spans], device=device) if is_cut else None
     return PassPlan(
-        end=torch.tensor([span.end for span in spans], device=device),
-        is_prefill=torch.tensor([span.is_prefill for span in spans], device=device),
-        part=Part(torch.tensor(fed, device=device), batch=state.batch),
+        end=state.next_end(fuses_commit=fuses_commit) if cut is None else cut,
+        is_prefill=torch.tensor([span.is_prefill for span in spans], device=device) if has_prefill else None,
+        part=Part(state.rows if is_everyone else torch.tensor(fed, device=device), batch=state.batch),
         queries=queries,
         checked=checked,
         keys=keys,
+        fuses_commit=fuses_commit,
+        is_full=not (is_ahead or is_fixed) and all(spans[row].tokens == queries for row in fed),
         is_fixed=is_fixed,
     )
 

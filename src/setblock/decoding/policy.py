@@ -13,7 +13,7 @@ from setblock.decoding.companion import Companion
 from setblock.decoding.companions import Accompanied, Companions
 from setblock.decoding.defaults import sampler_for
 from setblock.decoding.logits import LogitRules, logit_rules
-from setblock.decoding.selection import RowSamplers
+from setblock.decoding.selection import EveryCandidate, RowSamplers
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.terms import RowTerms
 
@@ -66,7 +66,9 @@ def open_policy(
     Args:
         texts: a further companion of each row, the last to be told; None for none.
     """
-    samplers = RowSamplers([sampler_for(each) for each in settings], device=device)
+    samplers = RowSamplers(
+        [EveryCandidate() if each.method == "ntp" else sampler_for(each) for each in settings], device=device
+    )
     companions = Companions(
         [
             Accompanied(

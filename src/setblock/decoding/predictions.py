@@ -58,7 +58,7 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
 
     # 1. The block's first token may come from a causal logit of an earlier pass, in which it was fed or committed
     block_start = part.of(state.block_start)
-    if state.first_is_causal is not None:
+    if state.first_is_causal is not None and not (feed.fuses_commit and state.takes_first_at_once):
         if state.first_logits is None:
             state.first_logits = logits.new_zeros((state.batch, logits.shape[-1]))
         fresh = feed.wanted[:, 0] & (part.of(state.committed) < block_start)
@@ -67,12 +67,15 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
         state.first_logits = part.put(first, state.first_logits)
 
     # 2. Of a block, a pass says something if it was fed; or where the first token is known as soon as what comes before it is
-    is_answer_start = feed.is_prefill & (block_start == part.of(state.prompt_length))
-    says = ((feed.ends > block_start) | part.of(state.is_causal) | is_answer_start)[:, None]
+    says = feed.ends > block_start
+    if state.has_causal:
+        says = says | part.of(state.is_causal)
+    if feed.is_prefill is not None:
+        says = says | (feed.is_prefill & (block_start == part.of(state.prompt_length)))
 
     # 3. From the A rows that took part to all B
     logits, target, wanted = (part.put(each) for each in (logits, feed.targets, feed.wanted))
-    block = Logits(logits[:, :size], target[:, :size], wanted[:, :size] & part.put(says))
+    block = Logits(logits[:, :size], target[:, :size], wanted[:, :size] & part.put(says)[:, None])
     if target.shape[1] == size:
         return PassLogits(block, None)
     return PassLogits(block, Logits(logits[:, size:], target[:, size:], wanted[:, size:]))

@@ -60,17 +60,18 @@ class Record:
     """Adds up the steps of a batch. B rows, C positions, n alternatives of each token.
 
     Attributes:
-        is_ntp: [B] bool.
-        prefill, block, commit: [B] int64, passes so far.
+        commits: [B] bool, rows that have passes which commit a block; those of `ntp` have none.
+        prefill, commit: [B] int64, passes of these kinds so far.
+        number: [B] int64, the number of each row's last pass: 0 is the prefill.
         revealing: [B, C] int64, the pass that revealed each position, 0 for the prefill.
         entropies: [B, C] float32, nats, of each position when it was revealed.
         logprob: [B, C] float32, and top_logprobs, top_ids [B, C, n], where log-probabilities are kept.
         num_alternatives: n, or None where none are kept.
     """
 
-    is_ntp: Tensor
+    commits: Tensor
     prefill: Tensor
-    block: Tensor
+    number: Tensor
     commit: Tensor
     revealing: Tensor
     entropies: Tensor
@@ -81,20 +82,25 @@ class Record:
 
     def add(self, step: DecodingStep) -> None:
         """Count one step."""
-        commit = step.committed & ~self.is_ntp
-        self.prefill += step.is_prefill.long()
-        self.commit += commit.long()
-        self.block += (step.took_part & ~commit & ~step.is_prefill).long()
-        number = self.block + self.commit
+        if step.has_prefill:
+            self.prefill += step.is_prefill
+            self.number += step.took_part & ~step.is_prefill
+        else:
+            self.number += step.took_part
+        self.commit += step.committed & self.commits
+        number = self.number[:, None]
         if step.check is not None and step.logits.commit is not None:
-            checked = step.check.accepted | step.check.replaced
-            self._keep(step.logits.commit, checked, step.check.token_ids)
-            corrected = {"at": step.logits.commit.positions, "where": step.check.replaced}
-            _write(self.revealing, number[:, None], **corrected)
-            _write(self.entropies, step.check.entropy, **corrected)
-        _write(self.revealing, number[:, None], at=step.positions, where=step.revealed)
-        _write(self.entropies, step.entropy, at=step.positions, where=step.revealed)
+            if self.num_alternatives is not None:
+                self._keep(step.logits.commit, step.check.accepted | step.check.replaced, step.check.token_ids)
+            at = step.logits.commit.positions.where(step.check.replaced, self.nowhere)
+            self._write(number, step.check.entropy, at=at)
+        self._write(number, step.entropy, at=step.at)
         self._keep(step.logits.block, step.revealed, step.token_ids)
+
+    def _write(self, number: Tensor, entropy: Tensor, *, at: Tensor) -> None:
+        """What became of columns `at` [B, m], of which only the last may be there twice: `number` [B, 1], `entropy` [B, m]."""
+        self.revealing.scatter_(1, at, number.expand_as(at))
+        self.entropies.scatter_(1, at, entropy)
 
     @classmethod
     def joined(cls, records: Sequence["Record"], *, capacity: int) -> "Record":
@@ -119,13 +125,14 @@ class Record:
         return Record(**parts | cut, num_alternatives=self.num_alternatives)
 
     @property
-    def numbers(self) -> Tensor:
-        """[B] int64, the number of each row's last pass: 0 is the prefill."""
-        return self.block + self.commit
+    def nowhere(self) -> Tensor:
+        """The last column, as a number on the device: what is written there nobody reads."""
+        return self.number.new_full((), self.revealing.shape[1] - 1)
 
     def counts(self, row: int) -> PassCounts:
         """Passes of one row."""
-        return PassCounts(int(self.prefill[row]), int(self.block[row]), int(self.commit[row]))
+        prefill, number, commit = torch.stack([self.prefill[row], self.number[row], self.commit[row]]).tolist()
+        return PassCounts(prefill=prefill, block=number - commit, commit=commit)
 
     def revealed_by(self, row: int, start: int, length: int) -> list[int]:
         """The pass that revealed each of `length` tokens from position `start` on; 0 is the prefill."""
@@ -159,12 +166,7 @@ class Record:
             self.top_logprobs[rows, positions], self.top_ids[rows, positions] = top.values, top.indices
 
 
-def _write(kept: Tensor, values: Tensor, *, at: Tensor, where: Tensor) -> None:
-    """Put `values` [B, k] or [B, 1] at columns `at` [B, k] of `kept` [B, C], no two of a row the same, `where` it is said."""
-    kept.scatter_(1, at, torch.where(where, values, kept.gather(1, at)))
-
-
-_OF_ROWS = ("is_ntp", "prefill", "block", "commit")
+_OF_ROWS = ("commits", "prefill", "number", "commit")
 _OF_POSITIONS = ("revealing", "entropies", "logprob", "top_logprobs", "top_ids")
 
 
@@ -177,9 +179,9 @@ def open_record(state: BatchState, *, num_alternatives: int | None = None) -> Re
     none, nowhere = torch.zeros_like(state.prompt_length), torch.zeros_like(state.tokens)
     alternatives = nowhere[..., None].expand(-1, -1, num_alternatives or 0)
     return Record(
-        is_ntp=state.is_ntp,
+        commits=~state.is_ntp,
         prefill=none,
-        block=none.clone(),
+        number=none.clone(),
         commit=none.clone(),
         revealing=nowhere - 1,
         entropies=nowhere.float(),

@@ -19,14 +19,16 @@ from setblock.decoding.checks import (
     warn_if_not_trained,
 )
 from setblock.decoding.defaults import block_size_for, draft_lookup_for, draft_passes_for
-from setblock.decoding.events import PassEvent, pass_events
 from setblock.decoding.feed import next_feed
 from setblock.decoding.generation import Failure, FinishReason, Generation
+from setblock.decoding.joining import joined, taken
 from setblock.decoding.loop import DecodingStep, absorb
+from setblock.decoding.news import read_news
 from setblock.decoding.opening import open_state
 from setblock.decoding.plan import Span, next_spans, plan_pass
 from setblock.decoding.policy import Policy, open_policy
 from setblock.decoding.record import Record, open_record
+from setblock.decoding.row_news import RowNews
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.state import BatchState
 from setblock.decoding.terms import RowTerms
@@ -45,12 +47,14 @@ class Rows:
     record: Record
     texts: list[AnswerText]
     started: list[float]
+    next_spans: list[Span] | None = None  # where they are known already
+    answered: torch.Tensor | None = None  # where answers ended before the last step
 
     @classmethod
     @torch.inference_mode()
     def joined(cls, parts: Sequence["Rows"]) -> "Rows":
         """The rows of several in one."""
-        state = BatchState.joined([part.state for part in parts])
+        state = joined([part.state for part in parts])
         return cls(
             model=parts[0].model,
             state=state,
@@ -64,7 +68,7 @@ class Rows:
     def taken(self, rows: Sequence[int]) -> "Rows":
         """`rows` alone, at least one. What becomes of either does not change the other."""
         index = torch.tensor(rows, device=self.state.tokens.device)
-        state = self.state.taken(index)
+        state = taken(self.state, index)
         return Rows(
             model=self.model,
             state=state,
@@ -75,32 +79,46 @@ class Rows:
         )
 
     def spans(self, runner: Runner) -> list[Span]:
-        """What the runner's next pass feeds each row, if it is not cut short; nothing to rows that are finished."""
-        return next_spans(self.state, fuses_commit=runner.fuses_commit)
+        """What the runner's next pass feeds each row, if it is not cut short; nothing to rows that are finished. Waits for the
+        device unless news have been read since the last pass."""
+        if self.next_spans is None:
+            self.next_spans = next_spans(self.state, fuses_commit=runner.fuses_commit)
+        return self.next_spans
 
     @torch.inference_mode()
-    def step(self, runner: Runner, spans: Sequence[Span]) -> DecodingStep:
-        """One forward pass over `spans`, and all that follows from it."""
-        feed = next_feed(self.state, plan_pass(self.state, spans, fixed_keys=runner.fixed_keys))
+    def step(self, runner: Runner, spans: Sequence[Span], *, is_ahead: bool = False) -> DecodingStep:
+        """One forward pass over `spans`, and all that follows from it. `is_ahead`: they are the most that may be fed."""
+        plan = plan_pass(
+            self.state, spans, fixed_keys=runner.fixed_keys, fuses_commit=runner.fuses_commit, is_ahead=is_ahead
+        )
+        feed = next_feed(self.state, plan)
         return self.absorb(feed, runner.logits(feed))
 
     @torch.inference_mode()
     def absorb(self, feed: Feed, logits: torch.Tensor) -> DecodingStep:
         """All that follows from a forward pass: `setblock.decoding.loop.absorb`, and the record and the text of its rows."""
+        self.next_spans, self.answered = None, self.state.answer_end
         step = absorb(self.state, feed, logits, self.policy)
         self.record.add(step)
         return step
 
-    def events(self, step: DecodingStep) -> dict[int, PassEvent]:
-        """What the last step did, for each row that took part."""
-        state = self.state
-        return pass_events(step, numbers=self.record.numbers, prompt_lengths=state.prompt_length, is_ntp=state.is_ntp)
+    @torch.inference_mode()
+    def news(self, step: DecodingStep, runner: Runner) -> list[RowNews]:
+        """What the last step did, of all rows. Waits for the device, once."""
+        assert self.answered is not None
+        news = read_news(self.state, step, self.record, fuses_commit=runner.fuses_commit, since=self.answered)
+        self.next_spans = [each.span for each in news]
+        self.state.may_prefill = any(span.is_prefill for span in self.next_spans)
+        return news
 
-    def new_texts(self, rows: Iterable[int]) -> dict[int, str]:
-        """The text of `rows` that became certain since this was last asked."""
-        rows, finished = list(rows), self.state.finished.tolist()
-        self.policy.companions.hear(self.state, rows)
-        return {row: self.texts[row].take(final=finished[row]) for row in rows}
+    def new_texts(self, rows: Iterable[int], news: Sequence[RowNews] | None = None) -> dict[int, str]:
+        """The text of `rows` that became certain since this was last asked. `news` of all rows, if they have been read."""
+        rows, finished = list(rows), self.state.finished
+        self.policy.companions.hear(self.state, rows, news=news)
+        if self.state.finished is not finished:
+            self.next_spans, news = None, None  # a companion has ended an answer
+        is_final = self.state.finished.tolist() if news is None else [each.finished for each in news]
+        return {row: self.texts[row].take(final=is_final[row]) for row in rows}
 
     def generation(self, row: int, *, cancelled: bool = False) -> Generation:
         """The answer of a row that is finished, or given up."""
@@ -168,6 +186,7 @@ def open_rows(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: 
         record=open_record(state, num_alternatives=min(max(wanted), model.vocab_size) if wanted else None),
         texts=texts,
         started=[started] * len(settings),
+        next_spans=[Span(0, len(prompt), len(prompt), is_prefill=True) for prompt in prompts],
     )
 
 

@@ -8,6 +8,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from setblock import devices
+
 Memory = Mapping[str, Tensor]
 
 
@@ -48,7 +50,7 @@ class BlockView:
     @property
     def confidence(self) -> Tensor:
         """The probability [B, k] float32 of the most likely token. Only candidates have meaningful values."""
-        return self._moments.confidence
+        return self._moments.total.reciprocal()
 
     @cached_property
     def margin(self) -> Tensor:
@@ -59,32 +61,40 @@ class BlockView:
     @cached_property
     def _moments(self) -> "_Moments":
         greatest = self.logits.amax(dim=-1) if self.greatest is None else self.greatest
-        if self.logits.device.type != "cpu":
-            return _moments(self.logits, greatest)
-        return _moments_of_candidates(self.logits, greatest, self.candidates)
+        if devices.waits(self.logits.device):
+            return _moments(self.logits, greatest, columns=self.logits.shape[-1])
+        if self.logits.numel() <= _FEW_NUMBERS:
+            found = _moments(self.logits, greatest, columns=_TILE_COLUMNS)
+        else:
+            found = _moments_of_candidates(self.logits, greatest, self.candidates)
+        rest = ~self.candidates  # as if sure, so that they don't depend on how many rows there are
+        return _Moments(found.entropy.masked_fill(rest, 0), found.total.masked_fill(rest, 1))
 
 
 class _Moments(NamedTuple):
-    """Of distributions [...]: their entropy in nats, and the probability of the most likely token."""
+    """Of distributions [...]: their entropy in nats, and Z, whose reciprocal is the probability of the most likely token."""
 
     entropy: Tensor
-    confidence: Tensor
+    total: Tensor
 
 
-def _moments(logits: Tensor, greatest: Tensor, *, columns: int | None = None) -> _Moments:
-    """Of logits [..., V] whose greatest are given, read `columns` tokens at a time, or at once.
+def _moments(logits: Tensor, greatest: Tensor, *, columns: int) -> _Moments:
+    """Of logits [..., V] whose greatest are given, read `columns` tokens at a time.
 
     With d = x - max(x), w = exp(d) and Z = sum(w): H = log Z - sum(w d) / Z, and the most likely token has probability 1 / Z. A
     vocabulary is long and decoding's own work is little else than reading it, so it is read as few times as can be: no
     probabilities are made.
     """
-    total = product = torch.zeros_like(greatest)
-    for tile in torch.split(logits, columns or logits.shape[-1], dim=-1):
+    total = product = None
+    for tile in torch.split(logits, columns, dim=-1):
         below = (tile - greatest[..., None]).clamp_(min=_NEVER)
         weights = below.exp()
-        total = total + weights.sum(dim=-1)
-        product = product + below.mul_(weights).sum(dim=-1)
-    return _Moments(entropy=total.log() - product / total, confidence=total.reciprocal())
+        of_tile, product_of_tile = weights.sum(dim=-1), below.mul_(weights).sum(dim=-1)
+        total = of_tile if total is None else total + of_tile
+        product = product_of_tile if product is None else product + product_of_tile
+    assert total is not None
+    assert product is not None
+    return _Moments(entropy=total.log() - product / total, total=total)
 
 
 _NEVER = -1e4  # exp of it is 0; of a banned token's -inf, w d would not be a number
@@ -92,21 +102,22 @@ _NEVER = -1e4  # exp of it is 0; of a banned token's -inf, w d would not be a nu
 
 def _moments_of_candidates(logits: Tensor, greatest: Tensor, candidates: Tensor) -> _Moments:
     """`_moments` [B, k] on a CPU, where arithmetic is dear and asking for a value is not: of each row, from its first candidate
-    to its last; elsewhere those of a sure token.
+    to its last; elsewhere anything.
 
     The temporaries of a tile stay in the caches. Those of a whole vocabulary would be memory that is asked of the system anew
     each time, which takes longer than the arithmetic.
     """
-    entropy, confidence = torch.zeros_like(greatest), torch.ones_like(greatest)
+    entropy, total = torch.empty_like(greatest), torch.empty_like(greatest)
     for row, wanted in enumerate(candidates.tolist()):
         if any(wanted):
             here = (row, slice(wanted.index(True), len(wanted) - wanted[::-1].index(True)))
             found = _moments(logits[here], greatest[here], columns=_TILE_COLUMNS)
-            entropy[here], confidence[here] = found.entropy, found.confidence
-    return _Moments(entropy, confidence)
+            entropy[here], total[here] = found.entropy, found.total
+    return _Moments(entropy, total)
 
 
 _TILE_COLUMNS = 16384  # a megabyte for a block of 16
+_FEW_NUMBERS = 16 * _TILE_COLUMNS  # of a tile: so many are read at once, candidates or not
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,18 @@ most ids that end an answer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from setblock.decoding.ragged import fitted, stacked
+from setblock.decoding.settings import Method
 from setblock.decoding.terms import RowTerms
 from setblock.model.facts import SBDFacts
 
 NO_TOKEN = -1
+NEVER = torch.iinfo(torch.long).max
 
 
 @dataclass
@@ -34,7 +34,7 @@ class BatchState:
     Attributes:
         facts: how the model's logits are read; None where it was never trained for blocks.
         terms: what is fixed of each row, for the host.
-        tokens: [B, C] the token at each position; anything past what is revealed.
+        tokens: [B, C] the token at each position; the mask token where none is revealed, up to the row's limit.
         prompt_length: [B].
         limit: [B] the position past the last one that may be generated.
         ends: [B, E] token ids that end an answer, filled up with `NO_TOKEN`.
@@ -42,6 +42,7 @@ class BatchState:
         prefill_end: [B] how many it has to hold before the block is fed: the prompt, or what it held before it was evicted.
         prefilled: [B] bool, rows whose prompt was fed to its end at least once; what they are fed again reveals nothing.
         block_start, block_end: [B] the current block; empty where only a check of the last draft is left.
+        needed_end: [B] the position past the last of the block that still matters: its end, or that of its first end-of-text.
         block_size: [B] k, the size of the next block.
         block_passes: [B] how many passes have filled the current block.
         revealed: [B, k] bool, which positions of the current block are fixed.
@@ -51,13 +52,17 @@ class BatchState:
             the next block.
         draft_passes: [B] of exact rows, after how many passes a draft is checked as far as it goes.
         draft_lookup: [B] of exact rows, how many tokens must match for a draft to be copied from the text; 0 for never.
-        verified: [B] of exact rows, the position up to which the tokens are next-token decoding's.
-        answer_end: [B] the position past the last of the answer, as far as it is certain.
+        text_end: [B] the position up to which there is no gap; what stands before it may be a draft.
+        stop_end: [B] of exact rows, the position past the end-of-text that their text ends with, drafts included; else
+            `NEVER`.
+        answer_end: [B] the position up to which tokens are written and will not change: there are no gaps before it, and in
+            exact rows they are next-token decoding's.
         finished: [B] bool.
         stopped: [B] bool, rows that ended with an end-of-text or a stop string.
         failed: [B] bool, rows whose logits were not numbers, or left no token. Nothing more is revealed in them; what they
             have is kept.
         first_logits: [B, V] float32 or None, the causal logits of the block's first token, from its first pass.
+        may_prefill: for the host, whether any row may have to be fed its prompt, or what it had to give up.
     """
 
     facts: SBDFacts | None
@@ -71,6 +76,7 @@ class BatchState:
     prefilled: Tensor
     block_start: Tensor
     block_end: Tensor
+    needed_end: Tensor
     block_size: Tensor
     block_passes: Tensor
     revealed: Tensor
@@ -79,12 +85,14 @@ class BatchState:
     is_adaptive: Tensor
     draft_passes: Tensor
     draft_lookup: Tensor
-    verified: Tensor
+    text_end: Tensor
+    stop_end: Tensor
     answer_end: Tensor
     finished: Tensor
     stopped: Tensor
     failed: Tensor
     first_logits: Tensor | None = None
+    may_prefill: bool = True
 
     @property
     def batch(self) -> int:
@@ -97,27 +105,55 @@ class BatchState:
         return self.revealed.shape[1]
 
     @cached_property
+    def columns(self) -> Tensor:
+        """[C] 0, 1, 2, ..."""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """[B] 0, 1, 2, ..."""
+        return torch.arange(self.batch, device=self.tokens.device)
+
+    @cached_property
+    def nobody(self) -> Tensor:
+        """[B] bool, no row."""
+        return torch.zeros_like(self.is_ntp)
+
+    @cached_property
     def block_positions(self) -> Tensor:
         """[B, k] the positions of each row's block, running past `block_end` where it is shorter than k."""
-        return self.block_start[:, None] + torch.arange(self.block_width, device=self.tokens.device)
+        return self.block_start[:, None] + self.columns[: self.block_width]
 
     @property
     def block_sources(self) -> Tensor:
         """[B, k] the position whose output predicts each position of the block."""
         if self.facts is None or self.facts.logit_shift:
             return self.block_positions - 1
-        if self.first_is_causal is None:
+        if self._shifts is None:
             return self.block_positions
-        source = self.block_positions.clone()
-        source[:, 0] -= self.first_is_causal.long()
-        return source
+        return self.block_positions - self._shifts
+
+    @cached_property
+    def _shifts(self) -> Tensor | None:
+        """[B, k] int64, how far left of a position the output is that predicts it, in a model without `logit_shift`."""
+        if self.first_is_causal is None:
+            return None
+        return (self.first_is_causal[:, None] & (self.columns[: self.block_width] == 0)).long()
 
     @cached_property
     def first_is_causal(self) -> Tensor | None:
         """[B] bool, rows whose block's first token is predicted by the last token before the block; None where no row's is."""
         if self.facts is None or self.facts.first_token_from_causal:
             return torch.ones_like(self.is_ntp)
-        return self.is_ntp | self.is_exact if any(each.method != "sbd" for each in self.terms) else None
+        return self.is_ntp | self.is_exact if self.has("ntp") or self.has("exact") else None
+
+    @cached_property
+    def takes_next(self) -> Tensor | None:
+        """[B, k] bool, the first places of blocks where next-token decoding's text is promised: what the causal logit says is
+        taken as soon as it is known. None where no row's is."""
+        if not (self.has("ntp") or self.has("exact")):
+            return None
+        return (self.is_exact | self.is_ntp)[:, None] & (self.columns[: self.block_width] == 0)
 
     @property
     def is_causal(self) -> Tensor:
@@ -125,13 +161,37 @@ class BatchState:
         return self.is_ntp if self.facts is not None else torch.ones_like(self.is_ntp)
 
     @cached_property
+    def has_causal(self) -> bool:
+        """Whether there are any such rows."""
+        return self.facts is None or self.has("ntp")
+
+    @cached_property
+    def is_all_causal(self) -> bool:
+        """Whether all rows are such."""
+        return self.facts is None or all(each.method == "ntp" for each in self.terms)
+
+    @cached_property
+    def is_all_exact(self) -> bool:
+        """Whether all rows are decoded by method `exact`."""
+        return all(each.method == "exact" for each in self.terms)
+
+    @cached_property
+    def takes_first_at_once(self) -> bool:
+        """Whether all rows take a block's first token from the first causal logit that says anything of it."""
+        return self.facts is None or not self.has("sbd")
+
+    @cached_property
     def copies_drafts(self) -> bool:
         """Whether any row's drafts may be copied from the text."""
         return any(each.method == "exact" and each.draft_lookup for each in self.terms)
 
+    def has(self, method: Method) -> bool:
+        """Whether any row is decoded by a method."""
+        return method in self._methods
+
     @cached_property
-    def _has_exact(self) -> bool:
-        return any(each.method == "exact" for each in self.terms)
+    def _methods(self) -> frozenset[str]:
+        return frozenset(each.method for each in self.terms)
 
     @cached_property
     def _has_adaptive(self) -> bool:
@@ -151,22 +211,30 @@ class BatchState:
             commits_answers: whether an answer that has ended is committed to its end, which nobody needs who is to read it
                 only.
         """
-        is_causal = self.is_causal if fuses_commit else self.is_causal | (self.committed < self.block_start)
-        end = torch.where(is_causal, self.block_start, self.block_end)
-        end = torch.where(self.is_prefill, self.prefill_end, end)
+        end = self.block_end
+        if not fuses_commit:
+            end = torch.where(self.is_causal | (self.committed < self.block_start), self.block_start, end)
+        elif self.has_causal:
+            end = self.block_start if self.is_all_causal else torch.where(self.is_causal, self.block_start, end)
+        if self.may_prefill:
+            end = torch.where(self.is_prefill, self.prefill_end, end)
         return end if commits_answers else torch.where(self.finished, self.committed, end)
 
     def candidates(self) -> Tensor:
-        """[B, k] bool, the masked positions that still matter: in the block, and before its first end-of-text."""
-        return ~self.revealed & self._needed(self._ends()) & ~(self.finished | self.failed)[:, None]
+        """[B, k] bool, the masked positions that still matter: in the block, and before its first end-of-text. A row that is
+        finished has none."""
+        return ~self.revealed & (self.block_positions < self.needed_end[:, None])
 
-    def reveal(self, chosen: Tensor, reveal: Tensor) -> None:
-        """Fix `chosen` [B, k] tokens where `reveal` [B, k] bool says so."""
-        here = self.tokens.gather(1, self.block_positions)
-        self.tokens.scatter_(1, self.block_positions, torch.where(reveal, chosen, here))
+    def reveal(self, chosen: Tensor, reveal: Tensor) -> Tensor:
+        """Fix `chosen` [B, k] tokens where `reveal` [B, k] bool says so.
+
+        Returns:
+            [B, k] int64 where they stand: their positions, and a column that nobody reads where nothing is revealed.
+        """
+        at = self.block_positions.where(reveal, self.columns[-1])
+        self.tokens.scatter_(1, at, chosen)
         self.revealed |= reveal
-        if self._has_exact:  # the first token of a block comes from the causal logits after all that is verified
-            self.verified = torch.where(reveal[:, 0] & self.is_exact, self.block_start + 1, self.verified)
+        return at
 
     def advance(self, *, corrected: Tensor | None = None) -> None:
         """After a pass: finish rows whose answer is whole, open the next block of rows that are done with theirs.
@@ -175,65 +243,85 @@ class BatchState:
             corrected: [B] bool, exact rows whose draft was cut, and whose next pass commits the corrected token together with
                 a first pass over the block behind it. A pass that only drafts behind that token would verify nothing.
         """
-        # 1. Is the answer whole?
-        final_end = self.final_end()
-        end = self._first_end(final_end)
-        stopped = ~self.finished & (end < final_end)
-        self.answer_end = torch.where(stopped, end + 1, final_end)
-        self.stopped |= stopped
-        self.finished |= stopped | self.failed | (final_end >= self.limit)
-        # 2. Is the block? An adaptive one is, and a draft that has had its passes: as far as they go without a gap.
-        ends = self._ends()
-        needed = self._needed(ends)
-        length = needed.sum(dim=1)
-        run = torch.minimum(self._run(), length)
-        whole = run == length
+        # 1. How far does the text go without a gap? Is the block whole, and does it end in an end-of-text?
+        after = self.block_positions + 1  # [B, k]
+        first_stop = after.where(self._is_stop(), NEVER).amin(dim=1)
+        self.needed_end = torch.minimum(first_stop, self.block_end)
+        gap = self.block_end[:, None].where(self.revealed, self.block_positions).amin(dim=1)
+        end = torch.minimum(gap, self.needed_end)
+        whole, ended = end == self.needed_end, first_stop <= end
+        # 2. Is the answer? Drafts are no part of it, and may end otherwise; but a first token comes from the causal logits
+        # after all that is certain
+        is_committed = self.committed == self.block_start
+        if self.has("exact"):
+            self.stop_end = torch.where(ended, end, self.stop_end)
+            certain = torch.where(self.revealed[:, 0] & is_committed, after[:, 0], self.answer_end)
+            self.answer_end = certain if self.is_all_exact else torch.where(self.is_exact, certain, end)
+            self.stopped = self.stopped | (self.answer_end >= self.stop_end)
+        else:
+            self.answer_end, self.stopped = end, self.stopped | ended
+        self.finished = self.finished | self.stopped | self.failed | (self.answer_end >= self.limit)
+        # 3. An adaptive block is done, and a draft that has had its passes, as far as they go without a gap
         done = whole
         if self._has_adaptive:
-            done = whole | (self.is_adaptive & (run > 0))
-        if self._has_exact:
-            submitted = self.is_exact & (self.committed == self.block_start) & (run > 0)
-            drafted = whole | self.is_causal | (self.block_passes >= self.draft_passes)
-            drafted = drafted if corrected is None else drafted | corrected
-            done = torch.where(self.is_exact, submitted & drafted, done)
-        ended = (ends & needed).any(dim=1) & whole
-        beyond = self._shifted(run) & (self.is_adaptive & ~whole)[:, None] if self._has_adaptive else None
-        # 3. The next one, after the answer's end an empty one
-        start = torch.where(self.finished, self.answer_end, self.block_start + run)
-        self.open_blocks(done | self.finished, start, empty=ended | self.finished, revealed=beyond)
+            done = whole | (self.is_adaptive & (end > self.block_start))
+        if self.has("exact"):
+            drafted = whole | (self.block_passes >= self.draft_passes)
+            for also in (self.is_causal if self.has_causal else None, corrected):
+                drafted = drafted if also is None else drafted | also
+            submitted = is_committed & (end > self.block_start) & drafted
+            done = submitted if self.is_all_exact else torch.where(self.is_exact, submitted, done)
+        beyond = None
+        if self._has_adaptive:
+            beyond = self._shifted(end - self.block_start) & (self.is_adaptive & ~whole)[:, None]
+        # 4. The next block; after the answer's end, or where a draft ends the text, an empty one
+        self.text_end = torch.where(self.finished, self.answer_end, end)
+        empty = self.finished | ended if self.has("exact") else self.finished
+        self._open_blocks(done | self.finished, self.text_end, empty=empty, revealed=beyond)
 
-    def open_blocks(
-        self, rows: Tensor, start: Tensor, *, empty: Tensor | None = None, revealed: Tensor | None = None
-    ) -> None:
+    def _open_blocks(self, rows: Tensor, start: Tensor, *, empty: Tensor, revealed: Tensor | None) -> None:
         """Begin a block of `rows` [B] bool at `start` [B]. It stops short at the row's limit, and at once where `empty` [B]. Of
         its positions, `revealed` [B, k] are known already."""
-        end = torch.minimum(start + self.block_size, self.limit)
-        if empty is not None:
-            end = torch.where(empty, start, end)
-        self.block_start = torch.where(rows, start, self.block_start)
-        vars(self).pop("block_positions", None)  # to be computed anew
-        self.block_end = torch.where(rows, end, self.block_end)
-        self.block_passes = self.block_passes.masked_fill(rows, 0)
+        end = start.where(empty, torch.minimum(start + self.block_size, self.limit))
+        self._move_blocks(rows, start, end=end, needed_end=end)
         self.revealed = self.revealed & ~rows[:, None]
         if revealed is not None:
             self.revealed |= revealed & rows[:, None]
+            first_stop = (self.block_positions + 1).where(self._is_stop(), NEVER).amin(dim=1)
+            self.needed_end = torch.minimum(first_stop, self.block_end)
+        if self.has("exact"):  # what was drafted behind a gap, or is wrong, is void
+            here = self.tokens.gather(1, self.block_positions)
+            self.tokens.scatter_(1, self.block_positions, here.where(self.revealed, mask_of(self.facts)))
+
+    def _move_blocks(self, rows: Tensor, start: Tensor, *, end: Tensor, needed_end: Tensor) -> None:
+        self.block_start = torch.where(rows, start, self.block_start)
+        vars(self).pop("block_positions", None)  # to be computed anew
+        self.block_end = torch.where(rows, end, self.block_end)
+        self.needed_end = torch.where(rows, needed_end, self.needed_end)
+        self.block_passes = self.block_passes.masked_fill(rows, 0)
 
     # What the cache holds: here alone `committed` moves
 
-    def commit(self, ends: Tensor) -> None:
-        """After a pass that fed each row up to `ends` [B]: what it fed causally is in the cache."""
+    def commit(self, ends: Tensor, *, has_prefill: bool = True) -> None:
+        """After a pass that fed each row up to `ends` [B]: what it fed causally is in the cache. `has_prefill`: whether any row
+        was fed its prompt, or what it had to give up."""
         self.committed = torch.maximum(self.committed, torch.minimum(ends, self.block_start))
-        self.prefilled = self.prefilled | (self.committed >= self.prefill_end)
+        if has_prefill:
+            self.prefilled = self.prefilled | (self.committed >= self.prefill_end)
 
     def correct(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
         """Where drafts of `rows` [B] bool were wrong from `positions` [B] on: put the right `tokens` [B] there, and begin a
         block with them. What comes before is committed."""
-        at = positions[:, None]
-        self.tokens.scatter_(1, at, torch.where(rows, tokens, self.tokens.gather(1, at)[:, 0])[:, None])
-        self.open_blocks(rows, positions)
-        self.revealed[:, 0] |= rows
+        at, after = positions[:, None], positions + 1
+        self.tokens.scatter_(1, at, tokens.where(rows, self.tokens.gather(1, at)[:, 0])[:, None])
+        end = torch.minimum(positions + self.block_size, self.limit)
+        needed_end = after.where((tokens[:, None] == self.ends).any(dim=1), end)
+        self._move_blocks(rows, positions, end=end, needed_end=needed_end)
+        self.revealed = torch.where(rows[:, None], self.columns[: self.block_width] == 0, self.revealed)
         self.committed = torch.where(rows, positions, self.committed)
-        self.verified = torch.where(rows, positions + 1, self.verified)
+        self.text_end = torch.where(rows, after, self.text_end)
+        self.answer_end = torch.where(rows, after, self.answer_end)
+        self.stop_end = self.stop_end.masked_fill(rows, NEVER)
 
     @torch.inference_mode()
     def hold(self, length: int) -> None:
@@ -244,126 +332,50 @@ class BatchState:
     def evict(self) -> None:
         """Of all rows: the cache has lost what it held. It is fed again before they go on."""
         self.prefill_end = torch.where(self.prefilled, self.committed.clamp(min=self.prefill_end), self.prefill_end)
-        self.committed = torch.zeros_like(self.committed)
+        self.committed, self.may_prefill = torch.zeros_like(self.committed), True
 
-    # Rows that end, leave and join
+    # Rows that end
 
     @torch.inference_mode()  # as the passes are that made these tensors: outside, they could not be changed in place
     def finish(self, row: int, *, end: int) -> None:
         """End a row's answer at a stop string: at position `end`, past its last token."""
-        self.finished[row] = self.stopped[row] = True
-        self.answer_end[row] = end
-
-    @classmethod
-    @torch.inference_mode()
-    def joined(cls, states: Sequence["BatchState"]) -> "BatchState":
-        """The rows of several states in one."""
-        first_logits = None
-        if any(state.first_logits is not None for state in states):
-            vocab_size = max(0 if state.first_logits is None else state.first_logits.shape[1] for state in states)
-            first_logits = stacked(
-                [
-                    torch.zeros((state.batch, vocab_size), device=state.tokens.device)
-                    if state.first_logits is None
-                    else state.first_logits
-                    for state in states
-                ]
-            )
-        terms = tuple(each for state in states for each in state.terms)
-        parts = {name: stacked([getattr(state, name) for state in states]) for name in _TENSORS}
-        parts["ends"] = stacked([state.ends for state in states], fill=NO_TOKEN)
-        # The row of the largest limit may get a larger block from another.
-        parts["tokens"] = fitted(parts["tokens"], capacity_of(terms))
-        return cls(facts=states[0].facts, terms=terms, first_logits=first_logits, **parts)
-
-    @torch.inference_mode()
-    def taken(self, rows: Tensor) -> "BatchState":
-        """A state of `rows` [n] alone, as wide as they need."""
-        parts: dict[str, Any] = {name: getattr(self, name)[rows] for name in _TENSORS}
-        state = BatchState(
-            facts=self.facts,
-            terms=tuple(self.terms[row] for row in rows.tolist()),
-            first_logits=None if self.first_logits is None else self.first_logits[rows],
-            **parts,
-        )
-        state.tokens = state.tokens[:, : capacity_of(state.terms)]
-        state.revealed = state.revealed[:, : max(each.block_size for each in state.terms)]
-        return state
+        self._end(row, end)
+        self.stopped = self.stopped | (self.rows == row)
 
     @torch.inference_mode()
     def cut(self, row: int) -> None:
         """End a row's answer where it is."""
-        rows = torch.arange(self.batch, device=self.finished.device) == row
-        self.answer_end = torch.where(rows, self.final_end(), self.answer_end)
-        self.finished = self.finished | rows
+        self._end(row, int(self.answer_end[row]))
 
-    def final_end(self) -> Tensor:
-        """[B] the position up to which tokens are written and will not change: there are no gaps before it."""
-        end = self.gapless_end()
-        if not self._has_exact:
-            return end
-        return torch.where(self.is_exact & ~self.finished, self.verified, end)
-
-    def gapless_end(self) -> Tensor:
-        """[B] the position up to which there is no gap; what stands before it may be a draft."""
-        return torch.where(
-            self.finished, self.answer_end, torch.minimum(self.block_start + self._run(), self.block_end)
-        )
-
-    def answer_ends(self) -> Tensor:
-        """[B] the position past each answer's last token that will not change, the end-of-text included."""
-        end = self.final_end()
-        return torch.minimum(end, self._first_end(end) + 1)
+    def _end(self, row: int, end: int) -> None:
+        """End a row's answer at position `end`, and its blocks there."""
+        here = self.rows == row
+        self.finished, self.revealed = self.finished | here, self.revealed & ~here[:, None]
+        for each in ("answer_end", "text_end", "block_start", "block_end", "needed_end"):
+            setattr(self, each, getattr(self, each).masked_fill(here, end))
+        vars(self).pop("block_positions", None)
 
     def answer(self, row: int) -> Tensor:
         """[n] the tokens of a row's answer that will not change, the end-of-text included."""
-        return self.tokens[row, int(self.prompt_length[row]) : int(self.answer_ends()[row])]
+        return self.tokens[row, self.terms[row].prompt_length : int(self.answer_end[row])]
 
-    def first_seen(self, vocab_size: int) -> Tensor:
-        """[B, V] the position at which each token first stands. Revealed tokens of a block are seen by all of the block; but in
-        exact rows not by its first position, where the token is next-token decoding's."""
-        positions = torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(self.tokens)
-        start = self.block_start[:, None]
-        column = (positions - start).clamp(0, self.revealed.shape[1] - 1)
-        in_block = (positions >= start) & (positions < self.block_end[:, None]) & self.revealed.gather(1, column)
-        never = torch.iinfo(torch.long).max
-        seen_from = start - 1 + self.is_exact[:, None].long()
-        at = torch.where(positions < start, positions, torch.where(in_block, seen_from, never))
-        return torch.full((self.batch, vocab_size), never, device=at.device).scatter_reduce(1, self.tokens, at, "amin")
-
-    def _run(self) -> Tensor:
-        """[B] how many positions are revealed from the block's beginning on, without a gap."""
-        return self.revealed.cumprod(dim=1).sum(dim=1)
-
-    def _first_end(self, final_end: Tensor) -> Tensor:
-        """[B] the position of the first end-of-text among an answer's final tokens; `final_end` [B] where there is none."""
-        positions = torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        in_answer = (positions >= self.prompt_length[:, None]) & (positions < final_end[:, None])
-        return torch.where(in_answer & self._is_end(self.tokens), positions, final_end[:, None]).amin(dim=1)
-
-    def _is_end(self, tokens: Tensor) -> Tensor:
-        """Bool, as `tokens` [B, n]: whether each ends its row's answer."""
-        return (tokens[..., None] == self.ends[:, None]).any(dim=-1)
+    def _is_stop(self) -> Tensor:
+        """[B, k] bool, revealed positions of the block that hold an end-of-text."""
+        here = self.tokens.gather(1, self.block_positions)
+        return (here[..., None] == self.ends[:, None]).any(dim=-1) & self.revealed
 
     def _shifted(self, run: Tensor) -> Tensor:
         """[B, k] bool, which positions of a block that begins `run` [B] later are revealed."""
-        columns = run[:, None] + torch.arange(self.revealed.shape[1], device=run.device)
+        columns = run[:, None] + self.columns[: self.block_width]
         inside = columns < self.revealed.shape[1]
         return inside & self.revealed.gather(1, columns.clamp(max=self.revealed.shape[1] - 1))
-
-    def _ends(self) -> Tensor:
-        """[B, k] bool, revealed positions of the block that hold an end-of-text."""
-        return self.revealed & self._is_end(self.tokens.gather(1, self.block_positions))
-
-    def _needed(self, ends: Tensor) -> Tensor:
-        """[B, k] bool, positions of the block up to its first revealed end-of-text. `ends` as `_ends` gives it."""
-        is_up_to_first = ends.cumsum(dim=1) <= ends
-        return is_up_to_first & (self.block_positions < self.block_end[:, None])
-
-
-_TENSORS = [each.name for each in fields(BatchState) if each.name not in ("facts", "terms", "first_logits")]
 
 
 def capacity_of(terms: Sequence[RowTerms]) -> int:
     """C, such that no position of any row's block is past it."""
     return max(each.limit for each in terms) + max(each.block_size for each in terms)
+
+
+def mask_of(facts: SBDFacts | None) -> int:
+    """What is written where nothing is revealed."""
+    return NO_TOKEN if facts is None else facts.mask_token_id

@@ -199,7 +199,7 @@ class Engine:
                 for span, job in zip(whole, self._running, strict=True)
             ]
             ends = schedule(needs, self.limits.tokens_per_pass)
-            spans = [replace(span, end=end) for span, end in zip(whole, ends, strict=True)]
+            spans = [replace(span, end=end, is_cut=end < span.end) for span, end in zip(whole, ends, strict=True)]
             if self._give_pages(spans):
                 return spans
         return []
@@ -234,33 +234,32 @@ class Engine:
 
     def _pass(self, spans: Sequence[Span]) -> list[Progress]:
         assert self._rows is not None
-        rows, state = self._rows, self._rows.state
-        was_prefilled = state.prefilled.tolist()
+        rows = self._rows
         self._place()
         step = rows.step(self._runner, spans)
         self._count_tokens(spans)
 
         taking_part = [row for row, span in enumerate(spans) if span.tokens]
-        texts, events = rows.new_texts(taking_part), rows.events(step)
-        columns = torch.stack([state.committed, state.prefilled.long(), state.failed.long(), state.finished.long()])
-        committed, prefilled, failed, finished = columns.tolist()
+        news = rows.news(step, self._runner)
+        texts = rows.new_texts(taking_part, news)
         progress, leaving = [], []
         for row in taking_part:
-            job, was_prefill = self._running[row], spans[row].is_prefill
+            job, of_row = self._running[row], news[row]
             job.served = self._counts.passes
-            if not failed[row] and self._runner.shares_pages:
-                job.offer_committed(self._pool, rows, row, committed[row])
+            if not of_row.failed and self._runner.shares_pages:
+                job.offer_committed(self._pool, rows, row, of_row.committed)
             # Of a prompt's passes only the one that ends it says anything; nor do those that feed again what was lost.
-            is_silent = was_prefill and (was_prefilled[row] or not prefilled[row])
+            is_silent = spans[row].is_prefill and (job.prefilled or not of_row.prefilled)
+            job.prefilled = of_row.prefilled
             progress.append(
                 Progress(
                     job.request.id,
                     texts[row],
-                    None if is_silent else events[row],
-                    rows.generation(row) if finished[row] else None,
+                    None if is_silent else of_row.event,
+                    rows.generation(row) if of_row.finished else None,
                 )
             )
-            if finished[row]:
+            if of_row.finished:
                 leaving.append(row)
                 self._cancelled.pop(job.request.id, None)
                 self._forget(job)

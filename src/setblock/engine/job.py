@@ -17,6 +17,7 @@ class Job:
         rows: its own row while it waits; None while it is a row of the running batch.
         pages: the pages it holds, in the order of its positions.
         keys: of its first pages, those whose tokens are committed.
+        prefilled: whether its prompt was fed to its end at least once.
         served: number of the pass that last fed it.
     """
 
@@ -25,6 +26,7 @@ class Job:
     rows: Rows | None
     pages: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
+    prefilled: bool = False
     served: int = -1
 
     def offer_committed(self, pool: PagePool, rows: Rows, row: int, committed: int) -> None:

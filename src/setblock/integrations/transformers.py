@@ -97,8 +97,10 @@ def sbd_generate(
     )  # each draws with a seed of its own: one that is there twice gets two answers
     batch = open_batch(sbd, prompts, [settings.of_sample(row) for row in range(len(prompts))])
     columns = _Columns(batch, pad_token_id=_pad_token_id(generation_config))
-    for _ in batch.steps():
-        if streamer is not None:
+    if streamer is None:
+        batch.run()
+    else:
+        for _ in batch.steps():
             columns.stream_to(streamer)
     if bool(batch.state.failed.any()):
         row = int(batch.state.failed.nonzero()[0])

@@ -30,8 +30,9 @@ class SlotCache(Cache):
             slots: [A, Q] slot of each token; a padding token's is `capacity`, which is never read.
             visible: how many slots, from the first on, the pass reads.
         """
+        written = torch.arange(self.batch, device=slots.device) if rows is None else rows
         for layer in self.layers:
-            layer.rows, layer.slots, layer.visible = rows, slots, visible
+            layer.rows, layer.written, layer.slots, layer.visible = rows, written[:, None], slots, visible
 
 
 class SlotLayer(CacheLayerMixin):
@@ -43,6 +44,7 @@ class SlotLayer(CacheLayerMixin):
         super().__init__()
         self.batch, self.capacity = batch, capacity
         self.rows: Tensor | None = None
+        self.written: Tensor | None = None
         self.slots: Tensor | None = None
         self.visible = 0
 
@@ -58,10 +60,13 @@ class SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.slots is not None
-        rows = torch.arange(self.batch, device=key_states.device) if self.rows is None else self.rows
-        where = (rows[:, None], slice(None), self.slots)  # addresses [A, Q, H, D]
-        self.keys[where] = key_states.transpose(1, 2)
-        self.values[where] = value_states.transpose(1, 2)
+        if self.batch == 1:
+            self.keys.index_copy_(2, self.slots[0], key_states)
+            self.values.index_copy_(2, self.slots[0], value_states)
+        else:
+            where = (self.written, slice(None), self.slots)  # addresses [A, Q, H, D]
+            self.keys[where] = key_states.transpose(1, 2)
+            self.values[where] = value_states.transpose(1, 2)
         keys, values = self.keys[:, :, : self.visible], self.values[:, :, : self.visible]
         return (keys, values) if self.rows is None else (keys[self.rows], values[self.rows])
 

@@ -19,7 +19,8 @@ class Feed:
         tokens: [A, Q] int64, mask tokens included. Anything where not real.
         positions: [A, Q] int64; 0 where not real.
         ends: [A] int64, the position past the last token that each row is fed.
-        is_prefill: [A] bool, rows that are fed a part of their prompt, or once more what they had to give up.
+        is_prefill: [A] bool, rows that are fed a part of their prompt, or once more what they had to give up; None where none
+            is.
         is_real: [A, Q] bool; the rest is padding.
         in_block: [A, Q] bool, tokens of the future block. Where the runner does not fuse commits, all of a row's or none.
         limits: [A, Q] int64, the first position that each token must not see.
@@ -28,6 +29,8 @@ class Feed:
         wanted: [A, m] bool, where they are; elsewhere anything may be given.
         targets: [A, m] int64, the positions whose tokens the outputs predict.
         is_fixed: whether the sizes are of the few that a compiled model is made for.
+        fuses_commit: whether what is committed is fed with the block behind it; otherwise the commit is a pass of its own.
+        is_full: whether it is known to have no padding.
     """
 
     rows: Tensor
@@ -35,7 +38,7 @@ class Feed:
     tokens: Tensor
     positions: Tensor
     ends: Tensor
-    is_prefill: Tensor
+    is_prefill: Tensor | None
     is_real: Tensor
     in_block: Tensor
     limits: Tensor
@@ -43,7 +46,9 @@ class Feed:
     outputs: Tensor
     wanted: Tensor
     targets: Tensor
-    is_fixed: bool
+    is_fixed: bool = False
+    fuses_commit: bool = True
+    is_full: bool = False
 
     def padded(self) -> "Feed":
         """The same pass, with one more column of padding."""
@@ -58,6 +63,7 @@ class Feed:
             is_real=wider(self.is_real, False),
             in_block=wider(self.in_block, False),
             limits=wider(self.limits, 1),
+            is_full=False,
         )
 
     def spread(self, logits: Tensor) -> Tensor:

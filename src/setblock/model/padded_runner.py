@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from setblock import devices
 from setblock.masks import decode_mask
 from setblock.model.adapter import block_only
 from setblock.model.attention import attention_mask
@@ -42,7 +43,7 @@ class PaddedRunner:
         everyone = rows == feed.batch
         self.cache.write_to(
             rows=None if everyone else feed.rows,
-            slots=feed.positions.masked_fill(~feed.is_real, self.cache.capacity),
+            slots=feed.positions if feed.is_full else feed.positions.masked_fill(~feed.is_real, self.cache.capacity),
             visible=feed.visible,
         )
         mask = attention_mask(
@@ -54,10 +55,16 @@ class PaddedRunner:
             device=model.device,
             dtype=model.dtype,
         )
-        outputs = torch.arange(rows, device=feed.rows.device)[:, None] * queries + feed.outputs  # [A, m]
+        outputs = feed.outputs  # [A, m]
+        if rows > 1:
+            places = feed.rows if everyone else torch.arange(rows, device=feed.rows.device)
+            outputs = outputs.add(places[:, None], alpha=queries)
         compiled = self._compiled if feed.is_fixed else None
         forward = compiled.logits_at if compiled else partial(logits_at, model)
-        index = outputs.flatten() if feed.is_fixed else outputs[feed.wanted]
+        takes_all = feed.is_fixed or devices.waits(
+            outputs.device
+        )  # to ask how many are wanted takes longer than the head
+        index = outputs.flatten() if takes_all else outputs[feed.wanted]
         with block_only(model, feed.in_block), grouped_attention(model):
             logits = forward(
                 index if len(index) else outputs[0, :1],  # not every kernel takes none

@@ -44,11 +44,12 @@ class EntropyBounded:
         """See `setblock.decoding.sampler.Sampler`."""
         doubt = block.entropy if self.proxy == "entropy" else -getattr(block, self.proxy)  # [B, k]
         ordered, order = doubt.masked_fill(~block.candidates, math.inf).sort(dim=-1, stable=True)  # [B, k]
-        entropy = block.entropy.gather(-1, order)
+        entropy = ordered if self.proxy == "entropy" else block.entropy.gather(-1, order)
         if self.proxy == "entropy":
             bound = F.pad(entropy.cumsum(dim=-1), (1, -1))  # the sum without its last, which is its largest
         else:
             bound = entropy.cumsum(dim=-1) - entropy.cummax(dim=-1).values
-        within = (bound <= self.gamma) & ordered.isfinite()
-        within = within.cumprod(dim=-1).bool()  # a prefix, whatever rounding does to the difference of two sums
-        return Selection(torch.zeros_like(block.candidates).scatter(-1, order, within))
+        within = bound <= self.gamma
+        if self.proxy != "entropy":
+            within = within.cumprod(dim=-1).bool()  # a prefix, whatever rounding does to the difference of two sums
+        return Selection(torch.empty_like(within).scatter_(-1, order, within) & block.candidates)

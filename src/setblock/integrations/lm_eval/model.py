@@ -271,8 +271,7 @@ class SetBlockLM(TemplateLM):
         for first in range(0, len(order), self.batch_size):
             batch = order[first : first + self.batch_size]
             opened = open_batch(self.model, [rows[index][0] for index in batch], [rows[index][1] for index in batch])
-            for _ in opened.steps():
-                pass
+            opened.run()
             answers |= {index: opened.generation(row) for row, index in enumerate(batch)}
             done(len(batch))
         return answers

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from setblock.decoding.defaults import draft_lookup_for, draft_passes_for
 from setblock.decoding.feed import next_feed
+from setblock.decoding.joining import joined, taken
 from setblock.decoding.loop import absorb
 from setblock.decoding.opening import open_state
 from setblock.decoding.plan import Part, PassPlan
@@ -80,7 +81,7 @@ class BlockSlots:
         policy = open_policy([settings], [terms], vocab_size=self.vocab_size, device=self.device)
         policy.companions.hear(state)
         if self._state is not None and self._policy is not None:
-            state = BatchState.joined([self._state, state])
+            state = joined([self._state, state])
             policy = Policy.joined([self._policy, policy], state.terms)
         self._state, self._policy = state, policy
         self._slots.append(slot)
@@ -96,7 +97,7 @@ class BlockSlots:
         rows = [row for row, each in enumerate(self._slots) if each != slot]
         self._slots = [self._slots[row] for row in rows]
         if rows:
-            self._state = self._state.taken(torch.tensor(rows, device=self.device))
+            self._state = taken(self._state, torch.tensor(rows, device=self.device))
             self._policy = self._policy.taken(rows, self._state.terms)
         else:
             self._state = self._policy = None
@@ -166,6 +167,8 @@ class BlockSlots:
             queries=self.block_size,
             checked=state.block_width - 1 if has_exact else 0,
             keys=state.tokens.shape[1],
+            is_full=False,
+            fuses_commit=False,
             is_fixed=True,
         )
 

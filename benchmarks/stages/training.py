@@ -1,0 +1,103 @@
+"""Training: steps on long rows, and recipes from their beginning to decoding."""
+
+import argparse
+import itertools
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import setblock
+import side_by_side
+import training_step
+from measuring.contenders import ours, transformers
+from measuring.output import note
+from setblock.data.rows import rows_of
+from setblock.decoding.settings import DecodingSettings
+from setblock.training.recipe import load_recipe, parse_override
+from setblock.training.train import context_length_of
+from stages.piece import Pieces
+
+
+def training_pieces(options: argparse.Namespace) -> Pieces:
+    """Training steps on long rows."""
+    plans = [(length, "flex_attention") for length in (8192, 16384, 32768)] + [(4096, "flex_attention"), (4096, "sdpa")]
+    for length, attention in [(64, "sdpa")] if options.quick else plans:  # FlexAttention has no backward pass on CPUs
+        arguments = ["--size", "tiny" if options.quick else "1b", "--rows", "1", "--row-length", str(length)]
+        arguments += ["--document-length", str(length // 4), "--attention", attention, "--prompt-shares", "0", "--bf16"]
+        arguments += ["--activation-checkpointing", "--repeats", "1" if options.quick else "6", "--warmup", "1"]
+        its = training_step.parse_options(arguments)
+        its.quick = options.quick  # memory is then counted in this process
+        yield f"{length}, {attention}", partial(training_step.measured, its)
+
+
+def recipe_pieces(options: argparse.Namespace) -> Pieces:
+    """Train the recipes in the order of their stages, then decode held-out documents of the last one's data."""
+    recipes = options.recipes or []
+    if not recipes:
+        note("recipe: no --recipes; left out")
+        return
+    for recipe in recipes:
+        yield f"train {recipe.stem}", partial(trained_by, recipe, options)
+    for gamma in (0.01, 0.1, 0.35):
+        yield f"decode, gamma {gamma:g}", partial(recipe_decoded, recipes[-1], gamma, options)
+
+
+def trained_by(recipe: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """`setblock train`, stopped when the time is up; it goes on from its newest checkpoint."""
+    left = max(5.0, options.until - time.monotonic())
+    started = time.monotonic()
+    overrides = [part for each in options.set for part in ("--set", each)]
+    command = [sys.executable, "-m", "setblock", "train", str(recipe.resolve()), *overrides]
+    process = subprocess.Popen(command, cwd=options.runs)
+    try:
+        status = process.wait(timeout=left)
+    except subprocess.TimeoutExpired as error:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise TimeoutError("not done yet; the same command goes on from its newest checkpoint") from error
+    if status:
+        raise RuntimeError(f"setblock train ended with status {status}")
+    return {"seconds_of_this_run": time.monotonic() - started}
+
+
+def recipe_decoded(recipe: Path, gamma: float, options: argparse.Namespace) -> dict[str, Any]:
+    """All methods on the beginnings of held-out documents, in turns: passes, seconds, and tokens as plain decoding has them."""
+    section, args = load_recipe(recipe, overrides=dict(map(parse_override, options.set)))
+    sbd = setblock.load(options.runs / args.output_dir, dtype=None if options.quick else torch.bfloat16)
+    rows = rows_of(section.data, sbd.tokenizer, context_length=context_length_of(sbd.model.config)).evaluation
+    if rows is None:
+        raise ValueError(f"{recipe} holds out no documents to evaluate on")
+    tokens, prompt = (8, 8) if options.quick else (128, 128)
+    texts = [rows[i]["input_ids"] for i in range(min(len(rows), 2 if options.quick else 16))]
+    prompts = [list(map(int, ids[:prompt])) for ids in texts]
+    limit: dict[str, Any] = {"block_size": options.block_size, "max_new_tokens": tokens}
+    contenders = [
+        transformers(side_by_side.PLAIN, sbd.model, max_new_tokens=tokens),
+        transformers("Transformers prompt lookup", sbd.model, max_new_tokens=tokens, prompt_lookup_num_tokens=10),
+        ours(side_by_side.OURS_PLAIN, sbd, DecodingSettings(method="ntp", max_new_tokens=tokens)),
+        ours(
+            "ours, blocks", sbd, DecodingSettings(method="sbd", sampler=setblock.EntropyBounded(gamma=gamma), **limit)
+        ),
+        ours("ours, exact", sbd, DecodingSettings(method="exact", **limit)),
+    ]
+    its = side_by_side.parse_options(["--rounds", "1" if options.quick else "3"])
+    row = side_by_side.compared(sbd, contenders, prompts, its, tokens=tokens)
+    answers = row.pop("answers")
+    plain = answers[side_by_side.OURS_PLAIN]
+    for name, each in answers.items():
+        same = [_same_tokens(mine, other) for mine, other in zip(each, plain, strict=True)]
+        row["contenders"][name]["tokens_until_different"] = statistics.mean(same)
+    return row | {"gamma": gamma, "prompts": len(prompts)}
+
+
+def _same_tokens(mine: list[int], other: list[int]) -> int:
+    """How many tokens two answers begin with alike."""
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(mine, other, strict=False))
+    return sum(1 for _ in alike)

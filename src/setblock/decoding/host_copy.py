@@ -1,0 +1,30 @@
+"""A copy of a tensor for the host, which it may read later than it asked for it.
+
+Knows devices. Knows nothing of what is copied.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class HostCopy:
+    """A copy that is begun at once. Whoever reads it when the device has since been given a further pass does not make the
+    device wait: that pass is running while the host reads."""
+
+    def __init__(self, values: Tensor) -> None:
+        """Begin to copy `values`, which nobody may change in place."""
+        self._values, self._arrived = values, None
+        if values.device.type != "cpu":
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._arrived = torch.Event(device=values.device)
+            self._arrived.record()
+
+    def read(self) -> list[Any]:
+        """The values, as soon as they are there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        read: list[Any] = self._values.tolist()
+        return read

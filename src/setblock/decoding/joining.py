@@ -1,0 +1,57 @@
+"""Rows that join a batch's state and leave it, between passes.
+
+Knows which of a state's values are of rows. Knows nothing of what they mean.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from setblock.decoding.ragged import fitted, stacked
+from setblock.decoding.state import NO_TOKEN, BatchState, capacity_of
+
+
+@torch.inference_mode()
+def joined(states: Sequence[BatchState]) -> BatchState:
+    """The rows of several states in one."""
+    first_logits = None
+    if any(state.first_logits is not None for state in states):
+        vocab_size = max(0 if state.first_logits is None else state.first_logits.shape[1] for state in states)
+        first_logits = stacked(
+            [
+                torch.zeros((state.batch, vocab_size), device=state.tokens.device)
+                if state.first_logits is None
+                else state.first_logits
+                for state in states
+            ]
+        )
+    terms = tuple(each for state in states for each in state.terms)
+    parts = {name: stacked([getattr(state, name) for state in states]) for name in _TENSORS}
+    parts["ends"] = stacked([state.ends for state in states], fill=NO_TOKEN)
+    # The row of the largest limit may get a larger block from another.
+    parts["tokens"] = fitted(parts["tokens"], capacity_of(terms))
+    may_prefill = any(state.may_prefill for state in states)
+    return BatchState(facts=states[0].facts, terms=terms, first_logits=first_logits, may_prefill=may_prefill, **parts)
+
+
+@torch.inference_mode()
+def taken(state: BatchState, rows: Tensor) -> BatchState:
+    """A state of `rows` [n] of another alone, as wide as they need."""
+    parts: dict[str, Any] = {name: getattr(state, name)[rows] for name in _TENSORS}
+    part = BatchState(
+        facts=state.facts,
+        terms=tuple(state.terms[row] for row in rows.tolist()),
+        first_logits=None if state.first_logits is None else state.first_logits[rows],
+        may_prefill=state.may_prefill,
+        **parts,
+    )
+    part.tokens = part.tokens[:, : capacity_of(part.terms)]
+    part.revealed = part.revealed[:, : max(each.block_size for each in part.terms)]
+    return part
+
+
+_OTHERS = ("facts", "terms", "first_logits", "may_prefill")
+_TENSORS = [each.name for each in fields(BatchState) if each.name not in _OTHERS]

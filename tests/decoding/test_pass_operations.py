@@ -1,0 +1,103 @@
+"""What a pass costs beside the model: operations, and waits of the host. Passes fed ahead of what is known give the same."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from answers import assert_same, drawn_settings
+from families import MODES, tiny_sbd
+from measuring.operations import Operations
+from measuring.synchronisations import Synchronisations, as_on_an_accelerator
+from setblock.decoding.generate import OpenBatch, open_batch
+from setblock.decoding.plan import spans_ahead
+from setblock.decoding.samplers import EntropyBounded, FixedCount
+from setblock.decoding.settings import DecodingSettings, Method
+
+SETTINGS = {
+    "ntp": DecodingSettings(method="ntp", max_new_tokens=64),
+    "sbd": DecodingSettings(method="sbd", block_size=16, sampler=FixedCount(4), max_new_tokens=64),
+    "sbd, entropy-bounded": DecodingSettings(
+        method="sbd", block_size=16, sampler=EntropyBounded(9.0), max_new_tokens=64
+    ),
+    "exact": DecodingSettings(method="exact", block_size=16, sampler=FixedCount(16), max_new_tokens=64),
+}
+MOST = {"ntp": 120, "sbd": 120, "sbd, entropy-bounded": 120, "exact": 180}
+"""Operations of a pass. Each pass of `exact` checks a draft, corrects it and drafts the next."""
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_pass_is_few_operations_and_waits_for_nothing(
+    name: str, rows: int, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted")
+    sbd.end_of_text_ids = ()
+    with as_on_an_accelerator():
+        batch = open_batch(sbd, prompts[:rows], [SETTINGS[name]] * rows)
+        with Operations(sbd.model) as operations, Synchronisations() as waits:
+            batch.run()
+    passes = operations.passes
+    counted = max(batch.record.counts(row).total for row in range(rows))
+    assert 0 <= passes - counted <= (0 if name == "ntp" else 1)  # one was fed before the end was known
+    assert operations.total / passes <= MOST[name], operations.counts
+    assert waits.total / passes <= 0.2, waits.counts
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_stream_waits_once_a_pass(name: str, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]) -> None:
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted")
+    sbd.end_of_text_ids = ()
+    with as_on_an_accelerator():
+        batch = open_batch(sbd, prompts[:1], [SETTINGS[name]])
+        passes = 0
+        with Synchronisations() as waits:
+            for step in batch.steps():
+                batch.new_texts([0], batch.news(step, batch.runner))
+                passes += 1
+    assert waits.total == passes > 4, waits.counts
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(4))
+def test_passes_that_are_fed_ahead_give_the_same(
+    seed: int, mode: str, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """The same answers and the same passes, whatever is asked for, and with ends of text anywhere."""
+    sbd = tiny_sbd("llama", tokenizer, mode=mode, dtype=torch.float64)
+    sbd.end_of_text_ids = tuple(range(2, 14))
+    rng = random.Random(seed)
+    settings = [replace(drawn_settings(rng, tokenizer), stop=(), n=1) for _ in range(3)]
+    expected = open_batch(sbd, prompts, settings)
+    for _ in expected.steps():
+        pass
+    with as_on_an_accelerator():
+        ahead = open_batch(sbd, prompts, settings)
+        assert ahead._can_run_ahead
+        ahead.run()
+    for row in range(3):
+        ours, theirs = ahead.generation(row), expected.generation(row)
+        assert_same(ours, theirs)
+        assert (ours.passes, ours.revealed_by) == (theirs.passes, theirs.revealed_by)
+        assert ours.entropy == pytest.approx(theirs.entropy, abs=1e-3)
+
+
+@pytest.mark.parametrize("method", ["ntp", "sbd", "exact"])
+def test_what_is_fed_ahead_bounds_what_a_pass_needs(
+    method: Method, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """Of each pass that is not over a prompt, from what the pass before it fed."""
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted")
+    settings = DecodingSettings(
+        method=method, sampler=EntropyBounded(4.0), block_size=5, max_new_tokens=33, draft_passes=None
+    )
+    batch: OpenBatch = open_batch(sbd, prompts, [settings] * len(prompts))
+    before = batch.spans(batch.runner)
+    for _ in batch.steps():
+        bounds, before = spans_ahead(before, batch.state.terms), batch.spans(batch.runner)
+        for bound, span in zip(bounds, before, strict=True):
+            assert span.tokens <= bound.tokens
+            assert span.tokens == 0 or span.end <= bound.end
+            assert span.tokens == 0 or span.block_start - span.start <= bound.block_start - bound.start
