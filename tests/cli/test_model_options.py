@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import setblock.cli.runtime
+from setblock.model.prepacked import is_supported
 from setblock.model.sbd_model import SBDModel
 
 COMMAND = ("generate", "Tom has 5 pens.", "--method", "exact", "--max-new-tokens", 20, "--json")
@@ -47,13 +48,40 @@ def test_prepacked_weights(run, sbd_folder, loaded):
     assert [model.prepacked for model in loaded] == [False, True]
 
 
-@pytest.mark.parametrize(("option", "name"), [("--compile", "prepacked"), ("--quantization=int8", "int8")])
-def test_prepacked_weights_go_with_no_others(run, sbd_folder, option, name):
-    outcome = run(*COMMAND, "--model", sbd_folder, "--prepack", option)
+def test_prepacked_weights_are_not_quantised(run, sbd_folder):
+    outcome = run(*COMMAND, "--model", sbd_folder, "--prepack", "--quantization=int8")
     assert outcome.code == 1
     assert outcome.stderr.startswith("setblock: error: ")
-    assert name in outcome.stderr
+    assert "int8" in outcome.stderr
     assert outcome.stderr.count("\n") == 1
+
+
+def test_prepacked_and_compiled(run, sbd_folder, loaded, monkeypatch):
+    monkeypatch.setattr(SBDModel.compile, "__kwdefaults__", {"backend": "eager"})
+    plain = json.loads(run(*COMMAND, "--model", sbd_folder).stdout)
+    outcome = run(*COMMAND, "--model", sbd_folder, "--prepack", "--compile")
+    assert {**plain, "seconds": 0} == {**json.loads(outcome.stdout), "seconds": 0}
+    assert loaded[1].prepacked
+    assert loaded[1].compiled is not None
+    assert outcome.stderr.startswith("setblock: compiling: each size of pass takes about ")
+    assert outcome.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "prepacked"),
+    [
+        ([], False),  # the weights are float32
+        (["--dtype", "bfloat16"], is_supported(torch.bfloat16)),
+        (["--dtype", "bfloat16", "--no-prepack"], False),
+        (["--dtype", "bfloat16", "--quantization", "int8"], False),
+    ],
+)
+def test_weights_are_prepacked_where_it_pays(run, sbd_folder, loaded, options, prepacked):
+    outcome = run(*COMMAND, "--model", sbd_folder, *options)
+    assert outcome.code == 0
+    assert loaded[0].prepacked == prepacked
+    plain = run(*COMMAND, "--model", sbd_folder, *options, *([] if "--no-prepack" in options else ["--no-prepack"]))
+    assert json.loads(plain.stdout)["text"] == json.loads(outcome.stdout)["text"]
 
 
 def test_a_type_of_weights(run, sbd_folder, loaded):

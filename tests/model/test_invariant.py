@@ -1,15 +1,19 @@
 """In half precision on a CPU, a token gets the same bits whatever else shares its pass. Kernels depend on the machine, so these
 tests hold on the machine that runs them."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from families import tiny_sbd
+from families import tiny_model, tiny_sbd
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings import DecodingSettings
+from setblock.model.grouped import GROUPED_SDPA, mask_of_groups
 from setblock.model.invariant import invariant_attention
 
 SIZES = {
@@ -65,6 +69,22 @@ def test_bits_do_not_depend_on_what_shares_the_pass(dtype, size, first, row, cou
         scale=size**-0.5,
     )
     assert torch.equal(alone, together[of_row, :, rows])
+
+
+@pytest.mark.parametrize("of_group", [1, 2, 4])
+@pytest.mark.parametrize("queries", [1, 9, 60])
+def test_a_mask_made_once_for_a_pass_is_the_one_made_in_each_layer(of_group, queries):
+    """Also for layers with other groups than the config says, and with more queries than a group is made of."""
+    model = tiny_model("llama", vocab_size=40, dtype=torch.bfloat16)  # 2 heads of a group, of size 8
+    groups, size, keys = 2, 8, 64
+    query = torch.randn(1, queries, groups * of_group, size).transpose(1, 2).bfloat16()
+    key, value = torch.randn(2, 1, groups, keys, size).bfloat16()
+    mask = (torch.rand(1, 1, queries, keys) < 0.5).index_fill(3, torch.tensor([0]), True)
+    made = mask_of_groups(model, mask, queries=queries)
+    assert made.shape[2] == (queries if queries == 60 else 2 * queries)
+    module = SimpleNamespace(num_key_value_groups=of_group, is_causal=True)
+    found, wanted = (ALL_ATTENTION_FUNCTIONS[GROUPED_SDPA](module, query, key, value, each)[0] for each in (made, mask))
+    assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -14,7 +14,7 @@ import setblock
 from setblock.errors import SetBlockError
 from setblock.export.gguf_file import write_gguf
 from setblock.model import named
-from setblock.model.adapter import block_only
+from setblock.model.gate import block_only
 from setblock.model.named import NAMED_MODELS, NamedModel, fetch
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapters import AdapterSection, add_adapter

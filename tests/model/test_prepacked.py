@@ -17,8 +17,8 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.evaluation.fingerprint import model_fingerprint
+from setblock.model import prepacked
 from setblock.model.prepacked import PrepackedLinear, is_supported
-from setblock.model.sbd_model import SBDModel
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if is_supported(dtype)]
 
@@ -72,6 +72,49 @@ def test_decodes_the_same(family: str, layers: int, most_stays: bool, tokenizer:
     assert decoded() == expected
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch warns of what it does itself
+@pytest.mark.skipif(torch.bfloat16 not in DTYPES, reason="this processor has no products of bfloat16")
+def test_compiled_by_inductor_exact_mode_is_plain_decoding_to_the_bit(tokenizer: PreTrainedTokenizerBase) -> None:
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted", dtype=torch.bfloat16, num_hidden_layers=1)
+    sbd.prepack()
+    sbd.compile()
+    plain, exact = (
+        generate_batch(sbd, [TEXTS[0][:20]], settings=each, raw=True)[0]
+        for each in (
+            DecodingSettings(method="ntp", max_new_tokens=32),
+            DecodingSettings(method="exact", block_size=8, max_new_tokens=32),
+        )
+    )
+    assert exact.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_traced_it_decodes_the_same(dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase) -> None:
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted", dtype=dtype, num_hidden_layers=1)
+    sbd.prepack()
+    settings = DecodingSettings(method="exact", block_size=8, max_new_tokens=24)
+    expected = generate_batch(sbd, [TEXTS[0][:20]], settings=settings, raw=True)[0].token_ids
+    sbd.compile(backend="eager")
+    assert generate_batch(sbd, [TEXTS[0][:20]], settings=settings, raw=True)[0].token_ids == expected
+
+
+def test_a_compiler_is_told_the_shape_that_there_is() -> None:
+    linear = PrepackedLinear(nn.Linear(6, 10, dtype=DTYPES[0]))
+    hidden = torch.randn(2, 3, 6, dtype=DTYPES[0])
+    arguments = (hidden, linear.bias.detach(), linear._number, 10)
+    torch.library.opcheck(
+        torch.ops.setblock.prepacked_linear.default, arguments, test_utils=("test_schema", "test_faketensor")
+    )
+
+
+def test_a_layers_weight_goes_with_it() -> None:
+    linear = PrepackedLinear(nn.Linear(6, 10, dtype=DTYPES[0]))
+    number = linear._number
+    assert number in prepacked._WEIGHTS
+    del linear
+    assert number not in prepacked._WEIGHTS
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tied", [False, True])
 def test_is_the_same_checkpoint(tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, tied: bool) -> None:
@@ -98,14 +141,10 @@ def test_what_it_does_not_go_with(tokenizer: PreTrainedTokenizerBase, tmp_path: 
         sbd.save(tmp_path / "model")
     with pytest.raises(SetBlockError, match="prepacked can't be trained"):
         sbd.prepare_for_training(block_sizes=[4], logit_shift=True)
-    with pytest.raises(SetBlockError, match="can't be compiled"):
-        sbd.compile(backend="eager")
     compiled = tiny_sbd("llama", tokenizer)
     compiled.compile(backend="eager")
-    with pytest.raises(SetBlockError, match="can't be prepacked"):
+    with pytest.raises(SetBlockError, match="prepack it first, then compile it"):
         compiled.prepack()
-    with pytest.raises(SetBlockError, match="can't be compiled"):
-        SBDModel(sbd.model, tokenizer, facts=sbd.facts).compile(backend="eager")
     with pytest.raises(SetBlockError, match="can't be moved or cast"):
         sbd.model.to(torch.float64)
     on_no_cpu = tiny_sbd("llama", tokenizer)

@@ -34,7 +34,7 @@ def generate_file(
         "settings": repr(settings),
         **({"domain": decoding.domain} if decoding.domain else {}),
         "raw": raw,
-        **({"prepacked": True} if options.prepack else {}),  # adds up in another order
+        **({} if options.prepack is None else {"prepacked": options.prepack}),  # may add up in another order
         **({"llama_cpp": asdict(options.llama_options())} if options.takes_llama_cpp else {}),
     }
     with AnswerFile(target, made=made) as answers:

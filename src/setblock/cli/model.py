@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-from setblock.cli.messages import silence_libraries
+from setblock.cli.messages import print_message, silence_libraries
 from setblock.cli.options import MODEL
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, SetBlockWarning
 
 if TYPE_CHECKING:
     from setblock.model.protocol import LanguageModel
@@ -54,24 +54,25 @@ class ModelOptions:
         bool,
         MODEL(
             "--compile",
-            "Compile the model with torch.compile. This takes about a minute, so use it for many answers.",
+            "Compile the model with torch.compile. The first use takes minutes, so use it for hundreds of answers.",
         ),
     ] = False
     prepack: Annotated[
-        bool,
+        bool | None,
         MODEL(
-            "--prepack",
+            "--prepack/--no-prepack",
             "On a CPU: convert the weights to the layout of its matrix kernels once, at the start. Excludes "
-            "--quantization and --compile.",
+            "--quantization. Default: generate, evaluate and serve do so for weights in half precision.",
         ),
-    ] = False
+    ] = None
 
 
-def load_model(options: ModelOptions, *, blocks: bool) -> "SBDModel":
+def load_model(options: ModelOptions, *, blocks: bool, fastest: bool = False) -> "SBDModel":
     """Load the model that the options name, or the bundled one.
 
     Args:
         blocks: whether it is to be decoded in blocks that nothing checks, which it must have been trained for.
+        fastest: whether its weights may be prepacked without having been asked for, where that pays.
 
     Raises:
         SetBlockError: it can't be loaded, or has no mask token and `blocks` needs one.
@@ -80,6 +81,7 @@ def load_model(options: ModelOptions, *, blocks: bool) -> "SBDModel":
 
     from setblock.model.bundled import BUNDLED_MODEL
     from setblock.model.loading import load
+    from setblock.model.prepacked import prepacking_pays
 
     silence_libraries()
     source = BUNDLED_MODEL if options.path is None else options.path
@@ -97,9 +99,23 @@ def load_model(options: ModelOptions, *, blocks: bool) -> "SBDModel":
     )
     if options.prepack:
         model.prepack()
+    elif options.prepack is None and fastest and options.quantization is None and prepacking_pays(model.model):
+        try:
+            model.prepack()
+        except SetBlockError as error:
+            warnings.warn(f"weights stay as they are: {error}", SetBlockWarning, stacklevel=2)
     if options.compile:
+        layers = model.model.config.get_text_config().num_hidden_layers
+        print_message(
+            f"compiling: each size of pass takes about {layers * _SECONDS_A_LAYER} s at its first use; Inductor keeps the code"
+        )
         model.compile()
     return model
+
+
+_SECONDS_A_LAYER = 1
+"""Inductor compiles one size of pass of SmolLM2-135M (30 layers) in about 25 s of one Zen 4 core. A pass then takes 0.7 times
+as long. So compilation is left to users: it pays after about two thousand passes of each size."""
 
 
 def checked_for_blocks(load: Callable[[], Model], name: str, *, blocks: bool) -> Model:

@@ -112,7 +112,7 @@ def load_language_model(options: RuntimeOptions, *, blocks: bool) -> "LanguageMo
         blocks: as in `load_model`, which raises what this does.
     """
     if not options.takes_llama_cpp:
-        return load_model(options, blocks=blocks)
+        return load_model(options, blocks=blocks, fastest=True)
     silence_libraries()
     from setblock.integrations.llama_cpp.model import load
 

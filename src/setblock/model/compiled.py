@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from setblock.model.attention import AttentionMask
-from setblock.model.forward import SelectOutputs
+from setblock.model.forward import SelectOutputs, filled_up
+from setblock.model.invariant import least_rows
 
 _MOST_SHAPES = 64
 """Shapes that are compiled, each once; a model that meets more goes on uncompiled, and PyTorch says so."""
@@ -30,7 +31,7 @@ class CompiledModel:
     """What `logits_at` does, compiled: a new shape compiles, for seconds to a minute; one met before never does."""
 
     def __init__(self, model: PreTrainedModel, *, backend: str) -> None:
-        self._select = SelectOutputs()
+        self._select, self._least = SelectOutputs(), least_rows(model.dtype, model.device)
         # One hook that stays: putting one on for each pass would be a new function, and so a new compilation, each time.
         model.get_output_embeddings().register_forward_pre_hook(self._select)
         self._model: Callable[..., Any] = torch.compile(model, backend=backend, dynamic=False, **_limits())
@@ -39,7 +40,7 @@ class CompiledModel:
         self, index: Tensor, *, input_ids: Tensor, position_ids: Tensor, attention_mask: AttentionMask, cache: Cache
     ) -> Tensor:
         """See `setblock.model.forward.logits_at`; the cache is one that has been written to."""
-        self._select.index = index
+        self._select.index = filled_up(index, least=self._least)
         try:
             output = self._model(
                 input_ids=input_ids,
@@ -51,7 +52,7 @@ class CompiledModel:
         finally:
             self._select.index = None
         logits: Tensor = output.logits[0]
-        return logits
+        return logits[: len(index)]
 
 
 def fixed_capacity(needed: int) -> int:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from setblock.model.attention import AttentionMask
-from setblock.model.invariant import LEAST_ROWS, is_invariant
+from setblock.model.invariant import least_rows
 
 _FEW, _FULL = 6, 16
 """Outputs between these are filled up to the second: on CPUs a float32 product of 7 to 15 rows takes MKL up to twice the time
@@ -71,12 +71,7 @@ def logits_at(
         more: for the attention function, to which Transformers hands what it does not know.
     """
     wanted = len(index)
-    filled = _FULL if _FEW < wanted < _FULL else wanted
-    if wanted and is_invariant(model.dtype, model.device):
-        filled = max(filled, LEAST_ROWS)
-    if filled > wanted:
-        index = torch.cat([index, index[-1:].expand(filled - wanted)])
-    with head_reads_only(model, index):
+    with head_reads_only(model, filled_up(index, least=least_rows(model.dtype, model.device))):
         output = (model if wrapped is None else wrapped)(
             input_ids=input_ids,
             position_ids=position_ids,
@@ -87,3 +82,10 @@ def logits_at(
         )
     logits: Tensor = output.logits[0]
     return logits[:wanted]
+
+
+def filled_up(index: Tensor, *, least: int) -> Tensor:
+    """`index` [M], its last repeated where a head is faster, or gives other bits, for so few outputs."""
+    wanted = len(index)
+    filled = _FULL if _FEW < wanted < _FULL else max(wanted, least) if wanted else 0
+    return index if filled == wanted else torch.cat([index, index[-1:].expand(filled - wanted)])

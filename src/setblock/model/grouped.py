@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from setblock.model.attention import OURS, attention_by, plan_of
-from setblock.model.invariant import invariant_attention, is_invariant
+from setblock.model.attention import OURS, AttentionMask, attention_by, plan_of
+from setblock.model.invariant import added, invariant_attention, is_invariant
 
 GROUPED_SDPA = f"{OURS}grouped_sdpa"
 
@@ -43,23 +43,58 @@ def _grouped_sdpa(
     Transformers' `sdpa` is left what is not plain masked attention, and so many queries that their masks outweigh the keys.
     """
     (batch, heads, queries, size), groups = query.shape, key.shape[1]
+    of_group = heads // groups  # G
     is_plain = not dropout and all(kwargs.get(name) is None for name in _SPECIAL)
-    copies_less = queries <= 2 * groups * size  # [Q, K] for each head of a group, against [H', K, D] keys and values
     must_be_invariant = is_invariant(query.dtype, query.device)
-    gains = heads > groups or must_be_invariant
-    if not gains or attention_mask is None or attention_mask.shape[1] > 1 or not is_plain or not copies_less:
+    gains = of_group > 1 or must_be_invariant
+    if (
+        not gains
+        or attention_mask is None
+        or attention_mask.shape[1] > 1
+        or not is_plain
+        or queries > _most(groups, size)
+    ):
+        if attention_mask is not None and attention_mask.shape[2] > queries:  # was made for a group
+            attention_mask = attention_mask[:, :, :queries].to(query.dtype)
         result: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return result
-    of_group = heads // groups  # G
-    query, mask = query.reshape(batch, groups, of_group * queries, size), attention_mask.repeat(1, 1, of_group, 1)
+    query, mask = query.reshape(batch, groups, of_group * queries, size), attention_mask
+    if mask.shape[2] != of_group * queries:
+        mask = mask[:, :, :queries].repeat(1, 1, of_group, 1)
     if must_be_invariant:
         attended = invariant_attention(query, key, value, mask, scale=size**-0.5 if scaling is None else scaling)
     else:
         attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     # [B, H', G Q, D]
     return attended.view(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
+
+
+def mask_of_groups(model: PreTrainedModel, mask: AttentionMask, *, queries: int) -> AttentionMask:
+    """The mask [B, 1, G Q, K] of a group's queries, made once for a pass; else the attention makes it in every layer.
+
+    Only where that attention is invariant, and adds its mask in float32. Elsewhere, and with too many queries, the mask is
+    left as it is. A layer with other groups takes the first Q.
+    """
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", 1)
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
+    if not (plan_of(model).grouped and is_invariant(model.dtype, model.device)) or queries > _most(groups, size):
+        return mask
+
+    def repeated(part: Tensor) -> Tensor:
+        return added(part).repeat(1, 1, heads // groups, 1)
+
+    if isinstance(mask, dict):
+        return {kind: repeated(part) for kind, part in mask.items() if isinstance(part, Tensor)}
+    return repeated(mask) if isinstance(mask, Tensor) else mask
+
+
+def _most(groups: int, size: int) -> int:
+    """Queries for which the mask [Q, K] of each head of a group is less to write than keys and values [H', K, D]."""
+    return 2 * groups * size
 
 
 _SPECIAL = ("position_bias", "softcap", "cache")

@@ -8,15 +8,16 @@ of summation depends on the shapes give texts that differ. Here every sum has on
 
     scores     q k^T in float32: the sum is over D, which is fixed, by a kernel of at least `_ROWS` rows
     weights    softmax in float32 over whole chunks of keys: what is masked adds exact zeros at the end
-    values     one product for each chunk of `_CHUNK` keys, then the sum over chunks, in order, in float32
+    values     one product for each chunk of `CHUNK` keys, then the sum over chunks, in order, in float32
 """
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-_CHUNK = 64
-"""Keys whose values are summed by one product. Its size is the same for every length of the cache."""
+CHUNK = 64
+"""Keys whose values are summed by one product. Its size is the same for every length of the cache. Where the keys are whole
+chunks, and the mask is an addition in float32, nothing of them is written anew."""
 
 _ROWS = 4
 """Queries of a product at least. With fewer, float32 kernels sum in another order."""
@@ -32,9 +33,9 @@ def invariant_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor,
         scale: what the scores are multiplied with.
     """
     (batch, heads, rows, size), keys = query.shape, key.shape[2]
-    bias = torch.zeros((), device=mask.device).where(mask, -torch.inf) if mask.dtype == torch.bool else mask.float()
-    more, rest = max(0, _ROWS - rows), -keys % _CHUNK
-    chunks, groups = (keys + rest) // _CHUNK, batch * heads
+    bias = added(mask)
+    more, rest = max(0, _ROWS - rows), -keys % CHUNK
+    chunks, groups = (keys + rest) // CHUNK, batch * heads
     if more:
         query = pad(query, (0, 0, 0, more))
         bias = pad(bias, (0, 0, 0, more))
@@ -47,10 +48,16 @@ def invariant_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor,
         key.float().reshape(groups, -1, size).transpose(1, 2),
         alpha=scale,
     )
-    weights = scores.softmax(dim=-1).view(groups, rows + more, chunks, _CHUNK).transpose(1, 2).to(value.dtype)
-    attended = torch.bmm(weights.reshape(groups * chunks, -1, _CHUNK), value.reshape(groups * chunks, _CHUNK, -1))
+    weights = scores.softmax(dim=-1).view(groups, rows + more, chunks, CHUNK).transpose(1, 2)
+    weights = weights.to(value.dtype, memory_format=torch.contiguous_format)
+    attended = torch.bmm(weights.view(groups * chunks, -1, CHUNK), value.reshape(groups * chunks, CHUNK, -1))
     attended = attended.view(batch, heads, chunks, rows + more, -1).sum(dim=2, dtype=torch.float32)
     return attended[:, :, :rows].to(query.dtype)
+
+
+def added(mask: Tensor) -> Tensor:
+    """What a mask adds to scores, float32: 0 where a bool mask is True, and minus infinity elsewhere."""
+    return mask.float() if mask.dtype != torch.bool else torch.zeros((), device=mask.device).where(mask, -torch.inf)
 
 
 def is_invariant(dtype: torch.dtype, device: torch.device) -> bool:
@@ -59,5 +66,9 @@ def is_invariant(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype in (torch.bfloat16, torch.float16) and device.type == "cpu"
 
 
-LEAST_ROWS = 2
-"""Tokens of a pass at least, where it is invariant. Products of one row have a kernel of their own."""
+def least_rows(dtype: torch.dtype, device: torch.device) -> int:
+    """Tokens of a pass, and outputs of its head, at least.
+
+    Where passes are invariant these are two: a product of one row has a kernel of its own.
+    """
+    return 2 if is_invariant(dtype, device) else 1

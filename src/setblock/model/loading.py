@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from setblock.errors import SetBlockError, SetBlockWarning
-from setblock.model.adapter import load_adapter
+from setblock.model.adapted import load_adapter
 from setblock.model.attention import layer_windows
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.facts import SBDFacts, read_facts

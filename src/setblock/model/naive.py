@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from setblock.model.adapter import block_only
 from setblock.model.attention import layer_windows
+from setblock.model.gate import block_only
 from setblock.model.sbd_model import SBDModel
 
 

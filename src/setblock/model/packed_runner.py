@@ -12,10 +12,10 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from setblock.masks import MaskMod, decode_mask
-from setblock.model.adapter import block_only
 from setblock.model.feed import Feed
 from setblock.model.forward import logits_at
-from setblock.model.invariant import LEAST_ROWS, is_invariant
+from setblock.model.gate import block_only
+from setblock.model.invariant import least_rows
 from setblock.model.packed import Rectangle, packed_attention
 from setblock.model.paged_cache import PagedCache
 
@@ -65,9 +65,9 @@ class PackedRunner:
         # 3. The real tokens; one alone gets company where it could get other bits alone
         packed = [each[feed.is_real] for each in (feed.tokens, feed.positions, feed.in_block)]  # [N]
         written = slots.gather(1, feed.positions)[feed.is_real]
-        if len(written) < LEAST_ROWS and is_invariant(self._model.dtype, self._model.device):
-            packed = [each.repeat(LEAST_ROWS) for each in packed]
-            written = pad(written, (0, LEAST_ROWS - 1), value=self.cache.spill_slot)
+        if len(written) < (least := least_rows(self._model.dtype, self._model.device)):
+            packed = [each.repeat(least) for each in packed]
+            written = pad(written, (0, least - 1), value=self.cache.spill_slot)
         tokens, positions, in_block = packed
         self.cache.write_to(written)
 

@@ -11,14 +11,14 @@ from transformers import PreTrainedModel
 
 from setblock import devices
 from setblock.masks import decode_mask
-from setblock.model.adapter import block_only
 from setblock.model.attention import attention_mask
 from setblock.model.cache import SlotCache
 from setblock.model.compiled import CompiledModel
 from setblock.model.feed import Feed
 from setblock.model.forward import logits_at
-from setblock.model.grouped import grouped_attention
-from setblock.model.invariant import LEAST_ROWS, is_invariant
+from setblock.model.gate import block_only
+from setblock.model.grouped import grouped_attention, mask_of_groups
+from setblock.model.invariant import CHUNK, is_invariant, least_rows
 
 
 class PaddedRunner:
@@ -37,21 +37,25 @@ class PaddedRunner:
 
     def logits(self, feed: Feed) -> Tensor:
         """One pass over [A, Q] tokens."""
-        if feed.tokens.numel() < LEAST_ROWS and is_invariant(self._model.dtype, self._model.device):
+        model = self._model
+        least = least_rows(model.dtype, model.device)
+        if feed.tokens.numel() < least:
             feed = feed.padded()
-        model, (rows, queries) = self._model, feed.tokens.shape
+        (rows, queries), visible = feed.tokens.shape, feed.visible
+        if is_invariant(model.dtype, model.device):  # whole chunks of keys need no copy
+            visible = min(-(-visible // CHUNK) * CHUNK, self.cache.capacity)
         everyone = rows == feed.batch
         self.cache.write_to(
             rows=None if everyone else feed.rows,
             slots=feed.positions if feed.is_full else feed.positions.masked_fill(~feed.is_real, self.cache.capacity),
-            visible=feed.visible,
+            visible=visible,
         )
         mask = attention_mask(
             model.config.get_text_config(),
             lambda window: decode_mask(position_ids=feed.positions, limits=feed.limits, window=window),
             batch=rows,
             queries=queries,
-            keys=feed.visible,
+            keys=visible,
             device=model.device,
             dtype=model.dtype,
         )
@@ -61,16 +65,17 @@ class PaddedRunner:
             outputs = outputs.add(places[:, None], alpha=queries)
         compiled = self._compiled if feed.is_fixed else None
         forward = compiled.logits_at if compiled else partial(logits_at, model)
-        takes_all = feed.is_fixed or devices.waits(
-            outputs.device
-        )  # to ask how many are wanted takes longer than the head
+        # To ask how many are wanted takes longer than the head where it is a wait.
+        takes_all = feed.is_fixed or devices.waits(outputs.device)
         index = outputs.flatten() if takes_all else outputs[feed.wanted]
-        with block_only(model, feed.in_block), grouped_attention(model):
+        # Compiled passes of one token are without an adapter, all others with it, so that each size is compiled once.
+        is_fixed = compiled is not None and queries > least
+        with block_only(model, feed.in_block, is_fixed=is_fixed), grouped_attention(model):
             logits = forward(
                 index if len(index) else outputs[0, :1],  # not every kernel takes none
                 input_ids=feed.tokens,
                 position_ids=feed.positions,
-                attention_mask=mask,
+                attention_mask=mask_of_groups(model, mask, queries=queries),
                 cache=self.cache,
             )
         logits = logits.float()[: len(index)]

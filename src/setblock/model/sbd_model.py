@@ -14,12 +14,15 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from setblock.errors import SetBlockError, SetBlockWarning
-from setblock.model.adapter import ADAPTER_FOLDER, gate_of
+from setblock.model.adapter import ADAPTER_FOLDER
 from setblock.model.attention import context_length, plan_of
 from setblock.model.cache import SlotCache
 from setblock.model.compiled import CompiledModel, fixed_capacity
 from setblock.model.custom_generate import write_custom_generate
 from setblock.model.facts import SBDFacts
+from setblock.model.gate import gate_of
+from setblock.model.invariant import CHUNK, is_invariant
+from setblock.model.joined import join_adapted
 from setblock.model.mask_token import add_mask_token
 from setblock.model.packed_runner import PackedRunner
 from setblock.model.padded_runner import PaddedRunner
@@ -94,14 +97,7 @@ class SBDModel:
 
         Args:
             backend: the backend of `torch.compile`.
-
-        Raises:
-            SetBlockError: the model is prepacked, or has an adapter that acts on the future block only.
         """
-        if self.gate is not None:
-            raise SetBlockError("a model with an adapter on its future block can't be compiled")
-        if self.prepacked:
-            raise SetBlockError("a prepacked model can't be compiled: leave out one of the two")
         self.compiled = CompiledModel(self.model, backend=backend)
 
     def prepack(self) -> None:
@@ -110,25 +106,27 @@ class SBDModel:
         The output is the same up to floating-point rounding.
 
         Raises:
-            SetBlockError: the model is not on a CPU, is quantised or compiled, has an adapter that acts on the future block
-                only, or has weights that cannot be prepacked here.
+            SetBlockError: the model is not on a CPU, is quantised or was compiled before, or has weights that cannot be
+                prepacked here.
         """
-        if self.gate is not None:
-            raise SetBlockError("a model with an adapter on its future block can't be prepacked")
         if self.quantization is not None:
             raise SetBlockError(f"{self.quantization} weights can't be prepacked: leave out one of the two")
         if self.compiled is not None:
-            raise SetBlockError("a compiled model can't be prepacked: leave out one of the two")
+            raise SetBlockError("a compiled model can't be prepacked: prepack it first, then compile it")
         if not self.prepacked:
             if self.model.device.type == "cpu":  # others are refused
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", SetBlockWarning)  # of the small copy
                     check_stored(self.model, prepack, "prepacked")
+            join_adapted(self.model)
             prepack(self.model)
 
     def runner(self, *, rows: int, capacity: int) -> PaddedRunner:
         """See `setblock.model.protocol.LanguageModel`."""
-        capacity = capacity if self.compiled is None else fixed_capacity(capacity)
+        if self.compiled is not None:
+            capacity = fixed_capacity(capacity)
+        elif is_invariant(self.model.dtype, self.model.device):
+            capacity = -(-capacity // CHUNK) * CHUNK  # attention reads whole chunks
         layers = self.model.config.get_text_config().num_hidden_layers
         cache = SlotCache(layers=layers, batch=rows, capacity=capacity)
         return PaddedRunner(self.model, cache, compiled=self.compiled)

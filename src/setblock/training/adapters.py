@@ -7,7 +7,7 @@ from pydantic import Field
 from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError
-from setblock.model.adapter import Gate, quiet_peft
+from setblock.model.adapter import gated, quiet_peft
 from setblock.model.sbd_model import SBDModel
 from setblock.section import Section
 
@@ -55,5 +55,5 @@ def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:
     # Where this is set, PEFT asks the hub on each save whether the vocabulary has grown, and then saves all embeddings.
     config.base_model_name_or_path = None
     if section.only_noisy:
-        Gate(sbd.model)
+        gated(sbd.model)
     return wrapped

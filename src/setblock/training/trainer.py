@@ -15,9 +15,10 @@ from transformers import Trainer
 
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
-from setblock.model.adapter import gate_of, uncast_inputs
+from setblock.model.adapter import uncast_inputs
 from setblock.model.attention import plan_of
 from setblock.model.document_attention import attends_runs, document_attention
+from setblock.model.gate import gate_of
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapters import AdapterSection, add_adapter
 from setblock.training.collator import EVALUATION, Preparation, SBDCollator
