@@ -182,7 +182,10 @@ def test_prompts_of_a_file(run, sbd_folder, tmp_path):
         (("--tolerance", "accuracy=0"), "the tolerance of accuracy must be above 0% and below 100%"),
         (("--confidence", 2), "confidence must be at least 0.5 and below 1, not 2"),
         (("--sweep", "s.jsonl", "--sampler", "factor"), "--sweep decodes nothing"),
-        (("--limit", 30, "--dry-run"), "30 examples can't show at most 0.5 points of accuracy lost, 95% confidence"),
+        (
+            ("--limit", 30, "--dry-run"),
+            "30 examples are too few to show at most 0.5 points of accuracy lost, 95% confidence",
+        ),
     ],
 )
 def test_mistakes(run, sbd_folder, options, message):

@@ -129,8 +129,8 @@ def test_without_llama_cpp(run, file, monkeypatch):
     ("options", "reason"),
     [
         (("--runtime", "llama-cpp"), "needs a GGUF file"),
-        (("--runtime", "transformers", "--n-ctx", 64), "--n-ctx goes with --runtime llama-cpp"),
-        (("--runtime", "llama-cpp", "--dtype", "float32"), "--dtype goes with --runtime transformers"),
+        (("--runtime", "transformers", "--n-ctx", 64), "--n-ctx needs --runtime llama-cpp"),
+        (("--runtime", "llama-cpp", "--dtype", "float32"), "--dtype needs --runtime transformers"),
     ],
 )
 def test_options_of_the_other_runtime(run, sbd_folder, options, reason):

@@ -92,7 +92,7 @@ def test_keys_come_from_the_environment_too(run, served, sbd_folder, monkeypatch
         (("--port", 70000), 2, "--port must be between 0 and 65535, not 70000"),
         (("--max-running", 0), 2, "max_running must be at least 1, not 0"),
         (("--request-seconds", 0), 2, "request_seconds must be above 0, not 0.0"),
-        (("--host", "0.0.0.0"), 1, "--host 0.0.0.0 lets other machines in: give API keys by --key-file or"),
+        (("--host", "0.0.0.0"), 1, "--host 0.0.0.0 accepts other machines and needs API keys: give --key-file or"),
         (("--host", "192.0.2.1", "--no-keys"), 1, "can't listen on 192.0.2.1 port 8000: "),
         (("--key-file", "/no/such/file"), 1, "can't read the API keys in /no/such/file: "),
         (("--key-file", "/dev/null"), 1, "/dev/null holds no API key"),
@@ -149,17 +149,20 @@ class TestVllm:
         monkeypatch.setattr("setblock.cli.serve_vllm.shutil.which", lambda name: None)
         outcome = run("serve", "--engine", "vllm", "--model", sbd_folder)
         assert outcome.code == 1
-        assert "there is no command vllm here" in outcome.message
+        assert "the command vllm is not installed" in outcome.message
         assert "then run vllm serve" in outcome.message
 
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (("--engine", "vllm", "--max-running", 3), "--max-running does not go with --engine vllm"),
-            (("--engine", "vllm", "--quantization", "int8"), "--quantization does not go with --engine vllm"),
-            (("--block-size", 4), "--block-size goes with --engine vllm only"),
-            (("--", "--seed"), "WORDS goes with --engine vllm only"),
-            (("--engine", "vllm", "--host", "0.0.0.0"), "give an API key in VLLM_API_KEY, or say --no-keys"),
+            (("--engine", "vllm", "--max-running", 3), "--max-running is not available with --engine vllm"),
+            (("--engine", "vllm", "--quantization", "int8"), "--quantization is not available with --engine vllm"),
+            (("--block-size", 4), "--block-size needs --engine vllm"),
+            (("--", "--seed"), "WORDS needs --engine vllm"),
+            (
+                ("--engine", "vllm", "--host", "0.0.0.0"),
+                "accepts other machines and needs an API key: set VLLM_API_KEY, or allow anybody with --no-keys",
+            ),
             (("--engine", "vllm", "--block-size", 0), "block_size must be at least 1, not 0"),
         ],
     )

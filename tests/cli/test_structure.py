@@ -30,9 +30,9 @@ def test_answers_have_the_form(run, tmp_path):
     ("options", "said"),
     [
         (("--regex", "(a"), "regex can't be used: "),
-        (("--regex", "a", "--choice", "b"), "give one"),
+        (("--regex", "a", "--choice", "b"), "give one of them"),
         (("--json-schema", "missing.json"), "can't read missing.json: No such file or directory"),
-        (("--regex", "a", "--min-new-tokens", 3), "min_new_tokens must be 0 where the answer has a structure"),
+        (("--regex", "a", "--min-new-tokens", 3), "min_new_tokens must be 0 with a structure"),
     ],
 )
 def test_mistakes(run, options, said):

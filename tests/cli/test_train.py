@@ -99,7 +99,7 @@ def test_an_interrupted_run_ends_in_the_weights_of_one_that_was_not(run, recipe,
         _interrupt_at(5, patch)
         outcome = run("train", recipe)
     assert outcome.code == 130
-    assert outcome.message == "setblock: interrupted; run the same command again to go on from step 4"
+    assert outcome.message == "setblock: interrupted; run the same command again to resume from step 4"
     assert not (broken / "config.json").exists()
     assert not list(broken.glob(".saving-*"))
 
@@ -154,7 +154,8 @@ def test_a_full_disk_leaves_the_checkpoint_before(run, recipe, tmp_path, monkeyp
         outcome = run("train", recipe)
     assert outcome.code == 1
     assert outcome.message == (
-        f"setblock: error: no space left to write to {folder}: make room and run the same command again to go on from step 2"
+        f"setblock: error: no space left to write to {folder}: free some space and run the same command again to resume "
+        "from step 2"
     )
     assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-2"]
     outcome = run("train", recipe)
@@ -199,7 +200,7 @@ def test_a_reporter_that_is_not_installed(run, recipe, tmp_path, reporter):
     outcome = run("train", recipe, "--output", folder, "--set", f"training.report_to={reporter}")
     assert outcome.code == 1
     assert outcome.message.startswith(
-        f"setblock: error: training.report_to {reporter}: its package is not installed; take none"
+        f"setblock: error: training.report_to {reporter}: its package is not installed; use none"
     )
     assert not folder.exists()
 

@@ -83,7 +83,7 @@ LAST_DIFFERS = (  # as templates do that leave out the reasoning of all answers 
 
 def test_a_template_that_rewrites_earlier_answers_is_refused_with_the_reason():
     assert learned(LAST_DIFFERS.replace("'thinking '", "''"), chat("a", "b", "c", "d")) == ["b\n", "d\n"]
-    with pytest.raises(SetBlockError, match=r"writes .*message 1 differently where more follows.*generation"):
+    with pytest.raises(SetBlockError, match=r"writes .*message 1 differently when more messages follow.*generation"):
         learned(LAST_DIFFERS, chat("a", "b", "c", "d"))
 
 

@@ -104,7 +104,7 @@ def test_a_build_that_failed_leaves_nothing_behind(rows, write):
 
 def test_a_cache_that_can_not_be_written_is_one_line(rows, write, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SetBlockError, match=r"can't keep tokenised documents in .*file"):
+    with pytest.raises(SetBlockError, match=r"can't write tokenised documents to .*file"):
         rows(source=write("a.jsonl", pairs(3)), cache_dir=str(tmp_path / "file"))
 
 

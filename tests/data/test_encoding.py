@@ -117,11 +117,15 @@ def test_columns_of_other_names():
         ([{"prompt": "a", "completion": None}], {}, "line 1: column 'completion' must hold text, not null"),
         ([{"text": "a"}], {"text_column": "body"}, "line 1: no column 'body' among text"),
         ([{"messages": chat("a")}, {"messages": []}], {}, "line 2: messages must be a list of at least one message"),
-        ([{"text": "a"}, {"text": "b<|endoftext|>c"}], {}, "line 2: its text spells the special token '<.endoftext.>'"),
+        (
+            [{"text": "a"}, {"text": "b<|endoftext|>c"}],
+            {},
+            "line 2: its text contains the special token '<.endoftext.>'",
+        ),
         (
             [{"messages": chat("a", "<|reserved_special_token_1|>user\n")}],
             {},
-            "line 1: its text spells the special tok",
+            "line 1: its text contains the special tok",
         ),
     ],
 )
@@ -156,7 +160,7 @@ def test_special_tokens_spelled_out_are_what_a_prompt_of_decoding_is():
         encode({"text": "a<|endoftext|>"}, {"text": "b"}, special_tokens="spell"), ("a<|endoftext|>", "b"), strict=True
     ):
         assert document.token_ids == [*TOKENIZER(plain, split_special_tokens=True).input_ids, END]
-    with pytest.raises(SetBlockError, match=r"line 1: '<.endoftext.>' is spelled outside of the content of a message"):
+    with pytest.raises(SetBlockError, match=r"line 1: '<.endoftext.>' occurs outside of the content of a message"):
         encode({"messages": [{"role": "user", "content": "a", "name": "<|endoftext|>"}]}, special_tokens="spell")
 
 

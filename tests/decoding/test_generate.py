@@ -194,7 +194,7 @@ def test_requests_that_do_not_fit(sbd: SBDModel, prompt: list[int], settings: De
 
 def test_blocks_need_a_mask_token(trained_tokenizer: PreTrainedTokenizerBase) -> None:
     sbd = SBDModel(tiny_model("llama", vocab_size=len(trained_tokenizer)), trained_tokenizer)
-    with pytest.raises(SetBlockError, match="no mask token: take method 'exact' or 'ntp'"):
+    with pytest.raises(SetBlockError, match="no mask token: use method 'exact' or 'ntp'"):
         open_batch(sbd, [[5, 6]], [DecodingSettings(method="sbd")])
 
 

@@ -90,7 +90,7 @@ def test_text_that_repeats_itself_takes_few_passes(untrained: SBDModel, prompts:
 
 
 def test_blocks_that_nothing_checks_are_refused(untrained: SBDModel, prompts: list[list[int]]) -> None:
-    with pytest.raises(SetBlockError, match="take method 'exact' or 'ntp'"):
+    with pytest.raises(SetBlockError, match="use method 'exact' or 'ntp'"):
         answers(untrained, prompts[:1], [DecodingSettings(method="sbd", max_new_tokens=4)])
 
 

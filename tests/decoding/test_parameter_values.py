@@ -153,9 +153,7 @@ def test_numbers_and_sequences_of_other_types(
 
 def test_n_belongs_to_batches(trained_tokenizer: PreTrainedTokenizerBase) -> None:
     sbd = tiny_sbd("llama", trained_tokenizer)
-    with pytest.raises(
-        ParameterError, match="n must be 1 where one answer is given, not 2: generate_batch gives several"
-    ):
+    with pytest.raises(ParameterError, match="n must be 1 for one answer, not 2: generate_batch gives several"):
         generate(sbd, "Tom", settings=DecodingSettings(method="sbd", n=2))
 
 

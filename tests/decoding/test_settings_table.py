@@ -117,7 +117,7 @@ def test_hyperparameters_stand_beside_or_below() -> None:
     [
         ({"gamma": 1, "sampler_options": {"gamma": 1}}, "gamma is given more than once"),
         ({"sampler": "factor", "gamma": 1}, "sampler factor has no 'gamma'; it has factor"),
-        ({"sampler": Factor(), "factor": 1}, "factor belongs into the sampler"),
+        ({"sampler": Factor(), "factor": 1}, "factor must be set in the sampler"),
         ({"tempertaure": 1}, "parameter 'tempertaure' is not known, did you mean 'temperature'.; there are method, "),
     ],
 )

@@ -122,10 +122,10 @@ def test_too_few_examples_are_told():
     check_enough(40, LOOSE)
     with pytest.raises(
         ParameterError,
-        match=r"20 examples can't show at most 10 points of accuracy lost, 90% confidence.*it takes (\d+)",
+        match=r"20 examples are too few to show at most 10 points of accuracy lost, 90% confidence.*use at least (\d+)",
     ) as error:
         check_enough(20, LOOSE)
-    least = int(str(error.value).rpartition("it takes ")[2].split()[0])
+    least = int(str(error.value).rpartition("use at least ")[2])
     check_enough(least, LOOSE)
     for tolerance in (LOOSE, Tolerance("tokens", 0.1, confidence=0.9)):
         least = tolerance.least_examples()

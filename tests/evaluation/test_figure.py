@@ -45,5 +45,5 @@ def test_what_can_not_be_written(tmp_path):
         draw_results(SWEEP, tmp_path / "nowhere" / "figure.svg")
     open_ended = [replace(each, outcomes=replace(each.outcomes, correct=None)) for each in SWEEP]
     assert pareto_front(open_ended) == []
-    with pytest.raises(SetBlockError, match="nobody can say what is right: 4 greetings, test split"):
+    with pytest.raises(SetBlockError, match="the task has no right answers: 4 greetings, test split"):
         draw_results(open_ended, tmp_path / "figure.svg")

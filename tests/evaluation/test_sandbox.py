@@ -378,7 +378,7 @@ def test_check_holds_where_these_tests_run():
 
 def test_where_it_can_not_be_it_refuses(monkeypatch):
     monkeypatch.setattr(sandbox.sys, "platform", "darwin")
-    with pytest.raises(SandboxError, match="can't run programs in a sandbox here: it takes Linux"):
+    with pytest.raises(SandboxError, match="can't run programs in a sandbox here: it needs Linux"):
         run("print(1)")
 
 

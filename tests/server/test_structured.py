@@ -214,10 +214,10 @@ def test_a_hostile_schema_is_a_400_and_holds_up_nobody(name: str, live: Live) ->
         (
             {"structured_outputs": {"regex": "a"}, "min_tokens": 3},
             "min_tokens",
-            "must be 0 where the answer has a struct",
+            "must be 0 with a struct",
         ),
         ({"tool_choice": "required"}, "tool_choice", "tool_choice needs tools"),
-        ({"tools": [WEATHER, WEATHER]}, "tools", "'weather' stands twice"),
+        ({"tools": [WEATHER, WEATHER]}, "tools", "'weather' occurs twice"),
         (
             {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}},
             "tool_choice",

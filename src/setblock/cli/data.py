@@ -79,7 +79,7 @@ def regenerate(
     checked, _ = recipe.load()
     path = checked.model.path if model.path is None else model.path
     if path is None:
-        raise SetBlockError("the recipe starts from random weights: name the model that answers with --model")
+        raise SetBlockError("the recipe starts from random weights: name a model with --model")
     settings = decoding.settings()
     loaded = load_model(replace(model, path=path), blocks=settings.method == "sbd")
     use_chat_template(checked.data, loaded.tokenizer)

@@ -72,9 +72,9 @@ def evaluate(
     settings = decoding.settings()
     if harness.tasks is not None:
         if model.runtime == "llama-cpp":
-            raise SetBlockError("--tasks goes with --runtime transformers")
+            raise SetBlockError("--tasks needs --runtime transformers")
         if continuous:
-            raise SetBlockError("--continuous-batching goes with --task; --tasks are answered in batches")
+            raise SetBlockError("--continuous-batching needs --task: the harness answers --tasks in batches")
         evaluate_harness(
             harness, model, settings, gamma=decoding.gamma, limit=limit, batch_size=batch_size, as_json=as_json
         )

@@ -53,7 +53,7 @@ class GenerateOptions(DecodingOptions):
         found = {"json": self.json_schema, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
         asked = {word: _read(value) if isinstance(value, Path) else value for word, value in found.items() if value}
         if len(asked) > 1:
-            raise ParameterError("--json-schema, --regex, --choice and --grammar say what form an answer has: give one")
+            raise ParameterError("--json-schema, --regex, --choice and --grammar exclude each other: give one of them")
         settings = super().settings()
         return replace(settings, structure=structure_of(asked)) if asked else settings
 

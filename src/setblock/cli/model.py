@@ -130,7 +130,7 @@ def checked_for_blocks(load: Callable[[], Model], name: str, *, blocks: bool) ->
         model = load()
     if blocks and model.facts is None:  # one line, not the warning and then the error
         raise SetBlockError(
-            f"model {name} has no mask token: take method exact or ntp, or fine-tune it with `setblock train`"
+            f"model {name} has no mask token: use method exact or ntp, or fine-tune it with `setblock train`"
         )
     for warning in caught:
         if blocks or not issubclass(warning.category, NotTrainedForBlocks):

@@ -102,7 +102,7 @@ class RuntimeOptions(ModelOptions):
 
 def _refuse(names: list[str], runtime: RuntimeName) -> None:
     if names:
-        raise SetBlockError(f"--{names[0].replace('_', '-')} goes with --runtime {runtime}")
+        raise SetBlockError(f"--{names[0].replace('_', '-')} needs --runtime {runtime}")
 
 
 def load_language_model(options: RuntimeOptions, *, blocks: bool) -> "LanguageModel":

@@ -138,7 +138,8 @@ def serve(
     keys = read_keys(key_file, os.environ.get(KEYS_VARIABLE))
     if not (is_local or keys or no_keys):
         raise SetBlockError(
-            f"--host {host} lets other machines in: give API keys by --key-file or {KEYS_VARIABLE}, or say --no-keys"
+            f"--host {host} accepts other machines and needs API keys: give --key-file or {KEYS_VARIABLE}, "
+            "or allow anybody with --no-keys"
         )
     of_engine, of_server = (_chosen(kind, limits) for kind in (EngineLimits, ServerLimits))
     bound, address = listen(Address(host, port))

@@ -58,9 +58,9 @@ def check_options(context: typer.Context, *, engine: str) -> None:
             continue
         given = "WORDS" if name == "words" else parameter.opts[0]
         if engine == "vllm" and name not in _SHARED | _OWN:
-            raise SetBlockError(f"{given} does not go with --engine vllm; what is vLLM's own goes after --")
+            raise SetBlockError(f"{given} is not available with --engine vllm; give vLLM's options after --")
         if engine != "vllm" and name in _OWN:
-            raise SetBlockError(f"{given} goes with --engine vllm only")
+            raise SetBlockError(f"{given} needs --engine vllm")
 
 
 def serve_by_vllm(
@@ -101,11 +101,9 @@ def serve_by_vllm(
         return
     if is_open and not os.environ.get(KEY_VARIABLE) and "--api-key" not in words:
         raise SetBlockError(
-            f"--host {host} lets other machines in: give an API key in {KEY_VARIABLE}, or say --no-keys"
+            f"--host {host} accepts other machines and needs an API key: set {KEY_VARIABLE}, or allow anybody with --no-keys"
         )
     found = shutil.which(command[0])
     if found is None:
-        raise SetBlockError(
-            f"there is no command vllm here: docs/vllm.md tells how to install it; then run {shlex.join(command)}"
-        )
+        raise SetBlockError(f"the command vllm is not installed: see docs/vllm.md, then run {shlex.join(command)}")
     os.execv(found, command)  # signals and the exit code are vLLM's

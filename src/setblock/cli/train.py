@@ -68,7 +68,7 @@ def train(
     except KeyboardInterrupt as interruption:
         checkpoint = newest_checkpoint(folder)
         step = 0 if checkpoint is None else step_of(checkpoint)
-        print_message(f"interrupted; run the same command again to go on from step {step}")
+        print_message(f"interrupted; run the same command again to resume from step {step}")
         raise typer.Exit(130) from interruption
     finally:
         view.close()

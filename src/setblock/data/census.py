@@ -56,7 +56,7 @@ class DocumentLimits:
             )
         if has_mask:
             raise SetBlockError(
-                f"{where}: the document spells the mask token (id {self.mask_token_id}), which no text may hold; "
+                f"{where}: the document spells the mask token (id {self.mask_token_id}), which no text may contain; "
                 "set data.special_tokens to drop"
             )
 

@@ -125,8 +125,8 @@ def _answer_spans(
         for part, what in ((before, f"what leads to message {index}"), (through, f"message {index}")):
             if not text.startswith(part) or len(through) < len(before):
                 raise SetBlockError(
-                    f"the chat template writes {what} differently where more follows, so that what the assistant says can't "
-                    "be told apart: mark it in the template with {% generation %} ... {% endgeneration %}, or set "
+                    f"the chat template writes {what} differently when more messages follow, so the assistant's tokens "
+                    "can't be identified: mark them in the template with {% generation %} ... {% endgeneration %}, or set "
                     "data.loss_on: all"
                 )
         start, end = len(before), len(through)

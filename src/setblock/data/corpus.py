@@ -68,10 +68,10 @@ def cached(encoder: Encoder, records: AnyRecords, *, cache_dir: str | None) -> d
         if isinstance(cause, SetBlockError):
             raise cause from None
         if isinstance(cause, OSError):
-            raise SetBlockError(f"can't keep tokenised documents in {cache_dir or 'the cache'}: {cause}") from error
+            raise SetBlockError(f"can't write tokenised documents to {cache_dir or 'the cache'}: {cause}") from error
         raise
     except OSError as error:
-        raise SetBlockError(f"can't keep tokenised documents in {cache_dir or 'the cache'}: {error}") from error
+        raise SetBlockError(f"can't write tokenised documents to {cache_dir or 'the cache'}: {error}") from error
 
 
 def mixed(sources: Sequence[datasets.Dataset], weights: Sequence[float], *, seed: int) -> datasets.Dataset:

@@ -84,8 +84,8 @@ class Encoder:
             contents: list[str] | None = None
             if found is not None and self.special_tokens == "error":
                 raise SetBlockError(
-                    f"its text spells the special token {found!r}: set data.special_tokens to spell (learn its letters, which "
-                    "is how a prompt is read), keep (learn the token), or drop"
+                    f"its text contains the special token {found!r}: set data.special_tokens to spell (encode it as "
+                    "letters, as in prompts), keep (encode it as the token) or drop (leave the document out)"
                 )
             if found is not None and self.special_tokens == "drop":
                 pieces: list[Piece] = []
@@ -192,9 +192,7 @@ def _held_apart(values: list[Any], shape: RecordShape, special: re.Pattern[str])
             message["content"] = f"\ue000{len(contents) - 1}\ue001"
     left = next((match[0] for text in _strings(messages) if (match := special.search(text))), None)
     if left is not None:
-        raise SetBlockError(
-            f"{left!r} is spelled outside of the content of a message, where it can't be told from the token"
-        )
+        raise SetBlockError(f"{left!r} occurs outside of the content of a message, where it looks like the token")
     return [messages], contents
 
 

@@ -91,7 +91,9 @@ class TaskRecords:
 
     def __init__(self, section: SourceSection, *, streaming: bool) -> None:
         if section.documents is None and not streaming:
-            raise SetBlockError(f"data source {section.source} may have no end: say how many documents to take of it")
+            raise SetBlockError(
+                f"data source {section.source} may be endless: set data.documents to the number of documents to take"
+            )
         self.section = section
         TASKS[section.source].examples(section.split)  # raises for a split that it has not
 

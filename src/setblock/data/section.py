@@ -90,7 +90,7 @@ class DataSection(_Texts):
         if self.evaluation is not None and self.evaluation_fraction is not None:
             raise ValueError("give either evaluation or evaluation_fraction")
         if self.evaluation is not None and self.mixture and not self.evaluation.model_fields_set & {"source", "split"}:
-            raise ValueError("beside a mixture, evaluation needs a source or a split of its own")
+            raise ValueError("with a mixture, evaluation needs its own source or split")
         if self.streaming and self.row_length is None:
             raise ValueError("streaming needs a row_length to pack to")
         if self.streaming and self.evaluation_fraction is not None:

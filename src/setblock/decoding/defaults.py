@@ -29,7 +29,7 @@ def block_size_for(model: "LanguageModel", settings: DecodingSettings) -> int:
         return 1
     if model.facts is None and settings.method == "sbd":
         raise SetBlockError(
-            "method 'sbd' needs a model that was trained for blocks, and this one has no mask token: take method 'exact' or "
+            "method 'sbd' needs a model that was trained for blocks, and this one has no mask token: use method 'exact' or "
             "'ntp', or fine-tune it with `setblock train`"
         )
     trained = () if model.facts is None else model.facts.block_sizes

@@ -176,7 +176,7 @@ def generate_batch(
 
 def _one(model: LanguageModel, prompt: Prompt, settings: DecodingSettings, *, raw: bool) -> OpenBatch:
     if settings.n != 1:
-        raise ParameterError(f"n must be 1 where one answer is given, not {settings.n}: generate_batch gives several")
+        raise ParameterError(f"n must be 1 for one answer, not {settings.n}: generate_batch gives several")
     return open_batch(model, [encode_prompt(model.tokenizer, prompt, raw=raw)], [settings])
 
 

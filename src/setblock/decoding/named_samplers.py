@@ -165,7 +165,7 @@ def sampler_asked(chosen: Any, options: Mapping[str, Any], *, default: "Sampler"
     if hasattr(chosen, "select"):
         if options:
             raise ParameterError(
-                f"{next(iter(options))} belongs into the sampler where one is given, or give the sampler by its name"
+                f"{next(iter(options))} must be set in the sampler object, or give the sampler by its name"
             )
         sampler: Sampler = chosen
         return sampler

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 
 def stacked(parts: Sequence[Tensor], *, fill: float = 0) -> Tensor:
@@ -18,4 +17,6 @@ def stacked(parts: Sequence[Tensor], *, fill: float = 0) -> Tensor:
 
 def fitted(part: Tensor, width: int, *, fill: float = 0) -> Tensor:
     """[B, width, ...] of `part` [B, n, ...]: cut off, or filled up, on the right."""
-    return pad(part, (*[0, 0] * (part.dim() - 2), 0, width - part.shape[1]), value=fill)
+    missing = max(0, width - part.shape[1])
+    filling = part.new_full((part.shape[0], missing, *part.shape[2:]), fill)
+    return torch.cat([part[:, :width], filling], dim=1)  # PyTorch 2.9 pads no tensor whose last dimension is empty

@@ -222,7 +222,7 @@ class DecodingSettings:
             object.__setattr__(self, "structure", structure_of(self.structure))
             if self.min_new_tokens:
                 raise ParameterError(
-                    f"min_new_tokens must be 0 where the answer has a structure, which says where it ends, not "
+                    f"min_new_tokens must be 0 with a structure, which decides where the answer ends, not "
                     f"{self.min_new_tokens}"
                 )
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:

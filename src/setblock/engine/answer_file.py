@@ -41,7 +41,7 @@ class AnswerFile:
             self._write(header)
         elif first != header:
             self._file.close()
-            raise SetBlockError(f"{self.part} was made with other prompts, settings or model: delete it to begin anew")
+            raise SetBlockError(f"{self.part} was made with other prompts, settings or model: delete it to start again")
         for line in lines:
             answer = json.loads(line)
             self.done.add((answer["line"], answer["sample"]))

@@ -44,7 +44,7 @@ class DecodingEvaluator(TrainerCallback):
         if trainer.args.objective == "ntp":
             raise SetBlockError("evaluate_decoding needs training.objective sbd: there are no blocks to decode without")
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-            raise SetBlockError("evaluate_decoding needs whole weights in each process, and they are spread")
+            raise SetBlockError("evaluate_decoding needs all weights in each process, and they are sharded")
         task, limit = TASKS[section.task], section.limit
         self._exam = exam_of(model, task, split="validation", limit=limit, batch_size=section.batch_size)
         self._trainer = trainer

@@ -44,7 +44,7 @@ def draw_results(results: Sequence[Result], path: Path) -> None:
         if result.accuracy is not None and result.accuracy_interval is not None
     ]
     if not points:
-        raise SetBlockError(f"a figure shows accuracy, and nobody can say what is right: {title_of(results)}")
+        raise SetBlockError(f"a figure needs accuracy, and the task has no right answers: {title_of(results)}")
     style: dict[Any, Any] = {"svg.hashsalt": "setblock", "svg.fonttype": "none", "font.size": 9}
     with rc_context({**style, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(8.5, 5), layout="constrained")

@@ -85,7 +85,7 @@ def load(
     _check_source(source)
     if quantization is not None and is_gguf(source):
         raise SetBlockError(
-            f"model {source}: quantization {quantization} can't be had of a GGUF file, which is dequantised"
+            f"model {source}: quantization {quantization} is not possible for a GGUF file, whose weights are dequantised"
         )
     config = _config_of(source, trust_remote_code)
     metadata = metadata_of(source) if is_gguf(source) else None

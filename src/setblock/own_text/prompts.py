@@ -35,7 +35,7 @@ def opened_turn(tokenizer: PreTrainedTokenizerBase, *, system: str | None = None
         SetBlockError: the tokenizer has no chat template, or the template does not write a user's message as it stands.
     """
     if tokenizer.chat_template is None:
-        raise SetBlockError("a model writes prompts of its own only by a chat template, and this tokenizer has none")
+        raise SetBlockError("a model needs a chat template to write prompts, and this tokenizer has none")
     messages = [] if system is None else [{"role": "system", "content": system}]
     rendered = str(tokenizer.apply_chat_template([*messages, {"role": "user", "content": _HERE}], tokenize=False))
     before, found, _ = rendered.partition(_HERE)

@@ -54,7 +54,9 @@ def structure_asked(body: DecodingBody) -> Structure | None:
         if asked is not None
     ]
     if len(found) > 1:
-        raise bad_request("response_format and structured_outputs say the same: give one", param="structured_outputs")
+        raise bad_request(
+            "response_format and structured_outputs exclude each other: give one", param="structured_outputs"
+        )
     return found[0] if found else None
 
 

@@ -116,7 +116,7 @@ def tool_use(form: CallForm, tools: Sequence[Tool], choice: ToolChoice | None, *
     for number, tool in enumerate(tools):
         name, schema = tool.function.name, tool.function.parameters
         if name in parameters:
-            raise bad_request(f"tools must have names of their own, and {name!r} stands twice", param="tools")
+            raise bad_request(f"tools must have different names, and {name!r} occurs twice", param="tools")
         try:
             found = json.loads(JsonSchema(schema or _NOTHING).schema)
             close(found)

@@ -120,4 +120,4 @@ def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> "LLTokenizer":
     try:
         return from_tokenizer(tokenizer)
     except ValueError as error:
-        raise SetBlockError(f"structured output can't be had with this model's tokenizer: {error}") from error
+        raise SetBlockError(f"structured output is not possible with this model's tokenizer: {error}") from error

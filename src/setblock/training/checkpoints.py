@@ -132,7 +132,7 @@ def telling_of_full_disks(folder: Path) -> Iterator[None]:
         checkpoint = newest_checkpoint(folder)
         step = 0 if checkpoint is None else step_of(checkpoint)
         raise SetBlockError(
-            f"no space left to write to {folder}: make room and run the same command again to go on from step {step}"
+            f"no space left to write to {folder}: free some space and run the same command again to resume from step {step}"
         ) from error
 
 

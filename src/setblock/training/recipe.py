@@ -48,7 +48,7 @@ class ModelSection(Section):
         if (self.path is None) == (self.config is None):
             raise ValueError("give either path or config")
         if self.config is not None and ("model_type" not in self.config or self.vocab_size is None):
-            raise ValueError("config needs a model_type in it and a vocab_size beside it")
+            raise ValueError("config needs a model_type, and vocab_size next to config")
         return self
 
 
@@ -65,7 +65,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
         if self.adapter is not None and self.model.path is None:
-            raise ValueError("adapter needs model.path: an adapter of random weights is nothing")
+            raise ValueError("adapter needs model.path: an adapter on random weights is useless")
         if self.adapter is None and self.model.quantization is not None:
             raise ValueError("model.quantization needs an adapter: weights in four bits can't be trained themselves")
         return self

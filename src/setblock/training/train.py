@@ -116,7 +116,7 @@ def _refuse_missing_reporters(args: SBDConfig) -> None:
     missing = sorted(set(args.report_to) - set(installed))
     if missing:
         raise SetBlockError(
-            f"training.report_to {missing[0]}: its package is not installed; take none"
+            f"training.report_to {missing[0]}: its package is not installed; use none"
             + "".join(f" or {name}" for name in installed)
         )
 

@@ -52,13 +52,13 @@ def _check_cross_entropy(args: SBDConfig, head: SplitHead | None) -> None:
     wanted = args.cross_entropy
     if wanted in ("chunked", "liger") and head is None:
         raise SetBlockError(
-            f"training.cross_entropy {wanted}: what the model does to its logits is not known; take auto"
+            f"training.cross_entropy {wanted}: what the model does to its logits is not known; use auto"
         )
     if wanted == "liger":
         if importlib.util.find_spec("liger_kernel") is None or args.device.type == "cpu":
-            raise SetBlockError("training.cross_entropy liger needs a GPU and `pip install liger-kernel`; take auto")
+            raise SetBlockError("training.cross_entropy liger needs a GPU and `pip install liger-kernel`; use auto")
         if head is not None and not head.is_linear:
-            raise SetBlockError("training.cross_entropy liger needs a head of one linear layer alone; take chunked")
+            raise SetBlockError("training.cross_entropy liger needs a head of one linear layer alone; use chunked")
 
 
 class SBDTrainer(Trainer):
@@ -141,7 +141,7 @@ class SBDTrainer(Trainer):
         if not args.distillation_weight or args.objective == "ntp":
             return None
         if args.teacher == "base" and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            raise SetBlockError("training.teacher base needs whole weights in each process; take clean_half")
+            raise SetBlockError("training.teacher base needs all weights in each process; use clean_half")
         teacher = FrozenModel(self.model) if args.teacher == "base" else None
         return Distillation(args.distillation_weight / args.noisy_copies, teacher)
 

@@ -181,9 +181,7 @@ def check_enough(examples: int, tolerance: Tolerance, *, ordering_share: float =
     testing = examples - round(ordering_share * examples)
     if tolerance.p_value([0.0] * max(1, testing)) > 1 - tolerance.confidence:
         least = math.ceil((tolerance.least_examples() + 1) / (1 - ordering_share))
-        raise ParameterError(
-            f"{examples} examples can't show {tolerance.text}, whatever the answers: it takes {least} at least"
-        )
+        raise ParameterError(f"{examples} examples are too few to show {tolerance.text}: use at least {least}")
 
 
 def order_of_tests(results: Sequence[Result], examples: Sequence[int]) -> list[Result]:

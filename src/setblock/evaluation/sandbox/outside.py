@@ -273,7 +273,7 @@ def _refuse_elsewhere(level: Level) -> None:
     if level not in LEVELS:
         raise ParameterError(f"level of a sandbox must be one of {', '.join(LEVELS)}, not {level!r}")
     if sys.platform != "linux":
-        raise SandboxError(f"{_CANT}: it takes Linux, and this is {platform.system()}; a Linux container will do")
+        raise SandboxError(f"{_CANT}: it needs Linux, and this is {platform.system()}: use a Linux container")
 
 
 def _text(file: IO[bytes], most: int) -> str:

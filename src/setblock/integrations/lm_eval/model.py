@@ -102,7 +102,7 @@ class SetBlockLM(TemplateLM):
         """
         super().__init__()
         if settings is not None and decoding:
-            raise ParameterError(f"{min(decoding)} is given beside settings, which hold it")
+            raise ParameterError(f"{min(decoding)} must be left out when settings are given, which include it")
         self.settings = settings_from(decoding) if settings is None else settings
         self.batch_size = _batch_size(batch_size)
         if not isinstance(pretrained, SBDModel):

@@ -59,7 +59,7 @@ def check_confirmed(index: TaskManager, names: Iterable[str], *, confirmed: bool
         for task in _members(index, name):
             if not confirmed and _config(index, task).get("unsafe_code"):
                 raise ParameterError(
-                    f"task {task} runs code that the model wrote, on this machine and with your rights; "
+                    f"task {task} runs code that the model wrote, on this machine and with your permissions; "
                     "--confirm-run-unsafe-code allows it"
                 )
 

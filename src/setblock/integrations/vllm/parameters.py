@@ -94,7 +94,7 @@ def refuse_unsupported(params: Any) -> None:
     if params.logprobs is not None:
         raise ParameterError("logprobs must be left out: block decoding in vLLM has none; `setblock serve` has")
     if params.n != 1:
-        raise ParameterError(f"n must be 1, not {params.n}: send one request for each answer, with seeds of their own")
+        raise ParameterError(f"n must be 1, not {params.n}: send one request for each answer, each with its own seed")
     for name in ("presence_penalty", "frequency_penalty"):
         value = getattr(params, name)
         if value != 0.0:
