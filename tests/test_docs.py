@@ -2,9 +2,13 @@
 
 import re
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
+import typer
+
+from setblock.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -42,6 +46,22 @@ def test_links_lead_somewhere(page):
             ("http://", "https://", "reference/")
         ):  # the site's reference is written when it is built
             assert (page.parent / link).exists(), link
+
+
+def commands_of(page):
+    """The `setblock` commands of a page's fenced blocks, each as its words."""
+    blocks = re.findall(r"^```(?:bash|text)\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("setblock ")]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)], ids=lambda page: page.name)
+def test_commands_have_only_known_options(page):
+    for words in commands_of(page):
+        command, rest = typer.main.get_command(app), list(words)
+        while hasattr(command, "commands"):
+            command, rest = command.commands[rest[0]], rest[1:]
+        command.make_context("setblock", rest)  # raises a usage error
 
 
 def figures_of(page):
