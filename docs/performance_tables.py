@@ -135,6 +135,27 @@ def subject_table(subject: Json) -> str:
     return f"{title}\n\n{markdown([*columns, 'right'] if graded else columns, rows)}"
 
 
+def structured_table(found: Json) -> str:
+    """A row a method."""
+    rows = [
+        [
+            *(f"`{method}`", f"{row['tokens']:.0f}", f"{row['passes']:.0f}", f"{row['passes_without']:.0f}"),
+            *(f"{row['seconds']:.2f}", f"{row['seconds_without']:.2f}", f"{row['grammar_share']:.1%}"),
+        ]
+        for method, row in found["methods"].items()
+    ]
+    columns = [
+        "method",
+        "tokens",
+        "passes with a schema",
+        "without",
+        "seconds with",
+        "without",
+        "the grammar's share of them",
+    ]
+    return f"Means of {found['answers']} answers of {found['model']}.\n\n{markdown(columns, rows)}"
+
+
 def growth_table(found: Json) -> str:
     """A row a cell."""
     title = f"{found['parameters'] / 1e6:.0f}M random weights, {found['dtype']}, block size {found['block_size']}."
@@ -276,6 +297,7 @@ TABLES: dict[str, Callable[[Json], str]] = {
     "passes": passes_table,
     "side_by_side": side_by_side_table,
     "local_models": local_table,
+    "structured": structured_table,
     "growth": growth_table,
     "breakdown": breakdown_table,
     "training_step": training_table,

@@ -189,7 +189,9 @@ def test_llama_cpp_writes_what_transformers_writes(drafted: bool, sbd: SBDModel,
     for package in ("gguf", "xllamacpp"):
         pytest.importorskip(package)
     common = {"threads": 1, "context": 256, "max_new_tokens": 20, "never_ends": True}
-    contender = llama_cpp("llama.cpp", sbd.model, tmp_path, draft=sbd.model if drafted else None, **common)
+    contender = llama_cpp(
+        "llama.cpp", sbd.model, tmp_path, weights="f32", draft=sbd.model if drafted else None, **common
+    )
     for length in (3, 11):
         prompt = random_prompt(sbd, length)
         written = transformers("plain", sbd.model, max_new_tokens=20).decode(prompt)

@@ -8,6 +8,7 @@ import torch
 from transformers import MambaConfig, MambaForCausalLM, T5Config
 
 from setblock.decoding.generate import generate_batch
+from setblock.decoding.generation import Failure
 
 
 def _refused(outcome, *parts, code=1):
@@ -83,7 +84,8 @@ def test_what_this_model_or_machine_can_t_do(run, sbd_folder, arguments, said):
 
 def test_answers_that_are_not_numbers(run, sbd_folder, monkeypatch):
     def broken(*args, **kwargs):
-        return [replace(answer, finish_reason="error") for answer in generate_batch(*args, **kwargs)]
+        failure = Failure("the model gave logits that are not numbers after 4 tokens", is_of_form=False)
+        return [replace(each, finish_reason="error", error=failure) for each in generate_batch(*args, **kwargs)]
 
     monkeypatch.setattr("setblock.generate_batch", broken, raising=False)
     _refused(run("generate", "Tom", "--model", sbd_folder, "--n", 2, "--max-new-tokens", 4), "not numbers")
