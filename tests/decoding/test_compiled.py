@@ -2,20 +2,24 @@
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedTokenizerBase
 
 from conftest import TEXTS
 from families import MODES, tiny_sbd
-from setblock.decoding.generate import generate_batch
+from measuring.operations import Operations
+from measuring.synchronisations import as_on_an_accelerator
+from setblock.decoding.generate import generate_batch, open_batch
 from setblock.decoding.opening import open_state
 from setblock.decoding.plan import Span, fixed_sizes, plan_pass
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings import DecodingSettings, Method
 from setblock.decoding.terms import RowTerms
 from setblock.model.compiled import fixed_capacity
 from setblock.model.sbd_model import SBDModel
@@ -64,7 +68,8 @@ def test_compiles_once_for_each_shape(tokenizer: PreTrainedTokenizerBase) -> Non
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-        graphs.append(graph)
+        if any("linear" in str(node.target) for node in graph.graph.nodes):  # the model's
+            graphs.append(graph)
         return graph.forward
 
     sbd = model(tokenizer)
@@ -76,6 +81,49 @@ def test_compiles_once_for_each_shape(tokenizer: PreTrainedTokenizerBase) -> Non
     for prompt in PROMPTS:
         generate_batch(sbd, [prompt], settings=replace(settings, method="exact"), raw=True)
     assert len(graphs) <= 4, "the same two with outputs that are checked"
+
+
+@pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
+def test_another_prompt_length_or_bound_compiles_nothing_anew(
+    method: Method, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """And of a compiled pass, few operations run outside of the graphs."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    sbd = model(tokenizer)
+    sbd.end_of_text_ids = ()
+    sbd.compile(backend=backend)
+    settings = DecodingSettings(method=method, sampler=EntropyBounded(4.0), block_size=8, max_new_tokens=40)
+    open_batch(sbd, [[5] * 9] * 2, [settings] * 2).run()
+    first = len(graphs)
+    assert first > 3
+    for length, gamma, tokens in ((9, 1.0, 40), (30, 4.0, 40), (70, 0.0, 33)):
+        each = replace(settings, sampler=EntropyBounded(gamma), max_new_tokens=tokens)
+        open_batch(sbd, [[5] * length] * 2, [each] * 2).run()
+    assert len(graphs) == first
+
+    compiled = sbd.compiled
+    assert compiled is not None
+    function = compiled.function
+
+    def hidden(each: Any) -> Any:
+        def run(*args: Any) -> Any:
+            with _disable_current_modes():  # what is in a graph is not counted, nor does counting compile it anew
+                return function(each)(*args)
+
+        return run
+
+    with as_on_an_accelerator(), patch.object(compiled, "function", hidden):
+        batch = open_batch(sbd, [[5] * 9] * 2, [settings] * 2)
+        steps = batch.steps()
+        next(steps)
+        with Operations(sbd.model) as operations:
+            passes = sum(1 for _ in steps)
+    assert operations.total / passes <= 20, operations.counts
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch warns of what it does itself

@@ -27,7 +27,7 @@ from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.facts import SBDFacts
 from setblock.model.feed import Feed
-from setblock.model.protocol import LanguageModel
+from setblock.model.protocol import LanguageModel, as_it_is
 
 MASK = 1
 
@@ -77,6 +77,7 @@ class NaiveRunner:
     """Keeps the tokens of each position in a slot, and computes everything anew from them in each pass."""
 
     fixed_keys = None
+    compiled = staticmethod(as_it_is)
     shares_pages = True
 
     def __init__(self, model: NaiveModel, *, slots: int, page_tokens: int, pages: Sequence[Sequence[int]]) -> None:

@@ -44,7 +44,7 @@ def check_drafts(state: BatchState, commit: Logits, *, draws: Draws) -> Check:
 
     A draft's first token is not among them: it came from a causal logit. `commit` has the logits that tokens are chosen from.
     """
-    best = commit.most_likely.token_ids
+    best = commit.best.token_ids
     chosen = choose_tokens(commit.logits, draws, positions=commit.positions, best=best)  # [B, m]
     drafted = state.tokens.gather(1, commit.positions)
     known = commit.known & ~state.failed[:, None]

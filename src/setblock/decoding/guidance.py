@@ -5,7 +5,7 @@ same pass, what may come there is not known yet, and it stays masked. Where only
 model's logits.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ def guided_commit(state: BatchState, commit: Logits, companions: Companions) -> 
             if is_known:
                 here = allowed[positions[row][column] - start].to(logits.device)
                 logits[row, column] = logits[row, column].masked_fill(~here, -torch.inf)
-    return replace(commit, logits=logits)
+    return commit.with_logits(logits)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def guided_block(
             guide.retract(count)
     is_constrained = torch.zeros_like(state.finished)
     is_constrained[companions.constrained] = True
-    return GuidedBlock(replace(block, logits=logits), left, is_constrained[:, None], tentative)
+    return GuidedBlock(block.with_logits(logits), left, is_constrained[:, None], tentative)
 
 
 def guided_copies(state: BatchState, draft: Draft, copied: Draft, companions: Companions, *, vocab_size: int) -> Draft:

@@ -40,18 +40,18 @@ def joined(states: Sequence[BatchState]) -> BatchState:
 @torch.inference_mode()
 def taken(state: BatchState, rows: Tensor) -> BatchState:
     """A state of `rows` [n] of another alone, as wide as they need."""
+    terms = tuple(state.terms[row] for row in rows.tolist())
     parts: dict[str, Any] = {name: getattr(state, name)[rows] for name in _TENSORS}
-    part = BatchState(
+    parts["tokens"] = parts["tokens"][:, : capacity_of(terms)]
+    parts["revealed"] = parts["revealed"][:, : max(each.block_size for each in terms)]
+    return BatchState(
         facts=state.facts,
-        terms=tuple(state.terms[row] for row in rows.tolist()),
+        terms=terms,
         first_logits=None if state.first_logits is None else state.first_logits[rows],
         may_prefill=state.may_prefill,
         **parts,
     )
-    part.tokens = part.tokens[:, : capacity_of(part.terms)]
-    part.revealed = part.revealed[:, : max(each.block_size for each in part.terms)]
-    return part
 
 
 _OTHERS = ("facts", "terms", "first_logits", "may_prefill")
-_TENSORS = [each.name for each in fields(BatchState) if each.name not in _OTHERS]
+_TENSORS = [each.name for each in fields(BatchState) if each.init and each.name not in _OTHERS]

@@ -16,14 +16,17 @@ from torch import Tensor
 
 from setblock.decoding.choice import choose_tokens
 from setblock.decoding.exact import Check, check_drafts
-from setblock.decoding.guidance import guided_block, guided_commit, guided_copies
+from setblock.decoding.guidance import GuidedBlock, guided_block, guided_commit, guided_copies
 from setblock.decoding.logits import first_seen
 from setblock.decoding.lookup import Draft, with_copies
 from setblock.decoding.plan import Part
 from setblock.decoding.policy import Policy
 from setblock.decoding.predictions import Logits, PassLogits, read_logits
+from setblock.decoding.sampler import Moments, moments_of
+from setblock.decoding.selection import RowSelection
 from setblock.decoding.state import BatchState
 from setblock.model.feed import Feed
+from setblock.model.protocol import Compile, as_it_is
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,39 @@ class DecodingStep:
     check: Check | None
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What a pass said, before anything is revealed. Shapes as in `DecodingStep`.
+
+    Attributes:
+        given: the model's logits.
+        block: those that the block's tokens are chosen from.
+        moments: of the distributions of the block.
+        known: [B, k] bool, where the pass says something that counts.
+        is_asked: [B] bool, rows where it does.
+        candidates: [B, k] bool, masked positions that may be revealed.
+        corrected: as in `BatchState.advance`.
+        is_prefill, has_prefill, took_part, committed, check: as in `DecodingStep`.
+    """
+
+    given: PassLogits
+    block: Logits
+    moments: Moments
+    known: Tensor
+    is_asked: Tensor
+    candidates: Tensor
+    corrected: Tensor | None
+    is_prefill: Tensor
+    has_prefill: bool
+    took_part: Tensor
+    committed: Tensor
+    check: Check | None
+
+
 @torch.inference_mode()
-def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> DecodingStep:
+def absorb(
+    state: BatchState, feed: Feed, logits: Tensor, policy: Policy, *, compiled: Compile = as_it_is
+) -> DecodingStep:
     """What a pass does to the state: check, reveal, and on to the next block.
 
     The prefill reveals a token too where the block's first token comes from the causal logit: it is known then.
@@ -69,8 +103,30 @@ def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Dec
         feed: of `next_feed`; the state has not changed since.
         logits: [A, m, V] float32, of the outputs that the feed wants. Written to.
         policy: its samplers remember the pass.
+        compiled: what makes functions of tensors of fixed shapes fast.
     """
     # 1. What the pass committed is in the cache; it may be a draft, which is checked
+    reading, guided = compiled(read_pass)(state, feed, logits, policy), None
+    if policy.companions.constrained:
+        reading, guided = _guided(state, reading, policy)
+    # 2. Reveal what the sampler says
+    selection = policy.samplers.select(
+        reading.block.logits,
+        greatest=reading.block.best.logits,
+        moments=reading.moments,
+        candidates=reading.candidates,
+        revealed=state.revealed,
+        is_new=state.block_passes == 0,
+        is_asked=reading.is_asked,
+    )
+    # 3. On to the next block, or to the end
+    step: DecodingStep = (as_it_is if guided else compiled)(write_pass)(state, reading, selection, policy, guided)
+    policy.companions.hear(state)
+    return step
+
+
+def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Reading:
+    """Check what was committed, and say what may be revealed. Nothing here waits for the device."""
     part = Part(feed.rows, batch=feed.batch)
     ends = part.put(feed.ends)
     is_prefill = None if feed.is_prefill is None else part.put(feed.is_prefill)
@@ -82,70 +138,82 @@ def absorb(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Dec
     is_fused = None if given.commit is None else committed & (ends == state.block_end)
     state.commit(ends, has_prefill=is_prefill is not None)
     shaped = _shaped(given, state, policy)
-    state.failed |= _is_broken(shaped)
-    check = None if shaped.commit is None else check_drafts(state, shaped.commit, draws=policy.draws)
-
-    # 2. Reveal what the sampler says. Where next-token decoding's text is promised, a block's first token is its own, and
-    # known at once.
-    known = shaped.block.known if check is None else shaped.block.known & ~check.rejected[:, None]
-    is_asked = known.any(dim=1)
+    state.failed = state.failed | _is_broken(shaped)
+    check, known, corrected = None, shaped.block.known, None
+    if shaped.commit is not None:
+        check = check_drafts(state, shaped.commit, draws=policy.draws)
+        known = known & ~check.rejected[:, None]
+        corrected = check.rejected if is_fused is None else check.rejected & is_fused
     candidates = known & ~state.failed[:, None]
-    guided = None
-    if policy.companions.constrained:
-        if check is not None:
-            policy.companions.hear(state)  # drafts that were wrong; answers that end with what was right
-            candidates = candidates & ~state.finished[:, None]
-        guided = guided_block(state, shaped.block, candidates, policy.companions, draws=policy.draws)
-        shaped, candidates = replace(shaped, block=guided.logits), guided.candidates
-    of_block, best = shaped.block.logits, shaped.block.most_likely
-    selection = policy.samplers.select(
-        of_block,
-        greatest=best.logits,
+    return Reading(
+        given=given,
+        block=shaped.block,
+        moments=moments_of(shaped.block.logits, shaped.block.best.logits, candidates),
+        known=known,
+        is_asked=known.any(dim=1),
         candidates=candidates,
-        revealed=state.revealed,
-        is_new=state.block_passes == 0,
-        is_asked=is_asked,
-    )
-    reveal, is_next = selection.reveal, state.takes_next
-    if is_next is not None:
-        reveal = reveal | (candidates & is_next)
-    if selection.logits is of_block:
-        chosen = choose_tokens(of_block, policy.draws, positions=state.block_positions, best=best.token_ids)
-    else:
-        chosen_from = selection.logits
-        if is_next is not None:
-            chosen_from = torch.where(is_next[..., None], of_block, chosen_from)
-        chosen = choose_tokens(chosen_from, policy.draws, positions=state.block_positions)
-    if guided is not None:
-        reveal = guided.kept(reveal, chosen, revealed=state.revealed, entropy=selection.entropy)
-    state.block_passes += is_asked if is_prefill is None else is_asked & ~is_prefill
-    entropy = selection.entropy
-    if guided is not None or state.copies_drafts:  # what is forced or copied may not be known to the model
-        entropy = entropy.masked_fill(~known, 0)
-    if state.copies_drafts:
-        draft = Draft(chosen, reveal)
-        copied = with_copies(state, draft, entropy=entropy, rows=took_part)
-        if guided is not None:
-            copied = guided_copies(state, draft, copied, policy.companions, vocab_size=policy.vocab_size)
-        chosen, reveal = copied
-    positions, at = state.block_positions, state.reveal(chosen, reveal)
-
-    # 3. On to the next block, or to the end
-    state.advance(corrected=None if check is None or is_fused is None else check.rejected & is_fused)
-    policy.companions.hear(state)
-    return DecodingStep(
+        corrected=corrected,
         is_prefill=state.nobody if is_prefill is None else is_prefill,
         has_prefill=is_prefill is not None,
         took_part=took_part,
         committed=committed,
+        check=check,
+    )
+
+
+def _guided(state: BatchState, reading: Reading, policy: Policy) -> tuple[Reading, GuidedBlock]:
+    """A reading under what companions allow."""
+    if reading.check is not None:
+        policy.companions.hear(state)  # drafts that were wrong; answers that end with what was right
+    candidates = reading.candidates & ~state.finished[:, None]
+    guided = guided_block(state, reading.block, candidates, policy.companions, draws=policy.draws)
+    moments = moments_of(guided.logits.logits, guided.logits.best.logits, guided.candidates)
+    return replace(reading, block=guided.logits, candidates=guided.candidates, moments=moments), guided
+
+
+def write_pass(
+    state: BatchState, reading: Reading, selection: RowSelection, policy: Policy, guided: GuidedBlock | None
+) -> DecodingStep:
+    """Reveal what a sampler said, and go on. Where next-token decoding's text is promised, a block's first token is its own,
+    and known at once. Without a guided block, nothing here waits for the device."""
+    block, positions, is_next = reading.block, state.block_positions, state.takes_next
+    reveal = selection.reveal
+    if is_next is not None:
+        reveal = reveal | (reading.candidates & is_next)
+    if selection.logits is None:
+        chosen = choose_tokens(block.logits, policy.draws, positions=positions, best=block.best.token_ids)
+    else:
+        chosen_from = selection.logits
+        if is_next is not None:
+            chosen_from = torch.where(is_next[..., None], block.logits, chosen_from)
+        chosen = choose_tokens(chosen_from, policy.draws, positions=positions)
+    entropy, is_asked = reading.moments.entropy, reading.is_asked
+    if guided is not None:
+        reveal = guided.kept(reveal, chosen, revealed=state.revealed, entropy=entropy)
+    state.block_passes = state.block_passes + (is_asked & ~reading.is_prefill if reading.has_prefill else is_asked)
+    if guided is not None or state.copies_drafts:  # what is forced or copied may not be known to the model
+        entropy = entropy.masked_fill(~reading.known, 0)
+    if state.copies_drafts:
+        draft = Draft(chosen, reveal)
+        copied = with_copies(state, draft, entropy=entropy, rows=reading.took_part)
+        if guided is not None:
+            copied = guided_copies(state, draft, copied, policy.companions, vocab_size=policy.vocab_size)
+        chosen, reveal = copied
+    at = state.reveal(chosen, reveal)
+    state.advance(corrected=reading.corrected)
+    return DecodingStep(
+        is_prefill=reading.is_prefill,
+        has_prefill=reading.has_prefill,
+        took_part=reading.took_part,
+        committed=reading.committed,
         positions=positions,
         token_ids=chosen,
         revealed=reveal,
         at=at,
         entropy=entropy,
         finished=state.finished,
-        logits=given,
-        check=check,
+        logits=reading.given,
+        check=reading.check,
     )
 
 
@@ -155,7 +223,8 @@ def _shaped(logits: PassLogits, state: BatchState, policy: Policy) -> PassLogits
     seen = None if rules.penalty is None else first_seen(state, logits.block.logits.shape[-1])
 
     def shaped(part: Logits) -> Logits:
-        return replace(part, logits=rules.apply(part.logits, positions=part.positions, first_seen=seen))
+        logits = rules.apply(part.logits, positions=part.positions, first_seen=seen)
+        return part if logits is part.logits else part.with_logits(logits)
 
     commit = None if logits.commit is None else shaped(logits.commit)
     if commit is not None and policy.companions.constrained:
@@ -166,7 +235,7 @@ def _shaped(logits: PassLogits, state: BatchState, policy: Policy) -> PassLogits
 def _is_broken(logits: PassLogits) -> Tensor:
     """[B] bool, rows with logits that are not numbers, or infinite, or that leave no token to choose."""
     parts = (logits.block,) if logits.commit is None else (logits.block, logits.commit)
-    greatest = [each.most_likely.logits for each in parts]
+    greatest = [each.best.logits for each in parts]
     # What is no number, or infinite, is not 0 when it is taken from itself.
     broken = [((most - most != 0) & each.known).any(dim=1) for each, most in zip(parts, greatest, strict=True)]
     return broken[0] if len(broken) == 1 else broken[0] | broken[1]

@@ -4,7 +4,6 @@ Knows which output predicts which position. Knows nothing of models, nor of what
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,16 +22,17 @@ class Logits:
         logits: [B, m, V] float32; -inf for the mask token. Anything where not known.
         positions: [B, m] int64, the absolute positions they predict.
         known: [B, m] bool, where the logits are valid; nowhere where a token is revealed already.
+        best: the most likely token of each position. Several need it, and a vocabulary is long.
     """
 
     logits: Tensor
     positions: Tensor
     known: Tensor
+    best: MostLikely
 
-    @cached_property
-    def most_likely(self) -> MostLikely:
-        """The most likely token of each position. Three callers need it, and a vocabulary is long."""
-        return most_likely(self.logits)
+    def with_logits(self, logits: Tensor) -> "Logits":
+        """The same positions with other logits."""
+        return Logits(logits, self.positions, self.known, most_likely(logits))
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,10 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
 
     # 3. From the A rows that took part to all B
     logits, target, wanted = (part.put(each) for each in (logits, feed.targets, feed.wanted))
-    block = Logits(logits[:, :size], target[:, :size], wanted[:, :size] & part.put(says)[:, None])
+    best = most_likely(logits)
+    of_block = MostLikely(best.logits[:, :size], best.token_ids[:, :size])
+    block = Logits(logits[:, :size], target[:, :size], wanted[:, :size] & part.put(says)[:, None], of_block)
     if target.shape[1] == size:
         return PassLogits(block, None)
-    return PassLogits(block, Logits(logits[:, size:], target[:, size:], wanted[:, size:]))
+    of_commit = MostLikely(best.logits[:, size:], best.token_ids[:, size:])
+    return PassLogits(block, Logits(logits[:, size:], target[:, size:], wanted[:, size:], of_commit))

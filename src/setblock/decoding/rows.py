@@ -34,7 +34,7 @@ from setblock.decoding.state import BatchState
 from setblock.decoding.terms import RowTerms
 from setblock.decoding.text import AnswerText
 from setblock.model.feed import Feed
-from setblock.model.protocol import LanguageModel, Runner
+from setblock.model.protocol import Compile, LanguageModel, Runner, as_it_is
 
 
 @dataclass
@@ -91,15 +91,16 @@ class Rows:
         plan = plan_pass(
             self.state, spans, fixed_keys=runner.fixed_keys, fuses_commit=runner.fuses_commit, is_ahead=is_ahead
         )
-        feed = next_feed(self.state, plan)
-        return self.absorb(feed, runner.logits(feed))
+        compiled = runner.compiled if plan.is_fixed else as_it_is
+        feed = compiled(next_feed)(self.state, plan)
+        return self.absorb(feed, runner.logits(feed), compiled=compiled)
 
     @torch.inference_mode()
-    def absorb(self, feed: Feed, logits: torch.Tensor) -> DecodingStep:
+    def absorb(self, feed: Feed, logits: torch.Tensor, *, compiled: Compile = as_it_is) -> DecodingStep:
         """All that follows from a forward pass: `setblock.decoding.loop.absorb`, and the record and the text of its rows."""
         self.next_spans, self.answered = None, self.state.answer_end
-        step = absorb(self.state, feed, logits, self.policy)
-        self.record.add(step)
+        step = absorb(self.state, feed, logits, self.policy, compiled=compiled)
+        (compiled if self.record.num_alternatives is None else as_it_is)(Record.add)(self.record, step)
         return step
 
     @torch.inference_mode()

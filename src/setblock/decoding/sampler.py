@@ -24,6 +24,7 @@ class BlockView:
         memory: what the sampler's last `Selection` left for this pass, zeroed in rows whose block is new; empty in a batch's
             first pass.
         greatest: [B, k] float32, the greatest logit of each position, if it is already known.
+        moments: of each distribution, if they are known already.
     """
 
     logits: Tensor
@@ -31,6 +32,7 @@ class BlockView:
     revealed: Tensor
     memory: Memory = field(default_factory=dict)
     greatest: Tensor | None = None
+    moments: "Moments | None" = None
 
     @cached_property
     def log_probs(self) -> Tensor:
@@ -59,26 +61,33 @@ class BlockView:
         return self.confidence * (1 - (second - first).exp())
 
     @cached_property
-    def _moments(self) -> "_Moments":
+    def _moments(self) -> "Moments":
+        if self.moments is not None:
+            return self.moments
         greatest = self.logits.amax(dim=-1) if self.greatest is None else self.greatest
-        if devices.waits(self.logits.device):
-            return _moments(self.logits, greatest, columns=self.logits.shape[-1])
-        if self.logits.numel() <= _FEW_NUMBERS:
-            found = _moments(self.logits, greatest, columns=_TILE_COLUMNS)
-        else:
-            found = _moments_of_candidates(self.logits, greatest, self.candidates)
-        rest = ~self.candidates  # as if sure, so that they don't depend on how many rows there are
-        return _Moments(found.entropy.masked_fill(rest, 0), found.total.masked_fill(rest, 1))
+        return moments_of(self.logits, greatest, self.candidates)
 
 
-class _Moments(NamedTuple):
+class Moments(NamedTuple):
     """Of distributions [...]: their entropy in nats, and Z, whose reciprocal is the probability of the most likely token."""
 
     entropy: Tensor
     total: Tensor
 
 
-def _moments(logits: Tensor, greatest: Tensor, *, columns: int) -> _Moments:
+def moments_of(logits: Tensor, greatest: Tensor, candidates: Tensor) -> Moments:
+    """Of logits [B, k, V] whose greatest are given. Only candidates have meaningful values."""
+    if devices.waits(logits.device) or torch.compiler.is_compiling():
+        return _moments(logits, greatest, columns=logits.shape[-1])
+    if logits.numel() <= _FEW_NUMBERS:
+        found = _moments(logits, greatest, columns=_TILE_COLUMNS)
+    else:
+        found = _moments_of_candidates(logits, greatest, candidates)
+    rest = ~candidates  # as if sure, so that they don't depend on how many rows there are
+    return Moments(found.entropy.masked_fill(rest, 0), found.total.masked_fill(rest, 1))
+
+
+def _moments(logits: Tensor, greatest: Tensor, *, columns: int) -> Moments:
     """Of logits [..., V] whose greatest are given, read `columns` tokens at a time.
 
     With d = x - max(x), w = exp(d) and Z = sum(w): H = log Z - sum(w d) / Z, and the most likely token has probability 1 / Z. A
@@ -94,13 +103,13 @@ def _moments(logits: Tensor, greatest: Tensor, *, columns: int) -> _Moments:
         product = product_of_tile if product is None else product + product_of_tile
     assert total is not None
     assert product is not None
-    return _Moments(entropy=total.log() - product / total, total=total)
+    return Moments(entropy=total.log() - product / total, total=total)
 
 
 _NEVER = -1e4  # exp of it is 0; of a banned token's -inf, w d would not be a number
 
 
-def _moments_of_candidates(logits: Tensor, greatest: Tensor, candidates: Tensor) -> _Moments:
+def _moments_of_candidates(logits: Tensor, greatest: Tensor, candidates: Tensor) -> Moments:
     """`_moments` [B, k] on a CPU, where arithmetic is dear and asking for a value is not: of each row, from its first candidate
     to its last; elsewhere anything.
 
@@ -113,7 +122,7 @@ def _moments_of_candidates(logits: Tensor, greatest: Tensor, candidates: Tensor)
             here = (row, slice(wanted.index(True), len(wanted) - wanted[::-1].index(True)))
             found = _moments(logits[here], greatest[here], columns=_TILE_COLUMNS)
             entropy[here], total[here] = found.entropy, found.total
-    return _Moments(entropy, total)
+    return Moments(entropy, total)
 
 
 _TILE_COLUMNS = 16384  # a megabyte for a block of 16

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.ragged import fitted, stacked
+from setblock.decoding.sampler import Moments
 from setblock.decoding.samplers import SAMPLERS, BlockView, Memory, Sampler, Selection
 from setblock.errors import SetBlockError
 
@@ -20,13 +21,11 @@ class RowSelection:
 
     Attributes:
         reveal: [B, k] bool, the positions to reveal.
-        logits: [B, k, V] float32, what tokens are chosen from.
-        entropy: [B, k] float32, nats, of the distribution at each position; meaningful at candidates only.
+        logits: [B, k, V] float32, what tokens are chosen from, if a rule changes them; otherwise None.
     """
 
     reveal: Tensor
-    logits: Tensor
-    entropy: Tensor
+    logits: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -91,11 +90,12 @@ class RowSamplers:
         revealed: Tensor,
         is_new: Tensor,
         is_asked: Tensor | None = None,
+        moments: Moments | None = None,
     ) -> RowSelection:
         """Ask each row's sampler.
 
         Args:
-            logits, greatest, candidates, revealed: as in `BlockView`.
+            logits, greatest, candidates, revealed, moments: as in `BlockView`.
             is_new: [B] bool, rows in whose block no pass has revealed anything yet; what was remembered of them is forgotten.
             is_asked: [B] bool, rows of which the pass says anything; what is remembered of others stays. None for all rows.
 
@@ -104,20 +104,19 @@ class RowSamplers:
         """
         if len(self._groups) == 1:
             memory = self._recall(0, is_new, size=candidates.shape[1])
-            block = BlockView(logits, candidates, revealed, memory, greatest)
+            block = BlockView(logits, candidates, revealed, memory, greatest, moments)
             selection = self._ask(0, block, is_asked)
-            return RowSelection(
-                selection.reveal, logits if selection.logits is None else selection.logits, block.entropy
-            )
-        reveal, entropy = torch.zeros_like(candidates), logits.new_zeros(candidates.shape)
+            return RowSelection(selection.reveal, selection.logits)
+        reveal, changed = torch.zeros_like(candidates), None
         for index, (_, rows) in enumerate(self._groups):
             memory = self._recall(index, is_new[rows], size=candidates.shape[1])
-            block = BlockView(logits[rows], candidates[rows], revealed[rows], memory, greatest[rows])
+            of_rows = None if moments is None else Moments(moments.entropy[rows], moments.total[rows])
+            block = BlockView(logits[rows], candidates[rows], revealed[rows], memory, greatest[rows], of_rows)
             selection = self._ask(index, block, None if is_asked is None else is_asked[rows])
-            reveal[rows], entropy[rows] = selection.reveal, block.entropy
+            reveal[rows] = selection.reveal
             if selection.logits is not None:
-                logits = logits.index_copy(0, rows, selection.logits)
-        return RowSelection(reveal, logits, entropy)
+                changed = (logits if changed is None else changed).index_copy(0, rows, selection.logits)
+        return RowSelection(reveal, changed)
 
     def _ask(self, index: int, block: BlockView, is_asked: Tensor | None) -> Selection:
         sampler = self._groups[index][0]

@@ -13,8 +13,7 @@ most ids that end an answer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -63,6 +62,15 @@ class BatchState:
             have is kept.
         first_logits: [B, V] float32 or None, the causal logits of the block's first token, from its first pass.
         may_prefill: for the host, whether any row may have to be fed its prompt, or what it had to give up.
+        columns, rows: [C] and [B], 0, 1, 2, ...
+        nobody: [B] bool, no row.
+        block_positions: [B, k] the positions of each row's block, running past `block_end` where it is shorter than k.
+        first_is_causal: [B] bool, rows whose block's first token is predicted by the last token before the block; None where no
+            row's is.
+        takes_next: [B, k] bool, the first places of blocks where next-token decoding's text is promised: what the causal logit
+            says is taken as soon as it is known. None where no row's is.
+        methods: of the rows, for the host, as are the next: whether all of them are exact, or never fed a block; whether any
+            is never fed a block, is adaptive, or may have its drafts copied from the text.
     """
 
     facts: SBDFacts | None
@@ -93,6 +101,18 @@ class BatchState:
     failed: Tensor
     first_logits: Tensor | None = None
     may_prefill: bool = True
+    columns: Tensor = field(init=False)
+    rows: Tensor = field(init=False)
+    nobody: Tensor = field(init=False)
+    block_positions: Tensor = field(init=False)
+    first_is_causal: Tensor | None = field(init=False)
+    takes_next: Tensor | None = field(init=False)
+    methods: frozenset[str] = field(init=False)
+    is_all_exact: bool = field(init=False)
+    is_all_causal: bool = field(init=False)
+    has_causal: bool = field(init=False)
+    has_adaptive: bool = field(init=False)
+    copies_drafts: bool = field(init=False)
 
     @property
     def batch(self) -> int:
@@ -104,98 +124,48 @@ class BatchState:
         """The number of positions k."""
         return self.revealed.shape[1]
 
-    @cached_property
-    def columns(self) -> Tensor:
-        """[C] 0, 1, 2, ..."""
-        return torch.arange(self.tokens.shape[1], device=self.tokens.device)
-
-    @cached_property
-    def rows(self) -> Tensor:
-        """[B] 0, 1, 2, ..."""
-        return torch.arange(self.batch, device=self.tokens.device)
-
-    @cached_property
-    def nobody(self) -> Tensor:
-        """[B] bool, no row."""
-        return torch.zeros_like(self.is_ntp)
-
-    @cached_property
-    def block_positions(self) -> Tensor:
-        """[B, k] the positions of each row's block, running past `block_end` where it is shorter than k."""
-        return self.block_start[:, None] + self.columns[: self.block_width]
+    def __post_init__(self) -> None:
+        """What follows from the terms, and numbers that passes count with."""
+        device, methods = self.tokens.device, [each.method for each in self.terms]
+        self.columns = torch.arange(self.tokens.shape[1], device=device)
+        self.rows = torch.arange(self.batch, device=device)
+        self.nobody = torch.zeros_like(self.is_ntp)
+        self.methods = frozenset(methods)
+        self.is_all_exact = all(each == "exact" for each in methods)
+        self.is_all_causal = self.facts is None or all(each == "ntp" for each in methods)
+        self.has_causal = self.facts is None or "ntp" in methods
+        self.has_adaptive = any(each.adaptive_blocks for each in self.terms)
+        self.copies_drafts = any(each.method == "exact" and each.draft_lookup for each in self.terms)
+        is_first = self.columns[: self.block_width] == 0
+        is_next = self.is_ntp | self.is_exact
+        promises = self.has("ntp") or self.has("exact")
+        self.takes_next = is_next[:, None] & is_first if promises else None
+        self.first_is_causal = is_next if promises else None
+        if self.facts is None or self.facts.first_token_from_causal:
+            self.first_is_causal = torch.ones_like(self.is_ntp)
+        shifts = None if self.first_is_causal is None else (self.first_is_causal[:, None] & is_first).long()
+        is_shifted = self.facts is None or self.facts.logit_shift
+        self._shifts = torch.ones_like(is_first).long() if is_shifted else shifts
+        self.block_positions = self.block_start[:, None] + self.columns[: self.block_width]
 
     @property
     def block_sources(self) -> Tensor:
         """[B, k] the position whose output predicts each position of the block."""
-        if self.facts is None or self.facts.logit_shift:
-            return self.block_positions - 1
-        if self._shifts is None:
-            return self.block_positions
-        return self.block_positions - self._shifts
-
-    @cached_property
-    def _shifts(self) -> Tensor | None:
-        """[B, k] int64, how far left of a position the output is that predicts it, in a model without `logit_shift`."""
-        if self.first_is_causal is None:
-            return None
-        return (self.first_is_causal[:, None] & (self.columns[: self.block_width] == 0)).long()
-
-    @cached_property
-    def first_is_causal(self) -> Tensor | None:
-        """[B] bool, rows whose block's first token is predicted by the last token before the block; None where no row's is."""
-        if self.facts is None or self.facts.first_token_from_causal:
-            return torch.ones_like(self.is_ntp)
-        return self.is_ntp | self.is_exact if self.has("ntp") or self.has("exact") else None
-
-    @cached_property
-    def takes_next(self) -> Tensor | None:
-        """[B, k] bool, the first places of blocks where next-token decoding's text is promised: what the causal logit says is
-        taken as soon as it is known. None where no row's is."""
-        if not (self.has("ntp") or self.has("exact")):
-            return None
-        return (self.is_exact | self.is_ntp)[:, None] & (self.columns[: self.block_width] == 0)
+        return self.block_positions if self._shifts is None else self.block_positions - self._shifts
 
     @property
     def is_causal(self) -> Tensor:
         """[B] bool, rows that are never fed a block: those of `ntp`, and all of a model that was never trained for blocks."""
         return self.is_ntp if self.facts is not None else torch.ones_like(self.is_ntp)
 
-    @cached_property
-    def has_causal(self) -> bool:
-        """Whether there are any such rows."""
-        return self.facts is None or self.has("ntp")
-
-    @cached_property
-    def is_all_causal(self) -> bool:
-        """Whether all rows are such."""
-        return self.facts is None or all(each.method == "ntp" for each in self.terms)
-
-    @cached_property
-    def is_all_exact(self) -> bool:
-        """Whether all rows are decoded by method `exact`."""
-        return all(each.method == "exact" for each in self.terms)
-
-    @cached_property
+    @property
     def takes_first_at_once(self) -> bool:
         """Whether all rows take a block's first token from the first causal logit that says anything of it."""
         return self.facts is None or not self.has("sbd")
 
-    @cached_property
-    def copies_drafts(self) -> bool:
-        """Whether any row's drafts may be copied from the text."""
-        return any(each.method == "exact" and each.draft_lookup for each in self.terms)
-
     def has(self, method: Method) -> bool:
         """Whether any row is decoded by a method."""
-        return method in self._methods
-
-    @cached_property
-    def _methods(self) -> frozenset[str]:
-        return frozenset(each.method for each in self.terms)
-
-    @cached_property
-    def _has_adaptive(self) -> bool:
-        return any(each.adaptive_blocks for each in self.terms)
+        return method in self.methods
 
     @property
     def is_prefill(self) -> Tensor:
@@ -263,7 +233,7 @@ class BatchState:
         self.finished = self.finished | self.stopped | self.failed | (self.answer_end >= self.limit)
         # 3. An adaptive block is done, and a draft that has had its passes, as far as they go without a gap
         done = whole
-        if self._has_adaptive:
+        if self.has_adaptive:
             done = whole | (self.is_adaptive & (end > self.block_start))
         if self.has("exact"):
             drafted = whole | (self.block_passes >= self.draft_passes)
@@ -272,7 +242,7 @@ class BatchState:
             submitted = is_committed & (end > self.block_start) & drafted
             done = submitted if self.is_all_exact else torch.where(self.is_exact, submitted, done)
         beyond = None
-        if self._has_adaptive:
+        if self.has_adaptive:
             beyond = self._shifted(end - self.block_start) & (self.is_adaptive & ~whole)[:, None]
         # 4. The next block; after the answer's end, or where a draft ends the text, an empty one
         self.text_end = torch.where(self.finished, self.answer_end, end)
@@ -295,7 +265,7 @@ class BatchState:
 
     def _move_blocks(self, rows: Tensor, start: Tensor, *, end: Tensor, needed_end: Tensor) -> None:
         self.block_start = torch.where(rows, start, self.block_start)
-        vars(self).pop("block_positions", None)  # to be computed anew
+        self.block_positions = self.block_start[:, None] + self.columns[: self.block_width]
         self.block_end = torch.where(rows, end, self.block_end)
         self.needed_end = torch.where(rows, needed_end, self.needed_end)
         self.block_passes = self.block_passes.masked_fill(rows, 0)
@@ -353,7 +323,7 @@ class BatchState:
         self.finished, self.revealed = self.finished | here, self.revealed & ~here[:, None]
         for each in ("answer_end", "text_end", "block_start", "block_end", "needed_end"):
             setattr(self, each, getattr(self, each).masked_fill(here, end))
-        vars(self).pop("block_positions", None)
+        self.block_positions = self.block_start[:, None] + self.columns[: self.block_width]
 
     def answer(self, row: int) -> Tensor:
         """[n] the tokens of a row's answer that will not change, the end-of-text included."""
@@ -372,8 +342,12 @@ class BatchState:
 
 
 def capacity_of(terms: Sequence[RowTerms]) -> int:
-    """C, such that no position of any row's block is past it."""
-    return max(each.limit for each in terms) + max(each.block_size for each in terms)
+    """C, such that no position of any row's block is past it; of few values, so that what is compiled for it is used again."""
+    needed = max(each.limit for each in terms) + max(each.block_size for each in terms)
+    return max(_SMALLEST_CAPACITY, 1 << (needed - 1).bit_length())
+
+
+_SMALLEST_CAPACITY = 256
 
 
 def mask_of(facts: SBDFacts | None) -> int:

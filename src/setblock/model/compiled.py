@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache
 from setblock.model.attention import AttentionMask
 from setblock.model.forward import SelectOutputs, filled_up
 from setblock.model.invariant import least_rows
+from setblock.model.protocol import Function
 
 _MOST_SHAPES = 64
 """Shapes that are compiled, each once; a model that meets more goes on uncompiled, and PyTorch says so."""
@@ -31,10 +32,18 @@ class CompiledModel:
     """What `logits_at` does, compiled: a new shape compiles, for seconds to a minute; one met before never does."""
 
     def __init__(self, model: PreTrainedModel, *, backend: str) -> None:
+        self._backend, self._functions = backend, dict[Function, Function]()
         self._select, self._least = SelectOutputs(), least_rows(model.dtype, model.device)
         # One hook that stays: putting one on for each pass would be a new function, and so a new compilation, each time.
         model.get_output_embeddings().register_forward_pre_hook(self._select)
         self._model: Callable[..., Any] = torch.compile(model, backend=backend, dynamic=False, **_limits())
+
+    def function(self, function: Function, /) -> Function:
+        """What runs between passes, compiled in the same way, as one graph; see `setblock.model.protocol.Compile`."""
+        if function not in self._functions:
+            compiled = torch.compile(function, backend=self._backend, fullgraph=True, dynamic=False, **_limits())
+            self._functions[function] = compiled
+        return self._functions[function]
 
     def logits_at(
         self, index: Tensor, *, input_ids: Tensor, position_ids: Tensor, attention_mask: AttentionMask, cache: Cache

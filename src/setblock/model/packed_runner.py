@@ -18,6 +18,7 @@ from setblock.model.gate import block_only
 from setblock.model.invariant import least_rows
 from setblock.model.packed import Rectangle, packed_attention
 from setblock.model.paged_cache import PagedCache
+from setblock.model.protocol import as_it_is
 
 
 class PackedRunner:
@@ -25,6 +26,7 @@ class PackedRunner:
 
     fuses_commit = True
     fixed_keys = None
+    compiled = staticmethod(as_it_is)
     shares_pages = True
 
     def __init__(self, model: PreTrainedModel, *, pages: int, page_tokens: int) -> None:

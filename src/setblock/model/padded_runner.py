@@ -19,6 +19,7 @@ from setblock.model.forward import logits_at
 from setblock.model.gate import block_only
 from setblock.model.grouped import grouped_attention, mask_of_groups
 from setblock.model.invariant import CHUNK, is_invariant, least_rows
+from setblock.model.protocol import Compile, as_it_is
 
 
 class PaddedRunner:
@@ -34,6 +35,11 @@ class PaddedRunner:
     def fixed_keys(self) -> int | None:
         """The cache's capacity where the model is compiled."""
         return None if self._compiled is None else self.cache.capacity
+
+    @property
+    def compiled(self) -> Compile:
+        """See `setblock.model.protocol.Runner`."""
+        return as_it_is if self._compiled is None else self._compiled.function
 
     def logits(self, feed: Feed) -> Tensor:
         """One pass over [A, Q] tokens."""

@@ -3,8 +3,8 @@
 Knows nothing of PyTorch modules, of Transformers' models, nor of how a cache is laid out.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,21 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.model.facts import SBDFacts
 from setblock.model.feed import Feed
+
+Function = Callable[..., Any]
+
+
+class Compile(Protocol):
+    """Gives a function that does the same with tensors of few, fixed shapes, and faster."""
+
+    def __call__(self, function: Function, /) -> Function:
+        """The fast one."""
+        ...
+
+
+def as_it_is(function: Function, /) -> Function:
+    """A function that is no faster."""
+    return function
 
 
 class Runner(Protocol):
@@ -30,6 +45,11 @@ class Runner(Protocol):
     @property
     def fixed_keys(self) -> int | None:
         """Positions of a row's cache, all of which every pass reads, where passes should be of few sizes; else None."""
+        ...
+
+    @property
+    def compiled(self) -> Compile:
+        """What makes the functions between passes of few sizes fast; `as_it_is` where nothing does."""
         ...
 
     def logits(self, feed: Feed) -> Tensor:

@@ -90,7 +90,7 @@ class SBDModel:
         return any(isinstance(module, PrepackedLinear) for module in self.model.modules())
 
     def compile(self, *, backend: str = "inductor") -> None:
-        """Run the passes after a prefill with `torch.compile`, padded to a few fixed shapes.
+        """Run the passes after a prefill with `torch.compile`, padded to a few fixed shapes, and what happens between them.
 
         The first pass of each shape compiles it. The shapes depend on the batch and block sizes, and on the rounded length of
         prompt and answer. The output is the same up to floating-point rounding.

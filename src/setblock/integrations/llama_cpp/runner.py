@@ -23,6 +23,7 @@ from torch import Tensor
 from setblock.errors import SetBlockError
 from setblock.integrations.llama_cpp.context import Context, Fed
 from setblock.model.feed import Feed
+from setblock.model.protocol import as_it_is
 
 
 @dataclass
@@ -49,6 +50,7 @@ class LlamaRunner:
     """See `setblock.model.protocol.PagedRunner`. A row is known by its id; rows share no cells."""
 
     fixed_keys = None
+    compiled = staticmethod(as_it_is)
     shares_pages = False
 
     def __init__(self, context: Context, *, own: int | None, rows: int) -> None:
