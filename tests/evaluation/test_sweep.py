@@ -125,7 +125,9 @@ def test_a_line_cut_anywhere_is_left_out(finished, tmp_path):
     path = tmp_path / "cut.jsonl"
     for end in range(starts[1], len(content), 97):
         path.write_bytes(content[:end])
-        assert len(read_results(path)) == sum(start <= end for start in starts) - 1
+        assert (
+            len(read_results(path)) == sum(start <= end + 1 for start in starts) - 1
+        )  # a newline alone may be missing
         with open_results(path) as file:
             assert file.results
         whole = path.read_bytes()

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from answers import answers, assert_same
 from running import check_that_rows_come_and_go_as_alone
 from setblock import DecodingSettings, EntropyBounded, generate, load, stream
+from setblock.decoding.choice import most_likely
 from setblock.decoding.guidance import GuidedBlock
 from setblock.decoding.predictions import Logits
 from setblock.engine.limits import EngineLimits
@@ -200,7 +201,8 @@ def test_the_sampler_s_bound_holds_where_it_left_the_first_place_out() -> None:
     """The first place is revealed in any case, and then only what costs nothing goes with it."""
     candidates = torch.tensor([[False, True, True, True, True]])
     nowhere = torch.zeros((1, 5), dtype=torch.long)
-    logits = Logits(torch.zeros((1, 5, 3)), nowhere, candidates)
+    flat = torch.zeros((1, 5, 3))
+    logits = Logits(flat, nowhere, candidates, most_likely(flat))
     block = GuidedBlock(logits, candidates, torch.tensor([[True]]), nowhere)
     entropy = torch.tensor([[9.0, 2.0, 0.0, 0.1, 0.0]])
     revealed = ~candidates

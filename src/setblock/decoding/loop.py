@@ -122,7 +122,7 @@ def absorb(
     # 3. On to the next block, or to the end
     step: DecodingStep = (as_it_is if guided else compiled)(write_pass)(state, reading, selection, policy, guided)
     policy.companions.hear(state)
-    return step
+    return replace(step, finished=state.finished)  # a stop string ends an answer, too
 
 
 def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Reading:
