@@ -18,7 +18,10 @@ RESULTS = ROOT / "benchmarks" / "results" / "real_model.jsonl"
 PLACE = re.compile(r"(?<=<!-- real model -->\n).*?(?=<!-- end of real model -->)", re.DOTALL)
 Json = dict[str, Any]
 
-TITLES = {"smollm2": "SmolLM2-135M-Instruct, not trained for blocks"}
+TITLES = {
+    "smollm2": "SmolLM2-135M-Instruct, not trained for blocks",
+    "runs/smollm2-extraction-sbd": "the same, fine-tuned in blocks in 97 minutes on one core",
+}
 """The name or folder of a model -> what the table calls it."""
 
 
