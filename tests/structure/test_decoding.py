@@ -62,8 +62,8 @@ def test_exact_is_what_transformers_gives(
     name: str, sbd: SBDModel, prompts: list[list[int]], trained_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     form = {**SCHEMAS, **OTHERS}[name]
-    for method in ("ntp", "exact"):
-        base = DecodingSettings(method=method, max_new_tokens=TOKENS, structure=form)  # type: ignore[arg-type]
+    for method, lookup in (("ntp", None), ("exact", None), ("exact", 1)):
+        base = DecodingSettings(method=method, max_new_tokens=TOKENS, structure=form, draft_lookup=lookup)  # type: ignore[arg-type]
         for prompt, found in zip(prompts, answers(sbd, prompts, [base] * len(prompts)), strict=True):
             wanted = by_transformers(sbd, prompt, form, tokens=TOKENS, tokenizer=sbd.tokenizer)
             assert found.token_ids == wanted

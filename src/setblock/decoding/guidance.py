@@ -134,12 +134,13 @@ def guided_copies(state: BatchState, draft: Draft, copied: Draft, companions: Co
         copied: the same with copies, as if any token were allowed.
     """
     token_ids, reveal = copied.token_ids.clone(), copied.reveal.clone()
+    token_ids[companions.constrained] = draft.token_ids[companions.constrained]
+    reveal[companions.constrained] = draft.reveal[companions.constrained]
     wanted, candidates = (copied.reveal & ~draft.reveal).tolist(), state.candidates().tolist()
     here = torch.where(state.revealed, state.tokens.gather(1, state.block_positions), draft.token_ids).tolist()
     for row in companions.constrained:
         if not any(wanted[row]):
             continue
-        reveal[row] = draft.reveal[row]
         stands = (state.revealed[row] | draft.reveal[row]).tolist()
         each, terms = companions.rows[row], state.terms[row]
         start = int(state.block_start[row]) - terms.prompt_length
@@ -158,6 +159,8 @@ def guided_copies(state: BatchState, draft: Draft, copied: Draft, companions: Co
                     break
                 each.allowed[start + column] = allowed[0]
                 token_ids[row, column], reveal[row, column] = token_id, True
+            elif token_id != int(copied.token_ids[row, column]):
+                is_copy = False  # the model's own token, from which the copy would go on otherwise
             told += 1
             for guide in each.guides:
                 guide.reveal([token_id])
