@@ -41,6 +41,7 @@ from measuring.timing import interleaved, seconds, spread, timed
 from setblock.data.tasks import TASKS, task_named
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt
+from setblock.evaluation.answers import prompts_of
 from setblock.evaluation.judging import verdicts_on
 from setblock.export.gguf_file import WeightType
 from setblock.model.bundled import BUNDLED_MODEL
@@ -69,8 +70,8 @@ def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
     own = prepacked(sbd) if options.prepack else sbd
     task = task_named(options.task)
     problems = list(itertools.islice(task.examples("test", seed=options.seed), options.problems))
-    raw = task.raw or sbd.tokenizer.chat_template is None
-    prompts = [encode_prompt(sbd.tokenizer, each.prompt if raw else each.messages, raw=raw) for each in problems]
+    asked, raw = prompts_of(task, problems, sbd)
+    prompts = [encode_prompt(sbd.tokenizer, each, raw=raw) for each in asked]
     limit: dict[str, Any] = {"block_size": options.block_size, "max_new_tokens": options.answer_tokens}
     settings = {
         OURS_PLAIN: DecodingSettings(method="ntp", **limit),
