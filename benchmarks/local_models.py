@@ -1,12 +1,12 @@
-"""One request at a time from a GGUF file: ours in llama.cpp, llama.cpp alone, its n-gram speculation, and ours in PyTorch.
+"""One request at a time from a GGUF file: ours in llama.cpp and in PyTorch; llama.cpp plain, with n-grams, with a draft model.
 
     python benchmarks/local_models.py --model MODEL --types q8_0,q4_0 --out benchmarks/results/local_models.json
 
 The model is exported in each type first. All contenders get the same token ids, greedily, in turns in one run, and the same
 number of threads. Ours takes the block size that `setblock generate` would take: passes are timed, and eq. 16 says which is
 fastest. Seconds are of whole answers, prefill included. llama.cpp alone is llama-cpp-python's own generator over the same
-library; its n-gram speculation is that package's `LlamaPromptLookupDecoding`. PyTorch computes with the exported weights,
-dequantised.
+library; its n-gram speculation is that package's `LlamaPromptLookupDecoding`. Draft speculation takes `--draft`, a small model
+that benchmarks/draft.py trains; it is exported in the same type. PyTorch computes with the exported weights, dequantised.
 
 The task is `--task`, by default messages to be written as JSON. A table for people, JSON on the last line.
 """
@@ -21,7 +21,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import setblock
 from measuring.contenders import Answer, Contender, ours
@@ -30,6 +32,7 @@ from measuring.timing import spread, timed
 from setblock.data.tasks import TASKS, task_named
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt
+from setblock.evaluation.answers import prompts_of
 from setblock.evaluation.block_choice import fastest_choice
 from setblock.evaluation.pass_costs import PassCosts, measured_costs
 from setblock.export.gguf_file import WeightType, write_gguf
@@ -37,7 +40,7 @@ from setblock.integrations.llama_cpp import LlamaModel, LlamaOptions
 from setblock.integrations.llama_cpp import load as load_gguf
 from setblock.integrations.llama_cpp.library import INSTALL, is_installed
 
-PLAIN, NGRAM = "llama.cpp", "llama.cpp, n-gram"
+PLAIN, NGRAM, DRAFT = "llama.cpp", "llama.cpp, n-gram", "llama.cpp, draft model"
 FLAT = 1.05
 """What a pass over a block costs, over one token's, where memory alone limits it."""
 
@@ -55,25 +58,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
             note(weights)
             path = Path(folder) / f"{weights}.gguf"
             write_gguf(setblock.load(options.model) if options.model else setblock.load(), path, weights=weights)
-            results["types"][weights] = of_file(path, options)
+            draft = None
+            if options.draft is not None:
+                draft = path.with_name(f"draft-{weights}.gguf")
+                write_gguf(setblock.load(options.draft), draft, weights=weights)
+            results["types"][weights] = of_file(path, draft, options)
             show(table_of(weights, results["types"][weights], machine(results)))
     finish(results, options)
 
 
-def of_file(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All contenders on one file."""
+def of_file(path: Path, draft: Path | None, options: argparse.Namespace) -> dict[str, Any]:
+    """All contenders on one file.
+
+    Args:
+        draft: the draft model's file; without one, draft speculation is left out.
+    """
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
     threads = torch.get_num_threads()
     model = load_gguf(path, LlamaOptions(n_threads=threads))
-    examples = islice(task_named(options.task).examples("test", seed=options.seed), options.prompts)
-    prompts = [encode_prompt(model.tokenizer, example.messages or example.prompt) for example in examples]
+    task = task_named(options.task)
+    asked, raw = prompts_of(task, list(islice(task.examples("test", seed=options.seed), options.prompts)), model)
+    prompts = [encode_prompt(model.tokenizer, each, raw=raw) for each in asked]
     limit = DecodingSettings(max_new_tokens=options.tokens)
     choice = fastest_choice(measured_costs(model), model.facts)
     note(str(choice))
     sbd = setblock.load(path)
     torch_choice = fastest_choice(measured_costs(sbd), sbd.facts)
+    drafts: dict[str, Any] = {NGRAM: LlamaPromptLookupDecoding(num_pred_tokens=options.draft_tokens)}
+    if draft is not None:
+        drafts[DRAFT] = SmallModel(draft, model, threads=threads, tokens=options.draft_tokens)
     contenders = [
-        stock(PLAIN, path, model, threads=threads, tokens=options.tokens, ngram=None),
-        stock(NGRAM, path, model, threads=threads, tokens=options.tokens, ngram=options.ngram_tokens),
+        stock(PLAIN, path, model, threads=threads, tokens=options.tokens),
+        *(
+            stock(name, path, model, threads=threads, tokens=options.tokens, drafts=each)
+            for name, each in drafts.items()
+        ),
         ours("ours, plain", model, DecodingSettings(method="ntp", max_new_tokens=options.tokens)),
         ours("ours, exact", model, choice.applied(limit)),
         ours("ours, exact, PyTorch", sbd, torch_choice.applied(limit)),
@@ -118,21 +138,9 @@ def flat_speedup(model: LlamaModel, costs: PassCosts) -> float:
     return fastest_choice(flat, model.facts).speedup
 
 
-def stock(name: str, path: Path, model: LlamaModel, *, threads: int, tokens: int, ngram: int | None) -> Contender:
-    """llama-cpp-python's own generator, with drafts from n-grams of the text where `ngram` says how many tokens."""
-    import llama_cpp
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
-    draft = None if ngram is None else LlamaPromptLookupDecoding(num_pred_tokens=ngram)
-    made: Callable[..., Any] = llama_cpp.Llama
-    engine = made(
-        str(path),
-        n_ctx=model.context_length,
-        n_threads=threads,
-        n_threads_batch=threads,
-        verbose=False,
-        draft_model=draft,
-    )
+def stock(name: str, path: Path, model: LlamaModel, *, threads: int, tokens: int, drafts: Any = None) -> Contender:
+    """llama-cpp-python's own generator, plain or with drafts."""
+    engine = llama(path, model, threads=threads, draft_model=drafts)
 
     def decode(prompt: list[int]) -> Answer:
         engine.reset()
@@ -144,6 +152,34 @@ def stock(name: str, path: Path, model: LlamaModel, *, threads: int, tokens: int
         return Answer(written)
 
     return Contender(name, decode, True)
+
+
+class SmallModel:
+    """Drafts by another file's greedy decoding: a `LlamaDraftModel`, of which llama-cpp-python has only the n-gram one."""
+
+    def __init__(self, path: Path, target: LlamaModel, *, threads: int, tokens: int) -> None:
+        self._engine = llama(path, target, threads=threads)
+        self._tokens = tokens
+
+    def __call__(self, input_ids: NDArray[np.intc], /, **_: Any) -> NDArray[np.intc]:
+        """Return the next tokens [n] of the text [L]; what both texts share with the last call stays in the cache."""
+        written = self._engine.generate(input_ids.tolist(), temp=0.0, repeat_penalty=1.0, reset=True)
+        return np.array(list(islice(written, self._tokens)), dtype=np.intc)
+
+
+def llama(path: Path, model: LlamaModel, *, threads: int, draft_model: Any = None) -> Any:
+    """llama-cpp-python's own object over a file, with the model's context."""
+    import llama_cpp
+
+    made: Callable[..., Any] = llama_cpp.Llama
+    return made(
+        str(path),
+        n_ctx=model.context_length,
+        n_threads=threads,
+        n_threads_batch=threads,
+        verbose=False,
+        draft_model=draft_model,
+    )
 
 
 def table_of(weights: str, row: dict[str, Any], where: str) -> Any:
@@ -174,7 +210,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="other examples of it")
     add("--prompts", type=int, default=20)
     add("--tokens", type=int, default=200, help="the most of an answer")
-    add("--ngram-tokens", type=int, default=10, help="that n-gram speculation drafts at a time")
+    add("--draft", type=Path, help="draft model of llama.cpp's draft speculation: a folder (none)")
+    add("--draft-tokens", type=int, default=10, help="that n-gram and draft speculation draft at a time")
     add("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     if options.quick:
@@ -184,7 +221,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         if each not in get_args(WeightType):
             parser.error(f"--types must be of {', '.join(get_args(WeightType))}, not {each}")
     options.task = options.task or ("extraction" if options.model else "word-problems")
-    at_least_one(parser, options, "prompts", "tokens", "ngram_tokens", "rounds")
+    at_least_one(parser, options, "prompts", "tokens", "draft_tokens", "rounds")
     return options
 
 
