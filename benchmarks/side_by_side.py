@@ -20,24 +20,21 @@ passes, measured in the same run. A table for people, JSON on the last line.
 
 import argparse
 import itertools
-import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, get_args
 
 import torch
 
 import setblock
-from measuring.contenders import Answer, Contender, llama_cpp, ours, ours_scripted, transformers
+from measuring.comparison import OURS_PLAIN, PLAIN, compared
+from measuring.contenders import Contender, llama_cpp, ours, ours_scripted, transformers
 from measuring.forced import FixedCount, Script
 from measuring.llama_cpp import MISSING
 from measuring.output import at_least_one, begin, finish, machine, note, parser_of, show, table, with_quartiles
-from measuring.subjects import DRAFTS, SIZES, compiled, passes, prepacked, random_model, random_prompt
-from measuring.timing import interleaved, seconds, spread, timed
+from measuring.subjects import DRAFTS, SIZES, compiled, prepacked, random_model, random_prompt
 from setblock.data.tasks import TASKS, task_named
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt
@@ -46,9 +43,7 @@ from setblock.evaluation.judging import verdicts_on
 from setblock.export.gguf_file import WeightType
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
-from setblock.roofline.speedup import predicted_speedup
 
-PLAIN, OURS_PLAIN = "Transformers generate", "ours, plain"
 DTYPES = ("float32", "bfloat16")
 SUBJECTS = ("trained", *(f"{size}-{dtype}" for size in SIZES for dtype in DTYPES))
 
@@ -115,7 +110,7 @@ def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
             tokens=options.answer_tokens,
             never_ends=False,
         )
-        row = compared(own, contenders, prompts, options, tokens=options.answer_tokens)
+        row = compared(own, contenders, prompts, tokens=options.answer_tokens, **repeated(options))
     for contender, answers in row.pop("answers").items():
         texts = [sbd.tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
         verdicts = verdicts_on(task, problems, texts)
@@ -182,9 +177,14 @@ def random(name: str, options: argparse.Namespace) -> dict[str, Any]:
         contenders.append(static)
     with tempfile.TemporaryDirectory() as folder:
         contenders += llama_cpps(sbd, None, Path(folder), options, tokens=options.tokens, never_ends=True)
-        row = compared(own, contenders, [prompt], options, tokens=options.tokens)
+        row = compared(own, contenders, [prompt], tokens=options.tokens, **repeated(options))
     del row["answers"]
     return row | {"prompt": options.prompt, "tokens": options.tokens, "draft": draft.num_parameters}
+
+
+def repeated(options: argparse.Namespace) -> dict[str, int]:
+    """Return how often `compared` measures, and with which blocks."""
+    return {name: getattr(options, name) for name in ("block_size", "rounds", "repeats")}
 
 
 def llama_cpps(
@@ -212,104 +212,6 @@ def llama_cpps(
         if draft is not None:
             made.append(llama_cpp(f"{name} with draft", sbd.model, folder, weights=weights, draft=draft, **common))
     return made
-
-
-def compared(
-    sbd: SBDModel,
-    contenders: Sequence[Contender],
-    prompts: list[list[int]],
-    options: argparse.Namespace,
-    *,
-    tokens: int,
-) -> dict[str, Any]:
-    """Every contender on every prompt in turn, several rounds of that. Answers have at most `tokens`.
-
-    Args:
-        sbd: what ours decode with.
-    """
-    # 1. A round that does not count, whose first answers compile: what each writes, and how many passes that takes
-    first: dict[str, float] = {}
-    answers: dict[str, list[Answer]] = {}
-    for each in contenders:
-        first[each.name] = seconds(partial(each.decode, prompts[0]))
-        answers[each.name] = [each.decode(prompt) for prompt in prompts]
-    plain = [answer.token_ids for answer in answers[PLAIN]]
-
-    # 2. Rounds; a prompt goes through all contenders before the next one
-    rounds: dict[str, list[float]] = {each.name: [] for each in contenders}
-    prefills: dict[str, list[float]] = {each.name: [] for each in contenders}
-    for _ in range(options.rounds):
-        for totals in (*rounds.values(), *prefills.values()):
-            totals.append(0.0)
-        for prompt in prompts:
-            for each in contenders:
-                answer, taken = timed(partial(each.decode, prompt))
-                rounds[each.name][-1] += taken
-                prefills[each.name][-1] += math.nan if answer.prefill_seconds is None else answer.prefill_seconds
-
-    # 3. Eq. 16 from times of passes, of a model that makes block passes of its own
-    k = options.block_size
-    length = round(median(map(len, prompts))) + tokens // 2
-    times = interleaved(
-        {
-            kind: passes(sbd, kind, block_size=k, kv_length=length)["library"]
-            for kind in (() if sbd.facts is None else ("one token", "block", "fused"))
-        },
-        repeats=options.repeats,
-    )
-    cost = {kind.replace(" ", "_"): each.median for kind, each in times.items()}
-    rows = {
-        each.name: row_of(each, answers, rounds, prefills, plain) | {"first_seconds": first[each.name]}
-        for each in contenders
-    }
-    for name, row in rows.items():
-        nfe = row["nfe_speedup"]
-        if name.startswith("ours, blocks") and "compiled" not in name and 1 <= nfe <= k:
-            row["predicted_speedup"] = predicted_speedup(k / nfe, block_size=k, **cost)
-    return {
-        "parameters": sbd.num_parameters,
-        "prepacked": sbd.prepacked,
-        "dtype": str(sbd.model.dtype).removeprefix("torch."),
-        "rounds": options.rounds,
-        "kv_length": length,
-        "pass_seconds": {kind: asdict(each) for kind, each in times.items()},
-        "contenders": rows,
-        "answers": {name: [answer.token_ids for answer in each] for name, each in answers.items()},
-    }
-
-
-def row_of(
-    contender: Contender,
-    answers: dict[str, list[Answer]],
-    rounds: dict[str, list[float]],
-    prefills: dict[str, list[float]],
-    plain: list[list[int]],
-) -> dict[str, Any]:
-    """What is told of one contender."""
-    mine, own = answers[contender.name], rounds[contender.name]
-    tokens = sum(len(answer.token_ids) for answer in mine)
-    counted = [answer.passes for answer in mine if answer.passes is not None]
-    ours_plain = sum(answer.passes or 0 for answer in answers[OURS_PLAIN])
-    same = sum(answer.token_ids == other for answer, other in zip(mine, plain, strict=True))
-    row: dict[str, Any] = {
-        "seconds": asdict(spread(own)),
-        "tokens": tokens,
-        "tokens_per_second": tokens / median(own),
-        "passes": sum(counted) if len(counted) == len(mine) else None,
-        "nfe_speedup": ours_plain / max(1, sum(counted)) if len(counted) == len(mine) else None,
-        "same_as_plain": same / len(plain),
-        "promises_plain": contender.is_plain,
-    }
-    for column, other in (("over_transformers", PLAIN), ("over_ours_plain", OURS_PLAIN)):
-        row[column] = asdict(spread([theirs / mine for theirs, mine in zip(rounds[other], own, strict=True)]))
-    decoding, plainly = (
-        [whole - prefill for whole, prefill in zip(rounds[name], prefills[name], strict=True)]
-        for name in (contender.name, OURS_PLAIN)
-    )
-    if not any(map(math.isnan, decoding)):
-        ratios = [theirs / mine for theirs, mine in zip(plainly, decoding, strict=True)]
-        row["after_prefill_over_ours_plain"] = asdict(spread(ratios))
-    return row
 
 
 def subject_table(name: str, subject: dict[str, Any], where: str) -> Any:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 import setblock
-import side_by_side
 import training_step
+from measuring.comparison import OURS_PLAIN, PLAIN, compared
 from measuring.contenders import ours, transformers
 from measuring.output import note
 from setblock.data.rows import rows_of
@@ -79,18 +79,18 @@ def recipe_decoded(recipe: Path, gamma: float, options: argparse.Namespace) -> d
     prompts = [list(map(int, ids[:prompt])) for ids in texts]
     limit: dict[str, Any] = {"block_size": options.block_size, "max_new_tokens": tokens}
     contenders = [
-        transformers(side_by_side.PLAIN, sbd.model, max_new_tokens=tokens),
+        transformers(PLAIN, sbd.model, max_new_tokens=tokens),
         transformers("Transformers prompt lookup", sbd.model, max_new_tokens=tokens, prompt_lookup_num_tokens=10),
-        ours(side_by_side.OURS_PLAIN, sbd, DecodingSettings(method="ntp", max_new_tokens=tokens)),
+        ours(OURS_PLAIN, sbd, DecodingSettings(method="ntp", max_new_tokens=tokens)),
         ours(
             "ours, blocks", sbd, DecodingSettings(method="sbd", sampler=setblock.EntropyBounded(gamma=gamma), **limit)
         ),
         ours("ours, exact", sbd, DecodingSettings(method="exact", **limit)),
     ]
-    its = side_by_side.parse_options(["--rounds", "1" if options.quick else "3"])
-    row = side_by_side.compared(sbd, contenders, prompts, its, tokens=tokens)
+    often = {"rounds": 1, "repeats": 1} if options.quick else {"rounds": 3, "repeats": 15}
+    row = compared(sbd, contenders, prompts, tokens=tokens, block_size=options.block_size, **often)
     answers = row.pop("answers")
-    plain = answers[side_by_side.OURS_PLAIN]
+    plain = answers[OURS_PLAIN]
     for name, each in answers.items():
         same = [_same_tokens(mine, other) for mine, other in zip(each, plain, strict=True)]
         row["contenders"][name]["tokens_until_different"] = statistics.mean(same)
