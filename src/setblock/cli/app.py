@@ -17,7 +17,7 @@ from setblock.cli.generate import generate
 from setblock.cli.main import INTERRUPTED
 from setblock.cli.merge import merge
 from setblock.cli.messages import print_error, print_message, print_warning, silence_bars, silence_loggers
-from setblock.cli.option_groups import with_option_groups
+from setblock.cli.options import with_option_groups
 from setblock.cli.roofline import roofline
 from setblock.cli.serve import serve
 from setblock.cli.stdout import writable_stdout

@@ -1,16 +1,15 @@
 """`setblock calibrate`: the fastest setting that keeps a tolerance, found and written into the checkpoint."""
 
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from setblock.cli import options
 from setblock.cli.grid_options import GridOptions
 from setblock.cli.messages import print_json, progress, stdout_console
 from setblock.cli.model import ModelOptions, load_model
+from setblock.cli.options import OUTPUT, TASK, JsonOption, SplitOption, option, option_group
 from setblock.cli.tasks import LimitOption, TaskOptions
 from setblock.data.tasks import task_named
 from setblock.decoding.settings import DecodingSettings
@@ -23,75 +22,56 @@ if TYPE_CHECKING:
     from setblock.evaluation.result import Result
     from setblock.model.sbd_model import SBDModel
 
-CALIBRATION = options.Panel("Calibration")
+CALIBRATION = "Calibration"
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class CalibrateOptions(TaskOptions):
     """What a calibration asks, by default."""
 
-    split: options.SplitOption = "validation"
+    split: SplitOption = "validation"
     limit: LimitOption = 1000
 
 
 def calibrate(
     *,
-    tolerance: Annotated[
-        str,
-        CALIBRATION(
-            "--tolerance",
-            "accuracy=0.5: lose at most half a point of accuracy against plain decoding. tokens=1: on "
-            "average, at most 1% of an answer's tokens differ from plain decoding's.",
-            metavar="MEASURE=PERCENT",
-        ),
-    ] = "accuracy=0.5",
-    confidence: Annotated[
-        float,
-        CALIBRATION(
-            "--confidence",
-            "Probability that the chosen setting keeps the tolerance, at least 0.5 and below 1.",
-            metavar="C",
-        ),
-    ] = 0.95,
-    domain: Annotated[
-        str | None,
-        CALIBRATION(
-            "--domain",
-            "Name of the kind of request that the examples represent. A model has one calibration for each "
-            "domain. Default: the task, or the name of the file of prompts.",
-            metavar="NAME",
-        ),
-    ] = None,
-    sweep: Annotated[
-        Path | None,
-        CALIBRATION(
-            "--sweep",
-            "Use the outcomes of a finished `setblock sweep` of this model, and decode nothing.",
-            metavar="FILE",
-        ),
-    ] = None,
+    tolerance: str = option(
+        "accuracy=0.5",
+        "accuracy=0.5: lose at most half a point of accuracy against plain decoding. tokens=1: on average, at most 1% "
+        "of an answer's tokens differ from plain decoding's.",
+        panel=CALIBRATION,
+        metavar="MEASURE=PERCENT",
+    ),
+    confidence: float = option(
+        0.95, "Probability that the chosen setting keeps the tolerance, at least 0.5 and below 1.", panel=CALIBRATION
+    ),
+    domain: str | None = option(
+        None,
+        "Name of the kind of request that the examples represent. A model has one calibration for each domain. "
+        "Default: the task, or the name of the file of prompts.",
+        panel=CALIBRATION,
+        metavar="NAME",
+    ),
+    sweep: Path | None = option(
+        None, "Use the outcomes of a finished `setblock sweep` of this model, and decode nothing.", panel=CALIBRATION
+    ),
     task: CalibrateOptions,
-    prompts: Annotated[
-        Path | None,
-        options.TASK(
-            "--prompts",
-            'Calibrate on a file of prompts instead of a task: JSONL, with a text under "prompt" in each '
-            "line. Needs a tolerance of tokens, because the file has no right answers.",
-            metavar="FILE",
-        ),
-    ] = None,
+    prompts: Path | None = option(
+        None,
+        'Calibrate on a file of prompts instead of a task: JSONL, with a text under "prompt" in each line. Needs a '
+        "tolerance of tokens, because the file has no right answers.",
+        panel=TASK,
+    ),
     model: ModelOptions,
     grid: GridOptions,
-    output: Annotated[
-        Path | None,
-        options.OUTPUT(
-            "--output",
-            "Write to a copy of the checkpoint in this new folder. The model stays unchanged.",
-            metavar="FOLDER",
-        ),
-    ] = None,
-    dry_run: Annotated[bool, options.OUTPUT("--dry-run", "Show the result, and write nothing.")] = False,
-    as_json: options.JsonOption = False,
+    output: Path | None = option(
+        None,
+        "Write to a copy of the checkpoint in this new folder. The model stays unchanged.",
+        panel=OUTPUT,
+        metavar="FOLDER",
+    ),
+    dry_run: bool = option(False, "Show the result, and write nothing.", panel=OUTPUT),
+    as_json: JsonOption = False,
 ) -> None:
     """Find the fastest setting that keeps a tolerance, and write it into the checkpoint.
 

@@ -1,14 +1,13 @@
 """`setblock compare`: one prompt by two methods, side by side."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from setblock.cli import options
 from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import print_json, stdout_console
 from setblock.cli.model import ModelOptions, load_model
+from setblock.cli.options import DECODING, SAMPLING, JsonOption, RawOption, option, option_group
 from setblock.cli.prompt import read_prompt
 from setblock.cli.sampler import sampler_json
 
@@ -18,24 +17,17 @@ if TYPE_CHECKING:
     from setblock.evaluation.comparison import Comparison
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class CompareOptions(DecodingOptions):
     """How both sides are decoded."""
 
-    method: Annotated[
-        Literal["exact", "sbd"],
-        options.DECODING(
-            "--method",
-            "The method to compare with ntp. exact: blocks, each checked so that the text is ntp's. sbd: "
-            "blocks without a check.",
-        ),
-    ] = "exact"
-    seed: Annotated[
-        int,
-        options.SAMPLING(
-            "--seed", "Seed that chooses the problem, and the tokens at a temperature above 0.", metavar="S"
-        ),
-    ] = 0
+    method: Literal["exact", "sbd"] = option(
+        "exact",
+        "The method to compare with ntp. exact: blocks, each checked so that the text is ntp's. sbd: blocks without a "
+        "check.",
+        panel=DECODING,
+    )
+    seed: int = option(0, "Seed that chooses the problem, and the tokens at a temperature above 0.", panel=SAMPLING)
 
 
 def compare(
@@ -49,8 +41,8 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    raw: options.RawOption = False,
-    as_json: options.JsonOption = False,
+    raw: RawOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Decode a prompt by plain decoding (ntp), then in blocks, and show both texts, passes and seconds.
 

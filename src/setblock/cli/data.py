@@ -1,41 +1,33 @@
 """`setblock data`: what a recipe trains on, seen before the training, and prompts and answers of a model's own."""
 
-from dataclasses import dataclass, replace
-from typing import Annotated
+from dataclasses import replace
 
 import typer
 
-from setblock.cli import options
 from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import print_json, progress, silence_libraries, stdout_console
 from setblock.cli.model import ModelOptions, load_model
+from setblock.cli.options import JsonOption, option, option_group
 from setblock.cli.recipe import RecipeOptions, RecordsOption, check_records
 from setblock.decoding.settings import Method
 from setblock.errors import ParameterError, SetBlockError
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class RegenerateOptions(DecodingOptions):
     """How answers are written: one token a pass, unless it is said otherwise."""
 
-    method: Annotated[
-        Method,
-        typer.Option(
-            "--method", help="ntp: one token per pass. exact: the same text in blocks. sbd: blocks without a check."
-        ),
-    ] = "ntp"
+    method: Method = option(
+        "ntp", "ntp: one token per pass. exact: the same text in blocks. sbd: blocks without a check."
+    )
 
 
 def inspect(
     recipe: RecipeOptions,
-    row: Annotated[int, typer.Option("--row", metavar="N", min=0, help="Number of the row to show, from 0.")] = 0,
-    tokens: Annotated[
-        int, typer.Option("--tokens", metavar="N", min=0, help="Number of tokens to show of each half; 0 for all.")
-    ] = 48,
-    evaluation: Annotated[
-        bool, typer.Option("--evaluation", help="Show a row of the evaluation data instead.")
-    ] = False,
-    as_json: options.JsonOption = False,
+    row: int = option(0, "Number of the row to show, from 0.", min=0),
+    tokens: int = option(48, "Number of tokens to show of each half; 0 for all.", min=0),
+    evaluation: bool = option(False, "Show a row of the evaluation data instead."),
+    as_json: JsonOption = False,
 ) -> None:
     """Show one packed row of a recipe's data as the trainer gets it, and statistics of all rows.
 
@@ -56,12 +48,7 @@ def inspect(
 def regenerate(
     recipe: RecipeOptions,
     output: RecordsOption,
-    batch_size: Annotated[
-        int,
-        typer.Option(
-            "--batch-size", metavar="B", min=1, help="Number of questions answered at once. It changes no answer."
-        ),
-    ] = 32,
+    batch_size: int = option(32, "Number of questions answered at once. It changes no answer.", min=1),
     *,
     model: ModelOptions,
     decoding: RegenerateOptions,
@@ -99,39 +86,20 @@ def regenerate(
 
 def prompts(
     output: RecordsOption,
-    count: Annotated[
-        int,
-        typer.Option(
-            "--count",
-            metavar="N",
-            min=1,
-            help="Number of prompts to generate. Incomplete prompts and duplicates are then left out.",
-        ),
-    ] = 1000,
-    system: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--system",
-            metavar="TEXT",
-            help="A system message, which steers the topics. Can be repeated; the messages are used in turn. "
-            "Default: that of the chat template.",
-            show_default=False,
-        ),
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option("--temperature", metavar="T", help="Sampling temperature, above 0.")
-    ] = 1.0,
-    top_p: Annotated[float, typer.Option("--top-p", metavar="P", help="As in `setblock generate`.")] = 0.95,
-    max_new_tokens: Annotated[
-        int,
-        typer.Option(
-            "--max-new-tokens", metavar="N", help="Maximum length of a prompt, in tokens. Longer ones are left out."
-        ),
-    ] = 192,
-    seed: Annotated[
-        int,
-        typer.Option("--seed", metavar="N", help="Seed of the first prompt. Each further prompt has the next number."),
-    ] = 0,
+    count: int = option(
+        1000, "Number of prompts to generate. Incomplete prompts and duplicates are then left out.", min=1
+    ),
+    system: list[str] | None = option(
+        None,
+        "A system message, which steers the topics. Can be repeated; the messages are used in turn. Default: that of "
+        "the chat template.",
+        metavar="TEXT",
+        show_default=False,
+    ),
+    temperature: float = option(1.0, "Sampling temperature, above 0."),
+    top_p: float = option(0.95, "As in `setblock generate`."),
+    max_new_tokens: int = option(192, "Maximum length of a prompt, in tokens. Longer ones are left out."),
+    seed: int = option(0, "Seed of the first prompt. Each further prompt has the next number."),
     *,
     model: ModelOptions,
 ) -> None:

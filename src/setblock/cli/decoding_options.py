@@ -4,99 +4,82 @@ Names, help and ranges are those of the table, `setblock.decoding.settings`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, dataclass_transform
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from setblock.cli.messages import print_message
-from setblock.cli.options import DECODING, OUTPUT, SAMPLING, Panel
+from setblock.cli.options import DECODING, OUTPUT, SAMPLING, option, option_group
 from setblock.decoding.named_samplers import SAMPLERS
-from setblock.decoding.setting import Group, Setting
+from setblock.decoding.setting import Group
 from setblock.decoding.settings import SETTINGS, DecodingSettings, offered_by
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
     from setblock.model.protocol import LanguageModel
 
-_PANELS: dict[Group, Panel] = {"point": DECODING, "answer": DECODING, "sampling": SAMPLING, "report": OUTPUT}
+_PANELS: dict[Group, str] = {"point": DECODING, "answer": DECODING, "sampling": SAMPLING, "report": OUTPUT}
 _LISTED = {list[int]: list[int], list[str]: list[str], dict[int, float]: list[str]}
 
 Options = TypeVar("Options")
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
 def offers(*groups: Group) -> Callable[[type[Options]], type[Options]]:
-    """Make a class a dataclass of options: one for each setting of these groups, and its own fields behind the sampler's."""
+    """Give an `option_group` an option for each setting of these groups; its own fields stand behind the sampler's."""
 
     def filled(options: type[Options]) -> type[Options]:
-        own = dict(options.__annotations__)
-        options.__annotations__ = {}
+        own, annotations = options.__annotations__, {}
         for row in offered_by("command line").values():
             if row.group in groups:
-                options.__annotations__[row.name], default = _annotation(row)
-                setattr(options, row.name, default)
+                kind = _LISTED.get(row.type, row.type)
+                annotations[row.name] = kind | None if row.default is None or row.type in _LISTED else kind
+                setattr(options, row.name, setting_option(row.name))
             if row.name == "sampler":
-                options.__annotations__ |= own
-        options.__annotations__ |= own
-        return dataclass(frozen=True, kw_only=True)(options)
+                annotations |= own
+        options.__annotations__ = annotations | own
+        return options
 
     return filled
 
 
 def setting_option(name: str) -> Any:
-    """The option of a setting, for the annotation of a parameter."""
+    """The option of a setting."""
     row = SETTINGS[name]
-    told = row.help
+    told, is_listed = row.help, row.type in _LISTED
     if str(row.range) and str(row.range) not in told:
         told += f" {str(row.range)[0].upper()}{str(row.range)[1:]}."
-    if row.type in _LISTED:
+    if is_listed:
         told += " Can be repeated."
     if row.name == "sampler":
         told += f" Available: {', '.join(SAMPLERS)}."
-    metavar = row.metavar if row.type in (int, float, str) or row.type in _LISTED else None
-    called = row.names["command line"].replace("_", "-")
-    return _PANELS[row.group](f"--{called}", told, metavar=metavar)
+    metavar = row.metavar if row.type in (int, float, str) or is_listed else None
+    called = f"--{row.names['command line'].replace('_', '-')}"
+    return option(None if is_listed else row.default, told, called, panel=_PANELS[row.group], metavar=metavar)
 
 
-def _annotation(row: Setting) -> tuple[Any, Any]:
-    """The annotation and the default of the field of a setting."""
-    option = setting_option(row.name)
-    if row.type in _LISTED:
-        return Annotated[_LISTED[row.type] | None, option], None
-    return Annotated[row.type | None if row.default is None else row.type, option], row.default
-
-
+@option_group(DECODING)
 @offers("point", "answer", "sampling")
 class DecodingOptions:
     """How an answer is decoded. A field that is None is left to the library."""
 
-    sampler_options: Annotated[
-        list[str] | None,
-        DECODING(
-            "--sampler-option",
-            "A parameter of the sampler, such as gamma=0.5. Can be repeated. The error for an unknown KEY "
-            "lists the valid ones.",
-            metavar="KEY=VALUE",
-        ),
-    ] = None
-    gamma: Annotated[
-        float | None,
-        DECODING(
-            "--gamma",
-            "Entropy bound of the sampler, in nats, at least 0: the maximum total uncertainty of the tokens "
-            "that one pass reveals. 0 reveals one token per pass, inf the whole block. "
-            "Default: 1 in method exact; 0.1 in sbd. A calibrated model has its own.",
-            metavar="G",
-        ),
-    ] = None
-    domain: Annotated[
-        str | None,
-        DECODING(
-            "--domain",
-            "Use the setting that `setblock calibrate` found for this domain. Default: the slowest, and so "
-            "the most careful, of all domains.",
-            metavar="NAME",
-        ),
-    ] = None
+    sampler_options: list[str] | None = option(
+        None,
+        "A parameter of the sampler, such as gamma=0.5. Can be repeated. The error for an unknown KEY lists the valid "
+        "ones.",
+        "--sampler-option",
+        metavar="KEY=VALUE",
+    )
+    gamma: float | None = option(
+        None,
+        "Entropy bound of the sampler, in nats, at least 0: the maximum total uncertainty of the tokens that one pass "
+        "reveals. 0 reveals one token per pass, inf the whole block. Default: 1 in method exact; 0.1 in sbd. A "
+        "calibrated model has its own.",
+    )
+    domain: str | None = option(
+        None,
+        "Use the setting that `setblock calibrate` found for this domain. Default: the slowest, and so the most "
+        "careful, of all domains.",
+        metavar="NAME",
+    )
 
     if TYPE_CHECKING:
 

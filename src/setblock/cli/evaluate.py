@@ -1,14 +1,13 @@
 """`setblock evaluate`: accuracy and passes over a task."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from setblock.cli import options
 from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.harness import TasksOptions, check_unused, evaluate_harness
 from setblock.cli.messages import print_json, progress
+from setblock.cli.options import TASK, JsonOption, SplitOption, option, option_group
 from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
 from setblock.cli.sampler import sampler_text
 from setblock.cli.tasks import BatchSizeOption, SandboxOption
@@ -22,45 +21,34 @@ if TYPE_CHECKING:
 DEFAULT_LIMIT, DEFAULT_BATCH_SIZE = 100, 32  # the library's own; a test holds them together
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(TASK)
 class EvaluateOptions(DecodingOptions):
     """How the examples are answered."""
 
-    seed: Annotated[
-        int,
-        options.TASK(
-            "--seed",
-            "Seed that chooses the examples of the split, and the tokens at a temperature above 0.",
-            metavar="S",
-        ),
-    ] = 0
+    seed: int = option(0, "Seed that chooses the examples of the split, and the tokens at a temperature above 0.")
 
 
 def evaluate(
     *,
-    task: Annotated[str, options.TASK("--task", f"The task: {', '.join(TASKS)}.", metavar="NAME")] = "word-problems",
+    task: str = option("word-problems", f"The task: {', '.join(TASKS)}.", panel=TASK, metavar="NAME"),
     sandbox: SandboxOption = "confined",
-    split: options.SplitOption = "test",
-    limit: Annotated[
-        int | None,
-        options.TASK(
-            "--limit",
-            f"Number of examples, at least 1. Default: {DEFAULT_LIMIT}, or with --tasks all of each task.",
-            metavar="N",
-        ),
-    ] = None,
+    split: SplitOption = "test",
+    limit: int | None = option(
+        None,
+        f"Number of examples, at least 1. Default: {DEFAULT_LIMIT}, or with --tasks all of each task.",
+        panel=TASK,
+    ),
     batch_size: BatchSizeOption = DEFAULT_BATCH_SIZE,
-    continuous: Annotated[
-        bool,
-        options.TASK(
-            "--continuous-batching",
-            "Start the next example as soon as an answer ends, as the server does. It changes no answer and no count.",
-        ),
-    ] = False,
+    continuous: bool = option(
+        False,
+        "Start the next example as soon as an answer ends, as the server does. It changes no answer and no count.",
+        "--continuous-batching",
+        panel=TASK,
+    ),
     harness: TasksOptions,
     model: RuntimeOptions,
     decoding: EvaluateOptions,
-    as_json: options.JsonOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Answer the examples of a task, and report accuracy and forward passes next to plain decoding's.
 

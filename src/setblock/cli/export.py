@@ -7,7 +7,7 @@ from typing import Annotated, Literal, cast, get_args
 import typer
 
 from setblock.cli.messages import print_json, silence_libraries
-from setblock.cli.options import JsonOption
+from setblock.cli.options import JsonOption, option
 from setblock.errors import SetBlockError
 
 FileType = Literal[
@@ -24,15 +24,13 @@ def export(
         ),
     ],
     *,
-    file: Annotated[Path, typer.Option("--gguf", metavar="FILE", help="The GGUF file to write.", show_default=False)],
-    weights: Annotated[
-        FileType,
-        typer.Option(
-            "--type",
-            help="Type of the stored matrices, by llama.cpp's names. Types with a k in their names need "
-            "llama.cpp (pip install 'setblock[llama-cpp]').",
-        ),
-    ] = "f16",
+    file: Path = option(..., "The GGUF file to write.", "--gguf", show_default=False),
+    weights: FileType = option(
+        "f16",
+        "Type of the stored matrices, by llama.cpp's names. Types with a k in their names need llama.cpp (pip install "
+        "'setblock[llama-cpp]').",
+        "--type",
+    ),
     as_json: JsonOption = False,
 ) -> None:
     """Write a checkpoint as a GGUF file, for llama.cpp and the programs that use it.

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from setblock.cli import options
 from setblock.cli.decoding_options import DecodingOptions, offers
 from setblock.cli.generate_file import generate_file
 from setblock.cli.messages import print_figures, print_json, stdout_console
+from setblock.cli.options import OUTPUT, JsonOption, RawOption, option, option_group
 from setblock.cli.prompt import read_prompt
 from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
 from setblock.decoding.settings import DecodingSettings
@@ -22,29 +22,17 @@ if TYPE_CHECKING:
 DEFAULT_CONCURRENCY = 32
 
 
+@option_group("Form of the answer")
 @offers("report")
 class GenerateOptions(DecodingOptions):
     """How answers are decoded, what form they have, and what is told of them."""
 
-    json_schema: Annotated[
-        Path | None,
-        options.FORM(
-            "--json-schema", "The answer is JSON that is valid under the schema in this file.", metavar="FILE"
-        ),
-    ] = None
-    regex: Annotated[
-        str | None, options.FORM("--regex", "The answer as a whole matches this regular expression.", metavar="R")
-    ] = None
-    choice: Annotated[
-        list[str] | None,
-        options.FORM("--choice", "The answer is one of these texts. Repeat the option for each text.", metavar="TEXT"),
-    ] = None
-    grammar: Annotated[
-        Path | None,
-        options.FORM(
-            "--grammar", "The answer follows the grammar in this file, in llguidance's notation.", metavar="FILE"
-        ),
-    ] = None
+    json_schema: Path | None = option(None, "The answer is JSON that is valid under the schema in this file.")
+    regex: str | None = option(None, "The answer as a whole matches this regular expression.")
+    choice: list[str] | None = option(
+        None, "The answer is one of these texts. Repeat the option for each text.", metavar="TEXT"
+    )
+    grammar: Path | None = option(None, "The answer follows the grammar in this file, in llguidance's notation.")
 
     def settings(self) -> DecodingSettings:
         """See `DecodingOptions`."""
@@ -75,40 +63,34 @@ def generate(
     *,
     model: RuntimeOptions,
     decoding: GenerateOptions,
-    raw: options.RawOption = False,
-    as_json: options.JsonOption = False,
-    as_events: Annotated[
-        bool,
-        options.OUTPUT(
-            "--events",
-            "Print a line of JSON for each forward pass: the tokens that it revealed, their positions and "
-            "entropies. The last line is what --json prints.",
-        ),
-    ] = False,
-    source: Annotated[
-        Path | None,
-        options.BATCH(
-            "--input",
-            'Answer a file of prompts. Each line is a JSON object, {"prompt": "..."} or {"messages": [...]}, '
-            'with an optional "id". Needs --output.',
-            metavar="FILE",
-        ),
-    ] = None,
-    target: Annotated[
-        Path | None,
-        options.BATCH(
-            "--output",
-            "File for the answers. Each line is what --json prints, in the order of the prompts. The same "
-            "command resumes an interrupted run.",
-            metavar="FILE",
-        ),
-    ] = None,
-    concurrency: Annotated[
-        int,
-        options.BATCH(
-            "--concurrency", "Number of prompts decoded at once, at least 1. It changes no answer.", metavar="N"
-        ),
-    ] = DEFAULT_CONCURRENCY,
+    raw: RawOption = False,
+    as_json: JsonOption = False,
+    as_events: bool = option(
+        False,
+        "Print a line of JSON for each forward pass: the tokens that it revealed, their positions and entropies. The "
+        "last line is what --json prints.",
+        "--events",
+        panel=OUTPUT,
+    ),
+    source: Path | None = option(
+        None,
+        'Answer a file of prompts. Each line is a JSON object, {"prompt": "..."} or {"messages": [...]}, with an '
+        'optional "id". Needs --output.',
+        "--input",
+        panel="Many prompts",
+    ),
+    target: Path | None = option(
+        None,
+        "File for the answers. Each line is what --json prints, in the order of the prompts. The same command resumes "
+        "an interrupted run.",
+        "--output",
+        panel="Many prompts",
+    ),
+    concurrency: int = option(
+        DEFAULT_CONCURRENCY,
+        "Number of prompts decoded at once, at least 1. It changes no answer.",
+        panel="Many prompts",
+    ),
 ) -> None:
     """Answer a prompt. Text is printed as soon as it is final, then tokens, forward passes and seconds on stderr.
 

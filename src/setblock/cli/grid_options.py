@@ -1,55 +1,41 @@
 """The options that say what is swept."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from setblock.cli.options import Panel
+from setblock.cli.options import option, option_group
 from setblock.decoding.named_samplers import SAMPLERS
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
     from setblock.evaluation.grid import Grid
 
-GRID = Panel("Grid")
 
-
-@dataclass(frozen=True, kw_only=True)
+@option_group("Grid")
 class GridOptions:
     """The operating points of a sweep."""
 
-    methods: Annotated[
-        list[str] | None,
-        GRID("--method", "sbd or exact. Can be repeated. Default: both. ntp always runs once.", metavar="M"),
-    ] = None
-    samplers: Annotated[
-        list[str] | None,
-        GRID(
-            "--sampler",
-            f"A sampler to sweep in method sbd: {', '.join(SAMPLERS)}. Can be repeated. Default: entropy-bounded.",
-            metavar="NAME",
-        ),
-    ] = None
-    grid: Annotated[
-        list[str] | None,
-        GRID(
-            "--grid",
-            "Values of a sampler's parameter (gamma=0.01,0.1,1), of one sampler if several have the "
-            "parameter (factor.factor=0.5,1), or of block_size, adaptive_blocks or draft_passes. Can be "
-            "repeated. All combinations are decoded. Default: several values of each sampler's main "
-            "parameter.",
-            metavar="KEY=V,V,...",
-        ),
-    ] = None
-    grid_file: Annotated[
-        Path | None,
-        GRID(
-            "--grid-file",
-            "A YAML file with a list of grids, such as `- {sampler: factor, factor: [0.5, 1], block_size: "
-            "[4, 16]}`. Replaces the other options of this group.",
-            metavar="FILE",
-        ),
-    ] = None
+    methods: list[str] | None = option(
+        None, "sbd or exact. Can be repeated. Default: both. ntp always runs once.", "--method"
+    )
+    samplers: list[str] | None = option(
+        None,
+        f"A sampler to sweep in method sbd: {', '.join(SAMPLERS)}. Can be repeated. Default: entropy-bounded.",
+        "--sampler",
+        metavar="NAME",
+    )
+    grid: list[str] | None = option(
+        None,
+        "Values of a sampler's parameter (gamma=0.01,0.1,1), of one sampler if several have the parameter "
+        "(factor.factor=0.5,1), or of block_size, adaptive_blocks or draft_passes. Can be repeated. All combinations "
+        "are decoded. Default: several values of each sampler's main parameter.",
+        metavar="KEY=V,V,...",
+    )
+    grid_file: Path | None = option(
+        None,
+        "A YAML file with a list of grids, such as `- {sampler: factor, factor: [0.5, 1], block_size: [4, 16]}`. "
+        "Replaces the other options of this group.",
+    )
 
     def grids(self) -> "list[Grid]":
         """The grids.

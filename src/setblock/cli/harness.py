@@ -1,56 +1,37 @@
 """`setblock evaluate --tasks`: the language-model evaluation harness, and its results in a few lines."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from setblock.cli.messages import print_json, progress, silence_bars, silence_data_sets
 from setblock.cli.model import ModelOptions, load_model
-from setblock.cli.options import HARNESS
+from setblock.cli.options import option, option_group
 from setblock.cli.sampler import sampler_json, sampler_text
 from setblock.decoding.settings import DecodingSettings, offered_by
 from setblock.errors import ParameterError, SetBlockError
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group("Tasks of lm-evaluation-harness")
 class TasksOptions:
     """What is asked of the harness. Without `tasks`, nothing."""
 
-    tasks: Annotated[
-        str | None,
-        HARNESS(
-            "--tasks",
-            "Tasks, groups, patterns or files of lm-evaluation-harness, separated by commas, such as "
-            "gsm8k,mbpp. setblock_paper is the group of the paper's tasks (needs `pip install "
-            "'setblock\\[eval]'`).",
-            metavar="NAMES",
-        ),
-    ] = None
-    num_fewshot: Annotated[
-        int | None,
-        HARNESS("--num-fewshot", "Number of solved examples before each question. Default: the task's.", metavar="N"),
-    ] = None
-    apply_chat_template: Annotated[
-        bool, HARNESS("--apply-chat-template", "Use the model's chat template for the questions.")
-    ] = False
-    include_path: Annotated[Path | None, HARNESS("--include-path", "Folder with more task files.", metavar="DIR")] = (
-        None
+    tasks: str | None = option(
+        None,
+        "Tasks, groups, patterns or files of lm-evaluation-harness, separated by commas, such as gsm8k,mbpp. "
+        "setblock_paper is the group of the paper's tasks (needs `pip install 'setblock\\[eval]'`).",
+        metavar="NAMES",
     )
-    output_path: Annotated[
-        Path | None, HARNESS("--output-path", "Where the harness writes its result file.", metavar="DIR")
-    ] = None
-    log_samples: Annotated[bool, HARNESS("--log-samples", "Also write every prompt and answer to --output-path.")] = (
-        False
+    num_fewshot: int | None = option(None, "Number of solved examples before each question. Default: the task's.")
+    apply_chat_template: bool = option(False, "Use the model's chat template for the questions.")
+    include_path: Path | None = option(None, "Folder with more task files.", metavar="DIR")
+    output_path: Path | None = option(None, "Where the harness writes its result file.", metavar="DIR")
+    log_samples: bool = option(False, "Also write every prompt and answer to --output-path.")
+    confirm_run_unsafe_code: bool = option(
+        False, "Allow tasks to run code that the model wrote, on this machine and with your permissions."
     )
-    confirm_run_unsafe_code: Annotated[
-        bool,
-        HARNESS(
-            "--confirm-run-unsafe-code",
-            "Allow tasks to run code that the model wrote, on this machine and with your permissions.",
-        ),
-    ] = False
 
 
 def check_unused(options: TasksOptions) -> None:

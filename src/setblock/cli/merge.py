@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from setblock.cli.messages import silence_libraries
+from setblock.cli.options import option
 
 
 def merge(
@@ -17,18 +18,12 @@ def merge(
             show_default=False,
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", metavar="DIR", help="Folder to save the model in.", show_default=False)
-    ],
-    base: Annotated[
-        str | None,
-        typer.Option(
-            "--base",
-            metavar="P",
-            help="Folder or hub id of the model that the adapter was trained on. Default: the model of its recipe.",
-            show_default=False,
-        ),
-    ] = None,
+    output: Path = option(..., "Folder to save the model in.", metavar="DIR", show_default=False),
+    base: str | None = option(
+        None,
+        "Folder or hub id of the model that the adapter was trained on. Default: the model of its recipe.",
+        show_default=False,
+    ),
 ) -> None:
     """Merge an adapter into the model that it was trained on.
 

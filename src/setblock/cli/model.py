@@ -2,11 +2,10 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from setblock.cli.messages import print_message, silence_libraries
-from setblock.cli.options import MODEL
+from setblock.cli.options import option, option_group
 from setblock.errors import SetBlockError, SetBlockWarning
 
 if TYPE_CHECKING:
@@ -19,52 +18,32 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["int8"]  # as in `setblock.model.quantization`, which takes seconds to import
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group("Model")
 class ModelOptions:
     """Which model, and how it is loaded."""
 
-    path: Annotated[
-        str | None,
-        MODEL(
-            "--model",
-            "Folder, hub id or name (`setblock fetch`) of a causal LM, or a GGUF file. Default: the bundled model.",
-            metavar="P",
-        ),
-    ] = None
-    dtype: Annotated[Dtype, MODEL("--dtype", "Type of the weights. auto: as in the checkpoint.")] = "auto"
-    device: Annotated[
-        str | None,
-        MODEL(
-            "--device",
-            "Where to run the model: cpu, cuda, cuda:1, mps. Default: a CUDA GPU if there is one, else the CPU.",
-            metavar="D",
-        ),
-    ] = None
-    trust_remote_code: Annotated[
-        bool, MODEL("--trust-remote-code", "Allow code that comes with the checkpoint to run.")
-    ] = False
-    quantization: Annotated[
-        Quantization | None,
-        MODEL(
-            "--quantization",
-            "int8: store the weights of linear layers in eight bits (needs `pip install 'setblock\\[quantize]'`).",
-        ),
-    ] = None
-    compile: Annotated[
-        bool,
-        MODEL(
-            "--compile",
-            "Compile the model with torch.compile. The first use takes minutes, so use it for hundreds of answers.",
-        ),
-    ] = False
-    prepack: Annotated[
-        bool | None,
-        MODEL(
-            "--prepack/--no-prepack",
-            "On a CPU: convert the weights to the layout of its matrix kernels once, at the start. Excludes "
-            "--quantization. Default: generate, evaluate and serve do so for weights in half precision.",
-        ),
-    ] = None
+    path: str | None = option(
+        None,
+        "Folder, hub id or name (`setblock fetch`) of a causal LM, or a GGUF file. Default: the bundled model.",
+        "--model",
+    )
+    dtype: Dtype = option("auto", "Type of the weights. auto: as in the checkpoint.")
+    device: str | None = option(
+        None, "Where to run the model: cpu, cuda, cuda:1, mps. Default: a CUDA GPU if there is one, else the CPU."
+    )
+    trust_remote_code: bool = option(False, "Allow code that comes with the checkpoint to run.")
+    quantization: Quantization | None = option(
+        None, "int8: store the weights of linear layers in eight bits (needs `pip install 'setblock\\[quantize]'`)."
+    )
+    compile: bool = option(
+        False, "Compile the model with torch.compile. The first use takes minutes, so use it for hundreds of answers."
+    )
+    prepack: bool | None = option(
+        None,
+        "On a CPU: convert the weights to the layout of its matrix kernels once, at the start. Excludes "
+        "--quantization. Default: generate, evaluate and serve do so for weights in half precision.",
+        "--prepack/--no-prepack",
+    )
 
 
 def load_model(options: ModelOptions, *, blocks: bool, fastest: bool = False) -> "SBDModel":

@@ -1,13 +1,13 @@
 """The recipe that a command reads: its file, and values to replace in it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from setblock.cli.messages import silence_data_sets, silence_libraries
+from setblock.cli.options import option, option_group
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from setblock.training.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class RecipeOptions:
     """Which recipe, and what is replaced in it."""
 
@@ -27,15 +27,13 @@ class RecipeOptions:
             show_default=False,
         ),
     ]
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="SECTION.KEY=VALUE",
-            help="Replace a value of the recipe, such as training.learning_rate=1e-4. Can be repeated.",
-            show_default=False,
-        ),
-    ] = None
+    overrides: list[str] | None = option(
+        None,
+        "Replace a value of the recipe, such as training.learning_rate=1e-4. Can be repeated.",
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        show_default=False,
+    )
 
     def load(self, **values: Any) -> "tuple[Recipe, SBDConfig]":
         """Read and check it, with libraries silenced.
@@ -54,9 +52,7 @@ class RecipeOptions:
         return load_recipe(self.recipe, overrides={**replaced, **values})
 
 
-RecordsOption = Annotated[
-    Path, typer.Option("--output", metavar="FILE", help="The .jsonl file to write.", show_default=False)
-]
+RecordsOption = Annotated[Path, option(..., "The .jsonl file to write.", "--output")]
 
 
 def check_records(path: Path) -> None:

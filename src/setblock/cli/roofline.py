@@ -1,11 +1,10 @@
 """`setblock roofline`: what blocks can gain on a machine, predicted from two figures of it."""
 
 import warnings
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from setblock.cli import options
 from setblock.cli.messages import print_json, silence_libraries, stdout_console
+from setblock.cli.options import JsonOption, option, option_group
 from setblock.cli.roofline_view import print_prediction, roofline_json
 from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, Hardware, hardware_named
@@ -16,59 +15,48 @@ from setblock.roofline.presets import PAPER_MODEL, PRESETS
 from setblock.roofline.shape import ModelShape, shape_of
 from setblock.roofline.tables import BLOCK_SIZE, KV_LENGTH
 
-LOAD, HARDWARE_PANEL = options.Panel("Load"), options.Panel("Hardware")
+_HARDWARE, _LOAD = "Hardware", "Load"  # panels
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group("Model")
 class SubjectOptions:
     """Which model, in which types, on which machine."""
 
-    model: Annotated[
-        str | None,
-        options.MODEL(
-            "--model",
-            f"Folder or hub id (only its config is read), or one of {', '.join(PRESETS)}. "
-            f"Default: {PAPER_MODEL} on the paper's H100.",
-            metavar="P",
-        ),
-    ] = None
-    dtype: Annotated[
-        NumberType | None,
-        options.MODEL(
-            "--dtype",
-            "Type of the activations, and of weights and cache unless they are given. Default: the type in "
-            "the config, or bfloat16. Without --model: float8, as in the paper.",
-        ),
-    ] = None
-    weights: Annotated[NumberType | None, options.MODEL("--weights", "Type of the weights.")] = None
-    kv: Annotated[NumberType | None, options.MODEL("--kv", "Type of the cached keys and values.")] = None
-    hardware: Annotated[
-        str | None,
-        HARDWARE_PANEL(
-            "--hardware",
-            f"One of {', '.join(HARDWARE)}, or {THIS_MACHINE}, which is measured. Default: h100.",
-            metavar="NAME",
-        ),
-    ] = None
-    bandwidth: Annotated[
-        float | None, HARDWARE_PANEL("--bandwidth", "Memory bandwidth, instead of that of --hardware.", metavar="GB/s")
-    ] = None
-    peak: Annotated[
-        float | None,
-        HARDWARE_PANEL(
-            "--peak",
-            "Peak of dense arithmetic in the type that is used, instead of that of --hardware.",
-            metavar="TFLOPS",
-        ),
-    ] = None
+    model: str | None = option(
+        None,
+        f"Folder or hub id (only its config is read), or one of {', '.join(PRESETS)}. "
+        f"Default: {PAPER_MODEL} on the paper's H100.",
+    )
+    dtype: NumberType | None = option(
+        None,
+        "Type of the activations, and of weights and cache unless they are given. Default: the type in the config, or "
+        "bfloat16. Without --model: float8, as in the paper.",
+    )
+    weights: NumberType | None = option(None, "Type of the weights.")
+    kv: NumberType | None = option(None, "Type of the cached keys and values.")
+    hardware: str | None = option(
+        None,
+        f"One of {', '.join(HARDWARE)}, or {THIS_MACHINE}, which is measured. Default: h100.",
+        panel=_HARDWARE,
+        metavar="NAME",
+    )
+    bandwidth: float | None = option(
+        None, "Memory bandwidth, instead of that of --hardware.", panel=_HARDWARE, metavar="GB/s"
+    )
+    peak: float | None = option(
+        None,
+        "Peak of dense arithmetic in the type that is used, instead of that of --hardware.",
+        panel=_HARDWARE,
+        metavar="TFLOPS",
+    )
 
 
 def roofline(
     *,
     subject: SubjectOptions,
-    kv_length: Annotated[int, LOAD("--kv-length", "Number of cached tokens.", metavar="L", min=1)] = KV_LENGTH,
-    block_size: Annotated[int, LOAD("--block-size", "Block size k of the speed-ups.", metavar="K", min=2)] = BLOCK_SIZE,
-    as_json: options.JsonOption = False,
+    kv_length: int = option(KV_LENGTH, "Number of cached tokens.", panel=_LOAD, min=1),
+    block_size: int = option(BLOCK_SIZE, "Block size k of the speed-ups.", panel=_LOAD, min=2),
+    as_json: JsonOption = False,
 ) -> None:
     """Predict the gain of blocks: the slowdown of block passes, the speed-up in seconds, and the batch size where it ends.
 

@@ -1,70 +1,40 @@
 """The options of a runtime: from what was typed to a model that PyTorch or llama.cpp runs."""
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Literal
 
 from setblock.cli.messages import print_message, silence_libraries
 from setblock.cli.model import ModelOptions, checked_for_blocks, load_model
-from setblock.cli.options import Panel
+from setblock.cli.options import offering, option, option_group
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.integrations.llama_cpp.options import CacheType, FlashAttention, LlamaOptions
+from setblock.integrations.llama_cpp.options import LlamaOptions
 
 if TYPE_CHECKING:
     from setblock.model.protocol import LanguageModel
 
-RUNTIME = Panel("Runtime")
 RuntimeName = Literal["transformers", "llama-cpp"]
-_DEFAULT = LlamaOptions()
 _OF_TRANSFORMERS = ("dtype", "device", "trust_remote_code", "quantization", "compile", "prepack")
 _OF_LLAMA = ("n_gpu_layers", "n_threads", "n_ctx", "n_ubatch", "type_k", "type_v", "flash_attn")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group("Runtime")
+@offering(LlamaOptions, panel="llama.cpp", but_not=["use_extra_bufts"])
 class RuntimeOptions(ModelOptions):
-    """Which model, and who runs it. Fields have the names that `LlamaOptions` gives them."""
+    """Which model, and who runs it."""
 
-    runtime: Annotated[
-        RuntimeName | None,
-        RUNTIME(
-            "--runtime",
-            "What runs the model. transformers: PyTorch. llama-cpp: llama.cpp (pip install "
-            "'setblock\\[llama-cpp]'), the default for GGUF files if it is installed.",
-        ),
-    ] = None
-    n_gpu_layers: Annotated[
-        int, RUNTIME("--n-gpu-layers", "llama.cpp: number of layers on the GPU; -1 for all.", metavar="N")
-    ] = _DEFAULT.n_gpu_layers
-    n_threads: Annotated[
-        int | None, RUNTIME("--n-threads", "llama.cpp: number of threads. Default: PyTorch's number.", metavar="N")
-    ] = None
-    n_ctx: Annotated[
-        int | None,
-        RUNTIME(
-            "--n-ctx",
-            "llama.cpp: maximum number of tokens of prompt and answer together. Default: the "
-            "context length of the file.",
-            metavar="N",
-        ),
-    ] = None
-    n_ubatch: Annotated[
-        int, RUNTIME("--n-ubatch", "llama.cpp: maximum number of tokens in one computation.", metavar="N")
-    ] = _DEFAULT.n_ubatch
-    type_k: Annotated[CacheType, RUNTIME("--type-k", "llama.cpp: type of the cached keys.")] = _DEFAULT.type_k
-    type_v: Annotated[CacheType, RUNTIME("--type-v", "llama.cpp: type of the cached values.")] = _DEFAULT.type_v
-    flash_attn: Annotated[
-        FlashAttention,
-        RUNTIME("--flash-attn", "llama.cpp: flash attention. auto: on a GPU, and for quantised values."),
-    ] = _DEFAULT.flash_attn
-    tune: Annotated[
-        bool | None,
-        RUNTIME(
-            "--tune/--no-tune",
-            "In method exact: time the passes of this model on this machine once, and choose the fastest "
-            "block size, or plain decoding if that is faster. Has no effect with --block-size or on a "
-            "calibrated model. Default: on for llama-cpp.",
-        ),
-    ] = None
+    runtime: RuntimeName | None = option(
+        None,
+        "What runs the model. transformers: PyTorch. llama-cpp: llama.cpp (pip install 'setblock\\[llama-cpp]'), the "
+        "default for GGUF files if it is installed.",
+    )
+    tune: bool | None = option(
+        None,
+        "In method exact: time the passes of this model on this machine once, and choose the fastest block size, or "
+        "plain decoding if that is faster. Has no effect with --block-size or on a calibrated model. Default: on for "
+        "llama-cpp.",
+        "--tune/--no-tune",
+    )
 
     @property
     def takes_llama_cpp(self) -> bool:

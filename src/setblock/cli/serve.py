@@ -1,7 +1,6 @@
 """`setblock serve`: the API and the playground, on this machine or for others."""
 
 import os
-from dataclasses import dataclass
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from setblock.cli.messages import print_message
-from setblock.cli.options import Panel
+from setblock.cli.options import offering, option, option_group
 from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
 from setblock.cli.serve_vllm import VllmOptions, check_options, serve_by_vllm
 from setblock.decoding.settings import DecodingSettings
@@ -21,51 +20,16 @@ from setblock.server.limits import ServerLimits
 if TYPE_CHECKING:
     from setblock.model.protocol import LanguageModel
 
-SERVER, LIMITS = Panel("Server"), Panel("Limits")
+SERVER = "Server"
 KEYS_VARIABLE = "SETBLOCK_API_KEYS"
 EngineName = Literal["setblock", "vllm"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-_SERVER, _ENGINE = ServerLimits(), EngineLimits()
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group("Limits")
+@offering(EngineLimits, ServerLimits, but_not=["page_tokens"])
 class LimitOptions:
-    """What clients may ask for. Fields have the names that `ServerLimits` and `EngineLimits` give them."""
-
-    max_running: Annotated[int, LIMITS("--max-running", "Maximum number of answers decoded at once.", metavar="N")] = (
-        _ENGINE.max_running
-    )
-    max_waiting: Annotated[
-        int,
-        LIMITS("--max-waiting", "Maximum number of answers that wait. Further requests get status 429.", metavar="N"),
-    ] = _ENGINE.max_waiting
-    kv_tokens: Annotated[
-        int, LIMITS("--kv-tokens", "Number of tokens in the key-value cache, for all answers together.", metavar="N")
-    ] = _ENGINE.kv_tokens
-    tokens_per_pass: Annotated[
-        int, LIMITS("--tokens-per-pass", "Maximum number of tokens in one forward pass.", metavar="N")
-    ] = _ENGINE.tokens_per_pass
-    max_requests: Annotated[
-        int,
-        LIMITS(
-            "--max-requests", "Maximum number of requests in progress. Further requests get status 429.", metavar="N"
-        ),
-    ] = _SERVER.max_requests
-    max_answers: Annotated[int, LIMITS("--max-answers", "Maximum number of answers of one request.", metavar="N")] = (
-        _SERVER.max_answers
-    )
-    max_body_bytes: Annotated[
-        int, LIMITS("--max-body-bytes", "Maximum size of a request body. A larger one gets status 413.", metavar="N")
-    ] = _SERVER.max_body_bytes
-    body_seconds: Annotated[
-        float, LIMITS("--body-seconds", "Time limit for receiving a request body.", metavar="S")
-    ] = _SERVER.body_seconds
-    request_seconds: Annotated[
-        float, LIMITS("--request-seconds", "Time limit for an answer, until the client has read it.", metavar="S")
-    ] = _SERVER.request_seconds
-    drain_seconds: Annotated[
-        float, LIMITS("--drain-seconds", "Time limit for running requests after SIGTERM.", metavar="S")
-    ] = _SERVER.drain_seconds
+    """What clients may ask for."""
 
 
 def serve(
@@ -77,43 +41,32 @@ def serve(
         list[str] | None,
         typer.Argument(metavar="[-- WORDS]", help="Further arguments, which vLLM gets unchanged.", show_default=False),
     ] = None,
-    engine: Annotated[
-        EngineName,
-        SERVER(
-            "--engine",
-            "setblock: this package's engine. vllm: vLLM with this package's plugin (needs an installed vLLM).",
-        ),
-    ] = "setblock",
-    host: Annotated[
-        str, SERVER("--host", "Address to listen on. 0.0.0.0 accepts other machines.", metavar="H")
-    ] = "127.0.0.1",
-    port: Annotated[int, SERVER("--port", "Port to listen on; 0 chooses a free one.", metavar="P")] = 8000,
-    name: Annotated[
-        str | None,
-        SERVER("--name", "Model id for clients. Default: the name of the folder, or the hub id.", metavar="ID"),
-    ] = None,
-    key_file: Annotated[
-        Path | None,
-        SERVER(
-            "--key-file",
-            f"File with the API keys that clients need, one per line. Alternative: the variable {KEYS_VARIABLE}, with commas.",
-            metavar="FILE",
-        ),
-    ] = None,
-    no_keys: Annotated[bool, SERVER("--no-keys", "Accept other machines without API keys.")] = False,
-    allowed_hosts: Annotated[
-        list[str] | None,
-        SERVER(
-            "--allowed-host",
-            "Host name that clients may use, such as that of a proxy. Can be repeated. Default: the loopback "
-            "names if the server listens on the loopback address, else any name.",
-            metavar="NAME",
-        ),
-    ] = None,
-    log_level: Annotated[
-        LogLevel, SERVER("--log-level", "Minimum level of the log, which is lines of JSON on stderr.")
-    ] = "info",
-    log_text: Annotated[bool, SERVER("--log-text", "Include prompts and answers in the log.")] = False,
+    engine: EngineName = option(
+        "setblock",
+        "setblock: this package's engine. vllm: vLLM with this package's plugin (needs an installed vLLM).",
+        panel=SERVER,
+    ),
+    host: str = option("127.0.0.1", "Address to listen on. 0.0.0.0 accepts other machines.", panel=SERVER),
+    port: int = option(8000, "Port to listen on; 0 chooses a free one.", panel=SERVER),
+    name: str | None = option(
+        None, "Model id for clients. Default: the name of the folder, or the hub id.", panel=SERVER, metavar="ID"
+    ),
+    key_file: Path | None = option(
+        None,
+        f"File with the API keys that clients need, one per line. Alternative: the variable {KEYS_VARIABLE}, with commas.",
+        panel=SERVER,
+    ),
+    no_keys: bool = option(False, "Accept other machines without API keys.", panel=SERVER),
+    allowed_hosts: list[str] | None = option(
+        None,
+        "Host name that clients may use, such as that of a proxy. Can be repeated. Default: the loopback names if the "
+        "server listens on the loopback address, else any name.",
+        "--allowed-host",
+        panel=SERVER,
+        metavar="NAME",
+    ),
+    log_level: LogLevel = option("info", "Minimum level of the log, which is lines of JSON on stderr.", panel=SERVER),
+    log_text: bool = option(False, "Include prompts and answers in the log.", panel=SERVER),
 ) -> None:
     """Serve a model: OpenAI's API under /v1, a playground at /, metrics for Prometheus at /metrics.
 

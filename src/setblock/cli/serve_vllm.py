@@ -4,40 +4,30 @@ import os
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
 from setblock.cli.model import ModelOptions
-from setblock.cli.options import Panel
+from setblock.cli.options import option, option_group
 from setblock.errors import SetBlockError
 
-VLLM = Panel("vLLM")
 VllmDecoding = Literal["blocks", "plain", "ngram"]  # as in `setblock.integrations.vllm.command`
 KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's own
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group("vLLM")
 class VllmOptions:
     """What only vLLM is asked for."""
 
-    decoding: Annotated[
-        VllmDecoding,
-        VLLM(
-            "--decoding",
-            "What vLLM runs: blocks by this package's plugin, plain next-token decoding, or vLLM's n-gram speculation.",
-        ),
-    ] = "blocks"
-    block_size: Annotated[
-        int | None,
-        VLLM(
-            "--block-size",
-            "Maximum block size of a request. Default: the largest that the model was trained with, at most 16.",
-            metavar="K",
-        ),
-    ] = None
-    print_command: Annotated[bool, VLLM("--print-command", "Print vLLM's command instead of running it.")] = False
+    decoding: VllmDecoding = option(
+        "blocks",
+        "What vLLM runs: blocks by this package's plugin, plain next-token decoding, or vLLM's n-gram speculation.",
+    )
+    block_size: int | None = option(
+        None, "Maximum block size of a request. Default: the largest that the model was trained with, at most 16."
+    )
+    print_command: bool = option(False, "Print vLLM's command instead of running it.")
 
 
 # Parameters of `serve` that vLLM's command has a place for; the others are for our own engine, and those below for vLLM alone.

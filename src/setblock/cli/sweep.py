@@ -1,15 +1,15 @@
 """`setblock sweep`: accuracy and passes over a grid of settings."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
 
-from setblock.cli import options
 from setblock.cli.grid_options import GridOptions
 from setblock.cli.messages import print_json, progress, stdout_console
 from setblock.cli.model import ModelOptions, load_model
+from setblock.cli.options import OUTPUT, JsonOption, option
 from setblock.cli.tasks import TaskOptions
 from setblock.data.tasks import task_named
 from setblock.decoding.settings import DecodingSettings
@@ -24,34 +24,27 @@ def sweep(
     task: TaskOptions,
     model: ModelOptions,
     grid: GridOptions,
-    out: Annotated[
-        Path | None,
-        options.OUTPUT(
-            "--out",
-            "Add a line of JSON to this file for each finished setting, with the outcome of every example. "
-            "The same command resumes an interrupted sweep. A file of another model, task or commit is "
-            "refused.",
-            metavar="FILE",
-        ),
-    ] = None,
-    from_file: Annotated[
-        Path | None,
-        options.OUTPUT(
-            "--from",
-            "Show the results in the file of an earlier sweep, and decode nothing. Options of task, model "
-            "and grid have no effect.",
-            metavar="FILE",
-        ),
-    ] = None,
-    figures: Annotated[
-        list[Path] | None,
-        options.OUTPUT(
-            "--figure",
-            "Draw accuracy against passes with the Pareto front (.png, .svg or .pdf). Can be repeated.",
-            metavar="FILE",
-        ),
-    ] = None,
-    as_json: options.JsonOption = False,
+    out: Path | None = option(
+        None,
+        "Add a line of JSON to this file for each finished setting, with the outcome of every example. The same "
+        "command resumes an interrupted sweep. A file of another model, task or commit is refused.",
+        panel=OUTPUT,
+    ),
+    from_file: Path | None = option(
+        None,
+        "Show the results in the file of an earlier sweep, and decode nothing. Options of task, model and grid have no"
+        " effect.",
+        "--from",
+        panel=OUTPUT,
+    ),
+    figures: list[Path] | None = option(
+        None,
+        "Draw accuracy against passes with the Pareto front (.png, .svg or .pdf). Can be repeated.",
+        "--figure",
+        panel=OUTPUT,
+        metavar="FILE",
+    ),
+    as_json: JsonOption = False,
 ) -> None:
     """Answer the examples of a task at every setting of a grid, and compare accuracy and forward passes.
 

@@ -3,11 +3,12 @@
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from setblock.cli.messages import print_message
+from setblock.cli.options import option
 from setblock.cli.recipe import RecipeOptions
 
 if TYPE_CHECKING:
@@ -20,15 +21,9 @@ if TYPE_CHECKING:
 
 def train(
     recipe: RecipeOptions,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            metavar="DIR",
-            help="Output folder. Default: training.output_dir of the recipe.",
-            show_default=False,
-        ),
-    ] = None,
+    output: Path | None = option(
+        None, "Output folder. Default: training.output_dir of the recipe.", metavar="DIR", show_default=False
+    ),
 ) -> None:
     """Train a model by a recipe.
 

@@ -10,11 +10,11 @@ class EngineLimits:
     """Limits of an engine. None of them changes an answer.
 
     Attributes:
-        max_running: the most requests decoded at once.
-        kv_tokens: the positions in the key-value cache of all requests together, rounded up to whole pages.
-        tokens_per_pass: the most tokens in one pass. A single larger block is fed nevertheless.
-        max_waiting: the most waiting requests. Further requests are refused.
-        page_tokens: the positions in a page, the unit in which requests allocate and share the cache.
+        max_running: Maximum number of requests decoded at once.
+        kv_tokens: Number of tokens in the key-value cache, for all requests together. Rounded up to whole pages.
+        tokens_per_pass: Maximum number of tokens in one forward pass. A single larger block is fed nevertheless.
+        max_waiting: Maximum number of requests that wait. Further requests are refused, by the server with status 429.
+        page_tokens: Number of tokens in a page, the unit in which requests allocate and share the cache.
     """
 
     max_running: int = 32

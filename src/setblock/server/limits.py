@@ -17,12 +17,12 @@ class ServerLimits:
     """Limits of a server.
 
     Attributes:
-        max_requests: the most requests that are being answered at once, those that wait included; more get 429.
-        max_body_bytes: the largest body of a request; a larger one gets 413.
-        max_answers: the most answers that one request may ask for, its prompts times `n`.
-        body_seconds: how long a body may take to arrive.
-        request_seconds: how long an answer may take to be written and read.
-        drain_seconds: how long running requests may take to finish once the server is told to stop.
+        max_requests: Maximum number of requests in progress, waiting ones included. Further requests get status 429.
+        max_body_bytes: Maximum size of a request body. A larger one gets status 413.
+        max_answers: Maximum number of answers of one request: its prompts times `n`.
+        body_seconds: Time limit for receiving a request body, in seconds.
+        request_seconds: Time limit for an answer, until the client has read it, in seconds.
+        drain_seconds: Time limit for running requests after SIGTERM, in seconds.
     """
 
     max_requests: int = 256

@@ -21,14 +21,15 @@ class LlamaOptions:
     """Options of a model in llama.cpp.
 
     Attributes:
-        n_gpu_layers: layers on the GPU; a negative number means all. llama.cpp has a GPU only where it was built for one.
-        n_threads: threads of a pass; None for as many as PyTorch uses.
-        n_ctx: the most positions of a prompt and its answer; None for what the file says.
-        n_ubatch: the most tokens that llama.cpp computes at once. A block and what is committed with it must fit.
-        type_k, type_v: types of the cached keys and values.
-        flash_attn: `auto` is on where a GPU computes or values are quantised, and off on a CPU. There it rounds to 16 bits, and
-            so a token's logits depend on how many are computed with it.
-        use_extra_bufts: let llama.cpp lay weights out anew for the CPU. None means yes, but not on a CPU with AMX, where
+        n_gpu_layers: Number of layers on the GPU; -1 for all. llama.cpp has a GPU only if it was built for one.
+        n_threads: Number of threads of a pass. Default: PyTorch's number.
+        n_ctx: Maximum number of tokens of a prompt and its answer together. Default: the context length of the file.
+        n_ubatch: Maximum number of tokens in one computation. A block and what is committed with it must fit.
+        type_k: Type of the cached keys.
+        type_v: Type of the cached values.
+        flash_attn: Flash attention. auto: on if a GPU computes or values are quantised, and off on a CPU. There it rounds to
+            16 bits, and so the logits of a token depend on how many are computed with it.
+        use_extra_bufts: Let llama.cpp convert weights to a layout for the CPU. None: yes, but not on a CPU with AMX, where
             llama.cpp's own layout was found to crash.
     """
 
