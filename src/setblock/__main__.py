@@ -1,4 +1,4 @@
-"""`python -m setblock`: the same as the `setblock` command."""
+"""Run the `setblock` command as `python -m setblock`."""
 
 from setblock.cli.main import main
 

@@ -1,23 +1,23 @@
-"""The exception for a user's mistake, and the base class of the library's warnings."""
+"""Define the exception for a user's mistake, and the base class of the library's warnings."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class SetBlockError(ValueError):
-    """A user's mistake. Its message is one line that names the value and the valid range. The command line prints it
-    without a traceback."""
+    """Report a user's mistake. Its message is one line that names the value and the valid range. The command line
+    prints it without a traceback."""
 
 
 class ParameterError(SetBlockError):
-    """A parameter is out of its range. The command line exits with code 2, as for any wrong usage."""
+    """Report a parameter that is out of its range. The command line exits with code 2, as for any wrong usage."""
 
 
 class SetBlockWarning(UserWarning):
-    """A warning about something that is allowed. Its message is one line."""
+    """Warn about something that is allowed. Its message is one line."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The known word that is nearest to an unknown one, as part of a message. It is empty if none is near."""
+    """Return the known word that is nearest to an unknown one, as part of a message. It is empty if none is near."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f", did you mean {close[0]!r}?" if close else ""

@@ -1,4 +1,5 @@
-"""Names that a package offers, imported on first use: PyTorch and Transformers take seconds, and `--help` needs neither."""
+"""Import the names that a package offers on first use: PyTorch and Transformers take seconds, and `--help` needs
+neither."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -7,7 +8,7 @@ from typing import Any
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and the `__dir__` of a package whose names live in other modules.
+    """Return the `__getattr__` and the `__dir__` of a package whose names live in other modules.
 
     Args:
         package: its `__name__`.

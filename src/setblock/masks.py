@@ -1,4 +1,4 @@
-"""Every attention mask of Set Block Decoding, as small `mask_mod` functions and their combinations.
+"""Define every attention mask of Set Block Decoding, as small `mask_mod` functions and their combinations.
 
 Knows positions, documents and blocks. Knows nothing of models, caches or text.
 
@@ -24,7 +24,7 @@ CLEAN = -1
 
 
 def before_limit(limits: Tensor, key_positions: Tensor) -> MaskMod:
-    """Keys at positions smaller than the query's limit. `limits` [B, Q] and `key_positions` [B, K] are integers."""
+    """Allow keys at positions smaller than the query's limit. `limits` [B, Q] and `key_positions` [B, K] are integers."""
 
     def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return key_positions[b, kv_idx] < limits[b, q_idx]
@@ -33,7 +33,7 @@ def before_limit(limits: Tensor, key_positions: Tensor) -> MaskMod:
 
 
 def slots_before_limit(limits: Tensor) -> MaskMod:
-    """`before_limit` where a key's index is its position, as in the key-value cache. `limits` [B, Q]."""
+    """Apply `before_limit` where a key's index is its position, as in the key-value cache. `limits` [B, Q]."""
 
     def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return kv_idx < limits[b, q_idx]
@@ -42,7 +42,7 @@ def slots_before_limit(limits: Tensor) -> MaskMod:
 
 
 def same_document(document_ids: Tensor) -> MaskMod:
-    """Keys of the query's own document. `document_ids` [B, T]."""
+    """Allow keys of the query's own document. `document_ids` [B, T]."""
 
     def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return document_ids[b, q_idx] == document_ids[b, kv_idx]
@@ -51,7 +51,7 @@ def same_document(document_ids: Tensor) -> MaskMod:
 
 
 def clean_keys(block_ids: Tensor) -> MaskMod:
-    """Keys that are in no noisy block. `block_ids` [B, T], `CLEAN` for clean tokens."""
+    """Allow keys that are in no noisy block. `block_ids` [B, T], `CLEAN` for clean tokens."""
 
     def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return block_ids[b, kv_idx] == CLEAN
@@ -60,7 +60,7 @@ def clean_keys(block_ids: Tensor) -> MaskMod:
 
 
 def same_block(block_ids: Tensor) -> MaskMod:
-    """Noisy keys of the query's own noisy block. `block_ids` [B, T], `CLEAN` for clean tokens."""
+    """Allow noisy keys of the query's own noisy block. `block_ids` [B, T], `CLEAN` for clean tokens."""
 
     def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return (block_ids[b, q_idx] == block_ids[b, kv_idx]) & (block_ids[b, q_idx] != CLEAN)
@@ -69,7 +69,7 @@ def same_block(block_ids: Tensor) -> MaskMod:
 
 
 def sliding_window(query_positions: Tensor, key_positions: Tensor, *, window: int) -> MaskMod:
-    """Keys fewer than `window` positions to the left of the query (or anywhere to its right)."""
+    """Allow keys fewer than `window` positions to the left of the query (or anywhere to its right)."""
 
     def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return query_positions[b, q_idx] - key_positions[b, kv_idx] < window
@@ -78,7 +78,7 @@ def sliding_window(query_positions: Tensor, key_positions: Tensor, *, window: in
 
 
 def slot_window(query_positions: Tensor, *, window: int) -> MaskMod:
-    """`sliding_window` where a key's index is its position, as in the key-value cache."""
+    """Apply `sliding_window` where a key's index is its position, as in the key-value cache."""
 
     def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return query_positions[b, q_idx] - kv_idx < window
@@ -89,7 +89,8 @@ def slot_window(query_positions: Tensor, *, window: int) -> MaskMod:
 def train_mask(
     *, position_ids: Tensor, document_ids: Tensor, block_ids: Tensor, limits: Tensor, window: int | None = None
 ) -> MaskMod:
-    """The training mask over a clean sequence followed by any number of noisy blocks (paper, section 3, figure 2).
+    """Return the training mask over a clean sequence followed by any number of noisy blocks (paper, section 3, figure
+    2).
 
     Clean queries attend clean keys causally; noisy queries attend the clean keys of strictly earlier blocks and, in both
     directions, their own block. Nothing crosses a document.
@@ -109,7 +110,7 @@ def train_mask(
 
 
 def decode_mask(*, position_ids: Tensor, limits: Tensor, window: int | None = None) -> MaskMod:
-    """The decoding mask over a cache whose slot s holds the token at position s (paper, section 3, figure 3).
+    """Return the decoding mask over a cache whose slot s holds the token at position s (paper, section 3, figure 3).
 
     One function serves prefill, the block pass and the fused commit + first pass: what a query sees depends on its limit
     alone, which is its position + 1 where it runs causally and the end of its block where it is part of the future block.
@@ -163,6 +164,7 @@ _PAIRS_AT_ONCE = 1 << 24
 
 
 def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """[B, 1, R] how many tiles of each row are wanted, and [B, 1, R, C] which, those first; int32. `tiles` is [B, 1, R, C]."""
+    """Return [B, 1, R] how many tiles of each row are wanted, and [B, 1, R, C] which, those first; int32. `tiles` is
+    [B, 1, R, C]."""
     order = tiles.long().argsort(dim=-1, descending=True, stable=True)
     return tiles.sum(dim=-1, dtype=torch.int32), order.int()

@@ -1,4 +1,4 @@
-"""A section of a recipe: the keys that it has, and no others.
+"""Define a section of a recipe, which has its keys and no others.
 
 Knows how a key that is not among them is told. Knows nothing of what the keys mean.
 """
@@ -16,7 +16,7 @@ UNKNOWN_KEY = "unknown_key"
 
 
 class Section(BaseModel):
-    """What every section is derived from: fixed once read, and strict about its keys."""
+    """Serve as the base of every section: fixed once read, and strict about its keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     moved: ClassVar[Mapping[str, str]] = {}

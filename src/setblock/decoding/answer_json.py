@@ -1,4 +1,4 @@
-"""An answer, and what a pass did to it, as JSON objects: what commands print and files of answers hold."""
+"""Convert an answer, and what a pass did to it, to the JSON objects that commands print and files of answers hold."""
 
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +11,7 @@ from setblock.decoding.generation import Generation
 
 
 def generation_json(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The JSON object of one answer."""
+    """Return the JSON object of one answer."""
     return {
         "text": generation.text,
         "finish_reason": generation.finish_reason,
@@ -29,7 +29,7 @@ def generation_json(generation: Generation, tokenizer: PreTrainedTokenizerBase) 
 
 
 def event_json(chunk: StreamChunk, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The JSON object of one forward pass."""
+    """Return the JSON object of one forward pass."""
 
     def reveal(found: Reveal) -> dict[str, Any]:
         return {**asdict(found), "text": tokenizer.decode([found.token_id])}

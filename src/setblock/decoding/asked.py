@@ -1,4 +1,4 @@
-"""From names and values to settings: what every caller does with what it is asked for.
+"""Turn names and values into settings, for every caller.
 
 Knows the table of settings, and samplers by name. Knows nothing of command lines, HTTP or other libraries.
 """
@@ -20,7 +20,7 @@ def settings_asked(
     offered: Collection[str] = tuple(SETTINGS),
     told: str = "parameter",
 ) -> DecodingSettings:
-    """The settings of `base`, with what is asked for in the place of its own.
+    """Return the settings of `base`, with the values that are asked for in place of its own.
 
     Args:
         asked: settings by their names in the table; `sampler` may be a name. Hyperparameters of the sampler are a mapping under
@@ -50,7 +50,7 @@ def settings_asked(
 
 
 def sampler_told(settings: DecodingSettings) -> dict[str, Any]:
-    """The sampler of settings in the words that ask for it, `sampler` and `sampler_options`; both None in method `ntp`."""
+    """Return a sampler as the words that ask for it, `sampler` and `sampler_options`; both are None in method `ntp`."""
     if settings.method == "ntp":
         return {"sampler": None, "sampler_options": None}
     sampler = sampler_for(settings)

@@ -1,4 +1,4 @@
-"""What a request gets from the calibrations of its model, where its settings leave the operating point open.
+"""Choose what a request gets from its model's calibrations, where its settings leave the operating point open.
 
 A calibrated setting was tested as a whole, so it is taken as a whole: a request that says anything of its operating point
 itself gets none of it.
@@ -14,15 +14,15 @@ from setblock.model.facts import SBDFacts
 
 
 class Trained(Protocol):
-    """What says what it was trained and calibrated for: an `SBDModel`, or what stands for one."""
+    """Hold what a model was trained and calibrated for: an `SBDModel` is one."""
 
     @property
     def facts(self) -> SBDFacts | None:
-        """None where it was not trained for blocks."""
+        """Return the SBD facts, or None where the model was not trained for blocks."""
 
 
 def default_settings(model: Trained, *, domain: str | None = None) -> DecodingSettings:
-    """The settings of a request that says nothing: method `exact`, as the model was calibrated to it, if it was.
+    """Return the settings of a request that gives none: method `exact`, at the model's calibrated point if it has one.
 
     Args:
         domain: as in `calibration_for`.
@@ -31,7 +31,7 @@ def default_settings(model: Trained, *, domain: str | None = None) -> DecodingSe
 
 
 def with_calibration(model: Trained, settings: DecodingSettings, *, domain: str | None = None) -> DecodingSettings:
-    """The settings at the calibrated point of their method, where there is one and they leave the point open.
+    """Return the settings at the calibrated point of their method, where there is one and they leave the point open.
 
     Args:
         domain: as in `calibration_for`.
@@ -43,12 +43,12 @@ def with_calibration(model: Trained, settings: DecodingSettings, *, domain: str 
 
 
 def leaves_point_open(settings: DecodingSettings) -> bool:
-    """Whether settings say nothing of their operating point but, perhaps, the method."""
+    """Return whether settings give nothing of their operating point except, perhaps, the method."""
     return all(getattr(settings, name) == SETTINGS[name].default for name in POINT)
 
 
 def calibration_for(model: Trained, *, method: Method, domain: str | None = None) -> CalibratedSetting | None:
-    """The calibrated setting of a method that a request gets; None where there is none.
+    """Return the calibrated setting of a method that a request gets, or None where there is none.
 
     Where no domain is told and the model was calibrated for several, it is the most careful of theirs, the slowest.
 
@@ -68,7 +68,7 @@ def calibration_for(model: Trained, *, method: Method, domain: str | None = None
 
 
 def at_calibration(found: CalibratedSetting, settings: DecodingSettings) -> DecodingSettings:
-    """The settings with the operating point of a calibrated one.
+    """Return the settings with the operating point of a calibrated setting.
 
     Raises:
         SetBlockError: this release does not know the point.

@@ -1,4 +1,4 @@
-"""Whether a model can do what a request asks."""
+"""Check that a model can do what a request asks."""
 
 import warnings
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from setblock.model.protocol import LanguageModel
 
 
 class BlockSizeNotTrained(SetBlockWarning):
-    """A block is larger than any that the model was trained with."""
+    """Report a block that is larger than any that the model was trained with."""
 
 
 def limit_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> int:
-    """The position past the last that an answer may have.
+    """Return the position after the last one that an answer may have.
 
     Raises:
         SetBlockError: the prompt is empty, or it and the answer don't fit the model's context.

@@ -1,4 +1,4 @@
-"""Which token a position gets: argmax at temperature 0, else a draw.
+"""Choose the token of a position: argmax at temperature 0, else a draw.
 
 Knows logits, temperatures, cuts and seeds. Knows nothing of which positions are revealed.
 
@@ -20,7 +20,7 @@ from setblock.decoding.settings import DecodingSettings
 
 @dataclass(frozen=True)
 class Draws:
-    """How each row of a batch draws its tokens.
+    """Hold how each row of a batch draws its tokens.
 
     Attributes:
         temperature: [B] float32, at least 0; 0 is exactly argmax (the smallest id of a tie).
@@ -39,7 +39,7 @@ class Draws:
     is_greedy: bool
 
     def taken(self, rows: Tensor) -> "Draws":
-        """Those of `rows` [n] alone."""
+        """Return the draws of `rows` [n] only."""
         return Draws(
             temperature=self.temperature[rows],
             top_k=None if self.top_k is None else self.top_k[rows],
@@ -51,7 +51,7 @@ class Draws:
 
 
 def draws_of(settings: Sequence[DecodingSettings], *, vocab_size: int, device: torch.device) -> Draws:
-    """The draws of a batch of requests."""
+    """Return the draws of a batch of requests."""
     temperature = torch.tensor([each.temperature for each in settings], device=device, dtype=torch.float32)
     top_k = [min(each.top_k or vocab_size, vocab_size) for each in settings]
     return Draws(
@@ -91,19 +91,21 @@ def choose_tokens(logits: Tensor, draws: Draws, *, positions: Tensor, best: Tens
 
 
 class MostLikely(NamedTuple):
-    """The greatest logits [...] float32, and their tokens [...] int64, the smallest id of a tie."""
+    """Hold the greatest logits [...] float32 and their tokens [...] int64, the smallest id of a tie."""
 
     logits: Tensor
     token_ids: Tensor
 
 
 def most_likely(logits: Tensor) -> MostLikely:
-    """Of logits [..., V]. Where they are not all numbers, the greatest isn't one either."""
+    """Return the greatest of logits [..., V] and its token. Where they are not all numbers, the greatest isn't one
+    either."""
     return MostLikely(*logits.max(dim=-1))  # argmax is three times as slow on CPUs; both take the first of a tie
 
 
 def cut(scaled: Tensor, draws: Draws) -> Tensor:
-    """[B, k, V] logits with -inf for tokens that top-k, then top-p, then min-p leave out. The most likely token always stays.
+    """Return logits [B, k, V] with -inf for tokens that top-k, then top-p, then min-p leave out. The most likely token
+    always stays.
 
     Of tokens exactly as likely as the last that top-k lets in, all stay; top-p takes those of smaller id first.
     """
@@ -125,7 +127,7 @@ def cut(scaled: Tensor, draws: Draws) -> Tensor:
 
 
 def keyed_uniform(*keys: Tensor) -> Tensor:
-    """Float32 numbers in (0, 1) that depend on the broadcast integer keys alone, by SplitMix64's mixing function."""
+    """Return float32 numbers in (0, 1) that depend only on the broadcast integer keys, by SplitMix64's mixing function."""
     state = torch.zeros((), dtype=torch.int64, device=keys[0].device)
     for key in keys:
         state = _mix(state + key + _GOLDEN)
@@ -144,5 +146,5 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:
-    """Logical shift: int64's own is arithmetic."""
+    """Shift the bits right logically: int64's own shift is arithmetic."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)

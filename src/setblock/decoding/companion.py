@@ -1,4 +1,4 @@
-"""What goes along with a row: it joins and leaves with it, hears what becomes of its tokens, and may say what may come next.
+"""Define what accompanies a row: it follows the row's tokens, and may restrict the next ones.
 
 Knows token ids. Knows nothing of models, states or batches. The text of an answer is a companion; a grammar is another.
 """
@@ -12,7 +12,7 @@ from setblock.decoding.terms import RowTerms
 
 
 class Companion:
-    """A companion of one row. A subclass overrides the methods that it needs.
+    """Follow one row, and perhaps restrict its tokens. A subclass overrides the methods that it needs.
 
     After each pass it is told what has changed, in this order: `retract` and `reveal`, so that it always knows the row's answer
     as far as it goes without a gap; then `read`, of which nothing is ever taken back.
@@ -29,13 +29,13 @@ class Companion:
     stop_length: int | None = None
 
     def reveal(self, token_ids: Sequence[int]) -> None:
-        """The answer goes on with these. In method `exact` they may be a draft, and wrong."""
+        """Append these tokens to the answer. In method `exact` they may be a draft, and wrong."""
 
     def retract(self, count: int) -> None:
-        """The last `count` tokens of the answer are void: a draft was corrected, or given up."""
+        """Drop the last `count` tokens of the answer: a draft was corrected or given up."""
 
     def read(self, token_ids: Sequence[int], *, final: bool = False) -> None:
-        """The next tokens of the answer are certain, an end-of-text left out. `final`: no more will come."""
+        """Take the next tokens of the answer that are certain, without an end-of-text. `final`: no more will come."""
 
     @classmethod
     def fill(cls, members: Sequence[Self], allowed: Tensor) -> None:
@@ -50,8 +50,8 @@ class Companion:
 
 
 class CompanionMaker(Protocol):
-    """What a request carries (`DecodingSettings.companions`), and makes a companion for each of its answers."""
+    """Make a companion for each answer of a request, which carries it in `DecodingSettings.companions`."""
 
     def companion(self, terms: RowTerms, *, vocab_size: int) -> Companion:
-        """One for a row that is about to begin."""
+        """Return a companion for a row that is about to begin."""
         ...

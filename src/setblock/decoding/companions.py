@@ -1,4 +1,4 @@
-"""The companions of a batch's rows: they are told what becomes of their rows, and asked what may come next.
+"""Inform the companions of a batch's rows, and ask them which tokens may come next.
 
 Knows rows of tokens. Knows nothing of logits. Everything it needs of the device is for rows whose companions listen; without
 any, it costs nothing.
@@ -18,7 +18,7 @@ from setblock.decoding.state import BatchState
 
 @dataclass(eq=False)
 class Accompanied:
-    """One row's companions.
+    """Hold one row's companions and what they have heard.
 
     Attributes:
         companions: all of them.
@@ -39,12 +39,12 @@ class Accompanied:
 
     @property
     def is_lazy(self) -> bool:
-        """Whether nobody need hear of each pass at once."""
+        """Return whether no companion needs to hear of each pass at once."""
         return all(each.is_lazy for each in self.companions)
 
     @property
     def guides(self) -> list[Companion]:
-        """Those that say what may come next."""
+        """Return the companions that restrict what may come next."""
         return [each for each in self.companions if each.constrains]
 
     def tell(self, token_ids: Sequence[int], *, certain: int, ends: Sequence[int], final: bool) -> int | None:
@@ -84,7 +84,7 @@ class Accompanied:
 
 
 class Companions:
-    """The companions of the rows of a batch."""
+    """Hold the companions of the rows of a batch."""
 
     def __init__(self, rows: Sequence[Accompanied]) -> None:
         self.rows = list(rows)
@@ -93,16 +93,16 @@ class Companions:
 
     @classmethod
     def joined(cls, parts: Sequence["Companions"]) -> "Companions":
-        """The rows of several batches."""
+        """Return the companions of the rows of several batches."""
         return cls([row for part in parts for row in part.rows])
 
     def taken(self, rows: Iterable[int]) -> "Companions":
-        """Those of `rows` alone."""
+        """Return the companions of `rows` only."""
         return Companions([self.rows[row] for row in rows])
 
     @property
     def listens(self) -> bool:
-        """Whether anybody has to hear of each pass at once."""
+        """Return whether any companion has to hear of each pass at once."""
         return bool(self._listening)
 
     def hear(

@@ -1,4 +1,4 @@
-"""What a request gets where its settings leave it open."""
+"""Fill in what a request's settings leave open."""
 
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ DRAFT_GAMMA = 1.0  # with one pass, as good as any (docs/exact.md)
 
 
 def block_size_for(model: "LanguageModel", settings: DecodingSettings) -> int:
-    """k: what the request asks for, else the largest the model was trained with, at most 16. 1 in method `ntp`.
+    """Return k: what the request asks for, else the largest trained block size that is at most 16. 1 in method `ntp`.
 
     Raises:
         SetBlockError: the model was never trained for blocks, and the request asks for blocks that nothing checks.
@@ -37,12 +37,12 @@ def block_size_for(model: "LanguageModel", settings: DecodingSettings) -> int:
 
 
 def draft_passes_for(settings: DecodingSettings) -> int:
-    """After how many passes a draft is checked, in method `exact`."""
+    """Return after how many passes method `exact` checks a draft."""
     return settings.draft_passes or DEFAULT_DRAFT_PASSES
 
 
 def draft_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings) -> int:
-    """How many tokens must match for a draft to be copied from the text, in method `exact`."""
+    """Return how many tokens must match before method `exact` copies a draft from the text."""
     if settings.draft_lookup is not None:
         return settings.draft_lookup
     if facts is None:
@@ -51,7 +51,8 @@ def draft_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings) -> in
 
 
 def sampler_for(settings: DecodingSettings) -> "Sampler":
-    """The sampler that the request asks for, else its method's: drafts may be careless, since what is wrong is repaired."""
+    """Return the sampler that the request asks for, else its method's: drafts may be careless, since errors are
+    repaired."""
     from setblock.decoding.samplers import EntropyBounded
 
     return settings.sampler or (EntropyBounded(DRAFT_GAMMA) if settings.method == "exact" else EntropyBounded())

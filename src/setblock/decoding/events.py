@@ -1,4 +1,4 @@
-"""What each pass did to an answer, for whoever draws it: the raw events behind a stream of text.
+"""Describe what each pass did to an answer, for views that draw it: the raw events behind a stream of text.
 
 Knows plain numbers. Knows nothing of tensors, models or text.
 """
@@ -11,7 +11,7 @@ Kind = Literal["prefill", "block", "commit"]
 
 @dataclass(frozen=True)
 class Reveal:
-    """A token that a pass put in its place.
+    """Describe a token that a pass revealed.
 
     Attributes:
         index: its place in the answer, from 0.
@@ -26,7 +26,7 @@ class Reveal:
 
 @dataclass(frozen=True)
 class PassEvent:
-    """One forward pass.
+    """Describe one forward pass.
 
     Attributes:
         number: 0 for the prefill (for each pass of one that is cut into several), then 1, 2, ...
@@ -43,5 +43,5 @@ class PassEvent:
 
 
 def kind_of(*, is_prefill: bool, commits: bool) -> Kind:
-    """The kind of a pass."""
+    """Return the kind of a pass."""
     return "prefill" if is_prefill else "commit" if commits else "block"

@@ -1,4 +1,4 @@
-"""Exact mode: a block is a draft, and the pass that commits it says whether next-token decoding agrees.
+"""Check drafts in exact mode: the pass that commits a block says whether next-token decoding agrees with it.
 
 The commit pass runs the draft causally, so its outputs are the logits that next-token decoding would have seen. The longest
 prefix of the draft is kept that next-token decoding would have chosen too; at the first disagreement its choice is taken and
@@ -22,7 +22,7 @@ from setblock.decoding.state import BatchState
 
 @dataclass(frozen=True)
 class Check:
-    """What became of the drafts that a pass committed.
+    """Hold the result of checking the drafts that a pass committed.
 
     Attributes:
         token_ids: [B, m] next-token decoding's choices at the positions that were checked.

@@ -1,4 +1,4 @@
-"""From the state to what the next pass feeds: the arguments x_<t ; x̂ of eq. 9.
+"""Build the next pass's feed from the state: the arguments x_<t ; x̂ of eq. 9.
 
 Knows a state's tokens and positions. Knows nothing of models, nor of what is revealed next. Changes nothing, and does not wait
 for the device.
@@ -21,7 +21,7 @@ from setblock.model.feed import Feed
 
 
 def next_feed(state: BatchState, plan: PassPlan) -> Feed:
-    """The next pass's inputs, and the outputs at which it is read."""
+    """Return the next pass's inputs, and the outputs at which it is read."""
     # 1. Tokens of the A rows that take part, and what each of them may see
     part = plan.part
     end, committed, block_start = (part.of(each)[:, None] for each in (plan.end, state.committed, state.block_start))

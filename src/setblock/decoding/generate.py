@@ -1,4 +1,4 @@
-"""Three layers: steps (`open_batch`), a stream of text with its figures (`stream`), a string (`generate`)."""
+"""Generate at three levels: steps (`open_batch`), a stream of text with its figures (`stream`), a string (`generate`)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class StreamChunk:
-    """The result of one forward pass.
+    """Hold the result of one forward pass.
 
     Attributes:
         text: the text that became final in this pass; may be empty.
@@ -50,7 +50,7 @@ class StreamChunk:
 
 @dataclass(kw_only=True)
 class OpenBatch(Rows):
-    """A batch ready to decode: rows that stay together, and who runs their passes."""
+    """Hold a batch that is ready to decode: rows that stay together, and the runner of their passes."""
 
     runner: Runner
 
@@ -82,7 +82,8 @@ class OpenBatch(Rows):
 
     @property
     def _can_run_ahead(self) -> bool:
-        """Whether a pass may be fed before the last one is known: nobody else has a say, and the most costs no more."""
+        """Return whether a pass may be fed before the last one is read: no companion listens, and full size costs no
+        more."""
         tokens = sum(2 * each.block_size for each in self.state.terms)
         return (
             devices.waits(self.state.tokens.device)

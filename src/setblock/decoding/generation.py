@@ -1,4 +1,4 @@
-"""A finished answer."""
+"""Define a finished answer."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length", "error", "cancelled"]
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an answer could not go on.
+    """Describe why an answer could not continue.
 
     Attributes:
         message: one line.
@@ -23,7 +23,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Generation:
-    """A finished answer.
+    """Hold a finished answer.
 
     Attributes:
         text: the answer without special tokens, cut before a stop string.
@@ -52,15 +52,16 @@ class Generation:
 
     @property
     def num_tokens(self) -> int:
-        """The number of generated tokens, including the end-of-text."""
+        """Return the number of generated tokens, including the end-of-text."""
         return len(self.token_ids)
 
     @property
     def num_forwards(self) -> int:
-        """The number of forward passes of all kinds, including the prefill."""
+        """Return the number of forward passes of all kinds, including the prefill."""
         return self.passes.total
 
     @property
     def tokens_per_forward(self) -> float:
-        """Tokens per forward pass, including the prefill. It is exactly 1 for method `ntp`, and 0 without any pass."""
+        """Return the tokens per forward pass, including the prefill. It is exactly 1 for method `ntp`, and 0 without
+        any pass."""
         return self.num_tokens / max(1, self.num_forwards)

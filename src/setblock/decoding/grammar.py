@@ -1,4 +1,4 @@
-"""A grammar as a companion: a row's answer is held to a form.
+"""Hold a row's answer to a form, by a grammar as a companion.
 
 Knows rows' terms and a walk through a grammar. Knows nothing of how a grammar is written.
 """
@@ -18,7 +18,7 @@ from setblock.structure.matcher import Matcher
 
 
 class GrammarGuide(Companion):
-    """Says what may come next in an answer of some form."""
+    """Restrict which tokens may come next in an answer of some form."""
 
     constrains = True
 
@@ -42,13 +42,13 @@ class GrammarGuide(Companion):
 
 @dataclass(frozen=True)
 class GrammarMaker:
-    """Makes guides for one form, over one tokenizer. See `CompanionMaker`."""
+    """Make guides for one form, over one tokenizer. See `CompanionMaker`."""
 
     structure: Structure
     tokenizer: PreTrainedTokenizerBase
 
     def companion(self, terms: RowTerms, *, vocab_size: int) -> GrammarGuide:
-        """A guide at the beginning of an answer.
+        """Return a guide at the beginning of an answer.
 
         Raises:
             SetBlockError: the form can't be had with this model.

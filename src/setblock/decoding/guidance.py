@@ -1,4 +1,4 @@
-"""Logits under what companions allow: each position of a row is chosen from what may come after all that stands before it.
+"""Restrict logits to what companions allow, given all that comes before each position.
 
 Knows the order in which companions have to be asked. Where something before a position is neither revealed nor chosen in the
 same pass, what may come there is not known yet, and it stays masked. Where only one token may come, it is known without the
@@ -18,8 +18,8 @@ from setblock.decoding.state import BatchState
 
 
 def guided_commit(state: BatchState, commit: Logits, companions: Companions) -> Logits:
-    """The logits at which drafts are checked. What may come at a place was asked when the draft was made: before it stands
-    the same."""
+    """Return the logits at which drafts are checked. What may come at a place was asked when the draft was made: before
+    it stands the same."""
     positions, known = commit.positions.tolist(), commit.known.tolist()
     logits = commit.logits.clone()
     for row in companions.constrained:
@@ -33,7 +33,7 @@ def guided_commit(state: BatchState, commit: Logits, companions: Companions) -> 
 
 @dataclass(frozen=True)
 class GuidedBlock:
-    """A block under what companions allow.
+    """Hold a block's logits and candidates under what companions allow.
 
     Attributes:
         logits: those of the block; of constrained rows, -inf where a token may not come.
@@ -49,9 +49,10 @@ class GuidedBlock:
     tentative: Tensor
 
     def kept(self, reveal: Tensor, chosen: Tensor, *, revealed: Tensor, entropy: Tensor) -> Tensor:
-        """[B, k] bool, what is revealed of `reveal` [B, k]: of constrained rows, the first candidate at least, and others as
-        far as all before them are revealed, with the `chosen` [B, k] tokens for which they were asked. Where the sampler left
-        the first candidate out, only those without `entropy` [B, k] go with it: more would be beyond the sampler's bound."""
+        """Return which positions of `reveal` [B, k] are revealed, [B, k] bool. A constrained row reveals its first
+        candidate at least, and others as far as all before them are revealed, with the `chosen` [B, k] tokens for which
+        they were asked. Where the sampler left the first candidate out, only those without `entropy` [B, k] go with it:
+        more would be beyond the sampler's bound."""
         is_first = self.candidates & (self.candidates.cumsum(dim=1) == 1)
         has_first = (is_first & reveal).any(dim=1, keepdim=True)
         wanted = self.candidates & (is_first | (reveal & (has_first | (entropy == 0))))
@@ -127,7 +128,7 @@ def guided_block(
 
 
 def guided_copies(state: BatchState, draft: Draft, copied: Draft, companions: Companions, *, vocab_size: int) -> Draft:
-    """What is copied into constrained rows: as far as companions allow it, with what they force on the way.
+    """Return what is copied into constrained rows: as far as companions allow it, with the tokens that they force.
 
     Args:
         draft: what the pass reveals without copies.

@@ -1,4 +1,4 @@
-"""A copy of a tensor for the host, which it may read later than it asked for it.
+"""Copy a tensor to the host, which may read the copy later.
 
 Knows devices. Knows nothing of what is copied.
 """
@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 class HostCopy:
-    """A copy that is begun at once. Whoever reads it when the device has since been given a further pass does not make the
-    device wait: that pass is running while the host reads."""
+    """Copy a tensor to the host, beginning at once. Whoever reads it when the device has since been given a further
+    pass does not make the device wait: that pass is running while the host reads."""
 
     def __init__(self, values: Tensor) -> None:
         """Begin to copy `values`, which nobody may change in place."""
@@ -23,7 +23,7 @@ class HostCopy:
             self._arrived.record()
 
     def read(self) -> list[Any]:
-        """The values, as soon as they are there."""
+        """Return the values, as soon as they have arrived."""
         if self._arrived is not None:
             self._arrived.synchronize()
         read: list[Any] = self._values.tolist()

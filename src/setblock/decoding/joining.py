@@ -1,4 +1,4 @@
-"""Rows that join a batch's state and leave it, between passes.
+"""Join rows to a batch's state and take rows from it, between passes.
 
 Knows which of a state's values are of rows. Knows nothing of what they mean.
 """
@@ -16,7 +16,7 @@ from setblock.decoding.state import NO_TOKEN, BatchState, capacity_of
 
 @torch.inference_mode()
 def joined(states: Sequence[BatchState]) -> BatchState:
-    """The rows of several states in one."""
+    """Return the rows of several states in one state."""
     first_logits = None
     if any(state.first_logits is not None for state in states):
         vocab_size = max(0 if state.first_logits is None else state.first_logits.shape[1] for state in states)
@@ -39,7 +39,7 @@ def joined(states: Sequence[BatchState]) -> BatchState:
 
 @torch.inference_mode()
 def taken(state: BatchState, rows: Tensor) -> BatchState:
-    """A state of `rows` [n] of another alone, as wide as they need."""
+    """Return a state of `rows` [n] only, no wider than they need."""
     terms = tuple(state.terms[row] for row in rows.tolist())
     parts: dict[str, Any] = {name: getattr(state, name)[rows] for name in _TENSORS}
     parts["tokens"] = parts["tokens"][:, : capacity_of(terms)]

@@ -1,4 +1,4 @@
-"""What requests ask of the logits before anything is chosen from them: biases, bans, penalties.
+"""Apply what requests ask of the logits before a token is chosen: biases, bans, penalties.
 
 Knows one row of rules for each request. The order is that of Transformers' `generate`: bias, repetition penalty, bans;
 temperature and the cuts of the distribution come after, in `choice`.
@@ -17,7 +17,7 @@ from setblock.decoding.terms import RowTerms
 
 @dataclass(frozen=True)
 class LogitRules:
-    """The rules of a batch; each is None where no request of the batch has it.
+    """Hold the rules of a batch; each is None where no request of the batch has it.
 
     Attributes:
         bias: [B, V] float32, added; -inf for banned tokens.
@@ -32,7 +32,7 @@ class LogitRules:
     first_end: Tensor | None
 
     def apply(self, logits: Tensor, *, positions: Tensor, first_seen: Tensor | None) -> Tensor:
-        """The logits that tokens are chosen from.
+        """Return the logits that tokens are chosen from.
 
         Args:
             logits: [B, m, V] float32, as the model gave them.
@@ -55,7 +55,7 @@ class LogitRules:
 def logit_rules(
     settings: Sequence[DecodingSettings], terms: Sequence[RowTerms], *, vocab_size: int, device: torch.device
 ) -> LogitRules:
-    """The rules of a batch of requests."""
+    """Return the rules of a batch of requests."""
     bias = penalty = is_end = first_end = None
     if any(each.logit_bias or each.banned_tokens for each in settings):
         bias = torch.zeros((len(settings), vocab_size))
@@ -77,8 +77,8 @@ def logit_rules(
 
 
 def first_seen(state: BatchState, vocab_size: int) -> Tensor:
-    """[B, V] the position at which each token first stands. Revealed tokens of a block are seen by all of the block; but in
-    exact rows not by its first position, where the token is next-token decoding's."""
+    """Return the position [B, V] at which each token first occurs. Revealed tokens of a block are seen by all of the
+    block; but in exact rows not by its first position, where the token is next-token decoding's."""
     positions, start = state.columns.expand_as(state.tokens), state.block_start[:, None]
     column = (positions - start).clamp(0, state.block_width - 1)
     in_block = (positions >= start) & (positions < state.block_end[:, None]) & state.revealed.gather(1, column)

@@ -1,4 +1,4 @@
-"""Drafts copied from the text: what followed, the last time, where the text was as it is now (prompt lookup decoding).
+"""Copy drafts from the text: what followed where the text was last as it is now (prompt lookup decoding).
 
 Knows tokens and positions. Knows nothing of models. Method `exact` checks whatever is drafted, so a copy can only save passes.
 Shapes: B rows, C positions, k the largest block size.
@@ -21,7 +21,7 @@ SURE = 0.5
 
 
 class Copies(NamedTuple):
-    """What was found for each row.
+    """Hold what was found for each row.
 
     Attributes:
         matched: [B] int64, how many tokens match, at most `LONGEST_MATCH`; 0 where nothing was found.
@@ -34,7 +34,7 @@ class Copies(NamedTuple):
 
 
 def copied(tokens: Tensor, start: Tensor, *, size: int) -> Copies:
-    """The continuation of the longest match of a text's end, the latest of equally long ones.
+    """Return the continuation of the longest match of a text's end, the latest of equally long ones.
 
     A match that ends right before the text's own end is continued by itself: after `a b a b` follows `a b`.
 
@@ -62,14 +62,14 @@ def copied(tokens: Tensor, start: Tensor, *, size: int) -> Copies:
 
 
 class Draft(NamedTuple):
-    """What a pass reveals: `token_ids` [B, k] int64, where `reveal` [B, k] bool says so."""
+    """Hold what a pass reveals: `token_ids` [B, k] int64, where `reveal` [B, k] bool says so."""
 
     token_ids: Tensor
     reveal: Tensor
 
 
 def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tensor) -> Draft:
-    """A pass's draft, with copies where the model is unsure. Of exact rows whose block's first token is known.
+    """Return a pass's draft, with copies where the model is unsure. Of exact rows whose block's first token is known.
 
     A copy holds as long as it agrees with every place before it of which the model is sure: places that earlier passes
     revealed, and those that this one reveals with an entropy of at most `SURE`.

@@ -1,4 +1,4 @@
-"""A step of decoding: Algorithms 2 and 3 of the paper over a batch of independent rows.
+"""Run one step of decoding: Algorithms 2 and 3 of the paper over a batch of independent rows.
 
     while rows are not finished:
         feed = next_feed(state, plan)                    x_<t ; x̂                  feed.py
@@ -31,7 +31,7 @@ from setblock.model.protocol import Compile, as_it_is
 
 @dataclass(frozen=True)
 class DecodingStep:
-    """What one forward pass did. B rows, k the largest block size; all tensors [B, k] unless said otherwise.
+    """Hold what one forward pass did. B rows, k the largest block size; all tensors [B, k] unless said otherwise.
 
     Attributes:
         is_prefill: [B] bool, rows whose prompt, or a part of it, the pass was over.
@@ -64,7 +64,7 @@ class DecodingStep:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a pass said, before anything is revealed. Shapes as in `DecodingStep`.
+    """Hold what a pass says, before any token is revealed. Shapes as in `DecodingStep`.
 
     Attributes:
         given: the model's logits.
@@ -95,7 +95,7 @@ class Reading:
 def absorb(
     state: BatchState, feed: Feed, logits: Tensor, policy: Policy, *, compiled: Compile = as_it_is
 ) -> DecodingStep:
-    """What a pass does to the state: check, reveal, and on to the next block.
+    """Apply a pass to the state: check, reveal, and move to the next block.
 
     The prefill reveals a token too where the block's first token comes from the causal logit: it is known then.
 
@@ -162,7 +162,7 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
 
 
 def _guided(state: BatchState, reading: Reading, policy: Policy) -> tuple[Reading, GuidedBlock]:
-    """A reading under what companions allow."""
+    """Return a reading under what companions allow."""
     if reading.check is not None:
         policy.companions.hear(state)  # drafts that were wrong; answers that end with what was right
     candidates = reading.candidates & ~state.finished[:, None]
@@ -218,7 +218,7 @@ def write_pass(
 
 
 def _shaped(logits: PassLogits, state: BatchState, policy: Policy) -> PassLogits:
-    """The logits that tokens are chosen from; of a block, before its rows' companions are asked."""
+    """Return the logits that tokens are chosen from, before the companions of the rows are asked."""
     rules = policy.rules
     seen = None if rules.penalty is None else first_seen(state, logits.block.logits.shape[-1])
 
@@ -233,7 +233,7 @@ def _shaped(logits: PassLogits, state: BatchState, policy: Policy) -> PassLogits
 
 
 def _is_broken(logits: PassLogits) -> Tensor:
-    """[B] bool, rows with logits that are not numbers, or infinite, or that leave no token to choose."""
+    """Return [B] bool, rows whose logits are not finite or leave no token to choose."""
     parts = (logits.block,) if logits.commit is None else (logits.block, logits.commit)
     greatest = [each.best.logits for each in parts]
     # What is no number, or infinite, is not 0 when it is taken from itself.

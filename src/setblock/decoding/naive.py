@@ -1,4 +1,4 @@
-"""Block decoding as plainly as it can be written: one prompt, no cache, no batch, every pass from the beginning.
+"""Decode in blocks as plainly as possible: one prompt, no cache, no batch, each pass over the whole text.
 
 The oracle that the fast path is tested against. It shares with it only the sampler's rule and the choice of tokens.
 """
@@ -128,8 +128,7 @@ def naive_exact(
 
 
 def _copied(written: Sequence[int], block: Block, settings: DecodingSettings, *, sure: set[int]) -> Block:
-    """A draft with copies of what followed, the last time, what the text ends with: at places that are not `sure`, as long as
-    the copy agrees with those that are."""
+    """Return a draft with copies of what last followed the text's end, up to the first `sure` token that disagrees."""
     assert block[0] is not None
     text, longest = [*written, block[0]], 0
     for end in range(1, len(text)):
@@ -151,12 +150,12 @@ def _copied(written: Sequence[int], block: Block, settings: DecodingSettings, *,
 
 
 def _refilled(known: Sequence[int | None], block_size: int, room: int) -> Block:
-    """A block that begins with what is known."""
+    """Return a block that begins with the known tokens."""
     return [*known, *[None] * block_size][: min(block_size, room)]
 
 
 def _run(model: LanguageModel, block: Block) -> tuple[list[int], bool]:
-    """The tokens of a block before its first gap, up to its first end-of-text; and whether no more is needed."""
+    """Return the tokens of a block before its first gap, up to its first end-of-text, and whether no more is needed."""
     needed = block[: _needed(model, block)]
     is_whole = None not in needed
     return [token for token in (needed if is_whole else needed[: needed.index(None)]) if token is not None], is_whole
@@ -172,14 +171,14 @@ def _masked(model: LanguageModel, block: Block) -> list[int]:
 
 
 def _needed(model: LanguageModel, block: Block) -> int:
-    """How many tokens of a block count: up to its first end-of-text."""
+    """Return how many tokens of a block count: those up to its first end-of-text."""
     return next((i + 1 for i, token in enumerate(block) if token in model.end_of_text_ids), len(block))
 
 
 def _reveal(
     model: LanguageModel, logits: Tensor, block: Block, reachable: range, sampler: Sampler, memory: Memory
 ) -> tuple[list[int], Memory]:
-    """The places of the block that the sampler reveals, of logits [k, V], and what it wants to remember."""
+    """Return the positions that the sampler reveals for logits [k, V], and what it remembers."""
     masked = torch.tensor([token is None for token in block])
     candidates = masked.clone()
     candidates[_needed(model, block) :] = False
@@ -190,7 +189,7 @@ def _reveal(
 
 
 def _choose(logits: Tensor, settings: DecodingSettings, start: int) -> list[int]:
-    """The tokens of logits [n, V] at the positions from `start` on."""
+    """Return the tokens chosen from logits [n, V] at the positions from `start` on."""
     draws = draws_of([settings], vocab_size=logits.shape[-1], device=logits.device)
     chosen: list[int] = choose_tokens(logits[None], draws, positions=start + torch.arange(len(logits))[None])[
         0
@@ -201,7 +200,7 @@ def _choose(logits: Tensor, settings: DecodingSettings, start: int) -> list[int]
 def _block_logits(
     model: LanguageModel, logits: Tensor, start: int, size: int, *, first_from_causal: bool = False
 ) -> Tensor:
-    """[size, V] what logits [T, V] of a whole pass say of the block at `start`."""
+    """Return the block's logits [size, V] at `start` from the logits [T, V] of a whole pass."""
     assert model.facts is not None
     shift = int(model.facts.logit_shift)
     of_block = torch.stack([logits[start + i - shift] for i in range(size)])

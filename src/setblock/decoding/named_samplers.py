@@ -1,4 +1,4 @@
-"""Samplers by name: which there are, and from a name and hyperparameters to a sampler and back.
+"""Find samplers by name, and turn a name with hyperparameters into a sampler and back.
 
 Knows the files of `samplers/`, plug-ins, and names. Knows nothing of any rule, and imports none before it is asked for.
 """
@@ -24,7 +24,7 @@ _FOLDER = Path(__file__).with_name("samplers")
 
 
 class Samplers(MutableMapping[str, type[Any]]):
-    """Classes of samplers by name: those of `samplers/`, those of plug-ins, and those put in by hand.
+    """Map names to sampler classes: those of `samplers/`, of plug-ins, and those added by hand.
 
     A file's name is its rule's, with underscores for dashes. One put in by hand comes before a file, and a file before a
     plug-in. `SAMPLERS["mine"] = Mine` adds one to this process.
@@ -34,11 +34,11 @@ class Samplers(MutableMapping[str, type[Any]]):
         self._by_hand: dict[str, type[Any]] = {}
 
     def in_this_package(self) -> dict[str, type[Any]]:
-        """The classes of `samplers/`."""
+        """Return the classes of `samplers/`."""
         return {name: self[name] for name in _files()}
 
     def name_of(self, kind: type[Any]) -> str | None:
-        """The name of a class; None if it has none."""
+        """Return the name of a class, or None if it has none."""
         own = getattr(kind, "name", None)
         names = [own] if isinstance(own, str) and own in self else self._by_hand
         return next((name for name in names if self[name] is kind), None)
@@ -72,7 +72,7 @@ SAMPLERS = Samplers()
 
 @cache
 def _files() -> dict[str, str]:
-    """Modules of `samplers/` by the names of their rules."""
+    """Return the modules of `samplers/` by the names of their rules."""
     return {module.name.replace("_", "-"): module.name for module in iter_modules([str(_FOLDER)])}
 
 
@@ -92,7 +92,7 @@ def _class_in(module: str, name: str) -> type[Any]:
 
 
 def name_of(sampler: "Sampler") -> str:
-    """The name of a sampler's class.
+    """Return the name of a sampler's class.
 
     Raises:
         ParameterError: it has none.
@@ -104,17 +104,17 @@ def name_of(sampler: "Sampler") -> str:
 
 
 def options_of(sampler: "Sampler") -> dict[str, Any]:
-    """Its hyperparameters."""
+    """Return a sampler's hyperparameters."""
     return {field.name: getattr(sampler, field.name) for field in fields(sampler)}  # type: ignore[arg-type]
 
 
 def defaults_of(name: str) -> dict[str, Any]:
-    """The hyperparameters of the sampler of a name that have defaults, with these."""
+    """Return the default hyperparameters of a named sampler, updated with the given ones."""
     return {field.name: field.default for field in fields(SAMPLERS[name]) if field.default is not MISSING}
 
 
 def parameters_of(name: Any) -> list[str]:
-    """The names of the hyperparameters of the sampler of a name.
+    """Return the names of the hyperparameters of the sampler of a name.
 
     Raises:
         ParameterError: there is no such sampler.
@@ -126,7 +126,8 @@ def parameters_of(name: Any) -> list[str]:
 
 
 def sampler_named(name: Any, options: Mapping[str, Any]) -> "Sampler":
-    """The sampler of a name with these hyperparameters, the others at their defaults; a number may be text, as `inf` is.
+    """Return the sampler of a name with these hyperparameters, others at their defaults; a number may be text, as `inf`
+    is.
 
     Raises:
         ParameterError: there is no such sampler or hyperparameter, or a value is not valid.
@@ -151,7 +152,7 @@ def sampler_named(name: Any, options: Mapping[str, Any]) -> "Sampler":
 
 
 def sampler_asked(chosen: Any, options: Mapping[str, Any], *, default: "Sampler") -> "Sampler":
-    """The sampler that somebody asks for.
+    """Return the sampler that a caller asks for.
 
     Args:
         chosen: its name, or a sampler; None for the class and hyperparameters of `default`.

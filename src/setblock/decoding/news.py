@@ -1,4 +1,4 @@
-"""What the host learns of a pass: one copy for the text, the events and the plan of the next pass.
+"""Bring to the host what it learns of a pass: one copy for the text, the events and the plan of the next pass.
 
 Knows a state and a step. Knows nothing of models or text.
 """
@@ -20,7 +20,7 @@ from setblock.decoding.state import BatchState
 def read_news(
     state: BatchState, step: DecodingStep, record: Record, *, fuses_commit: bool, since: Tensor
 ) -> list[RowNews]:
-    """The news of all rows after a step. Waits for the device, once.
+    """Return the news of all rows after a step. Waits for the device, once.
 
     Args:
         fuses_commit: as in `next_spans`.

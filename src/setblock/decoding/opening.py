@@ -1,4 +1,4 @@
-"""The state of requests before their first pass.
+"""Build the state of requests before their first pass.
 
 Knows tokens and rows' terms. Knows nothing of models, logits or text.
 """
@@ -16,7 +16,7 @@ from setblock.model.facts import SBDFacts
 def open_state(
     written: Sequence[Sequence[int]], terms: Sequence[RowTerms], *, facts: SBDFacts | None, device: torch.device
 ) -> BatchState:
-    """The state of requests before their prefill.
+    """Return the state of requests before their prefill.
 
     Args:
         written: of each its prompt and, where it goes on after an interruption, what it has been given of its answer.

@@ -1,4 +1,4 @@
-"""Operating points: what trades accuracy for passes in a request's settings, as plain data that files can hold.
+"""Define operating points: the settings that trade accuracy for passes, as plain data that files can hold.
 
 Knows settings. Knows nothing of files, tasks, or of how well a point does.
 """
@@ -24,7 +24,7 @@ from setblock.model.protocol import LanguageModel
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """A way to decode, with nothing left open.
+    """Hold a way to decode, with every setting decided.
 
     Attributes:
         method: `ntp` has nothing further.
@@ -46,12 +46,13 @@ class OperatingPoint:
 
     @property
     def key(self) -> str:
-        """Equal for equal points."""
+        """Return a value that is equal for equal points."""
         return json.dumps(self.to_json(), sort_keys=True)
 
     @property
     def label(self) -> str:
-        """A few words for tables: `entropy-bounded 0.1, k 16`; hyperparameters at their defaults are told by name if at all."""
+        """Return a few words for tables: `entropy-bounded 0.1, k 16`; hyperparameters at their defaults are told by
+        name if at all."""
         if self.method == "ntp":
             return "ntp"
         words = [self.sampler_text, f"k {self.block_size}"]
@@ -62,7 +63,7 @@ class OperatingPoint:
 
     @property
     def sampler_text(self) -> str:
-        """The sampler, its first hyperparameter, and those others that are not at their defaults."""
+        """Return the sampler, its first hyperparameter, and the others that differ from their defaults."""
         assert self.sampler is not None
         defaults = defaults_of(self.sampler)
         told = [
@@ -73,7 +74,7 @@ class OperatingPoint:
         return " ".join([self.sampler, *told])
 
     def settings(self, shared: DecodingSettings | None = None) -> DecodingSettings:
-        """The settings of a request: this point's, and for everything else those of `shared`."""
+        """Return the settings of a request: this point's, and for everything else those of `shared`."""
         shared = shared or DecodingSettings()
         if self.method == "ntp":
             return replace(shared, method="ntp")
@@ -101,7 +102,7 @@ NTP = OperatingPoint("ntp")
 
 
 def point_of(model: LanguageModel, settings: DecodingSettings) -> OperatingPoint:
-    """The point that a request's settings are at, what they leave open filled in.
+    """Return the operating point of a request's settings, with open settings filled in.
 
     Raises:
         SetBlockError: the model can't be decoded so.
@@ -121,7 +122,7 @@ def point_of(model: LanguageModel, settings: DecodingSettings) -> OperatingPoint
 
 
 def point_from_json(recorded: Any) -> OperatingPoint:
-    """The point that `to_json` gave.
+    """Return the point that `to_json` wrote.
 
     Raises:
         ParameterError: it is none, or none that this release knows.

@@ -1,4 +1,4 @@
-"""What the host decides of a pass before it: how far each row is fed, and how large the pass's tensors are.
+"""Plan a pass on the host: how far each row is fed, and how large the pass's tensors are.
 
 Knows numbers of rows and positions. Knows nothing of what is in them. All that the host must learn from the device for a pass
 it learns here, at once, in `next_spans`.
@@ -16,7 +16,7 @@ from setblock.decoding.terms import RowTerms
 
 @dataclass(frozen=True)
 class Span:
-    """What a row's next pass feeds.
+    """Hold what a row's next pass feeds.
 
     Attributes:
         start, end: the positions, `end` not included; equal where the row is fed nothing.
@@ -33,32 +33,32 @@ class Span:
 
     @property
     def tokens(self) -> int:
-        """How many tokens that is."""
+        """Return the number of tokens."""
         return self.end - self.start
 
 
 def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
-    """What the next pass feeds each row, if it is not cut short; nothing where it has ended. Waits for the device."""
+    """Return what the next full pass feeds each row; a finished row is fed nothing. Waits for the device."""
     spans = [span_of(row) for row in standing(state, fuses_commit=fuses_commit).tolist()]
     state.may_prefill = any(span.is_prefill for span in spans)
     return spans
 
 
 def standing(state: BatchState, *, fuses_commit: bool) -> Tensor:
-    """[B, 4] int64, what says what the next pass feeds each row: see `span_of`."""
+    """Return [B, 4] int64 from which `span_of` computes what the next pass feeds each row."""
     end = state.next_end(fuses_commit=fuses_commit)
     return torch.stack((state.committed, end, state.block_start, state.prefill_end), dim=1)
 
 
 def span_of(row: Sequence[int]) -> Span:
-    """What `standing` says of a row."""
+    """Return the span that a row of `standing` describes."""
     start, end, block_start, prefill_end = row
     return Span(start, end, block_start, is_prefill=start < min(end, prefill_end))
 
 
 def spans_ahead(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
-    """The most that can be fed in the pass after the one that feeds `spans`, which never are a part of a prompt. What is really
-    fed is less where a block is not done, and nothing where an answer has ended."""
+    """Return the most that can be fed in the pass after the one that feeds `spans`; no part of a prompt is among them.
+    What is really fed is less where a block is not done, and nothing where an answer has ended."""
     ahead = []
     for span, each in zip(spans, terms, strict=True):
         if each.method == "ntp":
@@ -74,7 +74,7 @@ def spans_ahead(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
 
 @dataclass(frozen=True)
 class PassPlan:
-    """A pass before it is fed.
+    """Hold the plan of a pass before it is fed.
 
     Attributes:
         end: [B] int64, the position up to which each row is fed; where it stands if it takes no part.
@@ -107,7 +107,7 @@ def plan_pass(
     fuses_commit: bool = True,
     is_ahead: bool = False,
 ) -> PassPlan:
-    """The plan of a pass over `spans`, at least one of which feeds something. Does not wait for the device.
+    """Return the plan of a pass over `spans`, at least one of which feeds something. Does not wait for the device.
 
     Args:
         fuses_commit: as in `next_spans`.
@@ -145,13 +145,13 @@ def plan_pass(
 
 
 def fixed_sizes(queries: int, checked: int, *, block_size: int) -> tuple[int, int]:
-    """Queries and checked outputs of few sizes: a block, or a block that is committed and the next one; none, or all that a
-    block may need."""
+    """Return sizes of which there are few: one or two blocks of queries, and the checked outputs of no block or a whole
+    one."""
     return block_size if queries <= block_size else 2 * block_size, block_size - 1 if checked else 0
 
 
 class Part:
-    """The A rows of a batch that take part in a pass.
+    """Select the A rows of a batch that take part in a pass.
 
     Args:
         rows: [A] int64, in order.
@@ -162,11 +162,12 @@ class Part:
         self.rows, self.batch, self._is_all = rows, batch, len(rows) == batch
 
     def of(self, whole: Tensor) -> Tensor:
-        """[A, ...] of what all rows have [B, ...]; itself where they are all of them."""
+        """Return [A, ...] of what all rows have, [B, ...]; the argument itself where all rows take part."""
         return whole if self._is_all else whole[self.rows]
 
     def put(self, part: Tensor, whole: Tensor | None = None) -> Tensor:
-        """[B, ...] of `part` [A, ...] and, of the other rows, `whole` [B, ...], which may be written to, or zeros."""
+        """Return [B, ...] with `part` [A, ...] in its rows, and elsewhere `whole` [B, ...], which may be written to, or
+        zeros."""
         if self._is_all:
             return part
         if whole is None:

@@ -1,4 +1,4 @@
-"""What decides in each row which positions a pass reveals, and which tokens they get: g and p of Algorithm 3.
+"""Decide which positions a pass reveals in each row, and which tokens they get: g and p of Algorithm 3.
 
 Knows settings and rows' terms. Knows nothing of what has become of the rows.
 """
@@ -20,7 +20,7 @@ from setblock.decoding.terms import RowTerms
 
 @dataclass(frozen=True)
 class Policy:
-    """The policy of the rows of a batch.
+    """Hold the policy of the rows of a batch.
 
     Attributes:
         settings: of each row.
@@ -40,14 +40,14 @@ class Policy:
 
     @classmethod
     def joined(cls, parts: Sequence["Policy"], terms: Sequence[RowTerms]) -> "Policy":
-        """The rows of several in one. `terms` are of all of them."""
+        """Return the rows of several policies in one. `terms` are of all of them."""
         settings = [each for part in parts for each in part.settings]
         samplers = RowSamplers.joined([part.samplers for part in parts])
         companions = Companions.joined([part.companions for part in parts])
         return _policy(settings, terms, samplers, companions, vocab_size=parts[0].vocab_size)
 
     def taken(self, rows: Sequence[int], terms: Sequence[RowTerms]) -> "Policy":
-        """The policy of `rows` only, which have these `terms`."""
+        """Return the policy of `rows` only, which have these `terms`."""
         settings = [self.settings[row] for row in rows]
         samplers, companions = self.samplers.taken(rows), self.companions.taken(rows)
         return _policy(settings, terms, samplers, companions, vocab_size=self.vocab_size)
@@ -61,7 +61,7 @@ def open_policy(
     device: torch.device,
     texts: Sequence[Companion] | None = None,
 ) -> Policy:
-    """The policy of requests before their first pass, with new companions.
+    """Return the policy of requests before their first pass, with new companions.
 
     Args:
         texts: a further companion of each row, the last to be told; None for none.

@@ -1,4 +1,4 @@
-"""From a feed's logits to what they say of each row: the values ẑ_t..ẑ_{t+k-1} and z_t of eq. 9.
+"""Read each row's predictions from a feed's logits: the values ẑ_t..ẑ_{t+k-1} and z_t of eq. 9.
 
 Knows which output predicts which position. Knows nothing of models, nor of what is revealed next.
 """
@@ -16,7 +16,7 @@ from setblock.model.feed import Feed
 
 @dataclass(frozen=True)
 class Logits:
-    """What a pass says of some positions of each row.
+    """Hold what a pass predicts for some positions of each row.
 
     Attributes:
         logits: [B, m, V] float32; -inf for the mask token. Anything where not known.
@@ -31,13 +31,13 @@ class Logits:
     best: MostLikely
 
     def with_logits(self, logits: Tensor) -> "Logits":
-        """The same positions with other logits."""
+        """Return the same positions with other logits."""
         return Logits(logits, self.positions, self.known, most_likely(logits))
 
 
 @dataclass(frozen=True)
 class PassLogits:
-    """What a pass gave.
+    """Hold the logits of a pass.
 
     Attributes:
         block: ẑ of the k positions of each row's block. Known nowhere in a pass that only commits.
@@ -50,8 +50,8 @@ class PassLogits:
 
 
 def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
-    """What the logits [A, k + m, V] of a feed say. Keeps in the state the causal logit of a block's first token, which the
-    block's later passes need; the state is that from which the feed was made."""
+    """Return what the logits [A, k + m, V] of a feed predict. Keeps in the state the causal logit of a block's first
+    token, which the block's later passes need; the state is that from which the feed was made."""
     part, size = Part(feed.rows, batch=feed.batch), state.block_width
     if state.facts is not None:
         logits[..., state.facts.mask_token_id].fill_(-torch.inf)  # a mask is never an answer

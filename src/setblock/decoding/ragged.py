@@ -1,4 +1,4 @@
-"""Rows of different widths below one another."""
+"""Stack rows of different widths."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,7 @@ from torch import Tensor
 
 
 def stacked(parts: Sequence[Tensor], *, fill: float = 0) -> Tensor:
-    """[sum of the B, ...] the rows of `parts` [B, ...], which differ in B and, at most, in the second dimension: the narrower
-    are filled up on the right."""
+    """Stack `parts` [B, ...] as [sum of all B, ...]; they may differ in B and in the second dimension, which is padded."""
     if parts[0].dim() == 1:
         return torch.cat(list(parts))
     width = max(part.shape[1] for part in parts)
@@ -16,7 +15,7 @@ def stacked(parts: Sequence[Tensor], *, fill: float = 0) -> Tensor:
 
 
 def fitted(part: Tensor, width: int, *, fill: float = 0) -> Tensor:
-    """[B, width, ...] of `part` [B, n, ...]: cut off, or filled up, on the right."""
+    """Return [B, width, ...] of `part` [B, n, ...], cut or padded on the right."""
     missing = max(0, width - part.shape[1])
     filling = part.new_full((part.shape[0], missing, *part.shape[2:]), fill)
     return torch.cat([part[:, :width], filling], dim=1)  # PyTorch 2.9 pads no tensor whose last dimension is empty

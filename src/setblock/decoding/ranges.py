@@ -1,4 +1,4 @@
-"""What a number may be, and the words that say so."""
+"""Define the valid range of a number, and the words for it."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from setblock.errors import ParameterError
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers between `low` and `high`. Not a number is in no range.
+    """Hold the numbers between `low` and `high`. Not a number is in no range.
 
     Attributes:
         low: the least number.

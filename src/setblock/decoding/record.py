@@ -1,4 +1,4 @@
-"""The record of a decoding: how many passes each row took, which pass revealed which token, and how likely it was.
+"""Record a decoding: how many passes each row took, which pass revealed each token, and how likely the token was.
 
 Knows steps. Knows nothing of models or text.
 """
@@ -18,7 +18,7 @@ from setblock.decoding.state import BatchState
 
 @dataclass(frozen=True)
 class PassCounts:
-    """Forward passes of one request, up to the end of its answer.
+    """Count the forward passes of one request, up to the end of its answer.
 
     Attributes:
         prefill: passes over the prompt.
@@ -33,18 +33,18 @@ class PassCounts:
 
     @property
     def total(self) -> int:
-        """All of them: every pass of the model counts."""
+        """Return the count of all passes of the model."""
         return self.prefill + self.block + self.commit
 
     @property
     def decoding(self) -> int:
-        """All but the prefill: what NFE speed-ups are counted in, on both sides."""
+        """Return the count without the prefill, as NFE speed-ups are counted, for both methods."""
         return self.block + self.commit
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """How likely a token was to the model when it was revealed (in method `exact`, when it was checked).
+    """Hold how likely a token was when it was revealed (in method `exact`, when it was checked).
 
     Attributes:
         logprob: its log-probability, in nats: the model's own, before temperature, penalties and bans.
@@ -57,7 +57,7 @@ class TokenLogprobs:
 
 @dataclass
 class Record:
-    """Adds up the steps of a batch. B rows, C positions, n alternatives of each token.
+    """Add up the steps of a batch. B rows, C positions, n alternatives of each token.
 
     Attributes:
         commits: [B] bool, rows that have passes which commit a block; those of `ntp` have none.
@@ -98,13 +98,13 @@ class Record:
         self._keep(step.logits.block, step.revealed, step.token_ids)
 
     def _write(self, number: Tensor, entropy: Tensor, *, at: Tensor) -> None:
-        """What became of columns `at` [B, m], of which only the last may be there twice: `number` [B, 1], `entropy` [B, m]."""
+        """Write `number` [B, 1] and `entropy` [B, m] to columns `at` [B, m], of which only the last may occur twice."""
         self.revealing.scatter_(1, at, number.expand_as(at))
         self.entropies.scatter_(1, at, entropy)
 
     @classmethod
     def joined(cls, records: Sequence["Record"], *, capacity: int) -> "Record":
-        """The rows of several records in one, of `capacity` positions each."""
+        """Return the rows of several records in one, of `capacity` positions each."""
         kept = [record.num_alternatives for record in records if record.num_alternatives is not None]
         width = max(kept, default=0)
 
@@ -119,32 +119,32 @@ class Record:
         return cls(**columns, num_alternatives=max(kept, default=None))
 
     def taken(self, rows: Tensor, *, capacity: int) -> "Record":
-        """The record of `rows` [n] only, for positions below `capacity`."""
+        """Return the record of `rows` [n] only, for positions below `capacity`."""
         parts = {name: getattr(self, name)[rows] for name in (*_OF_ROWS, *_OF_POSITIONS)}
         cut = {name: parts[name][:, :capacity] for name in _OF_POSITIONS}
         return Record(**parts | cut, num_alternatives=self.num_alternatives)
 
     @property
     def nowhere(self) -> Tensor:
-        """The last column, as a number on the device: what is written there nobody reads."""
+        """Return the index of the last column, as a tensor on the device; what is written there is never read."""
         return self.number.new_full((), self.revealing.shape[1] - 1)
 
     def counts(self, row: int) -> PassCounts:
-        """Passes of one row."""
+        """Return the passes of one row."""
         prefill, number, commit = torch.stack([self.prefill[row], self.number[row], self.commit[row]]).tolist()
         return PassCounts(prefill=prefill, block=number - commit, commit=commit)
 
     def revealed_by(self, row: int, start: int, length: int) -> list[int]:
-        """The pass that revealed each of `length` tokens from position `start` on; 0 is the prefill."""
+        """Return the pass that revealed each of `length` tokens from position `start` on; 0 is the prefill."""
         found: list[int] = self.revealing[row, start : start + length].tolist()
         return found
 
     def entropy(self, row: int, start: int, length: int) -> Tensor:
-        """[length] float32, nats: the entropy at each of those tokens when it was revealed."""
+        """Return [length] float32, nats: the entropy at each of those tokens when it was revealed."""
         return self.entropies[row, start : start + length]
 
     def logprobs(self, row: int, start: int, length: int, *, alternatives: int) -> list[TokenLogprobs]:
-        """How likely each of those tokens was."""
+        """Return how likely each of those tokens was."""
         here = (row, slice(start, start + length))
         chosen = self.logprob[here].tolist()
         ids, values = (each[here][:, :alternatives].tolist() for each in (self.top_ids, self.top_logprobs))
@@ -171,7 +171,7 @@ _OF_POSITIONS = ("revealing", "entropies", "logprob", "top_logprobs", "top_ids")
 
 
 def open_record(state: BatchState, *, num_alternatives: int | None = None) -> Record:
-    """The record of a batch before its first step.
+    """Return the record of a batch before its first step.
 
     Args:
         num_alternatives: how many alternatives of each token to keep; None to keep no log-probabilities.

@@ -1,4 +1,4 @@
-"""What the host learns of a pass about one row.
+"""Define what the host learns of a pass about one row.
 
 Knows plain numbers. Knows nothing of tensors, models or text.
 """
@@ -12,7 +12,7 @@ from setblock.decoding.plan import Span
 
 @dataclass(frozen=True)
 class RowNews:
-    """What became of one row.
+    """Hold what a pass did to one row.
 
     Attributes:
         event: what the pass did, or None where the row took no part.
@@ -36,6 +36,6 @@ class RowNews:
     tokens_start: int
 
     def tokens_between(self, start: int, end: int) -> list[int] | None:
-        """The row's tokens at positions from `start` to `end`; None where they are not among those that were read."""
+        """Return the row's tokens from `start` to `end`, or None where they are not among those that were read."""
         first, last = start - self.tokens_start, end - self.tokens_start
         return list(self.tokens[first:last]) if first >= 0 and last <= len(self.tokens) else None

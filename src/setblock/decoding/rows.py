@@ -1,4 +1,4 @@
-"""Rows that are decoded together: requests with their state, their rules and the record of what was done.
+"""Decode rows together: requests with their state, their rules and the record of their passes.
 
 Knows how rows join and leave, and how what is revealed becomes text. Knows nothing of the cache, nor of who decides what a pass
 feeds.
@@ -39,7 +39,7 @@ from setblock.model.protocol import Compile, LanguageModel, Runner, as_it_is
 
 @dataclass
 class Rows:
-    """Rows ready to decode, each one answer; they may differ in everything, and be anywhere in their answers."""
+    """Hold rows that are ready to decode, each one answer; they may differ in everything, progress included."""
 
     model: LanguageModel
     state: BatchState
@@ -53,7 +53,7 @@ class Rows:
     @classmethod
     @torch.inference_mode()
     def joined(cls, parts: Sequence["Rows"]) -> "Rows":
-        """The rows of several in one."""
+        """Return the rows of several in one."""
         state = joined([part.state for part in parts])
         return cls(
             model=parts[0].model,
@@ -66,7 +66,7 @@ class Rows:
 
     @torch.inference_mode()
     def taken(self, rows: Sequence[int]) -> "Rows":
-        """`rows` alone, at least one. What becomes of either does not change the other."""
+        """Return `rows` only, at least one. What becomes of either does not change the other."""
         index = torch.tensor(rows, device=self.state.tokens.device)
         state = taken(self.state, index)
         return Rows(
@@ -79,15 +79,15 @@ class Rows:
         )
 
     def spans(self, runner: Runner) -> list[Span]:
-        """What the runner's next pass feeds each row, if it is not cut short; nothing to rows that are finished. Waits for the
-        device unless news have been read since the last pass."""
+        """Return what the runner's next full pass feeds each row; a finished row is fed nothing. Waits for the device
+        unless news have been read since the last pass."""
         if self.next_spans is None:
             self.next_spans = next_spans(self.state, fuses_commit=runner.fuses_commit)
         return self.next_spans
 
     @torch.inference_mode()
     def step(self, runner: Runner, spans: Sequence[Span], *, is_ahead: bool = False) -> DecodingStep:
-        """One forward pass over `spans`, and all that follows from it. `is_ahead`: they are the most that may be fed."""
+        """Run one forward pass over `spans`, and apply its results. `is_ahead`: they are the most that may be fed."""
         plan = plan_pass(
             self.state, spans, fixed_keys=runner.fixed_keys, fuses_commit=runner.fuses_commit, is_ahead=is_ahead
         )
@@ -97,7 +97,8 @@ class Rows:
 
     @torch.inference_mode()
     def absorb(self, feed: Feed, logits: torch.Tensor, *, compiled: Compile = as_it_is) -> DecodingStep:
-        """All that follows from a forward pass: `setblock.decoding.loop.absorb`, and the record and the text of its rows."""
+        """Apply the results of a forward pass: `setblock.decoding.loop.absorb`, and the record and the text of its
+        rows."""
         self.next_spans, self.answered = None, self.state.answer_end
         step = absorb(self.state, feed, logits, self.policy, compiled=compiled)
         (compiled if self.record.num_alternatives is None else as_it_is)(Record.add)(self.record, step)
@@ -105,7 +106,7 @@ class Rows:
 
     @torch.inference_mode()
     def news(self, step: DecodingStep, runner: Runner) -> list[RowNews]:
-        """What the last step did, of all rows. Waits for the device, once."""
+        """Return what the last step did to all rows. Waits for the device, once."""
         assert self.answered is not None
         news = read_news(self.state, step, self.record, fuses_commit=runner.fuses_commit, since=self.answered)
         self.next_spans = [each.span for each in news]
@@ -113,7 +114,8 @@ class Rows:
         return news
 
     def new_texts(self, rows: Iterable[int], news: Sequence[RowNews] | None = None) -> dict[int, str]:
-        """The text of `rows` that became certain since this was last asked. `news` of all rows, if they have been read."""
+        """Return the text of `rows` that became certain since the last call. `news` of all rows, if they have been
+        read."""
         rows, finished = list(rows), self.state.finished
         self.policy.companions.hear(self.state, rows, news=news)
         if self.state.finished is not finished:
@@ -122,7 +124,7 @@ class Rows:
         return {row: self.texts[row].take(final=is_final[row]) for row in rows}
 
     def generation(self, row: int, *, cancelled: bool = False) -> Generation:
-        """The answer of a row that is finished, or given up."""
+        """Return the answer of a row that is finished, or given up."""
         self.policy.companions.hear(self.state, [row])
         self.texts[row].read([], final=True)
         settings, start = self.policy.settings[row], self.state.terms[row].prompt_length
@@ -144,7 +146,7 @@ class Rows:
         )
 
     def failure(self, row: int) -> Failure | None:
-        """Why a row's answer ended with an error, if it did."""
+        """Return why a row's answer ended with an error, if it did."""
         if not bool(self.state.failed[row]):
             return None
         num_tokens = len(self.state.answer(row))
@@ -192,7 +194,7 @@ def open_rows(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: 
 
 
 def _with_grammar(model: LanguageModel, settings: DecodingSettings) -> DecodingSettings:
-    """The settings with the companion that holds the answer to its form, where one is asked for."""
+    """Return the settings with the companion that holds the answer to its form, where one is asked for."""
     if settings.structure is None:
         return settings
     from setblock.decoding.grammar import GrammarMaker
@@ -201,7 +203,7 @@ def _with_grammar(model: LanguageModel, settings: DecodingSettings) -> DecodingS
 
 
 def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> RowTerms:
-    """What is fixed of a request's row.
+    """Return what is fixed of a request's row.
 
     Raises:
         SetBlockError: the prompt is empty or too long, or the model can't decode in blocks.

@@ -1,4 +1,4 @@
-"""What a sampler is: the rule that says which masked positions of a block a pass reveals."""
+"""Define a sampler: the rule that says which masked positions of a block a pass reveals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ Memory = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class BlockView:
-    """The input of a sampler in one pass. B rows, k positions, V tokens.
+    """Hold the input of a sampler in one pass. B rows, k positions, V tokens.
 
     Attributes:
         logits: [B, k, V] float32; -inf for tokens that a request bans. Only candidates have meaningful values.
@@ -36,27 +36,27 @@ class BlockView:
 
     @cached_property
     def log_probs(self) -> Tensor:
-        """The log-probabilities [B, k, V], float32."""
+        """Return the log-probabilities [B, k, V], float32."""
         return self.logits.log_softmax(dim=-1)
 
     @cached_property
     def probs(self) -> Tensor:
-        """The probabilities [B, k, V], float32."""
+        """Return the probabilities [B, k, V], float32."""
         return self.logits.softmax(dim=-1)
 
     @property
     def entropy(self) -> Tensor:
-        """The entropy [B, k] float32, in nats. Only candidates have meaningful values."""
+        """Return the entropy [B, k] float32, in nats. Only candidates have meaningful values."""
         return self._moments.entropy
 
     @property
     def confidence(self) -> Tensor:
-        """The probability [B, k] float32 of the most likely token. Only candidates have meaningful values."""
+        """Return the probability [B, k] float32 of the most likely token. Only candidates have meaningful values."""
         return self._moments.total.reciprocal()
 
     @cached_property
     def margin(self) -> Tensor:
-        """The probability [B, k] float32 of the most likely token minus that of the second."""
+        """Return the probability [B, k] float32 of the most likely token minus that of the second."""
         first, second = self.logits.topk(2, dim=-1).values.unbind(dim=-1)
         return self.confidence * (1 - (second - first).exp())
 
@@ -69,14 +69,14 @@ class BlockView:
 
 
 class Moments(NamedTuple):
-    """Of distributions [...]: their entropy in nats, and Z, whose reciprocal is the probability of the most likely token."""
+    """Hold the entropy of distributions [...] in nats, and Z, the reciprocal of the most likely token's probability."""
 
     entropy: Tensor
     total: Tensor
 
 
 def moments_of(logits: Tensor, greatest: Tensor, candidates: Tensor) -> Moments:
-    """Of logits [B, k, V] whose greatest are given. Only candidates have meaningful values."""
+    """Return the moments of logits [B, k, V] whose greatest values are given. Only candidates have meaningful values."""
     if devices.waits(logits.device) or torch.compiler.is_compiling():
         return _moments(logits, greatest, columns=logits.shape[-1])
     if logits.numel() <= _FEW_NUMBERS:
@@ -88,7 +88,7 @@ def moments_of(logits: Tensor, greatest: Tensor, candidates: Tensor) -> Moments:
 
 
 def _moments(logits: Tensor, greatest: Tensor, *, columns: int) -> Moments:
-    """Of logits [..., V] whose greatest are given, read `columns` tokens at a time.
+    """Return the moments of logits [..., V] whose greatest values are given, reading `columns` tokens at a time.
 
     With d = x - max(x), w = exp(d) and Z = sum(w): H = log Z - sum(w d) / Z, and the most likely token has probability 1 / Z. A
     vocabulary is long and decoding's own work is little else than reading it, so it is read as few times as can be: no
@@ -110,8 +110,8 @@ _NEVER = -1e4  # exp of it is 0; of a banned token's -inf, w d would not be a nu
 
 
 def _moments_of_candidates(logits: Tensor, greatest: Tensor, candidates: Tensor) -> Moments:
-    """`_moments` [B, k] on a CPU, where arithmetic is dear and asking for a value is not: of each row, from its first candidate
-    to its last; elsewhere anything.
+    """Return `_moments` [B, k] on a CPU, from each row's first candidate to its last; other values are arbitrary.
+    Arithmetic is slow there, and reading a value is not.
 
     The temporaries of a tile stay in the caches. Those of a whole vocabulary would be memory that is asked of the system anew
     each time, which takes longer than the arithmetic.
@@ -131,7 +131,7 @@ _FEW_NUMBERS = 16 * _TILE_COLUMNS  # of a tile: so many are read at once, candid
 
 @dataclass(frozen=True)
 class Selection:
-    """The output of a sampler.
+    """Hold the output of a sampler.
 
     Attributes:
         reveal: [B, k] bool, the positions to reveal; a subset of the candidates, with at least one of each row that has any.
@@ -145,15 +145,15 @@ class Selection:
 
 
 class Dial(NamedTuple):
-    """The hyperparameter that a sweep varies by default, with its values from careful to careless."""
+    """Hold the hyperparameter that a sweep varies by default, with its values from careful to careless."""
 
     name: str
     values: tuple[float, ...]
 
 
 class Sampler(Protocol):
-    """A rule: a frozen dataclass whose fields are its hyperparameters. It never calls the model. It returns what it must
-    remember for later passes in `Selection.memory`. Rows are independent of each other.
+    """Define a rule: a frozen dataclass whose fields are its hyperparameters. It never calls the model. It returns what
+    it must remember for later passes in `Selection.memory`. Rows are independent of each other.
 
     A class that commands and files use by name has two more attributes: `name`, and `dial` if it can be swept.
     """
@@ -164,8 +164,9 @@ class Sampler(Protocol):
 
 
 def at_least_one(reveal: Tensor, block: BlockView, *, score: Tensor) -> Tensor:
-    """`reveal` [B, k] among the candidates. In a row without any, it is the candidate with the highest `score` [B, k] (the
-    leftmost of a tie). So every pass reveals a token, and a block takes at most k passes."""
+    """Return `reveal` [B, k] among the candidates, with at least one position of each row that has candidates. In a row
+    without any, it is the candidate with the highest `score` [B, k] (the leftmost of a tie). So every pass reveals a
+    token, and a block takes at most k passes."""
     best = score.masked_fill(~block.candidates, -torch.inf).argmax(dim=-1, keepdim=True)  # [B, 1]
     fallback = torch.zeros_like(block.candidates).scatter(-1, best, True)
     reveal = reveal & block.candidates

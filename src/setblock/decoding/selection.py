@@ -1,4 +1,4 @@
-"""The samplers of a batch, where requests may have different ones.
+"""Run the samplers of a batch, where requests may have different ones.
 
 Knows which rows have which sampler, and keeps what each remembers between passes.
 """
@@ -17,7 +17,7 @@ from setblock.errors import SetBlockError
 
 @dataclass(frozen=True)
 class RowSelection:
-    """What all rows' samplers say together.
+    """Hold the output of all rows' samplers together.
 
     Attributes:
         reveal: [B, k] bool, the positions to reveal.
@@ -30,7 +30,7 @@ class RowSelection:
 
 @dataclass(frozen=True)
 class EveryCandidate:
-    """What stands in for a sampler where a pass has one candidate: in method `ntp`."""
+    """Replace a sampler where a pass has one candidate, as in method `ntp`."""
 
     def select(self, block: BlockView) -> Selection:
         """See `setblock.decoding.sampler.Sampler`."""
@@ -38,12 +38,12 @@ class EveryCandidate:
 
 
 class RowSamplers:
-    """One sampler a row; rows of equal samplers are asked together."""
+    """Hold one sampler for each row; rows of equal samplers are asked together."""
 
     def __init__(
         self, samplers: Sequence[Sampler], *, device: torch.device, memories: Sequence[Memory] | None = None
     ) -> None:
-        """Args: of each row its sampler and, where it has been asked before, what it remembers, tensors [1, k, ...]."""
+        """Take each row's sampler and its memory from earlier passes, if any."""
         self._samplers, self.device = list(samplers), device
         groups: list[tuple[Sampler, list[int]]] = []
         for row, sampler in enumerate(samplers):
@@ -61,20 +61,20 @@ class RowSamplers:
 
     @classmethod
     def joined(cls, parts: Sequence["RowSamplers"]) -> "RowSamplers":
-        """The rows of several batches, each with what it remembers."""
+        """Return the rows of several batches, each with its memory."""
         samplers = [sampler for part in parts for sampler in part._samplers]
         memories = [memory for part in parts for memory in part._of_rows()]
         return cls(samplers, device=parts[0].device, memories=memories)
 
     def taken(self, rows: Sequence[int]) -> "RowSamplers":
-        """Those of `rows` alone."""
+        """Return the samplers of `rows` only."""
         memories = self._of_rows()
         return RowSamplers(
             [self._samplers[row] for row in rows], device=self.device, memories=[memories[row] for row in rows]
         )
 
     def _of_rows(self) -> list[Memory]:
-        """What is remembered of each row: tensors [1, k, ...], none of rows that no sampler was asked for."""
+        """Return each row's memory: tensors [1, k, ...], none of rows that no sampler was asked for."""
         found: list[Memory] = [{} for _ in self._samplers]
         for (_, rows), memory in zip(self._groups, self._memories, strict=True):
             for place, row in enumerate(rows.tolist()):
@@ -132,7 +132,7 @@ class RowSamplers:
         return selection
 
     def _recall(self, index: int, is_new: Tensor, *, size: int) -> Memory:
-        """What is remembered of blocks of `size`, and begun by an earlier pass."""
+        """Return the memory of blocks of `size` that an earlier pass began."""
         kept = self._memories[index].items()
         return {
             name: fitted(each, size).masked_fill(is_new.view(-1, *[1] * (each.dim() - 1)), 0) for name, each in kept
@@ -140,14 +140,14 @@ class RowSamplers:
 
 
 def _breaks_rules(selection: Selection, block: BlockView) -> bool:
-    """Whether a sampler reveals what is no candidate, or nothing of a row that has some. Waits for the device; the samplers of
-    this package are not asked, since tests hold them to it."""
+    """Return whether a sampler reveals a position that is no candidate, or nothing of a row that has candidates. Waits
+    for the device; the samplers of this package are not asked, since tests hold them to it."""
     chosen = selection.reveal & block.candidates
     return bool((block.candidates.any(dim=1) ^ chosen.any(dim=1)).any() | (selection.reveal ^ chosen).any())
 
 
 def _renewed(old: Memory, new: Memory, rows: Tensor) -> Memory:
-    """The new in `rows` [b] bool, the old elsewhere; nothing is as good as zeros."""
+    """Return the new memory in `rows` [b] bool and the old one elsewhere; an empty memory counts as zeros."""
 
     def kept(name: str, each: Tensor) -> Tensor:
         return torch.where(rows.view(-1, *[1] * (each.dim() - 1)), each, old.get(name, torch.zeros_like(each)))
@@ -156,7 +156,7 @@ def _renewed(old: Memory, new: Memory, rows: Tensor) -> Memory:
 
 
 def _below(memories: Sequence[Memory]) -> Memory:
-    """Memories of several rows below one another, zeros where a row has none."""
+    """Stack the memories of several rows, with zeros where a row has none."""
     examples = {name: each for memory in memories for name, each in memory.items()}
 
     def of(memory: Memory, name: str) -> Tensor:

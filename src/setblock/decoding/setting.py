@@ -1,4 +1,4 @@
-"""One row of the table of settings: what a decoding setting may be, what it does, and who offers it.
+"""Define one row of the table of settings: what a decoding setting may be, what it does, and who offers it.
 
 Knows values and words. Knows nothing of any setting in particular; `DecodingSettings` is the table.
 """
@@ -25,7 +25,7 @@ are drawn, or what is reported."""
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A row of the table.
+    """Describe one decoding setting, a row of the table.
 
     Attributes:
         name: the field of `DecodingSettings`.
@@ -50,7 +50,7 @@ class Setting:
     names: Mapping[Caller, str]
 
     def plain(self, value: Any) -> Any:
-        """A valid value as Python's own numbers and tuples, in place of NumPy's, lists and sets.
+        """Return a valid value as Python's own numbers and tuples, in place of NumPy's, lists and sets.
 
         Raises:
             ParameterError: the value is not valid.
@@ -71,7 +71,7 @@ def setting(
     but_not: Sequence[Caller] = (),
     names: Mapping[Caller, str] | None = None,
 ) -> Any:
-    """A field of `DecodingSettings`, offered by every caller.
+    """Return a field of `DecodingSettings`, offered by every caller.
 
     Args:
         told: its help.
@@ -92,7 +92,7 @@ def setting(
 
 
 def table_of(settings: type[Any]) -> dict[str, Setting]:
-    """The rows of a dataclass whose fields are made by `setting`."""
+    """Return the rows of a dataclass whose fields are made by `setting`."""
     rows = {}
     for each in fields(settings):
         row = dict(each.metadata)
@@ -103,7 +103,7 @@ def table_of(settings: type[Any]) -> dict[str, Setting]:
 
 
 def whole(name: str, value: Any) -> int:
-    """A whole number, as Python's own.
+    """Return a whole number as Python's own int.
 
     Raises:
         ParameterError: it is none.
@@ -115,7 +115,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def _json_type(annotation: Any) -> Any:
-    """`int | None` is an int, sequences are lists, and what only Python can hold is a name."""
+    """Return the type in JSON: `int | None` is an int, sequences are lists, and what only Python can hold is a name."""
     if isinstance(annotation, str):
         return str
     known: dict[Any, Any] = {

@@ -1,5 +1,5 @@
-"""The table of settings: what a request may set. The command line, the server, the harness, Transformers' `generate` and vLLM
-read it, each setting once.
+"""Define the table of settings: what a request may set. The command line, the server, the harness, Transformers'
+`generate` and vLLM read it, each setting once.
 
 Imports no PyTorch, so that the command line can offer the settings without it.
 """
@@ -30,7 +30,7 @@ MAX_TOKENS = 2**31 - 1  # more than any context holds, and no overflow when adde
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """How one request is decoded. Requests of one batch may differ in everything."""
+    """Hold how one request is decoded. Requests of one batch may differ in everything."""
 
     # The operating point: what trades accuracy for passes
     method: Method = setting(
@@ -231,11 +231,11 @@ class DecodingSettings:
             )
 
     def of_sample(self, index: int) -> "DecodingSettings":
-        """The settings of answer `index`, counted from 0. Seeds wrap around at 64 bits."""
+        """Return the settings of answer `index`, counted from 0. Seeds wrap around at 64 bits."""
         return replace(self, seed=(self.seed + index + 2**63) % 2**64 - 2**63, n=1)
 
     def changed(self) -> dict[str, Any]:
-        """The settings that differ from their defaults."""
+        """Return the settings that differ from their defaults."""
         return {name: value for name, row in SETTINGS.items() if (value := getattr(self, name)) != row.default}
 
 
@@ -247,7 +247,7 @@ POINT = tuple(name for name, row in SETTINGS.items() if row.group == "point" and
 
 
 def offered_by(caller: Caller) -> dict[str, Setting]:
-    """The rows that a caller offers, by the caller's names."""
+    """Return the rows that a caller offers, by the caller's names."""
     return {row.names[caller]: row for row in SETTINGS.values() if caller in row.names}
 
 

@@ -1,4 +1,4 @@
-"""The state of a batch of requests: what is written, committed and revealed in each row.
+"""Hold the state of a batch of requests: what is written, committed and revealed in each row.
 
 Knows tokens and positions. Knows nothing of models, logits or text. Rows are independent: each has a block of its own, at
 its own position, in its own pass.
@@ -28,7 +28,7 @@ NEVER = torch.iinfo(torch.long).max
 
 @dataclass
 class BatchState:
-    """Mutable; all tensors have the batch as their first dimension, and int64 unless said otherwise.
+    """Hold the mutable state of a batch; tensors have the batch as their first dimension, and are int64 unless stated.
 
     Attributes:
         facts: how the model's logits are read; None where it was never trained for blocks.
@@ -116,16 +116,16 @@ class BatchState:
 
     @property
     def batch(self) -> int:
-        """B."""
+        """Return B."""
         return self.tokens.shape[0]
 
     @property
     def block_width(self) -> int:
-        """The number of positions k."""
+        """Return the number of positions k."""
         return self.revealed.shape[1]
 
     def __post_init__(self) -> None:
-        """What follows from the terms, and numbers that passes count with."""
+        """Derive what follows from the terms, and the numbers that passes count with."""
         device, methods = self.tokens.device, [each.method for each in self.terms]
         self.columns = torch.arange(self.tokens.shape[1], device=device)
         self.rows = torch.arange(self.batch, device=device)
@@ -150,31 +150,32 @@ class BatchState:
 
     @property
     def block_sources(self) -> Tensor:
-        """[B, k] the position whose output predicts each position of the block."""
+        """Return [B, k] the position whose output predicts each position of the block."""
         return self.block_positions if self._shifts is None else self.block_positions - self._shifts
 
     @property
     def is_causal(self) -> Tensor:
-        """[B] bool, rows that are never fed a block: those of `ntp`, and all of a model that was never trained for blocks."""
+        """Return [B] bool, rows that are never fed a block: those of `ntp`, and all rows of a model not trained for
+        blocks."""
         return self.is_ntp if self.facts is not None else torch.ones_like(self.is_ntp)
 
     @property
     def takes_first_at_once(self) -> bool:
-        """Whether all rows take a block's first token from the first causal logit that says anything of it."""
+        """Return whether every row takes a block's first token from the first causal logit that predicts it."""
         return self.facts is None or not self.has("sbd")
 
     def has(self, method: Method) -> bool:
-        """Whether any row is decoded by a method."""
+        """Return whether any row is decoded by a method."""
         return method in self.methods
 
     @property
     def is_prefill(self) -> Tensor:
-        """[B] bool, rows whose next pass is over their prompt, or over what they had to give up."""
+        """Return [B] bool, rows whose next pass is over their prompt, or over what was evicted."""
         return ~self.finished & (self.committed < self.prefill_end)
 
     def next_end(self, *, fuses_commit: bool = True, commits_answers: bool = False) -> Tensor:
-        """[B] the position up to which each row's next pass feeds it, if that pass is not cut short; `committed` where there is
-        nothing to feed.
+        """Return [B] the position up to which a full next pass feeds each row; `committed` where there is nothing to
+        feed.
 
         Args:
             fuses_commit: whether what is to be committed is fed with the block behind it, or alone.
@@ -191,8 +192,8 @@ class BatchState:
         return end if commits_answers else torch.where(self.finished, self.committed, end)
 
     def candidates(self) -> Tensor:
-        """[B, k] bool, the masked positions that still matter: in the block, and before its first end-of-text. A row that is
-        finished has none."""
+        """Return [B, k] bool, the masked positions that still matter: in the block, and before its first end-of-text. A
+        row that is finished has none."""
         return ~self.revealed & (self.block_positions < self.needed_end[:, None])
 
     def reveal(self, chosen: Tensor, reveal: Tensor) -> Tensor:
@@ -207,7 +208,7 @@ class BatchState:
         return at
 
     def advance(self, *, corrected: Tensor | None = None) -> None:
-        """After a pass: finish rows whose answer is whole, open the next block of rows that are done with theirs.
+        """Finish rows whose answer is whole after a pass, and open the next block of rows that have finished theirs.
 
         Args:
             corrected: [B] bool, exact rows whose draft was cut, and whose next pass commits the corrected token together with
@@ -273,15 +274,15 @@ class BatchState:
     # What the cache holds: here alone `committed` moves
 
     def commit(self, ends: Tensor, *, has_prefill: bool = True) -> None:
-        """After a pass that fed each row up to `ends` [B]: what it fed causally is in the cache. `has_prefill`: whether any row
-        was fed its prompt, or what it had to give up."""
+        """Commit what a pass fed causally, up to `ends` [B]: it is now in the cache. `has_prefill`: whether any row was
+        fed its prompt, or what it had to give up."""
         self.committed = torch.maximum(self.committed, torch.minimum(ends, self.block_start))
         if has_prefill:
             self.prefilled = self.prefilled | (self.committed >= self.prefill_end)
 
     def correct(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
-        """Where drafts of `rows` [B] bool were wrong from `positions` [B] on: put the right `tokens` [B] there, and begin a
-        block with them. What comes before is committed."""
+        """Put the right `tokens` [B] at `positions` [B] of `rows` [B] bool, whose drafts were wrong from there on, and
+        begin a block with them. What comes before is committed."""
         at, after = positions[:, None], positions + 1
         self.tokens.scatter_(1, at, tokens.where(rows, self.tokens.gather(1, at)[:, 0])[:, None])
         end = torch.minimum(positions + self.block_size, self.limit)
@@ -295,12 +296,12 @@ class BatchState:
 
     @torch.inference_mode()
     def hold(self, length: int) -> None:
-        """Of all rows, before their prefill: the cache holds the first `length` positions already, from another request."""
+        """Mark the first `length` positions of all rows, before their prefill, as already cached by another request."""
         self.committed = torch.full_like(self.committed, length)
 
     @torch.inference_mode()
     def evict(self) -> None:
-        """Of all rows: the cache has lost what it held. It is fed again before they go on."""
+        """Mark all rows' cache as lost. It is fed again before they go on."""
         self.prefill_end = torch.where(self.prefilled, self.committed.clamp(min=self.prefill_end), self.prefill_end)
         self.committed, self.may_prefill = torch.zeros_like(self.committed), True
 
@@ -326,23 +327,23 @@ class BatchState:
         self.block_positions = self.block_start[:, None] + self.columns[: self.block_width]
 
     def answer(self, row: int) -> Tensor:
-        """[n] the tokens of a row's answer that will not change, the end-of-text included."""
+        """Return [n] the tokens of a row's answer that will not change, the end-of-text included."""
         return self.tokens[row, self.terms[row].prompt_length : int(self.answer_end[row])]
 
     def _is_stop(self) -> Tensor:
-        """[B, k] bool, revealed positions of the block that hold an end-of-text."""
+        """Return [B, k] bool, revealed positions of the block that hold an end-of-text."""
         here = self.tokens.gather(1, self.block_positions)
         return (here[..., None] == self.ends[:, None]).any(dim=-1) & self.revealed
 
     def _shifted(self, run: Tensor) -> Tensor:
-        """[B, k] bool, which positions of a block that begins `run` [B] later are revealed."""
+        """Return [B, k] bool, which positions of a block that begins `run` [B] later are revealed."""
         columns = run[:, None] + self.columns[: self.block_width]
         inside = columns < self.revealed.shape[1]
         return inside & self.revealed.gather(1, columns.clamp(max=self.revealed.shape[1] - 1))
 
 
 def capacity_of(terms: Sequence[RowTerms]) -> int:
-    """C, such that no position of any row's block is past it; of few values, so that what is compiled for it is used again."""
+    """Return C, past every row's block, rounded up to one of few values so that compiled code is used again."""
     needed = max(each.limit for each in terms) + max(each.block_size for each in terms)
     return max(_SMALLEST_CAPACITY, 1 << (needed - 1).bit_length())
 
@@ -351,5 +352,5 @@ _SMALLEST_CAPACITY = 256
 
 
 def mask_of(facts: SBDFacts | None) -> int:
-    """What is written where nothing is revealed."""
+    """Return the token that is written where nothing is revealed."""
     return NO_TOKEN if facts is None else facts.mask_token_id

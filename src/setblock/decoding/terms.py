@@ -1,4 +1,4 @@
-"""What is fixed of a row from its beginning, where the host can read it without waiting for the device.
+"""Define what is fixed of a row from its beginning, where the host can read it without waiting for the device.
 
 Knows numbers. Knows nothing of what has become of the row.
 """
@@ -10,7 +10,7 @@ from setblock.decoding.settings import Method
 
 @dataclass(frozen=True)
 class RowTerms:
-    """The terms of one row, with all open settings decided.
+    """Hold the terms of one row, with all open settings decided.
 
     Attributes:
         method: `sbd`, `exact` or `ntp`.

@@ -1,4 +1,4 @@
-"""Text in and out: prompts become token ids, revealed tokens become a stream of text.
+"""Encode prompts as token ids, and decode revealed tokens as a stream of text.
 
 Knows tokenizers. A prompt's text is always plain text: where it holds a special token's name, the name is spelled out and
 never becomes the token.
@@ -27,7 +27,7 @@ def encode_prompt(
     raw: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
-    """Token ids of a prompt.
+    """Return the token ids of a prompt.
 
     Args:
         prompt: a text, token ids, or chat messages with `role` and `content`; the content is a text, or parts of type `text`
@@ -57,7 +57,7 @@ def encode_prompt(
 
 
 def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Chat messages whose contents are plain texts.
+    """Return chat messages whose contents are plain texts.
 
     Raises:
         SetBlockError: one is no object with a `role` and a `content`; the message names it, from 1.
@@ -90,7 +90,7 @@ def _checked_text(text: str, name: str) -> str:
 
 
 def _listed(prompt: Any) -> list[Any]:
-    """The parts of a prompt that is no text; a tensor or an array holds token ids."""
+    """Return the parts of a prompt that is no text; a tensor or an array holds token ids."""
     found = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     if not isinstance(found, list | tuple | range):
         raise SetBlockError(f"prompt must be a text, token ids or chat messages, not {prompt!r}")
@@ -139,7 +139,7 @@ def _names_special_token(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
 
 
 class AnswerText(Companion):
-    """The text of an answer that grows token by token: append-only, whole characters only, cut before a stop string.
+    """Build an answer's text token by token: append-only, whole characters only, cut before a stop string.
 
     What is found does not depend on how many tokens come at once.
     """
@@ -159,7 +159,7 @@ class AnswerText(Companion):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens it has read."""
+        """Return how many tokens were read."""
         return len(self._token_ids)
 
     def read(self, token_ids: Sequence[int], *, final: bool = False) -> None:
@@ -173,7 +173,7 @@ class AnswerText(Companion):
             self._decode(final=True)
 
     def take(self, *, final: bool = False) -> str:
-        """The text that became certain since the last call.
+        """Return the text that became certain since the last call.
 
         A character whose bytes have not all come is held back, and so is what may turn out to begin a stop string, unless
         nothing more will come (`final`).
@@ -202,7 +202,7 @@ class AnswerText(Companion):
             self.stop_length = len(self._token_ids)
 
     def _held_back(self) -> int:
-        """Characters at the end of the text that are the beginning of a stop string."""
+        """Return the number of characters at the end of the text that are the beginning of a stop string."""
         return max(
             (n for each in self._stop for n in range(1, len(each)) if self.text.endswith(each[:n])),
             default=0,
@@ -210,7 +210,7 @@ class AnswerText(Companion):
 
 
 def decode_tokens(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
-    """Text of token ids, special tokens left out."""
+    """Return the text of token ids without special tokens."""
     text = tokenizer.decode(list(token_ids), skip_special_tokens=True)
     assert isinstance(text, str)
     return text

@@ -1,4 +1,4 @@
-"""The engine: many requests decoded together, which come and go between passes (docs/engine.md)."""
+"""Decode many requests together, which come and go between passes (docs/engine.md)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""A JSONL file of answers that is written as they come, survives an interruption, and takes its name when it is whole.
+"""Write a JSONL file of answers as they come, which survives an interruption and takes its name when it is whole.
 
 Knows lines and files. Knows nothing of how answers are made.
 """
@@ -16,11 +16,12 @@ Key = tuple[int, int]
 
 
 class AnswerFile:
-    """Answers on their way to `path`. Until all are there they are in `path` + `.part`, in the order in which they came, behind
-    a line that says how they are made; a run that is made otherwise does not go on with them."""
+    """Collect answers for the file `path`. Until all are there they are in `path` + `.part`, in the order in which they
+    came, behind a line that says how they are made; a run that is made otherwise does not go on with them."""
 
     def __init__(self, path: Path, *, made: dict[str, Any]) -> None:
-        """Raises `SetBlockError` if there is a whole file already, a part made otherwise, or no such folder."""
+        """Open the part, or raise `SetBlockError` if a whole file exists, a part was made otherwise, or the folder is
+        missing."""
         self.path, self.part = path, path.with_name(f"{path.name}.part")
         self.done: set[Key] = set()
         if path.exists():
@@ -56,7 +57,7 @@ class AnswerFile:
         self._file.flush()
 
     def finish(self) -> None:
-        """All answers are there: give them the order of their prompts, and the file its name."""
+        """Sort the answers, which are all there, by their prompts, and give the file its name."""
         _, *lines = self.part.read_text().splitlines()
         ordered = sorted(map(json.loads, lines), key=lambda answer: (answer["line"], answer["sample"]))
         whole = self.path.with_name(f"{self.path.name}.whole")

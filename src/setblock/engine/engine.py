@@ -1,4 +1,4 @@
-"""The engine decodes many requests together, which start and end between passes.
+"""Decode many requests together, which start and end between passes.
 
 Knows who waits, who runs, who holds which pages and who is done. Knows nothing of how a pass reveals what it does.
 Single-threaded: whoever has several threads calls it from one of them.
@@ -24,7 +24,7 @@ from setblock.model.protocol import LanguageModel
 
 
 class Engine:
-    """Decodes many requests together. Each answer is the same as if its request were alone.
+    """Decode many requests together. Each answer is the same as if its request were alone.
 
     Every step is one forward pass in which some requests are fed a part of their prompt and others a block. A request starts
     when there is a place for it and cache for its prompt. If the cache becomes full later, the newest request releases its
@@ -32,7 +32,7 @@ class Engine:
     """
 
     def __init__(self, model: LanguageModel, limits: EngineLimits | None = None) -> None:
-        """Raises `SetBlockError` if the model has no runner for rows that come and go."""
+        """Make an idle engine, or raise `SetBlockError` if the model has no runner for rows that come and go."""
         self.limits = limits or EngineLimits()
         pages, page_tokens = -(-self.limits.kv_tokens // self.limits.page_tokens), self.limits.page_tokens
         self._model = model
@@ -102,12 +102,12 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the engine has nothing to do and nothing to report."""
+        """Return whether the engine has nothing to do and nothing to report."""
         return not self._jobs
 
     @property
     def figures(self) -> EngineFigures:
-        """The engine's counters."""
+        """Return the engine's counters."""
         held = self._pool.total - self._pool.available
         return replace(
             self._counts,
@@ -191,7 +191,7 @@ class Engine:
     # What a pass feeds
 
     def _plan(self) -> list[Span]:
-        """What each running request is fed, with pages for all of it; empty if none runs."""
+        """Return what each running request is fed, with pages for all of it; empty if none runs."""
         while self._rows is not None:
             whole = self._rows.spans(self._runner)
             needs = [

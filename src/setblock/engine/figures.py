@@ -1,11 +1,11 @@
-"""What an engine tells of itself, for metrics."""
+"""Define what an engine reports of itself, for metrics."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """A snapshot of an engine; counts are since it was made.
+    """Hold a snapshot of an engine; counts are since it was made.
 
     Attributes:
         waiting: requests that wait for a place.

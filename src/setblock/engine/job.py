@@ -1,4 +1,4 @@
-"""A request in the engine: where it stands, and what it holds."""
+"""Define a request in the engine: its progress, and what it holds."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from setblock.engine.request import Request
 
 @dataclass(eq=False)
 class Job:
-    """A request from when it is submitted until it is finished.
+    """Follow a request from when it is submitted until it is finished.
 
     Attributes:
         request: what is wanted.

@@ -1,4 +1,4 @@
-"""The limits of an engine's memory and work."""
+"""Define the limits of an engine's memory and work."""
 
 from dataclasses import dataclass, fields
 
@@ -7,7 +7,7 @@ from setblock.errors import ParameterError
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Limits of an engine. None of them changes an answer.
+    """Limit an engine. None of them changes an answer.
 
     Attributes:
         max_running: Maximum number of requests decoded at once.

@@ -1,4 +1,4 @@
-"""Many requests that are all there beforehand: an engine kept full."""
+"""Answer many requests that are all there beforehand, with a full engine."""
 
 from collections.abc import Iterable, Iterator
 
@@ -14,8 +14,8 @@ MOST_CACHED = 65536
 
 
 def limits_for(model: LanguageModel, requests: Iterable[Request], *, concurrency: int) -> EngineLimits:
-    """The limits of an engine that is to answer `requests`, at most `concurrency` of them at once: a cache for as many of the
-    longest, if that is not too much, and always for one.
+    """Return the limits of an engine that is to answer `requests`, at most `concurrency` of them at once: a cache for
+    as many of the longest, if that is not too much, and always for one.
 
     Raises:
         SetBlockError: a request does not fit the model's context.
@@ -27,7 +27,8 @@ def limits_for(model: LanguageModel, requests: Iterable[Request], *, concurrency
 
 
 def answered(engine: Engine, requests: Iterable[Request]) -> Iterator[tuple[str, Generation]]:
-    """Each request's id and answer, as soon as it is finished. `requests` may be lazy: few more are taken than run.
+    """Yield each request's id and answer, as soon as it is finished. `requests` may be lazy: few more are taken than
+    run.
 
     Raises:
         SetBlockError: the engine refuses a request.

@@ -1,4 +1,4 @@
-"""The pages of the key-value cache: who holds them, and which hold the beginning of a text that may come again.
+"""Manage the pages of the key-value cache: who holds them, and which hold the beginning of a text that may come again.
 
 Knows page numbers and token ids. Knows nothing of keys, values or models.
 
@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 
 class PagePool:
-    """`total` pages of `page_tokens` positions each."""
+    """Manage `total` pages of `page_tokens` positions each."""
 
     def __init__(self, total: int, *, page_tokens: int) -> None:
         self.total, self.page_tokens = total, page_tokens
@@ -26,16 +26,16 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Pages that can be taken."""
+        """Return the number of pages that can be taken."""
         return len(self._free) + len(self._idle)
 
     @property
     def idle(self) -> int:
-        """Pages that nobody holds, kept for texts that begin alike."""
+        """Return the number of pages that no request holds, kept for texts that begin alike."""
         return len(self._idle)
 
     def pages_for(self, tokens: int) -> int:
-        """How many pages hold so many positions."""
+        """Return how many pages hold so many positions."""
         return -(-tokens // self.page_tokens)
 
     def take(self, count: int) -> list[int]:
@@ -70,7 +70,7 @@ class PagePool:
                     self._free.append(page)
 
     def find(self, token_ids: Sequence[int]) -> tuple[list[int], list[bytes]]:
-        """The pages that hold the longest beginning of a text, in whole pages, and their keys."""
+        """Return the pages that hold the longest beginning of a text, in whole pages, and their keys."""
         pages, keys, key = [], [], b""
         for start in range(0, len(token_ids) - self.page_tokens + 1, self.page_tokens):
             key = page_key(key, token_ids[start : start + self.page_tokens])
@@ -88,5 +88,5 @@ class PagePool:
 
 
 def page_key(before: bytes, token_ids: Sequence[int]) -> bytes:
-    """What names a page: its tokens and, by the key of the page before it, all before them."""
+    """Return the key of a page: its tokens and, by the key of the page before it, all before them."""
     return blake2b(before + array("q", token_ids).tobytes(), digest_size=16).digest()

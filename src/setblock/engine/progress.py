@@ -1,4 +1,4 @@
-"""The result of one pass of the engine for one request."""
+"""Define the result of one pass of the engine for one request."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from setblock.decoding.generation import Generation
 
 @dataclass(frozen=True)
 class Progress:
-    """The result of one pass for one request.
+    """Hold the result of one pass for one request.
 
     Attributes:
         id: the id of the request.

@@ -1,4 +1,4 @@
-"""A JSONL file of prompts."""
+"""Read a JSONL file of prompts."""
 
 import json
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from setblock.errors import SetBlockError
 
 @dataclass(frozen=True)
 class PromptLine:
-    """A line of the file.
+    """Hold a line of the file.
 
     Attributes:
         where: the file and the line, for messages.
@@ -26,7 +26,7 @@ class PromptLine:
 
 
 def read_prompts(path: Path) -> list[PromptLine]:
-    """All lines of the file; empty ones are left out.
+    """Return all lines of the file; empty ones are left out.
 
     Raises:
         SetBlockError: there is no such file, or a line of it is no prompt; the message names the line.

@@ -1,4 +1,4 @@
-"""A file of prompts answered into a file of answers, by the engine.
+"""Answer a file of prompts into a file of answers, by the engine.
 
 Knows lines of prompts, requests and the file that is written. Knows nothing of how progress is shown.
 """
@@ -22,7 +22,7 @@ from setblock.model.protocol import LanguageModel
 
 @dataclass(frozen=True)
 class FileFigures:
-    """What a run did.
+    """Hold the figures of a run.
 
     Attributes:
         answers: how many the file holds.
@@ -79,7 +79,7 @@ def answer_prompts(
 def _requests(
     model: LanguageModel, lines: Sequence[PromptLine], settings: DecodingSettings, *, raw: bool
 ) -> dict[Key, Request]:
-    """All that is asked for, checked before anything is answered."""
+    """Return all that is asked for, checked before anything is answered."""
     requests = {}
     for line in lines:
         try:

@@ -1,4 +1,4 @@
-"""A request to the engine."""
+"""Define a request to the engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from setblock.errors import SetBlockError
 
 
 class QueueFull(SetBlockError):  # noqa: N818  # a state of the engine, and nothing wrong with the request
-    """The queue is full. The same request can be submitted again later."""
+    """Report that the queue is full. The same request can be submitted again later."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request for one answer. Several samples of a prompt are several requests.
+    """Ask for one answer. Several samples of a prompt are several requests.
 
     Attributes:
         id: the name of the request, unique among unfinished requests.

@@ -1,4 +1,4 @@
-"""What a pass feeds: how a budget of tokens is shared among requests.
+"""Share a pass's budget of tokens among requests.
 
 Knows numbers of tokens. Knows nothing of models, pages or text.
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Need:
-    """What a request's next pass feeds, if it is not cut short.
+    """Describe what a full next pass feeds a request.
 
     Attributes:
         start, end: the positions, `end` not included.
@@ -28,13 +28,13 @@ class Need:
 
     @property
     def tokens(self) -> int:
-        """How many tokens that is."""
+        """Return the number of tokens."""
         return self.end - self.start
 
 
 def schedule(needs: Sequence[Need], budget: int) -> list[int]:
-    """The position up to which each request is fed, its `start` where it has to wait. At least one is fed, and at most `budget`
-    tokens are, unless a single block is larger than its share."""
+    """Return the position up to which each request is fed, its `start` where it has to wait. At least one is fed, and
+    at most `budget` tokens are, unless a single block is larger than its share."""
     ends = [need.start for need in needs]
     by_turn = sorted(range(len(needs)), key=lambda index: needs[index].served)
     prompts = [index for index in by_turn if needs[index].is_prefill]

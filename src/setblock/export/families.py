@@ -1,4 +1,4 @@
-"""What llama.cpp calls a family of models, and how the family's config and weights become GGUF's.
+"""Translate families of models to llama.cpp's names, and their configs and weights to GGUF's.
 
 Knows configs of Transformers and names of GGUF. Knows nothing of tokenizers, types or files. A family is added by a row of
 `FAMILIES`; what a config asks for that llama.cpp computes otherwise is refused.
@@ -18,7 +18,7 @@ from setblock.errors import SetBlockError
 
 @dataclass(frozen=True)
 class Family:
-    """How llama.cpp computes a family.
+    """Describe how llama.cpp computes a family.
 
     Attributes:
         architecture: its name there.
@@ -47,7 +47,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(model: PreTrainedModel) -> Family:
-    """The family of a model.
+    """Return the family of a model.
 
     Raises:
         SetBlockError: it is not known here, or the model computes something that llama.cpp does not.
@@ -109,7 +109,7 @@ def write_config(writer: gguf.GGUFWriter, model: PreTrainedModel, family: Family
 
 
 def tensors_of(model: PreTrainedModel, family: Family) -> Iterator[tuple[str, Tensor]]:
-    """The weights by GGUF's names, as llama.cpp wants them.
+    """Yield the weights by GGUF's names, as llama.cpp wants them.
 
     Raises:
         SetBlockError: GGUF has no name for one.
@@ -134,7 +134,7 @@ def tensors_of(model: PreTrainedModel, family: Family) -> Iterator[tuple[str, Te
 
 
 def _ropes(config: Any) -> dict[str, dict[str, Any]]:
-    """The rotary positions of a config, by the kind of its layers."""
+    """Return the rotary positions of a config, by the kind of its layers."""
     rope: dict[str, Any] = config.rope_parameters
     return {"all layers": rope} if "rope_type" in rope else rope
 
@@ -144,6 +144,6 @@ def _head_dim(config: Any) -> int:
 
 
 def _paired(weight: Tensor, head_dim: int) -> Tensor:
-    """A matrix [heads * head_dim, n] or a bias, each head's halves interleaved."""
+    """Return a matrix [heads * head_dim, n] or a bias, with each head's halves interleaved."""
     heads = weight.shape[0] // head_dim
     return weight.reshape(heads, 2, head_dim // 2, -1).transpose(1, 2).reshape(weight.shape)

@@ -1,4 +1,4 @@
-"""A model as a GGUF file, which stock llama.cpp runs as any other and which says of itself what setblock needs.
+"""Write a model as a GGUF file, which stock llama.cpp runs as any other and which records what setblock needs.
 
 Knows the order of things in a file, and types of numbers. Knows nothing of any family, nor of tokenizers.
 """
@@ -96,7 +96,8 @@ def _write(
 
 
 def _stored(name: str, weight: Tensor, weights: WeightType) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
-    """A weight as it is stored: vectors in float32, and matrices whose rows no quantised type divides in float16."""
+    """Return a weight as it is stored: vectors in float32, and matrices whose rows no quantised type divides in
+    float16."""
     values = weight.detach().float().cpu().contiguous().numpy()
     kind = gguf.GGMLQuantizationType[weights.upper()]
     if kind.name.startswith(("Q4", "Q5")) and name in ("token_embd.weight", "output.weight"):

@@ -1,4 +1,4 @@
-"""A tokenizer as GGUF's vocabulary, so that stock llama.cpp splits a text as it does.
+"""Write a tokenizer as GGUF's vocabulary, so that stock llama.cpp splits a text as it does.
 
 Knows `tokenizer.json` and llama.cpp's names for ways to split a text. Knows nothing of weights.
 """
@@ -89,7 +89,7 @@ def write_numbers(writer: gguf.GGUFWriter, *, size: int, end_of_text_id: int) ->
 
 
 def _split_of(pre_tokenizer: dict[str, Any] | None) -> str:
-    """llama.cpp's name for what stands before the merges."""
+    """Return llama.cpp's name for what comes before the merges."""
     steps = [] if pre_tokenizer is None else pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     found = tuple(
         each["pattern"].get("Regex", "") if each["type"] == "Split" else each["type"]
@@ -104,14 +104,14 @@ def _split_of(pre_tokenizer: dict[str, Any] | None) -> str:
 
 
 def _puts_space_before(tokenizer: dict[str, Any]) -> bool:
-    """Whether a text is read as if a space stood before it."""
+    """Return whether a text is read as if a space came before it."""
     normalizer, before = tokenizer["normalizer"] or {}, tokenizer["pre_tokenizer"] or {}
     steps = normalizer.get("normalizers", [normalizer])
     return any(each.get("type") == "Prepend" for each in steps) or before.get("prepend_scheme") in ("first", "always")
 
 
 def _kind(token: str, model: dict[str, Any], added: dict[str, bool]) -> int:
-    """GGUF's type of a token. `added`: whether each of the added tokens is special."""
+    """Return GGUF's type of a token. `added`: whether each of the added tokens is special."""
     if token == model.get("unk_token"):
         return int(gguf.TokenType.UNKNOWN)
     if token in added:

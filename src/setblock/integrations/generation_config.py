@@ -1,4 +1,4 @@
-"""What a call of Transformers' `generate` asks for, as `DecodingSettings`; or a refusal by name of what they don't have.
+"""Turn a call of Transformers' `generate` into `DecodingSettings`, or refuse by name what they don't have.
 
 Knows `GenerationConfig`, and the logits processors and stopping criteria that Transformers builds from it. Nothing that would
 change the output is ignored: a field that is neither mapped nor harmless is refused, a future release's too.
@@ -24,7 +24,7 @@ sampler; and `stop_strings`, as in `GenerationConfig`, where a callable can't ha
 
 
 def settings_from(config: GenerationConfig, options: Mapping[str, Any], *, prompt_length: int) -> DecodingSettings:
-    """The settings that a prepared config asks for.
+    """Return the settings that a prepared config asks for.
 
     Args:
         config: as `generate` hands it over: `max_length` and `min_length` count the prompt.
@@ -54,7 +54,7 @@ def settings_from(config: GenerationConfig, options: Mapping[str, Any], *, promp
 
 
 def end_of_text_ids(config: GenerationConfig) -> tuple[int, ...]:
-    """The token ids that end an answer."""
+    """Return the token ids that end an answer."""
     ids = config.eos_token_id
     return () if ids is None else (ids,) if isinstance(ids, int) else tuple(int(each) for each in ids)
 
@@ -135,7 +135,7 @@ def _biases(config: GenerationConfig) -> dict[int, float]:
 
 
 def _sequence_bias(given: Any) -> dict[tuple[int, ...], float]:
-    """Transformers takes a dictionary, or a list of pairs."""
+    """Return the biases by token ids: Transformers takes a dictionary, or a list of pairs."""
     pairs = given.items() if isinstance(given, Mapping) else given or ()
     return {tuple(sequence): float(bias) for sequence, bias in pairs}
 
@@ -165,7 +165,8 @@ _BUILT_FROM: dict[type, tuple[str, str]] = {
 
 
 def _is_built_from(config: GenerationConfig, processor: Any) -> bool:
-    """Whether it does what the config asks for; one of the user's may be of the same type and hold another value."""
+    """Return whether it does what the config asks for; one of the user's may be of the same type and hold another
+    value."""
     if type(processor) is processors.LogitNormalization:
         return True
     if type(processor) not in _BUILT_FROM:

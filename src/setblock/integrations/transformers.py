@@ -34,7 +34,7 @@ def generate(
     tokenizer: PreTrainedTokenizerBase | None = None,
     **kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """`model.generate`, decoding in blocks.
+    """Decode in blocks as `model.generate`.
 
     A checkpoint's `custom_generate/generate.py` calls this; so may you, with the model as an argument.
 
@@ -73,7 +73,8 @@ def sbd_generate(
     tokenizer: PreTrainedTokenizerBase | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """For `model.generate(..., custom_generate=sbd_generate)`, which takes `OPTIONS` as further arguments.
+    """Decode in blocks for `model.generate(..., custom_generate=sbd_generate)`, which takes `OPTIONS` as further
+    arguments.
 
     Transformers hands over what it has prepared, and the arguments that the signature names; but never `streamer` and
     `tokenizer`, which `generate` binds.
@@ -116,7 +117,7 @@ def sbd_generate(
 
 
 def _with_options(signature: inspect.Signature) -> inspect.Signature:
-    """The signature with `OPTIONS` by name: Transformers hands over no argument that it does not find there."""
+    """Return the signature with `OPTIONS` by name: Transformers hands over no argument that it does not find there."""
     *own, rest = signature.parameters.values()
     options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in OPTIONS]
     return signature.replace(parameters=[*own, *options, rest])
@@ -158,7 +159,7 @@ def _refuse_model_kwargs(model_kwargs: dict[str, Any], attention_mask: Tensor) -
 
 
 class _NoTokenizer:
-    """In place of a tokenizer where there are tokens only."""
+    """Replace a tokenizer where there are only tokens."""
 
     eos_token_id = None
 
@@ -172,7 +173,7 @@ def _sbd_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 
 
 def _prompts(input_ids: Tensor, attention_mask: Tensor) -> list[list[int]]:
-    """The tokens of each row without its padding."""
+    """Return the tokens of each row without its padding."""
     return [row[is_real.bool().to(row.device)].tolist() for row, is_real in zip(input_ids, attention_mask, strict=True)]
 
 
@@ -183,14 +184,15 @@ def _pad_token_id(config: GenerationConfig) -> int | None:
 
 
 class _Columns:
-    """The new tokens of a batch as Transformers sees them: a column is whole when every row has its token or has ended."""
+    """Hold the new tokens of a batch as Transformers sees them: a column is whole when every row has its token or has
+    ended."""
 
     def __init__(self, batch: OpenBatch, *, pad_token_id: int | None) -> None:
         self._batch, self._pad = batch, pad_token_id
         self._streamed = 0
 
     def new(self) -> Tensor:
-        """[rows, columns] int64, on the CPU; the columns that are whole."""
+        """Return [rows, columns] int64, on the CPU; the columns that are whole."""
         state = self._batch.state
         answers = [state.answer(row).tolist() for row in range(state.batch)]
         unfinished = [len(answer) for answer, done in zip(answers, state.finished.tolist(), strict=True) if not done]

@@ -1,4 +1,4 @@
-"""An adapter of the future block as decoding runs it: few products of the model's own type beside each layer's.
+"""Run an adapter of the future block in decoding: few products of the model's own type beside each layer's.
 
 Knows what PEFT has loaded, and takes its layers' place. Knows nothing of training (`setblock.model.adapter`).
 
@@ -22,10 +22,10 @@ from setblock.model.siblings import SharedProduct, sharing_input
 
 
 class InnerProduct(nn.Module):
-    """`x Aᵀ` of the layers that read one input, with zeros for tokens that the gate leaves out."""
+    """Compute `x Aᵀ` for the layers that read one input, with zeros for tokens that the gate leaves out."""
 
     def __init__(self, gate: Gate, weights: Sequence[Tensor]) -> None:
-        """Args: the matrices A [r, in_features], one for each layer."""
+        """Take the matrices A [r, in_features], one for each layer."""
         super().__init__()
         self.weight: Tensor
         self.register_buffer("weight", torch.cat([*weights]))
@@ -34,23 +34,25 @@ class InnerProduct(nn.Module):
         self._shared = SharedProduct()
 
     def part(self, index: int, hidden: Tensor) -> Tensor:
-        """[..., r] of one of the layers, for its input [..., in_features]."""
+        """Return [..., r] of one of the layers, for its input [..., in_features]."""
         return self._shared.part(index, hidden, self.forward)
 
     def forward(self, hidden: Tensor) -> Sequence[Tensor]:
-        """[..., in_features] to [..., r] for each layer."""
+        """Map [..., in_features] to [..., r] for each layer."""
         return torch.split(self.gate.gated(linear(hidden, self.weight)), self._sizes, dim=-1)
 
 
 class AdaptedLinear(nn.Module):
-    """A linear layer, which adds its adapter's update where the gate is open."""
+    """Add an adapter's update to a linear layer where the gate is open."""
 
     def __init__(self, base_layer: nn.Module, inner: InnerProduct, index: int, outer: Tensor) -> None:
-        """Args:
-        base_layer: the model's own.
-        inner: has the product with A.
-        index: this layer's place in it.
-        outer: [r, out_features], the transposed B, with LoRA's factor in it.
+        """Take the parts of the layer.
+
+        Args:
+            base_layer: the model's own.
+            inner: has the product with A.
+            index: this layer's place in it.
+            outer: [r, out_features], the transposed B, with LoRA's factor in it.
         """
         super().__init__()
         self.base_layer: Any = base_layer
@@ -60,7 +62,7 @@ class AdaptedLinear(nn.Module):
         self.index = index
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """Map [..., in_features] to [..., out_features]."""
         output: Tensor = self.base_layer(hidden)
         if not self.inner.gate.is_open:
             return output
@@ -70,13 +72,13 @@ class AdaptedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The base layer's."""
+        """Return the base layer's weight."""
         weight: Tensor = self.base_layer.weight
         return weight
 
     @property
     def bias(self) -> Tensor | None:
-        """The base layer's."""
+        """Return the base layer's bias."""
         bias: Tensor | None = self.base_layer.bias
         return bias
 

@@ -1,4 +1,4 @@
-"""An adapter that acts on the future block alone, and so leaves next-token decoding to the base model, to the bit.
+"""Define an adapter that acts on the future block only, and so leaves next-token decoding exactly to the base model.
 
 Knows PEFT's LoRA layers and where a checkpoint keeps them. Knows nothing of how an adapter is trained, nor of how decoding runs
 one that was (`setblock.model.adapted`).
@@ -60,7 +60,7 @@ def check_layer(layer: Any, name: str) -> None:
 
 
 def _updated(layer: Any, gate: Gate, base: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-    """What a layer gives: the base layer's output plus the update where the gate is open."""
+    """Return a layer's output: the base layer's plus the update where the gate is open."""
     if not gate.is_open:
         return None
     assert layer.disable_adapters, "PEFT would add the update once more"
@@ -95,27 +95,27 @@ def _switch_off(layer: Any) -> None:
 
 
 def _embedded(trained: Any, base: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """What an embedding gives [B, T, D], with the trained row for the token that has one."""
+    """Return an embedding's output [B, T, D], with the trained row for the token that has one."""
     token, row = trained_row(trained)
     return with_row(output, base, ids=args[0], token=token, row=row)
 
 
 def trained_row(trained: Any) -> tuple[int, Tensor]:
-    """The token whose embedding PEFT has trained, and its row [D]."""
+    """Return the token whose embedding PEFT has trained, and its row [D]."""
     (name,) = trained.active_adapters
     (token,) = trained.token_indices[name]
     return token, trained.trainable_tokens_delta[name][0]
 
 
 def with_row(output: Tensor, base: nn.Module, *, ids: Tensor, token: int, row: Tensor) -> Tensor:
-    """What the embedding `base` gave for `ids` [B, T], with another row for one token."""
+    """Return what the embedding `base` gave for `ids` [B, T], with another row for one token."""
     scaled = row.to(output.dtype) * getattr(base, "embed_scale", 1)
     return torch.where((ids == token)[..., None], scaled.to(output.dtype), output)
 
 
 class _AddedUpdate(torch.autograd.Function):
-    """`output` [..., D] + scaling * `inside` [..., r] @ `weight` [D, r]ᵀ, in place: what a linear layer gives is not needed for
-    its own backward pass. As PEFT has it, three more passes over all outputs go through memory."""
+    """Add scaling * `inside` [..., r] @ `weight` [D, r]ᵀ to `output` [..., D] in place: a linear layer's output is not
+    needed for its own backward pass. As PEFT has it, three more passes over all outputs go through memory."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, inside: Tensor, weight: Tensor, scaling: float) -> Tensor:
@@ -136,7 +136,7 @@ class _AddedUpdate(torch.autograd.Function):
 
 @contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Without warnings over what PEFT does by itself and users can't change."""
+    """Silence PEFT's warnings about what it does automatically and users can't change."""
     with warnings.catch_warnings():
         for message in (
             "`is_gradient_checkpointing` is dep",
@@ -149,7 +149,7 @@ def quiet_peft() -> Iterator[None]:
 
 @contextmanager
 def uncast_inputs(model: nn.Module) -> Iterator[None]:
-    """While active, an adapter's layers take their inputs as they are, which under autocast is half precision.
+    """Make an adapter's layers take their inputs as they are, which under autocast is half precision.
 
     PEFT's own context for this fails at layers of trainable tokens, which have no such switch.
     """

@@ -1,4 +1,4 @@
-"""Whether a model gives, in every way that decoding and training call it, what Transformers' own uncached pass gives.
+"""Check that a model gives what Transformers' own uncached pass gives, in every way that decoding and training call it.
 
 Knows passes and masks. Knows nothing of how a model's attention is chosen: it is called as its plan says.
 
@@ -31,12 +31,12 @@ _TOLERANCE = 0.01  # relative, in float32: rounding stays far below it, a wrong 
 
 
 class DisagreementError(Exception):
-    """A model gives other logits than it should; the message says where."""
+    """Report that a model gives other logits than it should; the message says where."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What each row should give.
+    """Hold what each row should give.
 
     Attributes:
         rows: the tokens [start + block] of each.
@@ -50,7 +50,7 @@ class Expected:
 
 
 def expected_logits(model: PreTrainedModel) -> Expected:
-    """From uncached passes over single rows, by Transformers' own attention.
+    """Return the logits of uncached passes over single rows, by Transformers' own attention.
 
     Raises:
         DisagreementError: a token's logits change with what follows it, or the model does not follow a mask.
@@ -73,7 +73,7 @@ def expected_logits(model: PreTrainedModel) -> Expected:
 
 
 def check_decoding(runner: Runner, expected: Expected) -> None:
-    """Prefill, commit with block, block, and single tokens, of rows beside each other.
+    """Check prefill, a commit with a block, a block, and single tokens, for rows next to each other.
 
     Args:
         runner: with an empty cache of `BATCH` rows of `CAPACITY` positions.
@@ -92,7 +92,7 @@ def check_decoding(runner: Runner, expected: Expected) -> None:
 
 
 def check_training(model: PreTrainedModel, expected: Expected) -> None:
-    """Two rows with three documents, their blocks behind them, and padding.
+    """Check two rows with three documents, the blocks behind them, and padding.
 
     Raises:
         DisagreementError: some logits are not the expected ones.
@@ -208,7 +208,7 @@ def _plain(model: PreTrainedModel, row: Tensor) -> Tensor:
 
 
 def _masked(model: PreTrainedModel, row: Tensor, start: int) -> Tensor:
-    """[T, V] logits of one row whose tokens from `start` on see each other."""
+    """Return the logits [T, V] of one row whose tokens from `start` on see each other."""
     positions = torch.arange(len(row), device=row.device)[None]
     limits = torch.where(positions < start, positions + 1, len(row))
     mask = attention_mask(
@@ -225,7 +225,7 @@ def _masked(model: PreTrainedModel, row: Tensor, start: int) -> Tensor:
 
 
 def _compare(found: Tensor, wanted: Tensor, difference: str) -> None:
-    """Each token's logits [T, V]."""
+    """Compare each token's logits [T, V]."""
     distance = (found.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(min=1e-6)
     worst = float(distance.max())
     if not worst <= _TOLERANCE:  # not a number, too

@@ -1,4 +1,4 @@
-"""What each attention layer of a Hugging Face causal LM is given as its mask, and which function it calls.
+"""Choose the mask of each attention layer of a Hugging Face causal LM, and the function that it calls.
 
 Knows layer types, sliding windows and attention implementations. Knows nothing of blocks: the caller brings a function
 that makes the `mask_mod` for a window.
@@ -30,7 +30,7 @@ _PLAN = "_setblock_attention"
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """How a model's attention is to be called so that its logits are right, as `setblock.model.probe` finds out.
+    """Hold how a model's attention is called so that its logits are right, as `setblock.model.probe` finds out.
 
     Attributes:
         implementation: Transformers' name of it.
@@ -59,14 +59,14 @@ def set_plan(model: PreTrainedModel, plan: AttentionPlan) -> None:
 
 
 def planned(model: PreTrainedModel) -> AttentionPlan | None:
-    """The plan of a model, or None where there is none for the attention that it has now."""
+    """Return the plan of a model, or None where there is none for the attention that it has now."""
     plan: AttentionPlan | None = getattr(model, _PLAN, None)
     implementation: str = model.config.get_text_config()._attn_implementation
     return plan if plan and (implementation == plan.implementation or implementation.startswith(OURS)) else None
 
 
 def plan_of(model: PreTrainedModel) -> AttentionPlan:
-    """The plan of a model; where it was never probed, the fastest that its attention allows."""
+    """Return the plan of a model; where it was never probed, the fastest that its attention allows."""
     plan = planned(model)
     if plan is not None:
         return plan
@@ -76,7 +76,7 @@ def plan_of(model: PreTrainedModel) -> AttentionPlan:
 
 
 def context_length(model: PreTrainedModel) -> int | None:
-    """The most positions a model can hold and be right; None where neither its config nor its plan sets a limit."""
+    """Return the most positions for which a model is right, or None where neither its config nor its plan sets a limit."""
     config, plan = model.config.get_text_config(), planned(model)
     own = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     limits = [int(each) for each in (own, plan and plan.context) if each]
@@ -84,7 +84,7 @@ def context_length(model: PreTrainedModel) -> int | None:
 
 
 def layer_windows(config: PretrainedConfig) -> dict[str, int | None]:
-    """The sliding window of each attention layer type of a model, None for full attention.
+    """Return the sliding window of each attention layer type of a model, None for full attention.
 
     Raises:
         ValueError: the model has a layer type that block decoding can't drive.
@@ -112,8 +112,8 @@ def attention_mask(
     dtype: torch.dtype,
     implementation: str | None = None,
 ) -> AttentionMask:
-    """The `attention_mask` argument that makes every layer follow `mask_mod_for(its window)`, for the attention implementation
-    that is named, or else for the model's.
+    """Return the `attention_mask` argument that makes every layer follow `mask_mod_for(its window)`, for the attention
+    implementation that is named, or else for the model's.
 
     Transformers hands a 4D tensor or a `BlockMask` through untouched, and takes a dict of them, by layer type, where a
     model mixes layer types.
@@ -134,7 +134,8 @@ def attention_mask(
 
 
 def by_layer_type(config: PretrainedConfig, realise: Callable[[int | None], Tensor | BlockMask]) -> AttentionMask:
-    """The mask that `realise` makes for the model's window, or a dict of them, by layer type, where a model mixes them."""
+    """Return the mask that `realise` makes for the model's window, or a dict of them, by layer type, where a model
+    mixes them."""
     windows = layer_windows(config)
     if len(windows) == 1:
         return realise(next(iter(windows.values())))
@@ -143,7 +144,7 @@ def by_layer_type(config: PretrainedConfig, realise: Callable[[int | None], Tens
 
 @contextmanager
 def attention_by(name: str, config: PretrainedConfig) -> Iterator[None]:
-    """While active, a model's layers call the attention function that is registered by that name.
+    """Make a model's layers call the attention function that is registered by that name.
 
     Args:
         config: of the text model.

@@ -1,4 +1,4 @@
-"""The reference model that comes with the package: the default of every command."""
+"""Find the reference model that comes with the package: the default of every command."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The key-value cache: one slot for each position of each row.
+"""Keep the key-value cache: one slot for each position of each row.
 
 Knows where keys and values are written. Knows nothing of blocks: a future block's noisy entries are written to the slots
 of its own positions, where the commit pass writes the exact ones over them, so a noisy entry never outlives its block.
@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class SlotCache(Cache):
-    """A preallocated cache [B, H, capacity, D] a layer, whose slot s holds the token at position s.
+    """Hold a preallocated cache [B, H, capacity, D] for each layer, whose slot s holds the token at position s.
 
     Before each forward pass `write_to` says which rows and positions its tokens are; the pass then gets, in every layer,
     the first `visible` slots of those rows. What a token may see of them is the attention mask's business.
@@ -36,7 +36,7 @@ class SlotCache(Cache):
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer of a `SlotCache`."""
+    """Hold one layer of a `SlotCache`."""
 
     is_sliding = False
 
@@ -71,13 +71,14 @@ class SlotLayer(CacheLayerMixin):
         return (keys, values) if self.rows is None else (keys[self.rows], values[self.rows])
 
     def get_seq_length(self) -> int:
-        """Slots in use; positions are always given to the model, so that it never needs this to number tokens."""
+        """Return the slots in use; positions are always given to the model, so that it never needs this to number
+        tokens."""
         return self.visible
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys a pass gets."""
+        """Return the length and offset of the keys that a pass gets."""
         return self.visible, 0
 
     def get_max_length(self) -> int:
-        """Slots a row has."""
+        """Return the number of slots of a row."""
         return self.capacity

@@ -1,4 +1,5 @@
-"""What a checkpoint was calibrated to: settings that keep a tolerance, found by `setblock calibrate`, as plain data.
+"""Hold what a checkpoint was calibrated to: settings that keep a tolerance, found by `setblock calibrate`, as plain
+data.
 
 Knows the record and whether it is well formed. Knows nothing of samplers, nor of how a record is used.
 """
@@ -15,7 +16,7 @@ from setblock.errors import SetBlockError
 
 @dataclass(frozen=True)
 class CalibratedSetting:
-    """The setting of one method for one domain.
+    """Hold the setting of one method for one domain.
 
     Attributes:
         domain: what it was calibrated on: a task's name, or one given to a file of prompts.
@@ -39,7 +40,7 @@ class CalibratedSetting:
 
     @property
     def method(self) -> str:
-        """The method of the point."""
+        """Return the method of the point."""
         return str(self.point["method"])
 
 
@@ -52,7 +53,7 @@ def calibrations_to_json(calibrations: tuple[CalibratedSetting, ...]) -> list[di
 
 
 def calibrations_from_json(recorded: Any) -> tuple[CalibratedSetting, ...]:
-    """What `calibrations_to_json` gave.
+    """Return what `calibrations_to_json` wrote.
 
     Raises:
         SetBlockError: it is no such list.

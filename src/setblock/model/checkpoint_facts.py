@@ -1,4 +1,4 @@
-"""Writing the SBD facts of a checkpoint on disk, and nothing else of it."""
+"""Write the SBD facts of a checkpoint on disk, and change nothing else of it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Keys and values of a clean half that was computed once, for the noisy tokens of a later pass to attend.
+"""Keep the keys and values of a clean half that was computed once, for the noisy tokens of a later pass to attend.
 
 Knows attention modules and what they were given. Knows nothing of rows or blocks.
 """
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class CleanKeys:
-    """Filled by a pass over clean tokens, and read by passes over noisy ones.
+    """Keep keys and values that a pass over clean tokens computes, for passes over noisy ones to read.
 
     Not one of Transformers' caches: those are taken away from layers that are run again in the backward pass.
     """
@@ -16,9 +16,9 @@ class CleanKeys:
         self._states: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
     def keep(self, module: nn.Module, key: Tensor, value: Tensor) -> None:
-        """What an attention module of a model computed for the clean tokens, [B, H', L, D] each."""
+        """Store what an attention module of a model computed for the clean tokens, [B, H', L, D] each."""
         self._states[module] = (key.detach(), value.detach())
 
     def of(self, module: nn.Module) -> tuple[Tensor, Tensor]:
-        """The same again."""
+        """Return what was stored for an attention module."""
         return self._states[module]

@@ -1,4 +1,4 @@
-"""A model compiled for passes of few, fixed shapes.
+"""Compile a model for passes of few, fixed shapes.
 
 Knows `torch.compile`. Knows nothing of what makes shapes few: the decoder gives a compiled model padded inputs.
 """
@@ -22,14 +22,14 @@ _MOST_SHAPES = 64
 
 
 def _limits() -> dict[str, Any]:
-    """Options of `torch.compile` that newer versions of PyTorch have; older ones stop at 8 shapes."""
+    """Return options of `torch.compile` that newer versions of PyTorch have; older ones stop at 8 shapes."""
     wanted = {"recompile_limit": _MOST_SHAPES, "isolate_recompiles": True}
     known = inspect.signature(torch.compile).parameters
     return {name: value for name, value in wanted.items() if name in known}
 
 
 class CompiledModel:
-    """What `logits_at` does, compiled: a new shape compiles, for seconds to a minute; one met before never does."""
+    """Run `logits_at` compiled: a new shape compiles for seconds to a minute, and a known one never does."""
 
     def __init__(self, model: PreTrainedModel, *, backend: str) -> None:
         self._backend, self._functions = backend, dict[Function, Function]()
@@ -39,7 +39,8 @@ class CompiledModel:
         self._model: Callable[..., Any] = torch.compile(model, backend=backend, dynamic=False, **_limits())
 
     def function(self, function: Function, /) -> Function:
-        """What runs between passes, compiled in the same way, as one graph; see `setblock.model.protocol.Compile`."""
+        """Return what runs between passes, compiled as one graph in the same way; see
+        `setblock.model.protocol.Compile`."""
         if function not in self._functions:
             compiled = torch.compile(function, backend=self._backend, fullgraph=True, dynamic=False, **_limits())
             self._functions[function] = compiled
@@ -65,7 +66,7 @@ class CompiledModel:
 
 
 def fixed_capacity(needed: int) -> int:
-    """Positions to allocate where sizes are fixed: few values for requests of many lengths."""
+    """Return the positions to allocate where sizes are fixed: few values for requests of many lengths."""
     return max(_SMALLEST_CAPACITY, 1 << (needed - 1).bit_length())
 
 

@@ -1,4 +1,4 @@
-"""The code that a checkpoint carries: a few lines through which Transformers' `generate` finds this package.
+"""Write the code that a checkpoint carries: a few lines through which Transformers' `generate` finds this package.
 
 No list of requirements goes with it. Transformers would refuse by that list even to load the model, which needs none of this.
 """

@@ -1,4 +1,4 @@
-"""Attention run by run, for training rows of several documents: what lies between documents is not computed.
+"""Compute attention run by run, for training rows of several documents: nothing is computed between documents.
 
 Knows how rows are made of runs of tokens, and how Transformers calls attention. Knows nothing of how blocks are drawn: the
 caller brings the runs, and the function that makes the `mask_mod` for a window.
@@ -29,7 +29,7 @@ Half = Literal["both", "clean", "noisy"]
 
 
 class Run(NamedTuple):
-    """Tokens side by side in a row that are attended by one call.
+    """Describe adjacent tokens of a row that one call attends.
 
     Attributes:
         length: how many.
@@ -43,12 +43,13 @@ class Run(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """Pairs of a query and a key."""
+        """Return the number of pairs of a query and a key."""
         return self.length * (self.earlier + self.length)
 
 
 class RowRuns(NamedTuple):
-    """The runs of a row, in order: first the clean ones, documents by number and then padding, then the noisy ones."""
+    """Hold the runs of a row, in order: first the clean ones, documents by number and then padding, then the noisy
+    ones."""
 
     clean: tuple[Run, ...]
     noisy: tuple[Run, ...] = ()
@@ -56,7 +57,7 @@ class RowRuns(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """What the attention function is told of a pass.
+    """Hold what the attention function needs to know of a pass.
 
     Attributes:
         rows: the runs of each row.
@@ -71,21 +72,21 @@ class Layout:
     clean_keys: CleanKeys | None = None
 
     def own(self, row: RowRuns) -> list[tuple[Run, bool]]:
-        """The runs of a row that the pass computes, and for each whether it has a mask."""
+        """Return the runs of a row that the pass computes, and for each whether it has a mask."""
         clean = [(run, run.document is not None and not self.is_causal) for run in row.clean]
         noisy = [(run, run.document is not None) for run in row.noisy]
         return {"both": clean + noisy, "clean": clean, "noisy": noisy}[self.half]
 
     @property
     def mask_sizes(self) -> list[int]:
-        """Pairs of each mask."""
+        """Return the number of pairs in each mask."""
         return [run.pairs for row in self.rows for run, has_mask in self.own(row) if has_mask]
 
 
 def layout_of(
     config: PretrainedConfig, rows: Sequence[RowRuns], *, half: Half = "both", clean_keys: CleanKeys | None = None
 ) -> Layout:
-    """The layout of a pass over rows in a model of this config."""
+    """Return the layout of a pass over rows in a model of this config."""
     longest = max((run.length for row in rows for run in row.clean), default=0)
     windows = layer_windows(config).values()
     is_causal = all(window is None or window >= longest for window in windows)
@@ -95,7 +96,7 @@ def layout_of(
 def document_masks(
     config: PretrainedConfig, layout: Layout, mask_mod_for: Callable[[int | None], MaskMod], *, device: torch.device
 ) -> AttentionMask:
-    """The masks of a pass, one behind the other, [1, 1, 1, pairs] bool; by layer type where a model mixes them.
+    """Return the masks of a pass, one behind the other, [1, 1, 1, pairs] bool; by layer type where a model mixes them.
 
     Transformers hands a 4D tensor to the attention function as it is, whatever its shape.
     """
@@ -112,7 +113,7 @@ def document_masks(
 
 
 def _places(layout: Layout, row: RowRuns, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Where in the whole row the queries and keys of each mask are: [q] and [k] int64."""
+    """Yield where in the whole row the queries and keys of each mask are: [q] and [k] int64."""
     starts: list[int] = []
     end = 0
     for run in row.clean + row.noisy:
@@ -128,13 +129,13 @@ def _places(layout: Layout, row: RowRuns, device: torch.device) -> Iterator[tupl
 
 
 def attends_runs(model: PreTrainedModel) -> bool:
-    """Whether a model's attention is run by run, and not by a mask over whole rows."""
+    """Return whether a model's attention is run by run, and not by a mask over whole rows."""
     plan = plan_of(model)
     return plan.by_document and plan.implementation == "sdpa"
 
 
 def document_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """While active, a model whose attention plan allows it takes a `layout`, and masks as before.
+    """Make a model whose attention plan allows it take a `layout`, with masks as before.
 
     To be active in the backward pass, too, where it runs layers again (activation checkpointing).
     """
@@ -154,8 +155,8 @@ def _document_sdpa(
     layout: Layout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What Transformers calls: query [B, H, T, D], key and value [B, H', T, D], masks [1, 1, 1, pairs]. Returns [B, T, H, D],
-    with zeros for padding.
+    """Attend as Transformers calls it: query [B, H, T, D], key and value [B, H', T, D], masks [1, 1, 1, pairs]. Returns
+    [B, T, H, D], with zeros for padding.
 
     Args:
         layout: as the model was given it; without it this is `sdpa`.
@@ -206,7 +207,8 @@ def _document_sdpa(
 def _attended(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> Tensor:
-    """One run: query [1, H, q, D], key and value [1, H', k, D], mask [1, 1, q, k] or None for causal. Returns [1, q, H, D].
+    """Attend one run: query [1, H, q, D], key and value [1, H', k, D], mask [1, 1, q, k] or None for causal. Returns
+    [1, q, H, D].
 
     Query heads that share keys go side by side, as more queries, where Transformers would repeat the keys for each.
     """
@@ -236,7 +238,7 @@ def _document_flex(
     layout: Layout | None = None,
     **kwargs: Any,
 ) -> Any:
-    """FlexAttention, whose `BlockMask` says all that a layout does but where the clean half's keys are."""
+    """Attend by FlexAttention, whose `BlockMask` has all of a layout except where the clean half's keys are."""
     kept = None if layout is None else layout.clean_keys
     if layout is not None and kept is not None and layout.half == "clean":
         kept.keep(module, key, value)

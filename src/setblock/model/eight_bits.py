@@ -1,4 +1,4 @@
-"""A shipped adapter's file: its matrices in eight bits, a scale for each row.
+"""Read and write a shipped adapter's file: its matrices in eight bits, with a scale for each row.
 
 An adapter that acts on the future block alone only makes drafts, which exact mode checks. So what rounding costs is speed,
 never a wrong text. Knows tensors by name. Knows nothing of what they mean.
@@ -12,7 +12,7 @@ _LARGEST = 127
 
 
 def to_eight_bits(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each matrix [n, m] as int8 [n, m] beside float32 scales [n], named with `.scale`; other tensors as they are."""
+    """Return each matrix [n, m] as int8 [n, m] with float32 scales [n], named with `.scale`; other tensors as they are."""
     packed: dict[str, Tensor] = {}
     for name, values in state.items():
         if values.dim() != 2:
@@ -25,7 +25,7 @@ def to_eight_bits(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_eight_bits(packed: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that `to_eight_bits` packed, matrices in float32."""
+    """Return the tensors that `to_eight_bits` packed, matrices in float32."""
     state: dict[str, Tensor] = {}
     for name, values in packed.items():
         if name.endswith(_SCALE) and name.removesuffix(_SCALE) in packed:

@@ -1,4 +1,4 @@
-"""The SBD facts: what a checkpoint must say of itself so that it can be decoded in blocks.
+"""Define the SBD facts: what a checkpoint must record so that it can be decoded in blocks.
 
 They are stored under one key of the checkpoint's own `config.json`, which stock Transformers keeps and ignores.
 """
@@ -17,7 +17,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class SBDFacts:
-    """What SBD fine-tuning fixed.
+    """Hold what SBD fine-tuning fixed.
 
     Attributes:
         mask_token_id: id of the mask token m.
@@ -47,7 +47,7 @@ class SBDFacts:
         setattr(config, CONFIG_KEY, self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """As `config.json` holds them; without what earlier releases don't know, where there is no need for it."""
+        """Return the facts as `config.json` holds them, without unneeded keys that earlier releases don't know."""
         recorded = {**asdict(self), "block_sizes": list(self.block_sizes)}
         recorded["calibrations"] = calibrations_to_json(self.calibrations)
         for name in ("noisy_adapter", "calibrations"):
@@ -57,7 +57,7 @@ class SBDFacts:
 
 
 def read_facts(config: PretrainedConfig) -> SBDFacts | None:
-    """The facts recorded in a config, or None if there are none.
+    """Return the facts recorded in a config, or None if there are none.
 
     Raises:
         SetBlockError: there are some, but not valid ones.
@@ -69,7 +69,7 @@ def read_facts(config: PretrainedConfig) -> SBDFacts | None:
 
 
 def facts_from_json(recorded: Any, *, vocab_size: int, where: str) -> SBDFacts:
-    """What `SBDFacts.to_json` gave.
+    """Return what `SBDFacts.to_json` wrote.
 
     Args:
         where: what holds it, for the message.

@@ -1,4 +1,4 @@
-"""What one forward pass feeds the model, and which of its outputs are wanted.
+"""Define what one forward pass feeds the model, and which of its outputs are wanted.
 
 Knows tokens, positions and what each may see. Knows nothing of what they mean, nor of how a cache is laid out.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Feed:
-    """The inputs of a pass. A rows that take part, Q the most tokens of a row, m the most outputs.
+    """Hold the inputs of a pass. A rows that take part, Q the most tokens of a row, m the most outputs.
 
     Attributes:
         rows: [A] int64, which rows of the batch they are.
@@ -51,7 +51,7 @@ class Feed:
     is_full: bool = False
 
     def padded(self) -> "Feed":
-        """The same pass, with one more column of padding."""
+        """Return the same pass with one more column of padding."""
 
         def wider(part: Tensor, fill: int) -> Tensor:
             return torch.nn.functional.pad(part, (0, 1), value=fill)
@@ -67,7 +67,8 @@ class Feed:
         )
 
     def spread(self, logits: Tensor) -> Tensor:
-        """[A, m, V], with zeros where nothing is wanted, of the logits [M, V] of the M wanted outputs, row by row."""
+        """Return [A, m, V], with zeros where nothing is wanted, from the logits [M, V] of the M wanted outputs, row by
+        row."""
         whole = logits.new_zeros((*self.wanted.shape, logits.shape[-1]))
         whole[self.wanted] = logits
         return whole

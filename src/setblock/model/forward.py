@@ -1,4 +1,4 @@
-"""One forward pass of a Hugging Face causal LM, with logits only where they are wanted.
+"""Run one forward pass of a Hugging Face causal LM, with logits only where they are wanted.
 
 Knows how to call a model. Knows nothing of what the tokens mean.
 """
@@ -21,7 +21,7 @@ of one of 16. Elsewhere (bfloat16, prepacked weights, GPUs) a few rows more cost
 
 
 class SelectOutputs:
-    """A hook on the LM head, which then sees only the hidden states at `index` [M] of the flattened [B * T] sequence: the
+    """Hook the LM head, which then sees only the hidden states at `index` [M] of the flattened [B * T] sequence: the
     logits come out as [1, M, V]. Without an index it changes nothing.
 
     A hook, and not a matrix product of our own, because whatever the model does after its head (soft-capping, scaling) must
@@ -32,7 +32,7 @@ class SelectOutputs:
         self.index = index
 
     def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Args: the head's inputs, the hidden states [B, T, D] first. Returns them with [1, M, D] in their place."""
+        """Replace the head's inputs, the hidden states [B, T, D] first. Returns them with [1, M, D] in their place."""
         if self.index is None:
             return args
         hidden = args[0]
@@ -41,7 +41,7 @@ class SelectOutputs:
 
 @contextmanager
 def head_reads_only(model: PreTrainedModel, index: Tensor) -> Iterator[None]:
-    """While active, the LM head sees only the hidden states at `index` [M] of the flattened [B * T] sequence."""
+    """Make the LM head see only the hidden states at `index` [M] of the flattened [B * T] sequence."""
     handle = model.get_output_embeddings().register_forward_pre_hook(SelectOutputs(index))
     try:
         yield
@@ -85,7 +85,7 @@ def logits_at(
 
 
 def filled_up(index: Tensor, *, least: int) -> Tensor:
-    """`index` [M], its last repeated where a head is faster, or gives other bits, for so few outputs."""
+    """Return `index` [M], its last repeated where a head is faster, or gives other bits, for so few outputs."""
     wanted = len(index)
     filled = _FULL if _FEW < wanted < _FULL else max(wanted, least) if wanted else 0
     return index if filled == wanted else torch.cat([index, index[-1:].expand(filled - wanted)])

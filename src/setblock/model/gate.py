@@ -1,4 +1,4 @@
-"""Which tokens of a pass an adapter of the future block acts on.
+"""Decide which tokens of a pass an adapter of the future block acts on.
 
 Knows tokens. Knows nothing of what an adapter is: its layers ask here.
 """
@@ -14,10 +14,10 @@ _GATE = "_setblock_gate"
 
 
 class Gate:
-    """Says which tokens of a pass the adapter of a model acts on. As long as nothing is said, it acts on none."""
+    """Hold which tokens of a pass the adapter of a model acts on. As long as nothing is said, it acts on none."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Args: the model whose gate this becomes."""
+        """Become the gate of a model."""
         self.is_open = False
         self._left_out: Tensor | None = None  # [B, T] bool; None where there are none
         setattr(model, _GATE, self)
@@ -45,7 +45,7 @@ class Gate:
 
     @contextmanager
     def open_at(self, tokens: Tensor) -> Iterator[None]:
-        """`set` for a while."""
+        """Open the gate as `set` does, for a while."""
         self.set(tokens)
         try:
             yield
@@ -53,7 +53,7 @@ class Gate:
             self.set(None)
 
     def gated(self, update: Tensor) -> Tensor:
-        """An update with zeros for tokens that the adapter does not act on.
+        """Return an update with zeros for tokens that the adapter does not act on.
 
         Args:
             update: [B, T, ...] or, where a layer sees its tokens in a row, [B * T, ...].
@@ -72,12 +72,12 @@ class Gate:
 
 
 def gate_of(model: nn.Module) -> Gate | None:
-    """The gate of a model whose adapter acts on some tokens only."""
+    """Return the gate of a model whose adapter acts on some tokens only."""
     return getattr(model, _GATE, None)
 
 
 def block_only(model: nn.Module, in_block: Tensor, *, is_fixed: bool = False) -> AbstractContextManager[None]:
-    """While active, the adapter, if there is one, acts where `in_block` [B, T] is True, in the future block.
+    """Make the adapter, if there is one, act where `in_block` [B, T] is True, in the future block.
 
     Args:
         is_fixed: don't look whether it is True anywhere. A pass where it is not then costs what one with a block does.

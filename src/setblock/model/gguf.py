@@ -1,4 +1,4 @@
-"""GGUF files as checkpoints: llama.cpp's one-file format, read through Transformers, and what setblock writes into one.
+"""Read and write GGUF files as checkpoints: llama.cpp's one-file format, read through Transformers.
 
 Knows how a GGUF file is named to Transformers, and under which keys it holds facts and a tokenizer. Knows nothing of decoding.
 """
@@ -31,7 +31,7 @@ Metadata = Callable[[str], str | None]
 
 
 def is_gguf(source: str | Path) -> bool:
-    """Whether a model's name is that of a GGUF file."""
+    """Return whether a model's name is that of a GGUF file."""
     return Path(source).suffix.lower() == ".gguf"
 
 
@@ -52,7 +52,8 @@ def check_gguf(source: str | Path) -> None:
 
 
 def pretrained_arguments(source: str) -> dict[str, str]:
-    """The arguments by which Transformers' `from_pretrained` finds what `source` names: a folder, a hub id or a GGUF file."""
+    """Return the arguments by which Transformers' `from_pretrained` finds what `source` names: a folder, a hub id or a
+    GGUF file."""
     if not is_gguf(source):
         return {"pretrained_model_name_or_path": source}
     path = Path(source)
@@ -60,7 +61,8 @@ def pretrained_arguments(source: str) -> dict[str, str]:
 
 
 def weights_arguments(source: str) -> dict[str, Any]:
-    """`pretrained_arguments` for a model's weights: every weight of a GGUF file becomes a plain one, which can be trained.
+    """Return `pretrained_arguments` for a model's weights: every weight of a GGUF file becomes a plain one, which can
+    be trained.
 
     Raises:
         SetBlockError: the installed Transformers can't do that.
@@ -77,7 +79,7 @@ def weights_arguments(source: str) -> dict[str, Any]:
 
 
 def metadata_of(source: str | Path) -> Metadata:
-    """The metadata of a file. Takes seconds where the vocabulary is large.
+    """Return the metadata of a file. Takes seconds where the vocabulary is large.
 
     Raises:
         SetBlockError: the file is damaged.
@@ -91,7 +93,7 @@ def metadata_of(source: str | Path) -> Metadata:
 
 
 def facts_in(metadata: Metadata, source: str | Path, *, vocab_size: int) -> SBDFacts | None:
-    """The SBD facts that a file holds, or None.
+    """Return the SBD facts that a file holds, or None.
 
     Raises:
         SetBlockError: there are some, but not valid ones.
@@ -103,12 +105,13 @@ def facts_in(metadata: Metadata, source: str | Path, *, vocab_size: int) -> SBDF
 
 
 def end_of_text_in(metadata: Metadata, source: str | Path) -> tuple[int, ...]:
-    """The ids that end an answer; empty where setblock did not write the file."""
+    """Return the ids that end an answer; empty where setblock did not write the file."""
     return tuple(_json(metadata, END_OF_TEXT_KEY, source) or ())
 
 
 def tokenizer_in(metadata: Metadata, source: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer that a file holds: its `tokenizer.json`, else what Transformers makes of llama.cpp's vocabulary.
+    """Return the tokenizer that a file holds: its `tokenizer.json`, else what Transformers makes of llama.cpp's
+    vocabulary.
 
     Raises:
         SetBlockError: there is none that Transformers can read.

@@ -1,4 +1,4 @@
-"""SDPA with grouped queries, for decoding: keys and values are read where they stand in the cache.
+"""Compute SDPA with grouped queries for decoding, which reads keys and values directly from the cache.
 
 Knows how Transformers calls attention. Knows nothing of blocks.
 
@@ -23,7 +23,7 @@ GROUPED_SDPA = f"{OURS}grouped_sdpa"
 
 
 def grouped_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """While active, a model whose attention plan allows it has the one below in its place; others keep theirs."""
+    """Replace the attention of a model whose plan allows it by the one below; other models keep theirs."""
     return attention_by(GROUPED_SDPA, model.config.get_text_config()) if plan_of(model).grouped else nullcontext()
 
 
@@ -38,7 +38,8 @@ def _grouped_sdpa(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What Transformers calls: query [B, H, Q, D], key and value [B, H', K, D], mask [B, 1, Q, K]. Returns [B, Q, H, D].
+    """Attend as Transformers calls it: query [B, H, Q, D], key and value [B, H', K, D], mask [B, 1, Q, K]. Returns [B,
+    Q, H, D].
 
     Transformers' `sdpa` is left what is not plain masked attention, and so many queries that their masks outweigh the keys.
     """
@@ -72,7 +73,8 @@ def _grouped_sdpa(
 
 
 def mask_of_groups(model: PreTrainedModel, mask: AttentionMask, *, queries: int) -> AttentionMask:
-    """The mask [B, 1, G Q, K] of a group's queries, made once for a pass; else the attention makes it in every layer.
+    """Return the mask [B, 1, G Q, K] of a group's queries, made once for a pass; else the attention makes it in every
+    layer.
 
     Only where that attention is invariant, and adds its mask in float32. Elsewhere, and with too many queries, the mask is
     left as it is. A layer with other groups takes the first Q.
@@ -93,7 +95,8 @@ def mask_of_groups(model: PreTrainedModel, mask: AttentionMask, *, queries: int)
 
 
 def _most(groups: int, size: int) -> int:
-    """Queries for which the mask [Q, K] of each head of a group is less to write than keys and values [H', K, D]."""
+    """Return the queries up to which writing each head's mask [Q, K] is cheaper than writing keys and values [H', K,
+    D]."""
     return 2 * groups * size
 
 

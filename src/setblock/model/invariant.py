@@ -1,4 +1,4 @@
-"""Attention that gives a query the same bits whatever else shares its pass, for models in half precision on a CPU.
+"""Attend with the same bits for a query whatever else shares its pass, for models in half precision on a CPU.
 
 Knows queries, keys and masks. Knows nothing of blocks.
 
@@ -24,7 +24,8 @@ _ROWS = 4
 
 
 def invariant_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float) -> Tensor:
-    """Masked attention [B, H, R, D] of queries [B, H, R, D] over keys and values [B, H, K, D], all of one half-precision type.
+    """Return masked attention [B, H, R, D] of queries [B, H, R, D] over keys and values [B, H, K, D], all of one
+    half-precision type.
 
     A row that may see nothing is not allowed.
 
@@ -56,18 +57,18 @@ def invariant_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor,
 
 
 def added(mask: Tensor) -> Tensor:
-    """What a mask adds to scores, float32: 0 where a bool mask is True, and minus infinity elsewhere."""
+    """Return what a mask adds to scores, float32: 0 where a bool mask is True, and minus infinity elsewhere."""
     return mask.float() if mask.dtype != torch.bool else torch.zeros((), device=mask.device).where(mask, -torch.inf)
 
 
 def is_invariant(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether passes of this type, on this device, are made so that a token gets the same bits in each: in half precision, on a
-    CPU. In float32 the differences are too small to decide a token."""
+    """Return whether a token gets the same bits in all passes of this type on this device: in half precision, on a CPU.
+    In float32 the differences are too small to decide a token."""
     return dtype in (torch.bfloat16, torch.float16) and device.type == "cpu"
 
 
 def least_rows(dtype: torch.dtype, device: torch.device) -> int:
-    """Tokens of a pass, and outputs of its head, at least.
+    """Return the least number of tokens of a pass, and of outputs of its head.
 
     Where passes are invariant these are two: a product of one row has a kernel of its own.
     """

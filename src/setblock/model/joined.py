@@ -1,4 +1,4 @@
-"""Adapted layers that read one input, as one linear layer: their own weights and the adapter's, one below the other.
+"""Join adapted layers that read one input into one linear layer: their weights and the adapter's, stacked.
 
 Knows adapted layers. Knows nothing of how the one layer's weight is kept: prepacking replaces it as any other.
 
@@ -17,11 +17,13 @@ from setblock.model.siblings import SharedProduct
 
 
 class JoinedLinear(nn.Module):
-    """What several adapted layers compute: by one product, and a small one where the gate is open."""
+    """Compute what several adapted layers compute: by one product, and a small one where the gate is open."""
 
     def __init__(self, inner: InnerProduct, layers: Sequence[AdaptedLinear]) -> None:
-        """Args:
-        inner: of `layers`, which are all that have it, in its order; their base layers are `nn.Linear`.
+        """Join the weights of `layers`.
+
+        Args:
+            inner: of `layers`, which are all that have it, in its order; their base layers are `nn.Linear`.
         """
         super().__init__()
         bases: list[nn.Linear] = [layer.base_layer for layer in layers]
@@ -40,11 +42,11 @@ class JoinedLinear(nn.Module):
         self._shared = SharedProduct()
 
     def part(self, index: int, hidden: Tensor) -> Tensor:
-        """[..., out_features] of one of the layers, for its input [..., in_features]."""
+        """Return [..., out_features] of one of the layers, for its input [..., in_features]."""
         return self._shared.part(index, hidden, self.forward)
 
     def forward(self, hidden: Tensor) -> Sequence[Tensor]:
-        """[..., in_features] to [..., out_features] for each layer."""
+        """Map [..., in_features] to [..., out_features] for each layer."""
         output, inside = torch.split(self.joined(hidden), [sum(self.sizes), len(self.inner.weight)], dim=-1)
         if self.inner.gate.is_open:
             output = output + self.outer(self.inner.gate.gated(inside))
@@ -52,19 +54,19 @@ class JoinedLinear(nn.Module):
 
 
 class JoinedPart(nn.Module):
-    """One of the layers, in its place in the model."""
+    """Replace one of the layers in the model."""
 
     def __init__(self, whole: JoinedLinear, index: int) -> None:
         super().__init__()
         self.whole, self._index = whole, index
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """Map [..., in_features] to [..., out_features]."""
         return self.whole.part(self._index, hidden)
 
     @property
     def weight(self) -> Tensor:
-        """Of the layer's shape and type, for models that ask for these; its values are no numbers."""
+        """Return a weight of the layer's shape and type, for models that ask for these; its values are no numbers."""
         inner = self.whole.inner.weight
         return inner.new_full((), torch.nan).expand(self.whole.sizes[self._index], inner.shape[1])
 

@@ -1,4 +1,4 @@
-"""`load` returns a model that can be decoded in blocks, or raises an error with the reason."""
+"""Load a model that can be decoded in blocks, or raise an error with the reason."""
 
 import re
 import warnings
@@ -42,11 +42,11 @@ from setblock.model.sbd_model import SBDModel
 
 
 class ShorterContext(SetBlockWarning):
-    """The model is correct for fewer tokens than its config says."""
+    """Warn that the model is correct for fewer tokens than its config says."""
 
 
 class NotTrainedForBlocks(SetBlockWarning):
-    """The model was never SBD-trained."""
+    """Warn that the model was never SBD-trained."""
 
 
 def load(
@@ -205,7 +205,7 @@ def _check_source(source: str) -> None:
 
 
 def _other_weights(folder: Path) -> str:
-    """What lies there in its place, and what to do about it."""
+    """Return which other weights a folder holds, and what to do about them."""
     if (found := sorted(folder.glob("*.gguf"))) != []:
         return f": to load its GGUF file, name that, {found[0]}"
     return " (weights pickled in .bin files are not read)"
@@ -263,7 +263,8 @@ def refuse_unsupported(config: PretrainedConfig) -> None:
 
 
 def _auto_class(config: PretrainedConfig) -> Any:
-    """What makes the causal LM of a config: the text model, or one that takes images and more, and is given text alone.
+    """Return the class of a config's causal LM: the text model, or one that takes more than text and is given text
+    only.
 
     Raises:
         SetBlockError: Transformers has no such class.
@@ -275,7 +276,8 @@ def _auto_class(config: PretrainedConfig) -> Any:
 
 
 def _attention_for(config: PretrainedConfig) -> str | None:
-    """SDPA has no soft-capping of scores; elsewhere Transformers' own choice is the best."""
+    """Return the attention to load a model with: SDPA has no soft-capping of scores; otherwise Transformers' choice is
+    best."""
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     if capped is None:
         return None
@@ -283,7 +285,7 @@ def _attention_for(config: PretrainedConfig) -> str | None:
 
 
 def _line(error: BaseException) -> str:
-    """The first line of an error's message, and the next ones as long as a line ends in mid-sentence."""
+    """Return the first line of an error's message, and the next ones as long as a line ends in mid-sentence."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
     end = next((n for n, line in enumerate(lines, start=1) if not line.endswith((":", ",", "("))), len(lines))
     return " ".join(lines[:end])

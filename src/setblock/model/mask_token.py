@@ -1,4 +1,4 @@
-"""The mask token: a reserved id of the tokenizer where it has one, a new one where it has not.
+"""Choose the mask token: a reserved id of the tokenizer if it has one, else a new one.
 
 Knows tokenizers and embedding matrices. Knows nothing of masks in attention.
 """
@@ -48,7 +48,7 @@ def add_mask_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 
 
 def reserved_id(tokenizer: PreTrainedTokenizerBase, *, in_use: Set[int] = frozenset()) -> int | None:
-    """The smallest reserved special id of a tokenizer that has no role, or None.
+    """Return the smallest reserved special id of a tokenizer that has no role, or None.
 
     Args:
         tokenizer: its named special tokens and those its chat template writes have a role.
@@ -65,7 +65,7 @@ def reserved_id(tokenizer: PreTrainedTokenizerBase, *, in_use: Set[int] = frozen
 
 
 def _special_ids(model: PreTrainedModel) -> set[int]:
-    """Ids that the model's own configs name."""
+    """Return the ids that the model's own configs name."""
     found: set[int] = set()
     for config in (model.config.get_text_config(), getattr(model, "generation_config", None)):
         for role in ("bos", "eos", "pad"):

@@ -1,4 +1,5 @@
-"""A model's logits as plainly as they can be had: no cache, every pass from the beginning. The oracle of the fast paths."""
+"""Compute a model's logits as plainly as possible: no cache, each pass over the whole text. The oracle of the fast
+paths."""
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from setblock.model.sbd_model import SBDModel
 
 @torch.inference_mode()
 def full_logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
-    """[T, V] logits of one full pass; the tokens from `block_start` on attend each other in both directions."""
+    """Return the logits [T, V] of one full pass; the tokens from `block_start` on attend each other in both directions."""
     config = model.model.config.get_text_config()
     length = len(tokens)
     masks = {}

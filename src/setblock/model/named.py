@@ -1,4 +1,5 @@
-"""Pretrained models that have a short name: where their files come from, and the checkpoint that is made of them once.
+"""Define pretrained models that have a short name: where their files come from, and the checkpoint that is made of
+them.
 
 Knows packages of a package index, this machine's cache and what a checkpoint consists of. Knows nothing of decoding.
 
@@ -38,7 +39,7 @@ WEIGHTS_NAME, CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A pretrained model that a package carries as a GGUF file.
+    """Describe a pretrained model that a package carries as a GGUF file.
 
     Attributes:
         package: the package's name and version, as pip takes them. Its own requirements are not needed.
@@ -83,17 +84,17 @@ adapter that saves more than it costs (docs/real-model.md)."""
 
 
 def cache_folder() -> Path:
-    """Where checkpoints of named models lie: `SETBLOCK_HOME`, by default `~/.cache/setblock`."""
+    """Return the folder of the checkpoints of named models: `SETBLOCK_HOME`, by default `~/.cache/setblock`."""
     return Path(os.environ.get("SETBLOCK_HOME") or Path.home() / ".cache" / "setblock")
 
 
 def is_named(source: str) -> bool:
-    """Whether `source` is the name of such a model, and not of a folder here."""
+    """Return whether `source` is the name of such a model, and not of a folder here."""
     return source in NAMED_MODELS and not Path(source).is_dir()
 
 
 def resolved(source: str) -> str:
-    """The checkpoint's folder where `source` is a model's name; else `source` itself.
+    """Return the checkpoint's folder where `source` is a model's name; else `source` itself.
 
     The first use of an installed package's file makes the checkpoint, which takes some twenty seconds.
 
@@ -144,7 +145,7 @@ def fetch(name: str, *, tell: Callable[[str], None] = lambda _: None) -> Path:
 
 
 def _checkpoint_folder(name: str, model: NamedModel) -> Path:
-    """Named after all that the checkpoint is made of, so that a new adapter makes a new one."""
+    """Return a folder named after all that the checkpoint is made of, so that a new adapter makes a new one."""
     parts = hashlib.sha256(model.file_sha256.encode())
     for path in [] if model.adapter is None else sorted(model.adapter.iterdir()):
         parts.update(path.read_bytes())
@@ -152,7 +153,7 @@ def _checkpoint_folder(name: str, model: NamedModel) -> Path:
 
 
 def _installed(model: NamedModel) -> Path | None:
-    """The file in the installed package. The package is not imported: it needs others that are not wanted here."""
+    """Return the file in the installed package. The package is not imported: it needs others that are not wanted here."""
     spec = importlib.util.find_spec(model.module)
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
     return next((path for folder in folders if (path := Path(folder) / model.file).is_file()), None)
@@ -216,7 +217,8 @@ def _make_checkpoint(model: NamedModel, file: Path, folder: Path) -> None:
 
 
 def _sbd_model(model: NamedModel, source: str) -> SBDModel:
-    """The weights, the tokenizer and the facts. The adapter is not put into the model: it is saved beside the weights."""
+    """Return the weights, the tokenizer and the facts. The adapter is not put into the model: it is saved beside the
+    weights."""
     weights = AutoModelForCausalLM.from_pretrained(**weights_arguments(source), dtype=torch.bfloat16)
     tokenizer = AutoTokenizer.from_pretrained(**pretrained_arguments(source))
     tokenizer.mask_token = model.mask_token
@@ -228,7 +230,7 @@ def _sbd_model(model: NamedModel, source: str) -> SBDModel:
 
 
 def _adapter_of(model: NamedModel, temporary: Path) -> Path | None:
-    """A folder of the adapter as PEFT reads it."""
+    """Return a folder of the adapter as PEFT reads it."""
     if model.adapter is None:
         return None
     folder = temporary / "adapter"

@@ -1,4 +1,4 @@
-"""Attention for requests packed in one row: everything else in a model sees N real tokens and no padding.
+"""Attend for requests packed in one row: everything else in a model sees N real tokens and no padding.
 
 Knows how queries and keys of a packed row are laid out in rectangles, and how Transformers calls attention. Knows nothing of
 blocks or requests.
@@ -29,7 +29,7 @@ _NAME = f"{OURS}packed"
 
 @dataclass(frozen=True)
 class Rectangle:
-    """Rows whose attention is computed together: a rows of at most Q queries and K keys.
+    """Hold rows whose attention is computed together: a rows of at most Q queries and K keys.
 
     Attributes:
         tokens: [a, Q] int64, the place of each query among the N; anything where not real.
@@ -55,7 +55,7 @@ _LAYOUT: ContextVar[_Layout] = ContextVar("layout")
 
 @contextmanager
 def packed_attention(model: PreTrainedModel, rectangles: Sequence[Rectangle]) -> Iterator[AttentionMask]:
-    """While active, the model's attention is that of the rectangles. Gives the `attention_mask` argument to call it with."""
+    """Make the model's attention that of the rectangles. Gives the `attention_mask` argument to call it with."""
     config = model.config.get_text_config()
     layout = _Layout(rectangles, _implementation(config))
     mask = _flat_mask(config, layout, device=model.device, dtype=model.dtype)
@@ -68,7 +68,8 @@ def packed_attention(model: PreTrainedModel, rectangles: Sequence[Rectangle]) ->
 
 
 def _implementation(config: PretrainedConfig) -> str:
-    """What computes a rectangle. FlexAttention's block masks don't come in rectangles this small; SDPA has no soft-capping."""
+    """Return what computes a rectangle. FlexAttention's block masks don't come in rectangles this small; SDPA has no
+    soft-capping."""
     if config._attn_implementation == "flex_attention":
         return "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
     usual: str = config._attn_implementation
@@ -76,7 +77,8 @@ def _implementation(config: PretrainedConfig) -> str:
 
 
 def _flat_mask(config: PretrainedConfig, layout: _Layout, *, device: torch.device, dtype: torch.dtype) -> AttentionMask:
-    """The masks of all rectangles, one behind the other, [1, 1, 1, sum of a Q K]; by layer type where a model mixes them.
+    """Return the masks of all rectangles, one behind the other, [1, 1, 1, sum of a Q K]; by layer type where a model
+    mixes them.
 
     Transformers hands a 4D tensor to the attention function as it is, whatever its shape.
     """
@@ -105,7 +107,7 @@ def _flat_mask(config: PretrainedConfig, layout: _Layout, *, device: torch.devic
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """What Transformers calls: query [1, H, N, D], and the whole cache as key and value [1, H', slots, D].
+    """Attend as Transformers calls it: query [1, H, N, D], and the whole cache as key and value [1, H', slots, D].
 
     Returns [1, N, H, D].
     """

@@ -1,4 +1,4 @@
-"""The runner of rows that come and go: tokens packed in one row, keys and values in pages.
+"""Run passes of rows that come and go: tokens packed in one row, keys and values in pages.
 
 Knows how a feed becomes the model's arguments. Knows nothing of who holds which page, nor why.
 """
@@ -42,7 +42,7 @@ class PackedRunner:
         self._pages = torch.tensor([[*each, *[0] * (most - len(each))] for each in pages], device=self._model.device)
 
     def logits(self, feed: Feed) -> Tensor:
-        """One pass over the N real tokens, [1, N]."""
+        """Run one pass over the N real tokens, [1, N]."""
         # 1. Where tokens are in the packed row, and where in the cache
         place = (feed.is_real.flatten().cumsum(dim=0) - 1).view(feed.is_real.shape)  # [A, Q]
         lengths = feed.is_real.sum(dim=1)  # [A]
@@ -90,8 +90,8 @@ class PackedRunner:
         return feed.spread(logits[: len(outputs)])
 
     def _slots(self, rows: Tensor, ends: Tensor, visible: int) -> Tensor:
-        """[A, visible] the slot of each position; from a row's end on the empty one, since what others have left in a page may
-        be no number, and a weight of 0 does not make it one."""
+        """Return [A, visible] the slot of each position, and after a row's end the empty slot. What others have left in
+        a page may be no number, and a weight of 0 does not make it one."""
         positions = torch.arange(visible, device=rows.device)
         pages = self._pages[rows][:, positions // self.page_tokens]
         slots = pages * self.page_tokens + positions % self.page_tokens
@@ -103,7 +103,7 @@ def _mask(window: int | None, *, positions: Tensor, limits: Tensor) -> MaskMod:
 
 
 def rectangles_of(queries: Sequence[int], keys: Sequence[int]) -> list[list[int]]:
-    """Rows grouped so that joining a group adds at most twice the pairs of queries and keys that a row has, and a few.
+    """Group rows so that joining a group adds at most twice the pairs of queries and keys that a row has, and a few.
 
     Args:
         queries, keys: [A] of each row.

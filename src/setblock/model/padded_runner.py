@@ -1,4 +1,4 @@
-"""The runner of a batch whose rows stay together: inputs padded to one rectangle, one row of the cache for each.
+"""Run passes of a batch whose rows stay together: inputs padded to one rectangle, one row of the cache for each.
 
 Knows how a feed becomes the model's arguments.
 """
@@ -33,7 +33,7 @@ class PaddedRunner:
 
     @property
     def fixed_keys(self) -> int | None:
-        """The cache's capacity where the model is compiled."""
+        """Return the cache's capacity where the model is compiled."""
         return None if self._compiled is None else self.cache.capacity
 
     @property
@@ -42,7 +42,7 @@ class PaddedRunner:
         return as_it_is if self._compiled is None else self._compiled.function
 
     def logits(self, feed: Feed) -> Tensor:
-        """One pass over [A, Q] tokens."""
+        """Run one pass over [A, Q] tokens."""
         model = self._model
         least = least_rows(model.dtype, model.device)
         if feed.tokens.numel() < least:

@@ -1,4 +1,4 @@
-"""The key-value cache of requests that come and go: slots that any request may be given.
+"""Keep the key-value cache of requests that come and go: slots that any request may be given.
 
 Knows where keys and values are written. Knows nothing of who holds which slot.
 """
@@ -10,8 +10,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class PagedCache(Cache):
-    """A preallocated cache [slots + 2, H, D] a layer. One slot more is never written and stays zero: it stands in wherever a
-    rectangle of keys is wider than a request. Another is never read: padding is written there.
+    """Hold a preallocated cache [slots + 2, H, D] for each layer. One slot more is never written and stays zero: it
+    stands in wherever a rectangle of keys is wider than a request. Another is never read: padding is written there.
 
     Before each forward pass `write_to` says in which slots its tokens go; the pass then gets, in every layer, the whole cache.
     """
@@ -22,12 +22,12 @@ class PagedCache(Cache):
 
     @property
     def empty_slot(self) -> int:
-        """The slot that stays zero."""
+        """Return the slot that stays zero."""
         return self.slots
 
     @property
     def spill_slot(self) -> int:
-        """The slot that is never read."""
+        """Return the slot that is never read."""
         return self.slots + 1
 
     def write_to(self, slots: Tensor) -> None:
@@ -37,7 +37,7 @@ class PagedCache(Cache):
 
 
 class PagedLayer(CacheLayerMixin):
-    """One layer of a `PagedCache`."""
+    """Hold one layer of a `PagedCache`."""
 
     is_sliding = False
 
@@ -63,13 +63,13 @@ class PagedLayer(CacheLayerMixin):
         return self.keys.transpose(0, 1)[None], self.values.transpose(0, 1)[None]
 
     def get_seq_length(self) -> int:
-        """None that would make sense: requests have lengths of their own, and positions are always given to the model."""
+        """Return no meaningful length: each request has its own, and positions are always given to the model."""
         return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys a pass gets."""
+        """Return the length and offset of the keys that a pass gets."""
         return self.slots + 2, 0
 
     def get_max_length(self) -> int:
-        """Slots there are."""
+        """Return the number of slots."""
         return self.slots

@@ -1,4 +1,4 @@
-"""Weights in the layout that a CPU's matrix kernels read, laid out once.
+"""Lay out weights once, as a CPU's matrix kernels read them.
 
 Knows oneDNN's operators. Knows nothing of decoding: a prepacked model is called as any other, compiled or not.
 
@@ -33,13 +33,13 @@ _OPERATORS.define("prepacked_linear(Tensor hidden, Tensor? bias, int weight, int
 
 
 def _linear(hidden: Tensor, bias: Tensor | None, weight: int, out_features: int) -> Tensor:
-    """[..., in_features] to [..., out_features], by the weight of that number."""
+    """Map [..., in_features] to [..., out_features], by the weight of that number."""
     output: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, _WEIGHTS[weight], bias, "none", [], "")
     return output
 
 
 def _shape(hidden: Tensor, bias: Tensor | None, weight: int, out_features: int) -> Tensor:
-    """What `_linear` gives, without its values: what a compiler is told."""
+    """Return a result of `_linear` without its values, for a compiler."""
     return hidden.new_empty((*hidden.shape[:-1], out_features))
 
 
@@ -48,7 +48,7 @@ torch.library.register_fake("setblock::prepacked_linear", _shape, lib=_OPERATORS
 
 
 class PrepackedLinear(nn.Module):
-    """What an `nn.Linear` computes, up to rounding; for inference alone.
+    """Compute what an `nn.Linear` computes, up to rounding; for inference only.
 
     Its weight is no parameter: it can't be moved or cast. A state dict has it as it was before.
     """
@@ -63,7 +63,7 @@ class PrepackedLinear(nn.Module):
         _WEIGHTS[self._number] = self.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """Map [..., in_features] to [..., out_features]."""
         if torch.compiler.is_compiling():
             traced: Tensor = torch.ops.setblock.prepacked_linear(hidden, self.bias, self._number, self.out_features)
             return traced
@@ -122,7 +122,7 @@ def prepack(model: PreTrainedModel) -> None:
 
 
 def prepacking_pays(model: PreTrainedModel) -> bool:
-    """Whether all passes are faster with prepacked weights, and each product has the same bits.
+    """Return whether all passes are faster with prepacked weights, and each product has the same bits.
 
     In half precision on a CPU they are: one token 1.1 to 1.3 times, a block of 16 1.1 to 1.4 times, for 5M to 410M parameters
     (docs/performance.md). In float32 a block gains and a token loses, and sums have another order.
@@ -134,7 +134,8 @@ def prepacking_pays(model: PreTrainedModel) -> bool:
 
 
 def _share_left(model: PreTrainedModel, linears: Iterable[nn.Linear]) -> float:
-    """The share of the matrices that no linear layer has. Embeddings are not counted: a pass reads a few rows of them."""
+    """Return the share of the matrices that no linear layer has. Embeddings are not counted: a pass reads a few rows of
+    them."""
     laid_out = {linear.weight for linear in linears}
     looked_up = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     left = sum(weight.numel() for weight in {*model.parameters()} - laid_out - looked_up if weight.ndim > 1)
@@ -143,7 +144,7 @@ def _share_left(model: PreTrainedModel, linears: Iterable[nn.Linear]) -> float:
 
 
 def is_supported(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies by weights of this type on this processor."""
+    """Return whether oneDNN multiplies by weights of this type on this processor."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype is torch.bfloat16:

@@ -1,4 +1,5 @@
-"""Finds how a model's attention must be called so that all its logits are right, by trying it on a small copy of the model.
+"""Find how a model's attention must be called so that all its logits are right, by trying it on a small copy of the
+model.
 
 A list of supported architectures would be out of date with every release of Transformers; a model that silently ignores a mask
 or a position would decode to nonsense. So each way to call it, the fastest first, runs the passes of decoding and of training
@@ -65,7 +66,7 @@ def remember(model: PreTrainedModel) -> None:
 
 
 def _remembered(model: PreTrainedModel, key: str) -> AttentionPlan | None:
-    """The plan that a config records, if it was found for just this."""
+    """Return the plan that a config records, if it was found for just this."""
     recorded = getattr(model.config, CONFIG_KEY, None)
     names = {"found_for", *AttentionPlan.__dataclass_fields__}
     if not isinstance(recorded, dict) or recorded.keys() != names or recorded["found_for"] != key:
@@ -127,7 +128,8 @@ def _found_plan(model: PreTrainedModel, alternatives: Sequence[str]) -> Attentio
 
 
 def _tried(small: PreTrainedModel, implementation: str, own: str) -> AttentionPlan:
-    """The fastest plan by which a small copy is right with an attention implementation, where `own` is the model's.
+    """Return the fastest plan by which a small copy is right with an attention implementation, where `own` is the
+    model's.
 
     FlexAttention has no kernels for heads as narrow as a small copy's: eager attention is tried in its place.
 
@@ -176,7 +178,7 @@ _PAGE = 4  # tokens
 
 
 def _first_right(small: PreTrainedModel, plans: Sequence[AttentionPlan], check: Callable[[], None]) -> AttentionPlan:
-    """The first of several plans with which a check passes; raises what the last one raised if none is."""
+    """Return the first of several plans with which a check passes; raise what the last one raised if none is."""
     for plan in plans:
         set_plan(small, plan)
         try:
@@ -190,7 +192,7 @@ def _first_right(small: PreTrainedModel, plans: Sequence[AttentionPlan], check: 
 def _limited(
     small: PreTrainedModel, thresholds: Sequence[Threshold], implementation: str, own: str, reason: DisagreementError
 ) -> AttentionPlan:
-    """The plan by which a small copy is right up to a threshold.
+    """Return the plan by which a small copy is right up to a threshold.
 
     Args:
         reason: what is wrong past all thresholds.
@@ -217,7 +219,7 @@ def _limited(
 
 
 def _run(check: Callable[[], _T], *, failure: str = "it takes no 4D mask, position ids or preallocated cache") -> _T:
-    """What a check gives; anything that the model raises in it is a disagreement too.
+    """Return what a check gives; anything that the model raises in it is a disagreement too.
 
     Args:
         failure: what that means.
@@ -232,7 +234,7 @@ def _run(check: Callable[[], _T], *, failure: str = "it takes no 4D mask, positi
 
 
 def _fingerprint(model: PreTrainedModel, alternatives: Sequence[str]) -> str:
-    """The fingerprint of everything that a plan depends on."""
+    """Return the fingerprint of everything that a plan depends on."""
     kind, config = type(model), model.config.to_dict()
     parts = (
         str(_VERSION),

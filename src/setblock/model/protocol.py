@@ -1,4 +1,5 @@
-"""What decoding needs of a model, and of whoever runs its passes. A runtime is a class that has this; `SBDModel` is one.
+"""Define what decoding needs of a model, and of the runner of its passes. A runtime is a class that has this;
+`SBDModel` is one.
 
 Knows nothing of PyTorch modules, of Transformers' models, nor of how a cache is laid out.
 """
@@ -17,20 +18,20 @@ Function = Callable[..., Any]
 
 
 class Compile(Protocol):
-    """Gives a function that does the same with tensors of few, fixed shapes, and faster."""
+    """Give a function that does the same with tensors of few, fixed shapes, and faster."""
 
     def __call__(self, function: Function, /) -> Function:
-        """The fast one."""
+        """Return the fast one."""
         ...
 
 
 def as_it_is(function: Function, /) -> Function:
-    """A function that is no faster."""
+    """Return the function itself, which is no faster."""
     return function
 
 
 class Runner(Protocol):
-    """Runs the passes of a batch of rows, and keeps what the model remembers of them (its keys and values).
+    """Run the passes of a batch of rows, and keep what the model remembers of them (its keys and values).
 
     A pass writes what it is fed to its positions of the cache, future blocks included. Every later pass of a row begins at or
     before the end of what was committed, so it writes over what a block has left there.
@@ -38,31 +39,33 @@ class Runner(Protocol):
 
     @property
     def fuses_commit(self) -> bool:
-        """Whether a row may be fed tokens causally and a future block behind them in one pass. Where not, each commit is a pass
-        of its own."""
+        """Return whether a row may be fed tokens causally and a future block behind them in one pass. Where not, each
+        commit is a pass of its own."""
         ...
 
     @property
     def fixed_keys(self) -> int | None:
-        """Positions of a row's cache, all of which every pass reads, where passes should be of few sizes; else None."""
+        """Return the positions of a row's cache, which every pass reads in full where passes should be of few sizes;
+        else None."""
         ...
 
     @property
     def compiled(self) -> Compile:
-        """What makes the functions between passes of few sizes fast; `as_it_is` where nothing does."""
+        """Return what makes the functions between passes of few sizes fast; `as_it_is` where nothing does."""
         ...
 
     def logits(self, feed: Feed) -> Tensor:
-        """[A, m, V] float32, the logits of the outputs that are wanted."""
+        """Return [A, m, V] float32, the logits of the outputs that are wanted."""
         ...
 
 
 class PagedRunner(Runner, Protocol):
-    """A runner of rows that come and go. Its cache is pages of positions, which rows may share where they begin alike."""
+    """Run the passes of rows that come and go. Its cache is pages of positions, which rows may share where they begin
+    alike."""
 
     @property
     def shares_pages(self) -> bool:
-        """Whether a row may be given pages that another row has filled, instead of being fed what they hold."""
+        """Return whether a row may be given pages that another row has filled, instead of being fed what they hold."""
         ...
 
     def place(self, pages: Sequence[Sequence[int]], ids: Sequence[int]) -> None:
@@ -76,44 +79,46 @@ class PagedRunner(Runner, Protocol):
 
 
 class LanguageModel(Protocol):
-    """A model that decoding can drive."""
+    """Define a model that decoding can drive."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Its tokenizer."""
+        """Return the model's tokenizer."""
         ...
 
     @property
     def facts(self) -> SBDFacts | None:
-        """What its training fixed; None where it was never trained for blocks, and decodes one token a pass."""
+        """Return what the model's training fixed; None where it was never trained for blocks, and decodes one token a
+        pass."""
         ...
 
     @property
     def end_of_text_ids(self) -> Sequence[int]:
-        """Ids that end an answer."""
+        """Return the ids that end an answer."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """V, the logits that a position gets."""
+        """Return V, the number of logits of a position."""
         ...
 
     @property
     def context_length(self) -> int | None:
-        """The most positions that it can hold, or None where there is no limit."""
+        """Return the most positions that the model can hold, or None where there is no limit."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where feeds are made, and logits are read."""
+        """Return the device where feeds are made, and logits are read."""
         ...
 
     def runner(self, *, rows: int, capacity: int) -> Runner:
-        """A runner, with an empty cache, of `rows` rows of at most `capacity` positions, which stay together to the end."""
+        """Return a runner, with an empty cache, of `rows` rows of at most `capacity` positions, which stay together to
+        the end."""
         ...
 
     def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PagedRunner:
-        """A runner of rows that come and go, at most `rows` at once.
+        """Return a runner of rows that come and go, at most `rows` at once.
 
         Its cache is empty, and has `pages` pages of `page_tokens` positions.
 

@@ -1,4 +1,4 @@
-"""Weights in eight bits, by torchao, or in four, by bitsandbytes.
+"""Quantise weights to eight bits, by torchao, or to four, by bitsandbytes.
 
 Knows which layers are quantised. Knows nothing of decoding: a quantised model is called as any other.
 """
@@ -31,7 +31,8 @@ def quantize(model: PreTrainedModel) -> None:
 
 
 def four_bits() -> BitsAndBytesConfig:
-    """For `from_pretrained`: linear layers but the head as four-bit NormalFloat, as QLoRA has them (arXiv 2305.14314).
+    """Return a config for `from_pretrained`: linear layers but the head as four-bit NormalFloat, as QLoRA has them
+    (arXiv 2305.14314).
 
     Raises:
         SetBlockError: there is no GPU, or bitsandbytes is not installed.

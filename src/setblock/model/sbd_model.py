@@ -1,4 +1,4 @@
-"""`SBDModel`: a Hugging Face causal LM with its tokenizer and SBD facts, and how to save it."""
+"""Hold a Hugging Face causal LM with its tokenizer and SBD facts, and save it (`SBDModel`)."""
 
 import json
 import os
@@ -32,7 +32,8 @@ from setblock.model.quantization import Quantization
 
 
 class SBDModel:
-    """A model that decodes in blocks: a `LanguageModel` of `setblock.model.protocol` that can be trained and saved.
+    """Hold a model that decodes in blocks: a `LanguageModel` of `setblock.model.protocol` that can be trained and
+    saved.
 
     Attributes:
         model: the causal LM, unchanged.
@@ -69,24 +70,24 @@ class SBDModel:
 
     @property
     def device(self) -> torch.device:
-        """The device of the model."""
+        """Return the device of the model."""
         device: torch.device = self.model.device
         return device
 
     @property
     def vocab_size(self) -> int:
-        """V, the number of rows of its output embeddings, and so the number of logits of a position."""
+        """Return V, the number of rows of its output embeddings, and so the number of logits of a position."""
         size: int = self.model.get_output_embeddings().weight.shape[0]
         return size
 
     @property
     def context_length(self) -> int | None:
-        """The largest number of positions for which the model is correct, or None without a limit."""
+        """Return the largest number of positions for which the model is correct, or None without a limit."""
         return context_length(self.model)
 
     @property
     def prepacked(self) -> bool:
-        """Whether its weights are prepacked for a CPU. It then cannot be trained or saved."""
+        """Return whether the weights are prepacked for a CPU. It then cannot be trained or saved."""
         return any(isinstance(module, PrepackedLinear) for module in self.model.modules())
 
     def compile(self, *, backend: str = "inductor") -> None:
@@ -248,7 +249,8 @@ class SBDModel:
 
 
 def _with_own_tensors(state: dict[str, Tensor], *, tied: set[str]) -> dict[str, Tensor]:
-    """The state with a copy of each tensor that is another's too, unless the model ties it again when it is loaded.
+    """Return the state with a copy of each tensor that is another's too, unless the model ties it again when it is
+    loaded.
 
     Transformers saves a tensor that has two names once.
     """

@@ -1,4 +1,4 @@
-"""Layers that read the same input, such as those of queries, keys and values; and one product that serves them all.
+"""Find layers that read the same input, such as those of queries, keys and values, and serve them by one product.
 
 Knows modules and tensors. Knows nothing of families: a pass is watched.
 """
@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 @torch.inference_mode()
 def sharing_input(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> list[list[str]]:
-    """The names of `layers`, in groups that are called one behind the other with one tensor. Each is in one group.
+    """Return the names of `layers`, in groups that are called one behind the other with one tensor. Each is in one
+    group.
 
     A layer that a short pass calls not once, such as an expert, is alone.
     """
@@ -39,7 +40,7 @@ def sharing_input(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> li
 
 
 class SharedProduct:
-    """What several layers make of one input, computed together: the first that is asked has it computed for all.
+    """Compute together what several layers make of one input: the first that is asked has it computed for all.
 
     Each layer's part is given once; asked again, or for another input, it is computed again. So the parts are right whatever
     the order of calls is, and nothing of a pass is kept when every layer has had its part.
@@ -50,7 +51,7 @@ class SharedProduct:
         self._parts: list[Tensor | None] = []
 
     def part(self, index: int, hidden: Tensor, product: Callable[[Tensor], Sequence[Tensor]]) -> Tensor:
-        """What one layer makes of its input.
+        """Return what one layer makes of its input.
 
         Args:
             hidden: [..., D] what it is called with.

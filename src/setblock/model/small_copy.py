@@ -1,4 +1,4 @@
-"""A small random copy of a model: its class and the structure of its config, with few and narrow layers.
+"""Make a small random copy of a model: its class and the structure of its config, with few and narrow layers.
 
 Knows configs. Knows nothing of families: the value of a number, and whether weights change their shape with it, say what it is.
 """
@@ -38,7 +38,7 @@ _CONTEXT = ("max_position_embeddings", "n_positions")
 
 @dataclass(frozen=True)
 class Threshold:
-    """A number of tokens in a config, past which a model may do something else.
+    """Describe a number of tokens in a config, past which a model may do something else.
 
     Attributes:
         name: its key.
@@ -54,7 +54,8 @@ class Threshold:
 def small_copy(
     kind: type[PreTrainedModel], config: PretrainedConfig, *, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """A small float32 model of a class, with the structure of a config, and weights with which tokens look at each other.
+    """Return a small float32 model of a class, with the structure of a config, and weights with which tokens look at
+    each other.
 
     Raises:
         SetBlockError: none can be made that runs.
@@ -74,7 +75,7 @@ def small_copy(
 
 
 def thresholds_of(config: PretrainedConfig, small: PreTrainedModel) -> list[Threshold]:
-    """The thresholds in a config, whose small copy is `small`: numbers of tokens, which shape no weights."""
+    """Return the thresholds in a config, whose small copy is `small`: numbers of tokens, which shape no weights."""
     places: defaultdict[str, list[tuple[tuple[str, ...], int]]] = defaultdict(list)
     for path, value in _numbers(vars(config.get_text_config())):
         if value > SMALL_THRESHOLD and path[-1] not in _CONTEXT and not _NO_THRESHOLD.search(path[-1]):
@@ -91,7 +92,7 @@ def thresholds_of(config: PretrainedConfig, small: PreTrainedModel) -> list[Thre
 def with_low(
     small: PreTrainedModel, thresholds: Sequence[Threshold], *, value: int = SMALL_THRESHOLD
 ) -> PreTrainedModel:
-    """The small copy again, with `thresholds` lowered to a `value` that a short text crosses."""
+    """Return the small copy again, with `thresholds` lowered to a `value` that a short text crosses."""
     lowered = _made(type(small), _lowered(small.config, thresholds, value)).to(small.device)
     lowered.load_state_dict(small.state_dict())
     return lowered
@@ -110,7 +111,8 @@ def _made(kind: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedMo
 
 @torch.no_grad()
 def _draw_weights(model: PreTrainedModel) -> None:
-    """Matrices large enough that tokens look at each other, and so a wrong mask shows. Norms and biases stay as they are."""
+    """Draw matrices large enough that tokens look at each other, and so a wrong mask shows. Norms and biases stay as
+    they are."""
     generator = torch.Generator().manual_seed(0)
     for weight in model.parameters():
         if weight.ndim > 1:
@@ -136,7 +138,7 @@ def _small_config(config: PretrainedConfig, *, factor: int, cut: bool) -> Pretra
 
 
 def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
-    """A config and all that are in it."""
+    """Yield a config and all that are in it."""
     yield config
     for value in vars(config).values():
         if isinstance(value, PretrainedConfig):
@@ -160,7 +162,7 @@ def _cut_layers(config: PretrainedConfig) -> None:
 
 
 def _narrowed(name: str, value: Any, factor: int) -> Any:
-    """What the number `value` of a config is in a small copy; anything else as it is."""
+    """Return what the number `value` of a config is in a small copy; anything else as it is."""
     if isinstance(value, dict):
         return {key: _narrowed(str(key), each, factor) for key, each in value.items()}
     if _TOKEN.search(name):
@@ -183,7 +185,7 @@ def _narrowed(name: str, value: Any, factor: int) -> Any:
 
 
 def _numbers(values: dict[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """The numbers in a config and in the dicts within it, each with the keys that lead to it."""
+    """Yield the numbers in a config and in the dicts within it, each with the keys that lead to it."""
     for name, value in values.items():
         if not isinstance(name, str) or name.startswith("_") or _TOKEN.search(name) or "vocab" in name:
             continue
@@ -209,7 +211,8 @@ def _lowered(
 
 
 def _runs(small: PreTrainedModel, thresholds: Sequence[Threshold]) -> bool:
-    """Whether there is such a small copy with thresholds lowered. A number that does not fit the others any more was none."""
+    """Return whether there is such a small copy with thresholds lowered. A number that does not fit the others any more
+    was none."""
     try:
         run_text(with_low(small, thresholds))
     except Exception:  # of Transformers, as above
@@ -219,14 +222,14 @@ def _runs(small: PreTrainedModel, thresholds: Sequence[Threshold]) -> bool:
 
 @torch.no_grad()
 def run_text(small: PreTrainedModel) -> torch.Tensor:
-    """The logits [T, V] of a small copy for a text as long as it can be."""
+    """Return the logits [T, V] of a small copy for a text as long as it can be."""
     text = torch.arange(LONGEST, device=small.device)[None] % (VOCABULARY - 1) + 1
     logits: torch.Tensor = small(input_ids=text, use_cache=False).logits[0].float()
     return logits
 
 
 def _shapes_with(small: PreTrainedModel, threshold: Threshold) -> dict[str, torch.Size] | None:
-    """The shapes of the small copy's weights with a threshold lowered; None where there is no such model."""
+    """Return the shapes of the small copy's weights with a threshold lowered; None where there is no such model."""
     try:
         with _quiet(), torch.device("meta"):
             return _shapes(type(small)(_lowered(small.config, [threshold])))
@@ -239,7 +242,7 @@ def _shapes(model: PreTrainedModel) -> dict[str, torch.Size]:
 
 
 class _quiet:  # noqa: N801
-    """Without Transformers' warnings, which would be of the copy's config."""
+    """Silence Transformers' warnings, which would be about the copy's config."""
 
     def __enter__(self) -> None:
         self._level = logging.get_verbosity()

@@ -1,1 +1,1 @@
-"""Text of a model's own: prompts that it writes, and its answers, for it to learn to decode them in blocks."""
+"""Let a model write text to learn from: prompts, and its answers, which it learns to decode in blocks."""

@@ -1,4 +1,4 @@
-"""Regeneration: the answers of a data set, written again by the model that is to be trained.
+"""Regenerate the answers of a data set by the model that is to be trained.
 
 Knows records, decoding and a file of results. Knows nothing of training. A model that learns to decode its own answers in
 blocks need not learn to write others'; that is what fewer tokens can do (Fast-dLLM v2, arXiv 2509.26328, trains on the data of
@@ -25,7 +25,7 @@ from setblock.own_text.whole_lines import whole_lines
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be answered anew.
+    """Hold what is to be answered again.
 
     Attributes:
         where: names its record to a user.
@@ -36,19 +36,19 @@ class Question:
     prompt: Prompt
 
     def answered(self, text: str) -> dict[str, Any]:
-        """The record of an answer, in the shape that it was asked in."""
+        """Return the record of an answer, in the shape that it was asked in."""
         if isinstance(self.prompt, str):
             return {"prompt": self.prompt, "completion": text}
         return {"messages": [*self.prompt, {"role": "assistant", "content": text}]}
 
     def asks(self, record: dict[str, Any]) -> bool:
-        """Whether a record holds an answer to this."""
+        """Return whether a record holds an answer to this."""
         asked = record.get("prompt") if isinstance(self.prompt, str) else record.get("messages", [])[:-1]
         return bool(asked == self.prompt)
 
 
 def questions_of(section: DataSection) -> Iterator[Question]:
-    """The questions of a recipe's data; of chats, the last answer is asked for, or the first where there is none.
+    """Yield the questions of a recipe's data; of chats, the last answer is asked for, or the first where there is none.
 
     Raises:
         SetBlockError: the data can't be read, or has no answers to ask for.
@@ -80,7 +80,7 @@ def _prompt(values: list[Any]) -> Prompt:
 
 @dataclass(frozen=True)
 class Regenerated:
-    """How many questions there were so far, and how many answers to them are in the file."""
+    """Count the questions so far, and the answers to them that are in the file."""
 
     questions: int
     answers: int
@@ -132,7 +132,8 @@ def _answers(model: SBDModel, batch: Sequence[Question], *, first: int, settings
 
 
 def _resume(path: Path, questions: Iterator[Question]) -> Regenerated:
-    """What a file holds already; `questions` are moved behind those. A last line that was cut short is taken out."""
+    """Return what a file holds already; `questions` are moved behind those. A last line that was cut short is taken
+    out."""
     lines = whole_lines(path)
     if not lines:
         return Regenerated(0, 0)

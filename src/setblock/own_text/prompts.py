@@ -1,4 +1,4 @@
-"""Prompts that a chat model writes itself: a user's turn is opened, and the model goes on (Magpie, arXiv 2406.08464).
+"""Let a chat model write prompts: a user's turn is opened, and the model continues it (Magpie, arXiv 2406.08464).
 
 Knows chat templates, the engine and a file of prompts. Knows nothing of answers. A chat model was trained on users' turns, too,
 so what it writes there is like what it was asked: a wide mixture of prompts without any data set.
@@ -26,7 +26,7 @@ _SHORTEST = 8
 
 
 def opened_turn(tokenizer: PreTrainedTokenizerBase, *, system: str | None = None) -> list[int]:
-    """Token ids of a chat up to where a user's first message begins.
+    """Return the token ids of a chat up to where a user's first message begins.
 
     Args:
         system: the system message; None for the chat template's own, if it has one.
@@ -101,7 +101,7 @@ def write_prompts(
 
 
 def _resume(path: Path) -> tuple[set[str], int]:
-    """The prompts of a file, and the number of the next. A last line that was cut short is taken out."""
+    """Return the prompts of a file, and the number of the next. A last line that was cut short is taken out."""
     records = list(_records(path))
     return {text for text, _ in records}, records[-1][1] + 1 if records else 0
 

@@ -1,10 +1,10 @@
-"""The whole lines of a file that an interrupted run may have cut short."""
+"""Read the whole lines of a file that an interrupted run may have cut short."""
 
 from pathlib import Path
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file, none where there is no file. A last line that was cut short is taken out of the file."""
+    """Return the lines of a file, none where there is no file. A last line that was cut short is taken out of the file."""
     if not path.exists():
         return []
     content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""The roofline: how long a pass takes at least, from what it computes and moves and what a machine can do (paper, section 4).
+"""Predict the least time of a pass from what it computes and moves and what a machine can do (paper, section 4).
 
     shape.py, presets.py   a decoder's sizes, from its config
     precision.py           how many bytes a number takes

@@ -1,4 +1,4 @@
-"""What one pass costs: operations and bytes, each under its name.
+"""Count what one pass costs: operations and bytes, each under its name.
 
 Knows shapes and types. Knows nothing of machines. What it leaves out is in `LEFT_OUT`.
 """
@@ -20,7 +20,7 @@ LEFT_OUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One operation of a pass, over all layers that do it alike.
+    """Describe one operation of a pass, over all layers that do it alike.
 
     Attributes:
         name: what it is.
@@ -40,14 +40,14 @@ class Operation:
 
     @property
     def bytes(self) -> float:
-        """All that is moved."""
+        """Return all bytes that are moved."""
         return self.weight_bytes + self.activation_bytes + self.kv_bytes
 
 
 def pass_operations(
     shape: ModelShape, precision: Precision, *, tokens: int, batch: int, kv_length: int, outputs: int
 ) -> Iterator[Operation]:
-    """The operations of one pass.
+    """Yield the operations of one pass.
 
     Args:
         tokens: fed for each request: 1, k, or 2k in the fused pass.
@@ -77,7 +77,7 @@ def pass_operations(
 
 
 def experts_read(layer: LayerShape, rows: int) -> float:
-    """How many of a layer's experts `rows` tokens need together, if each draws its own evenly and apart from the others.
+    """Return how many of a layer's experts `rows` tokens need together, if each draws its own evenly and independently.
 
     Real routers are less even, and tokens of one block more alike: fewer are read.
     """
@@ -103,7 +103,8 @@ def _feed_forward(shape: ModelShape, layer: LayerShape, rows: int, precision: Pr
 def _linear(
     name: str, rows: int, inner: int, outer: int, count: int, precision: Precision, *, copies: float = 1
 ) -> Operation:
-    """`count` times [rows, inner] by [inner, outer], each from memory and to it; each has `copies` sets of weights."""
+    """Return `count` products of [rows, inner] by [inner, outer], each from memory and to it; each has `copies` sets of
+    weights."""
     return Operation(
         name=name,
         flops=2 * count * rows * inner * outer,

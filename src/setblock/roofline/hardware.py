@@ -1,4 +1,4 @@
-"""What a machine can do at most: bytes a second from memory, operations a second by type.
+"""Define what a machine can do at most: bytes a second from memory, operations a second by type.
 
 Knows data sheets. Knows nothing of models, nor of how much of these figures a program reaches: nobody reaches them.
 """
@@ -14,7 +14,7 @@ GB, TB, TFLOPS = 1e9, 1e12, 1e12
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """One accelerator, or one machine.
+    """Describe one accelerator, or one machine.
 
     Attributes:
         name: what `--hardware` calls it.
@@ -30,11 +30,12 @@ class Hardware:
     memory: float | None = None
 
     def peak(self, bits: int) -> float:
-        """Operations per second in numbers of so many bits, or of the next more that it has units for."""
+        """Return operations per second in numbers of so many bits, or of the next more that it has units for."""
         return next(self.peaks[wider] for wider in sorted(self.peaks) if wider >= bits)
 
     def with_figures(self, *, bandwidth: float | None, peak: float | None) -> "Hardware":
-        """The same with figures of one's own: bandwidth in bytes per second, peak in operations per second at any type."""
+        """Return the same hardware with other figures: bandwidth in bytes per second, peak in operations per second at
+        any type."""
         for name, value in (("bandwidth", bandwidth), ("peak", peak)):
             if value is not None and not value > 0:
                 raise ParameterError(f"{name} must be positive, not {value:g}")
@@ -47,7 +48,7 @@ class Hardware:
 
 
 def _row(name: str, *, bandwidth: float, memory: float, fp32: float, bf16: float, eight: float | None) -> Hardware:
-    """A data sheet's row: bandwidth in bytes/s, memory in GB, peaks in TFLOPS."""
+    """Return a data sheet's row: bandwidth in bytes/s, memory in GB, peaks in TFLOPS."""
     peaks = {32: fp32 * TFLOPS, 16: bf16 * TFLOPS}
     if eight is not None:
         peaks[8] = eight * TFLOPS
@@ -85,7 +86,7 @@ HARDWARE = {hardware.name: hardware for hardware in _ROWS}
 
 
 def hardware_named(name: str) -> Hardware:
-    """A row of the table.
+    """Return a row of the table.
 
     Raises:
         ParameterError: it has no such row.
@@ -97,7 +98,7 @@ def hardware_named(name: str) -> Hardware:
 
 
 def hardware_of_device(device_name: str) -> Hardware | None:
-    """The row of a GPU by the name that its driver gives it, or None where there is none.
+    """Return the row of a GPU by the name that its driver gives it, or None where there is none.
 
     The table has NVIDIA's data-centre GPUs as SXM modules: their PCIe and NVL cards are slower, and not in it.
     """

@@ -1,4 +1,4 @@
-"""The bandwidth and the peak of the machine that this runs on, measured.
+"""Measure the bandwidth and the peak of this machine.
 
 Knows PyTorch, which is imported when it is needed. What it measures is what simple kernels reach, not what data sheets say.
 """
@@ -19,7 +19,7 @@ _WIDTHS = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}  # of square pr
 
 
 def measured_hardware(dtype: "torch.dtype", *, device: "torch.device", seconds: float = 0.5) -> Hardware:
-    """The row that this machine would have in the table, its peak that of one type.
+    """Return the row that this machine would have in the table, with the peak of one type.
 
     Args:
         dtype: of the matrix products; their rate stands for all types.
@@ -35,7 +35,7 @@ def measured_hardware(dtype: "torch.dtype", *, device: "torch.device", seconds: 
 
 
 def _bandwidth(device: "torch.device", seconds: float) -> float:
-    """Bytes per second, of reading alone or of a copy, whichever is faster."""
+    """Return bytes per second, of reading only or of a copy, whichever is faster."""
     import torch
 
     source = torch.ones(_READ_BYTES // 4, device=device)
@@ -46,7 +46,7 @@ def _bandwidth(device: "torch.device", seconds: float) -> float:
 
 
 def _product_rate(width: int, dtype: "torch.dtype", device: "torch.device", seconds: float) -> float:
-    """Operations per second of a square product."""
+    """Return operations per second of a square product."""
     import torch
 
     a = torch.ones((width, width), dtype=dtype, device=device)
@@ -54,7 +54,7 @@ def _product_rate(width: int, dtype: "torch.dtype", device: "torch.device", seco
 
 
 def fastest(action: Callable[[], object], device: "torch.device", *, seconds: float, least: int = 3) -> float:
-    """Seconds of the fastest of at least `least` calls, after one that does not count."""
+    """Return the seconds of the fastest of at least `least` calls, after one that does not count."""
     action()
     synchronise(device)
     times: list[float] = []

@@ -1,4 +1,4 @@
-"""How many bytes a number takes: of the weights, of the activations, of the cached keys and values."""
+"""Define how many bytes a number takes: of the weights, of the activations, of the cached keys and values."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -12,7 +12,7 @@ assert set(get_args(NumberType)) == set(BITS)
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """The types of a pass.
+    """Hold the types of a pass.
 
     Attributes:
         activations: of what flows between layers.
@@ -31,30 +31,30 @@ class Precision:
 
     @classmethod
     def of(cls, activations: str, *, weights: str | None = None, kv: str | None = None) -> "Precision":
-        """All of one type, but for those that are named."""
+        """Return a precision of one type, except for those that are named."""
         return cls(activations=activations, weights=weights or activations, kv=kv or activations)
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of one weight."""
+        """Return the bytes of one weight."""
         return BITS[self.weights] / 8
 
     @property
     def activation_bytes(self) -> float:
-        """Bytes of one activation."""
+        """Return the bytes of one activation."""
         return BITS[self.activations] / 8
 
     @property
     def kv_bytes(self) -> float:
-        """Bytes of one number of a cached key or value."""
+        """Return the bytes of one number of a cached key or value."""
         return BITS[self.kv] / 8
 
     @property
     def linear_bits(self) -> int:
-        """What linear layers compute in: the wider of the two, since narrow weights are widened on the way."""
+        """Return what linear layers compute in: the wider of the two, since narrow weights are widened on the way."""
         return max(BITS[self.weights], BITS[self.activations])
 
     @property
     def attention_bits(self) -> int:
-        """What attention computes in: 16 bits at least, whatever the cache holds, as in the paper."""
+        """Return what attention computes in: 16 bits at least, whatever the cache holds, as in the paper."""
         return max(16, BITS[self.activations])

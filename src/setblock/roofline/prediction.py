@@ -1,4 +1,5 @@
-"""The time of a pass: each operation at the speed of memory or of arithmetic, whichever is slower (paper, section 4).
+"""Predict the time of a pass: each operation at the speed of memory or of arithmetic, whichever is slower (paper,
+section 4).
 
 Knows costs and hardware. What it gives is a lower bound for a machine that overlaps nothing between operations and all within
 one, not a measurement.
@@ -16,14 +17,14 @@ from setblock.roofline.speedup import predicted_speedup
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """A model of these types on this hardware."""
+    """Predict passes of a model of these types on this hardware."""
 
     shape: ModelShape
     hardware: Hardware
     precision: Precision
 
     def seconds(self, tokens: int, *, batch: int, kv_length: int, outputs: int | None = None) -> float:
-        """Of one pass over `tokens` of each of `batch` requests with `kv_length` cached positions.
+        """Return the seconds of one pass over `tokens` of each of `batch` requests with `kv_length` cached positions.
 
         `outputs` are the positions of each request whose logits are computed, all of them by default.
         """
@@ -31,7 +32,7 @@ class Prediction:
         return sum(self.operation_seconds(operation) for operation in operations)
 
     def operations(self, tokens: int, *, batch: int, kv_length: int, outputs: int | None = None) -> Iterator[Operation]:
-        """What the pass does."""
+        """Return the operations of the pass."""
         return pass_operations(
             self.shape,
             self.precision,
@@ -42,37 +43,38 @@ class Prediction:
         )
 
     def operation_seconds(self, operation: Operation) -> float:
-        """The predicted seconds of one operation."""
+        """Return the predicted seconds of one operation."""
         return max(self.arithmetic_seconds(operation), operation.bytes / self.hardware.bandwidth)
 
     @property
     def weight_memory(self) -> float:
-        """Bytes that all matrices take."""
+        """Return the bytes that all matrices take."""
         return self.shape.parameters * self.precision.weight_bytes
 
     def kv_memory(self, length: int) -> float:
-        """Bytes that the cache of one request takes, all layers keeping every position."""
+        """Return the bytes that the cache of one request takes, all layers keeping every position."""
         return length * self.shape.kv_numbers * self.precision.kv_bytes
 
     def batch_in_memory(self, length: int) -> int | None:
-        """How many requests fit beside the weights, activations left out; None where the memory's size is not known."""
+        """Return how many requests fit with the weights, activations left out; None where the memory's size is not
+        known."""
         if self.hardware.memory is None:
             return None
         return max(0, int((self.hardware.memory - self.weight_memory) // self.kv_memory(length)))
 
     def arithmetic_seconds(self, operation: Operation) -> float:
-        """The seconds of its arithmetic only, at the peak."""
+        """Return the seconds of its arithmetic only, at the peak."""
         return operation.flops / self.hardware.peak(operation.bits)
 
 
 def slowdown(prediction: Prediction, block_size: int, *, batch: int, kv_length: int) -> float:
-    """A block pass over a one-token pass (table 3)."""
+    """Return the time of a block pass over that of a one-token pass (table 3)."""
     block = prediction.seconds(block_size, batch=batch, kv_length=kv_length)
     return block / prediction.seconds(1, batch=batch, kv_length=kv_length)
 
 
 def block_speedup(prediction: Prediction, nfe_speedup: float, *, block_size: int, batch: int, kv_length: int) -> float:
-    """Wall-clock speed-up over one token a pass (eq. 16; table 4).
+    """Return the wall-clock speed-up over one token a pass (eq. 16; table 4).
 
     Args:
         nfe_speedup: how many times fewer passes blocks take, in 1..`block_size`. A trained model's, to be measured.
@@ -82,7 +84,7 @@ def block_speedup(prediction: Prediction, nfe_speedup: float, *, block_size: int
 
 
 def pass_times(prediction: Prediction, block_size: int, *, batch: int, kv_length: int) -> tuple[float, float, float]:
-    """time(1), time(k) and time(2k) of eq. 16; the fused pass computes the logits of its new block only."""
+    """Return time(1), time(k) and time(2k) of eq. 16; the fused pass computes the logits of its new block only."""
     one = prediction.seconds(1, batch=batch, kv_length=kv_length)
     block = prediction.seconds(block_size, batch=batch, kv_length=kv_length)
     fused = prediction.seconds(2 * block_size, batch=batch, kv_length=kv_length, outputs=block_size)
@@ -92,7 +94,7 @@ def pass_times(prediction: Prediction, block_size: int, *, batch: int, kv_length
 def last_paying_batch(
     prediction: Prediction, nfe_speedup: float, *, block_size: int, kv_length: int, limit: int = 2**14
 ) -> int | None:
-    """The largest batch at which blocks are faster than one token a pass.
+    """Return the largest batch at which blocks are faster than one token a pass.
 
     Takes it that above the last power of two that pays, they stop paying once and for all: compute, which blocks cost more of,
     can only gain in weight as a batch grows.

@@ -1,4 +1,4 @@
-"""Models that need no download to be asked about: the sizes that their public `config.json` files name."""
+"""List models that need no download: the sizes that their public `config.json` files name."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""The shape of a decoder, from the config of a Hugging Face causal LM: grouped queries, gates, experts, windows, heads.
+"""Read the shape of a decoder from the config of a Hugging Face causal LM: grouped queries, gates, experts, windows,
+heads.
 
 Knows the names that configs give to sizes. Reads no weights, and needs neither PyTorch nor Transformers. Counts matrices only:
 norms and biases are thousandths of a model.
@@ -20,7 +21,7 @@ _LEARNED_POSITIONS = frozenset(["gpt2", "gpt_bigcode", "gpt_neo"])
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """Layers that are alike.
+    """Describe layers that are alike.
 
     Attributes:
         count: how many of them the model has.
@@ -41,7 +42,7 @@ class LayerShape:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """A decoder-only model.
+    """Describe a decoder-only model.
 
     Attributes:
         hidden: width between layers.
@@ -66,18 +67,18 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters in all matrices."""
+        """Return the number of parameters in all matrices."""
         embeddings = (self.vocabulary * (1 if self.tied else 2) + self.positions) * self.hidden
         return self._layer_parameters(active_only=False) + embeddings
 
     @property
     def active_parameters(self) -> int:
-        """Of the matrices that one token is multiplied by: its experts and the LM head, no embedding."""
+        """Return the parameters that one token is multiplied by: its experts and the LM head, no embedding."""
         return self._layer_parameters(active_only=True) + self.vocabulary * self.hidden
 
     @property
     def kv_numbers(self) -> int:
-        """Numbers that one position takes in the cache, over all layers."""
+        """Return the numbers that one position takes in the cache, over all layers."""
         return 2 * sum(layer.count for layer in self.layers) * self.kv_heads * self.head_dim
 
     def _layer_parameters(self, *, active_only: bool) -> int:
@@ -92,7 +93,7 @@ class ModelShape:
 
 
 def shape_of(config: Any, *, name: str | None = None) -> ModelShape:
-    """The shape that a config describes.
+    """Return the shape that a config describes.
 
     Args:
         config: a `PretrainedConfig`, or the mapping that a `config.json` holds.
@@ -146,7 +147,7 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def _windows(config: Any, kind: str, number: int) -> list[int | None]:
-    """The window of each layer."""
+    """Return the window of each layer."""
     window = _read(config, "sliding_window") or None
     if _read(config, "use_sliding_window", default=True) is False:
         window = None
@@ -160,7 +161,7 @@ def _windows(config: Any, kind: str, number: int) -> list[int | None]:
 
 
 def _sparse(config: Any, number: int) -> list[bool]:
-    """Which layers have experts."""
+    """Return which layers have experts."""
     if not _read(config, *_EXPERTS, default=0):
         return [False] * number
     kinds = _read(config, "mlp_layer_types", default=[])
@@ -181,7 +182,7 @@ def _size(config: Any, *names: str) -> int:
 
 
 def _read(config: Any, *names: str, default: Any = None) -> Any:
-    """The first of these names that the config has a value for."""
+    """Return the first of these names that the config has a value for."""
     for name in names:
         value = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
         if value is not None:

@@ -1,4 +1,4 @@
-"""Wall-clock speed-up from the times of passes (paper, eq. 16).
+"""Compute the wall-clock speed-up from the times of passes (paper, eq. 16).
 
 Knows times. Knows nothing of where they come from: a stopwatch and a hardware model serve alike.
 """
@@ -7,7 +7,7 @@ Knows times. Knows nothing of where they come from: a stopwatch and a hardware m
 def predicted_speedup(
     passes_per_block: float, *, block_size: int, one_token: float, block: float, fused: float
 ) -> float:
-    """How many times faster than one token a pass a block is decoded (eq. 16).
+    """Return how many times faster than one token a pass a block is decoded (eq. 16).
 
         speedup(l, k) = k * time(1) / (time(2k) + (l - 1) * time(k))
 

@@ -1,4 +1,4 @@
-"""The paper's tables 3 and 4, of any prediction.
+"""Compute the paper's tables 3 and 4, of any prediction.
 
 Knows which cells there are, not what they are computed from.
 """
@@ -15,14 +15,14 @@ BLOCK_SIZE, KV_LENGTH = 16, 1024  # of table 4, and of both tables where nothing
 
 @dataclass(frozen=True)
 class Tables:
-    """Batch -> block size -> slowdown of a block pass; batch -> NFE speed-up -> speed-up in seconds."""
+    """Hold both tables: batch -> block size -> slowdown of a block pass; batch -> NFE speed-up -> speed-up in seconds."""
 
     slowdown: dict[int, dict[int, float]]
     speedup: dict[int, dict[int, float]]
 
 
 def tables(prediction: Prediction, *, kv_length: int = KV_LENGTH, block_size: int = BLOCK_SIZE) -> Tables:
-    """Both tables; `block_size` is the second one's, and NFE speed-ups that it can't give are left out."""
+    """Return both tables; `block_size` is the second one's, and NFE speed-ups that it can't give are left out."""
     at = {"kv_length": kv_length}
     nfes = [nfe for nfe in NFE_SPEEDUPS if nfe <= block_size]
     return Tables(

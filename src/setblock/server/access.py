@@ -1,4 +1,4 @@
-"""Who may come in: API keys, and how many at once. Host names are checked by Starlette.
+"""Control who may come in: API keys, and how many at once. Host names are checked by Starlette.
 
 Knows HTTP. Knows nothing of models, and reads no bodies.
 """
@@ -21,7 +21,8 @@ _LEAST_KEY = 8
 
 
 class Keys:
-    """API keys. Which one a client gave, and how much of it was right, can't be told from how long it takes to say no."""
+    """Hold API keys. Which one a client gave, and how much of it was right, can't be told from how long it takes to say
+    no."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -35,13 +36,14 @@ class Keys:
         return bool(self._digests)
 
     def know(self, key: str) -> bool:
-        """Whether a key is one of them."""
+        """Return whether a key is one of them."""
         digest = sha256(key.encode()).digest()
         return sum([hmac.compare_digest(digest, each) for each in self._digests]) > 0
 
 
 def read_keys(path: Path | None, variable: str | None) -> Keys:
-    """Keys of a file, one a line (# begins a comment), and of an environment variable, with commas between them.
+    """Read keys from a file, one a line (# begins a comment), and from an environment variable, with commas between
+    them.
 
     Raises:
         SetBlockError: the file can't be read, or holds no key.
@@ -60,7 +62,7 @@ def read_keys(path: Path | None, variable: str | None) -> Keys:
 
 
 def host_patterns(hosts: Collection[str]) -> list[str]:
-    """The names by which the server may be called, as Starlette takes them; any where there are none.
+    """Return the names by which the server may be called, as Starlette takes them; any where there are none.
 
     Raises:
         SetBlockError: one is neither a name nor a pattern such as `*.example.com`.
@@ -72,7 +74,7 @@ def host_patterns(hosts: Collection[str]) -> list[str]:
 
 
 class Admission:
-    """How many requests are being answered, and whether more may come."""
+    """Count the requests that are being answered, and decide whether more may come."""
 
     def __init__(self, most: int) -> None:
         self.active = 0
@@ -108,7 +110,7 @@ class Admission:
 
 
 class AccessControl:
-    """ASGI middleware: keeps out what may not come in. Only what decodes or encodes takes a place."""
+    """Refuse requests that may not come in, as ASGI middleware. Only what decodes or encodes takes a place."""
 
     def __init__(self, app: ASGIApp, *, keys: Keys, admission: Admission) -> None:
         self._app, self._keys, self._admission = app, keys, admission
@@ -142,5 +144,5 @@ class AccessControl:
 
 
 def is_api(path: str) -> bool:
-    """Whether a path is part of what keys protect."""
+    """Return whether a path is part of what keys protect."""
     return path.startswith("/v1/") or path == "/tokenize"

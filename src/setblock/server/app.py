@@ -1,4 +1,4 @@
-"""The server as an ASGI application: routes, what stands before them, and what becomes of errors."""
+"""Build the server as an ASGI application: routes, middleware, and the handling of errors."""
 
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
@@ -34,7 +34,7 @@ from setblock.server.worker import Worker
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """How a model is served.
+    """Describe how a model is served.
 
     Attributes:
         name: the model's id for clients.
@@ -56,7 +56,8 @@ class ServerConfig:
 
 
 def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callable[[], None] = lambda: None) -> FastAPI:
-    """The application. `app.state.serving` is what it serves; `on_failure` is called, in another thread, if its engine dies."""
+    """Return the application. `app.state.serving` is what it serves; `on_failure` is called, in another thread, if its
+    engine dies."""
     worker = Worker(Engine(model, config.engine), on_failure=on_failure)
     serving = Serving(
         name=config.name,

@@ -1,4 +1,4 @@
-"""Bodies of bounded size that arrive in bounded time: read whole before anything else happens to a request."""
+"""Read bodies of bounded size in bounded time, before anything else happens to a request."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ _DISCARDED = 64  # times the limit: how much of a body that is too large is read
 
 
 class BoundedBody:
-    """ASGI middleware: answers 413 where a body is too large, 408 where it takes too long."""
+    """Answer 413 where a body is too large, and 408 where it takes too long, as ASGI middleware."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, seconds: float) -> None:
         self._app, self._max_bytes, self._seconds = app, max_bytes, seconds
@@ -60,7 +60,7 @@ class BoundedBody:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives a body that was read before, then what comes after it."""
+    """Return a `receive` that gives a body that was read before, then what comes after it."""
     given = False
 
     async def replay() -> Message:

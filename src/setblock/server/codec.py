@@ -1,4 +1,4 @@
-"""Prompts in, token texts out: the model's tokenizer, for many requests at once.
+"""Encode prompts and decode tokens for many requests at once, by the model's tokenizer.
 
 Knows tokenizers. Has its own copies of one: encoding changes a tokenizer's state while it lasts, and the engine reads from the
 model's own at the same time.
@@ -25,7 +25,7 @@ _COMPILE_SECONDS = 1.0  # the largest that are usual take a tenth of it
 
 
 class Codec:
-    """A tokenizer that encodes in a thread of its own, one prompt at a time, so that a long one holds up nobody's stream."""
+    """Encode in a separate thread, one prompt at a time, so that a long one delays no stream."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> None:
         self._encoder, self._decoder = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
@@ -38,7 +38,8 @@ class Codec:
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
-        """Token ids of a chat: messages, and the tools that may be called in it, as chat templates take them.
+        """Return the token ids of a chat: messages, and the tools that may be called in it, as chat templates take
+        them.
 
         Raises:
             ApiError: the chat template refuses it, or it is no Unicode.
@@ -47,7 +48,7 @@ class Codec:
         return await self._encode(list(messages), param="messages", raw=False, tools=tools)
 
     async def call_form(self) -> CallForm:
-        """How the chat template writes calls of tools.
+        """Return how the chat template writes calls of tools.
 
         Raises:
             ApiError: it has no place for tools.
@@ -80,7 +81,7 @@ class Codec:
             raise bad_request(str(error), param=param, code="invalid_structure") from error
 
     async def encode_text(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a text that is to be continued as it stands; or the ids themselves, if there are such.
+        """Return the token ids of a text that is to be continued; or the ids themselves, if the prompt is ids.
 
         Raises:
             ApiError: the prompt is empty or no Unicode, or an id is out of range.
@@ -97,7 +98,7 @@ class Codec:
         return list(prompt)
 
     def text(self, token_id: int) -> str:
-        """The text of one token, special ones included."""
+        """Return the text of one token, special ones included."""
         if token_id not in self._texts:
             text = self._decoder.decode([token_id])
             assert isinstance(text, str)
@@ -121,7 +122,7 @@ class Codec:
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """The texts in something made of JSON; bodies are never deep."""
+    """Yield the texts in a JSON value; bodies are never deep."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -130,7 +131,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _check_text(*texts: str, param: str) -> None:
-    """JSON can spell halves of characters, which no tokenizer takes."""
+    """Refuse halves of characters, which JSON can spell and no tokenizer takes."""
     try:
         for text in texts:
             text.encode()

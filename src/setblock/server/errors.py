@@ -1,4 +1,5 @@
-"""What a client is told when something goes wrong: OpenAI's error object, with the status and code that belong to it.
+"""Define what a client receives when something goes wrong: OpenAI's error object, with the status and code that belong
+to it.
 
 Knows HTTP. Knows nothing of models.
 """
@@ -15,7 +16,7 @@ RETRY_SECONDS = 1  # passes take milliseconds; a place is free soon, or the queu
 
 
 class ApiError(Exception):
-    """An answer that is an error.
+    """Hold an answer that is an error.
 
     Attributes:
         status: of HTTP.
@@ -40,61 +41,62 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def content(self) -> dict[str, Any]:
-        """The JSON object of it."""
+        """Return the error as a JSON object."""
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        """The response of it. In ASCII: what it quotes may not be encodable."""
+        """Return the error as a response. In ASCII: what it quotes may not be encodable."""
         return Response(json.dumps(self.content()), self.status, self.headers, "application/json")
 
 
 def bad_request(message: str, *, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """The client's mistake."""
+    """Return the error for a client's mistake."""
     return ApiError(400, message, param=param, code=code)
 
 
 def unsupported(param: str, reason: str) -> ApiError:
-    """A parameter of OpenAI's that means nothing here."""
+    """Return the error for a parameter of OpenAI's that has no meaning here."""
     return ApiError(400, f"{param} is not supported: {reason}", param=param, code="unsupported_parameter")
 
 
 def unknown_model(wanted: str, served: str) -> ApiError:
-    """There is no such model."""
+    """Return the error for a model that does not exist."""
     message = f"model must be {served!r}, the one that is served here, not {wanted!r}"
     return ApiError(404, message, param="model", code="model_not_found")
 
 
 def wrong_key(message: str) -> ApiError:
-    """No key, or none of the server's."""
+    """Return the error for a missing key, or one that the server does not have."""
     return ApiError(
         401, message, kind="authentication_error", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
     )
 
 
 def too_many(message: str) -> ApiError:
-    """Nothing wrong with the request: try again."""
+    """Return the error for a valid request that should be tried again."""
     return ApiError(
         429, message, kind="rate_limit_error", code="rate_limit_exceeded", headers={"Retry-After": str(RETRY_SECONDS)}
     )
 
 
 def unavailable(message: str) -> ApiError:
-    """The server is going away, or is not well."""
+    """Return the error of a server that shuts down, or has failed."""
     return ApiError(503, message, kind="server_error", code="unavailable", headers={"Retry-After": str(RETRY_SECONDS)})
 
 
 def timed_out(seconds: float) -> ApiError:
-    """The answer took too long."""
+    """Return the error for an answer that took too long."""
     return ApiError(504, f"the answer took more than {seconds:g} seconds", kind="server_error", code="timeout")
 
 
 def failed(message: str, *, code: str | None = None) -> ApiError:
-    """The server's fault."""
+    """Return the error for the server's fault."""
     return ApiError(500, message, kind="server_error", code=code)
 
 
 def from_settings(error: SetBlockError, names: Iterable[str]) -> ApiError:
-    """What the library says of a setting. Its messages begin with the setting's name, one of `names` as clients know them."""
+    """Return the error for a setting that the library refuses. Its messages begin with the setting's name, one of
+    `names` as clients know them."""
     message = str(error)
     words = message.replace("token ids of ", "").replace("number of stop strings", "stop").split()
     param = next((name for name in names if words and words[0].rstrip(":,") == name), None)
@@ -104,7 +106,7 @@ def from_settings(error: SetBlockError, names: Iterable[str]) -> ApiError:
 
 
 def from_validation(errors: Iterable[Mapping[str, Any]]) -> ApiError:
-    """What pydantic says of a body: the first of it."""
+    """Return the error for the first fault that pydantic finds in a body."""
     error = next(iter(errors))
     place = [str(part) for part in error["loc"] if part != "body" and "[" not in str(part)]
     param, kind = ".".join(place) or None, str(error["type"])

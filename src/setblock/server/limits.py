@@ -1,4 +1,5 @@
-"""What one client may ask of the server. Imports no PyTorch, so that the command line can offer the limits without it."""
+"""Define what one client may ask of the server. Imports no PyTorch, so that the command line can offer the limits
+without it."""
 
 from dataclasses import dataclass, fields
 
@@ -14,7 +15,7 @@ MAX_STOP_CHARACTERS = 256
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits of a server.
+    """Limit what a server does.
 
     Attributes:
         max_requests: Maximum number of requests in progress, waiting ones included. Further requests get status 429.

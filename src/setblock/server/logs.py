@@ -1,4 +1,5 @@
-"""Logs: one JSON object a line. What a client wrote, and what it was answered, is in them only where that was asked for."""
+"""Write logs, one JSON object a line. What a client wrote, and what it was answered, is in them only where that was
+asked for."""
 
 import json
 import logging
@@ -15,10 +16,10 @@ logger = logging.getLogger("setblock.server")
 
 
 class JsonLines(logging.Formatter):
-    """A record as a JSON object; its `fields` beside the usual."""
+    """Format a record as a JSON object, with its `fields` next to the usual ones."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, in ASCII."""
+        """Return one line, in ASCII."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -31,7 +32,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_config(level: str) -> dict[str, Any]:
-    """For `logging.config`: this server's and uvicorn's logs, all on stderr."""
+    """Return the configuration for `logging.config`: this server's and uvicorn's logs, all on stderr."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -46,7 +47,7 @@ def log_config(level: str) -> dict[str, Any]:
 
 @dataclass
 class Account:
-    """What became of one request, told when it is over.
+    """Hold what became of one request, for its log line.
 
     Attributes:
         id: names it, in the log and to its client.
@@ -60,18 +61,18 @@ class Account:
 
     @property
     def seconds(self) -> float:
-        """Since it came."""
+        """Return the seconds since the request came."""
         return time.perf_counter() - self.started
 
 
 class RequestLog:
-    """ASGI middleware, outside of all others: names each request, and tells of it when it is over.
+    """Name each request, and log it when it is over, as the outermost ASGI middleware.
 
     `scope["account"]` is its `Account`.
     """
 
     def __init__(self, app: ASGIApp, *, on_done: Callable[[Scope, int, Account], None]) -> None:
-        """`on_done` gets the scope, the status and the account."""
+        """Wrap `app`; `on_done` gets the scope, the status and the account."""
         self._app, self._on_done = app, on_done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus. Labels take few values, whatever clients send.
+"""Count metrics for Prometheus. Labels take few values, whatever clients send.
 
 Knows the engine's figures and finished answers.
 """
@@ -20,7 +20,7 @@ _TOKENS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 24.0, 32.0
 
 
 class _EngineCollector(Collector):
-    """The engine's own figures, read when they are asked for."""
+    """Read the engine's own figures when they are asked for."""
 
     def __init__(self, figures: Callable[[], EngineFigures]) -> None:
         self._figures = figures
@@ -49,7 +49,7 @@ class _EngineCollector(Collector):
 
 
 class Metrics:
-    """All that the server counts."""
+    """Hold all that the server counts."""
 
     def __init__(self, figures: Callable[[], EngineFigures]) -> None:
         self._registry = registry = CollectorRegistry()
@@ -91,5 +91,5 @@ class Metrics:
             self.tokens_per_forward.labels(generation.method).observe(generation.tokens_per_forward)
 
     def text(self) -> bytes:
-        """All of it in Prometheus' format."""
+        """Return all of it in Prometheus' format."""
         return generate_latest(self._registry)

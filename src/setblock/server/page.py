@@ -1,4 +1,4 @@
-"""The playground: one page, from files of this package and nowhere else."""
+"""Serve the playground: one page, from files of this package and nowhere else."""
 
 from importlib.resources import files
 

@@ -1,4 +1,4 @@
-"""What clients send: OpenAI's parameters, and beside them the ones that only block decoding has.
+"""Define what clients send: OpenAI's parameters, and beside them the ones that only block decoding has.
 
 Types and sizes are checked here; ranges by `DecodingSettings`, whose messages name them. What OpenAI has and this server has
 not is refused by name, never ignored.
@@ -46,7 +46,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _joined(content: Any) -> Any:
-    """The text of a message that is given in parts."""
+    """Return the text of a message that is given in parts."""
     if not isinstance(content, list):
         return content
     for part in content:
@@ -56,7 +56,7 @@ def _joined(content: Any) -> Any:
 
 
 def _prompts(value: Any) -> Any:
-    """One prompt or several, each a text or token ids, as a list of them."""
+    """Return one prompt or several, each a text or token ids, as a list of them."""
     if isinstance(value, str) or (isinstance(value, list) and value and all(type(each) is int for each in value)):
         value = [value]
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_PROMPTS:
@@ -93,7 +93,7 @@ Stop = Annotated[
 
 
 def _number(told: str, low: float | None = None, high: float | None = None) -> Any:
-    """A field whose range is told in the schema, and checked by `DecodingSettings`."""
+    """Return a field whose range is shown in the schema, and checked by `DecodingSettings`."""
     bounds = {name: value for name, value in (("minimum", low), ("maximum", high)) if value is not None}
 
     def with_bounds(schema: dict[str, Any]) -> None:
@@ -104,7 +104,7 @@ def _number(told: str, low: float | None = None, high: float | None = None) -> A
 
 
 def _field(row: Setting) -> tuple[Any, Any]:
-    """The type of a setting in a body, and its field. What is null is as if it were not there."""
+    """Return the type of a setting in a body, and its field. What is null is as if it were not there."""
     if row.type in (int, float):
         high = MOST.get(row.name, row.range.high)
         return row.type | None, _number(
@@ -117,20 +117,20 @@ def _field(row: Setting) -> tuple[Any, Any]:
 
 
 class Body(BaseModel):
-    """A body of a request: nothing unknown in it."""
+    """Accept the body of a request, with no unknown field in it."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=True)
 
 
 class StreamOptions(Body):
-    """How an answer is streamed."""
+    """Choose how an answer is streamed."""
 
     include_usage: bool | None = Field(default=None, description="Send the usage in a chunk of its own, the last one.")
     include_obfuscation: bool | None = Field(default=None, description="Changes nothing: chunks are not padded.")
 
 
 class Message(Body):
-    """A message of a chat."""
+    """Hold a message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content
@@ -141,7 +141,7 @@ class Message(Body):
     @model_validator(mode="before")
     @classmethod
     def _without_nothing(cls, value: Any) -> Any:
-        """Clients send messages back as they got them, with all that was null in them."""
+        """Drop null fields: clients send messages back as they got them."""
         if isinstance(value, Mapping):
             if value.get("function_call"):
                 raise unsupported("messages.function_call", _NO_FUNCTIONS)
@@ -152,7 +152,7 @@ class Message(Body):
         return value
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """Return the message as chat templates take it."""
         role = "system" if self.role == "developer" else self.role
         found: dict[str, Any] = {"role": role, "content": self.content}
         if self.tool_calls:
@@ -169,7 +169,7 @@ _Settings: Any = create_model("_Settings", __base__=Body, **_fields)
 
 
 class DecodingBody(_Settings):
-    """What both kinds of completions take: the settings that the server offers, and OpenAI's other parameters."""
+    """Hold what both kinds of completions take: the settings that the server offers, and OpenAI's other parameters."""
 
     model: str = Field(description="The id of the model, as /v1/models lists it.")
     stream: bool | None = Field(default=None, description="Send the answer as server-sent events.")
@@ -202,12 +202,12 @@ class DecodingBody(_Settings):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
+        """Return whether a stream ends with its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class ChatBody(DecodingBody):
-    """POST /v1/chat/completions."""
+    """Hold the body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = _number("The newer name of max_tokens.", 1)
@@ -223,14 +223,14 @@ class ChatBody(DecodingBody):
 
 
 class CompletionBody(DecodingBody):
-    """POST /v1/completions."""
+    """Hold the body of POST /v1/completions."""
 
     prompt: Prompts = Field(description="One prompt or several: texts, continued as they stand, or token ids.")
     logprobs: int | None = _number("Tell how likely each token was, and so many alternatives.", 0, MAX_LOGPROBS)
 
 
 class TokenizeBody(Body):
-    """POST /tokenize."""
+    """Hold the body of POST /tokenize."""
 
     model: str | None = None
     prompt: str | None = Field(default=None, description="A text as it stands.")

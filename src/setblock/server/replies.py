@@ -1,4 +1,4 @@
-"""What the server answers with: OpenAI's objects, and beside their fields what only block decoding has.
+"""Define what the server answers with: OpenAI's objects, and beside their fields what only block decoding has.
 
 Fields that are not set are left out, so an extension appears only where it was asked for.
 """
@@ -11,7 +11,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Passes(BaseModel):
-    """Forward passes by kind."""
+    """Count forward passes by kind."""
 
     prefill: int
     block: int
@@ -19,7 +19,7 @@ class Passes(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens and passes of all answers to a request. The fields after `total_tokens` are this server's own."""
+    """Count the tokens and passes of all answers to a request. The fields after `total_tokens` are this server's own."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -30,7 +30,7 @@ class Usage(BaseModel):
 
 
 class RevealedToken(BaseModel):
-    """A token that a pass put in its place; `entropy` in nats."""
+    """Describe a token that a pass revealed; `entropy` in nats."""
 
     index: int
     token_id: int
@@ -39,7 +39,7 @@ class RevealedToken(BaseModel):
 
 
 class PassReply(BaseModel):
-    """What one forward pass did to an answer."""
+    """Describe what one forward pass did to an answer."""
 
     number: int
     kind: Literal["prefill", "block", "commit"]
@@ -48,7 +48,7 @@ class PassReply(BaseModel):
 
 
 class AnswerToken(BaseModel):
-    """A token of a finished answer, and the number of the pass that revealed it."""
+    """Hold a token of a finished answer, and the number of the pass that revealed it."""
 
     token_id: int
     text: str
@@ -57,7 +57,7 @@ class AnswerToken(BaseModel):
 
 
 class TopLogprob(BaseModel):
-    """A token and how likely it was. `bytes` is None where the token is no whole characters."""
+    """Hold a token and how likely it was. `bytes` is None where the token is no whole characters."""
 
     token: str
     bytes: list[int] | None
@@ -65,20 +65,20 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """A token of an answer."""
+    """Describe how likely a token of an answer was."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(BaseModel):
-    """Log-probabilities, as chats have them."""
+    """Hold log-probabilities, as chats have them."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class CompletionLogprobs(BaseModel):
-    """Log-probabilities, as completions have them."""
+    """Hold log-probabilities, as completions have them."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -87,14 +87,14 @@ class CompletionLogprobs(BaseModel):
 
 
 class FunctionCall(BaseModel):
-    """A function and its arguments, JSON in a text."""
+    """Hold a function and its arguments, JSON in a text."""
 
     name: str
     arguments: str
 
 
 class ToolCallReply(BaseModel):
-    """A call of a tool."""
+    """Hold a call of a tool."""
 
     id: str
     type: Literal["function"]
@@ -102,7 +102,7 @@ class ToolCallReply(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """An answer."""
+    """Hold an answer."""
 
     role: Literal["assistant"]
     content: str | None
@@ -111,7 +111,7 @@ class AssistantMessage(BaseModel):
 
 
 class AnyChoice(BaseModel):
-    """What choices of all kinds have. `pass_event` and `tokens` are there where `events` is asked for."""
+    """Hold what choices of all kinds have. `pass_event` and `tokens` are there where `events` is asked for."""
 
     index: int
     finish_reason: FinishReason | None
@@ -120,21 +120,21 @@ class AnyChoice(BaseModel):
 
 
 class ChatChoice(AnyChoice):
-    """One of the answers."""
+    """Hold one of the answers to a chat."""
 
     message: AssistantMessage
     logprobs: ChatLogprobs | None
 
 
 class CompletionChoice(AnyChoice):
-    """One of the answers, or a piece of it."""
+    """Hold one of the answers to a prompt, or a piece of it."""
 
     text: str
     logprobs: CompletionLogprobs | None
 
 
 class ChatCompletion(BaseModel):
-    """The answers to a chat."""
+    """Hold the answers to a chat."""
 
     id: str
     object: Literal["chat.completion"]
@@ -145,7 +145,7 @@ class ChatCompletion(BaseModel):
 
 
 class Completion(BaseModel):
-    """The answers to prompts."""
+    """Hold the answers to prompts."""
 
     id: str
     object: Literal["text_completion"]
@@ -156,7 +156,7 @@ class Completion(BaseModel):
 
 
 class ModelFacts(BaseModel):
-    """What this server tells of a model beyond OpenAI's fields."""
+    """Describe a model beyond OpenAI's fields."""
 
     methods: list[str]
     samplers: dict[str, dict[str, Any]]
@@ -165,7 +165,7 @@ class ModelFacts(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """A model."""
+    """Describe a model."""
 
     id: str
     object: Literal["model"]
@@ -175,14 +175,14 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All of them."""
+    """List the models."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
 class Tokens(BaseModel):
-    """A prompt in tokens."""
+    """Hold a prompt in tokens."""
 
     count: int
     max_model_len: int | None
@@ -191,13 +191,13 @@ class Tokens(BaseModel):
 
 
 class Health(BaseModel):
-    """How the server is."""
+    """Describe how the server is."""
 
     status: str
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """Describe what went wrong."""
 
     message: str
     type: str
@@ -206,6 +206,6 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorReply(BaseModel):
-    """OpenAI's error object."""
+    """Hold OpenAI's error object."""
 
     error: ErrorDetail

@@ -1,4 +1,4 @@
-"""The API's routes: OpenAI's, and those that orchestrators and Prometheus call."""
+"""Define the API's routes: OpenAI's, and those that orchestrators and Prometheus call."""
 
 import time
 from collections.abc import Sequence
@@ -78,13 +78,13 @@ async def completions(body: CompletionBody, request: Request, serving: Served) -
 
 @api.get("/v1/models", response_model=ModelList)
 async def models(serving: Served) -> Any:
-    """The model that is served."""
+    """List the model that is served."""
     return {"object": "list", "data": [_card(serving)]}
 
 
 @api.get("/v1/models/{name:path}", response_model=ModelCard)
 async def model(name: str, serving: Served) -> Any:
-    """The same by its id."""
+    """Describe the model of this id."""
     if name != serving.name:
         raise unknown_model(name, serving.name)
     return _card(serving)
@@ -92,7 +92,7 @@ async def model(name: str, serving: Served) -> Any:
 
 @api.post("/tokenize", response_model=Tokens)
 async def tokenize(body: TokenizeBody, serving: Served) -> Any:
-    """The tokens of a prompt."""
+    """Return the tokens of a prompt."""
     serving.check_model(body.model)
     if body.messages is not None:
         ids = await serving.codec.encode_chat(_plain(body.messages))
@@ -109,7 +109,7 @@ async def tokenize(body: TokenizeBody, serving: Served) -> Any:
 
 @operations.get("/health", responses={500: {"model": ErrorReply}})
 async def health(serving: Served) -> Health:
-    """Whether the process is sound; if not, start another."""
+    """Return whether the process works; if not, start another."""
     if serving.worker.failure is not None:
         raise serving.why_stopped()
     return Health(status="ok")
@@ -117,7 +117,7 @@ async def health(serving: Served) -> Health:
 
 @operations.get("/ready", responses={503: {"model": ErrorReply}})
 async def ready(serving: Served) -> Health:
-    """Whether it takes requests; not so while it shuts down."""
+    """Return whether the server takes requests; it does not while it shuts down."""
     if serving.admission.is_closed or not serving.worker.is_well:
         raise unavailable("the server is shutting down")
     return Health(status="ok")
@@ -125,7 +125,7 @@ async def ready(serving: Served) -> Health:
 
 @operations.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(serving: Served) -> Response:
-    """What Prometheus reads."""
+    """Return the metrics that Prometheus reads."""
     return Response(serving.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
 

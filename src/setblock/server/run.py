@@ -1,4 +1,4 @@
-"""The server as a process: it listens, and when it is told to stop it finishes what it has begun."""
+"""Run the server as a process, which on a signal to stop finishes the requests that it has begun."""
 
 import asyncio
 import contextlib
@@ -23,19 +23,19 @@ logger = logging.getLogger("setblock.server")
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen; port 0 for any that is free."""
+    """Hold where to listen; port 0 for any that is free."""
 
     host: str
     port: int
 
     @property
     def url(self) -> str:
-        """The address that a browser opens."""
+        """Return the address that a browser opens."""
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
 def listen(address: Address) -> tuple[socket.socket, Address]:
-    """A socket that is bound, and where to.
+    """Return a bound socket, and its address.
 
     Raises:
         SetBlockError: that can't be.
@@ -81,7 +81,7 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, but told to stop it first finishes what runs, and answers 503 to what is new."""
+    """Run Uvicorn, which on a signal first finishes what runs, and answers 503 to what is new."""
 
     def __init__(self, config: uvicorn.Config, *, serving: Serving, on_start: Callable[[], None]) -> None:
         super().__init__(config)
@@ -118,7 +118,7 @@ class _Server(uvicorn.Server):
 
 
 def _allow_many_files() -> None:
-    """As many open connections as the system lets a process have: the usual 1024 files are few."""
+    """Allow as many open connections as the system lets a process have: the usual 1024 files are few."""
     try:
         import resource
     except ImportError:  # as on Windows

@@ -1,4 +1,5 @@
-"""What the routes share: the model's name, the engine's worker, the tokenizer, the counts; from a body to its answers.
+"""Hold what the routes share: the model's name, the engine's worker, the tokenizer, the counts; from a body to its
+answers.
 
 Knows the engine and OpenAI's objects. Knows nothing of routes.
 """
@@ -29,7 +30,7 @@ logger = logging.getLogger("setblock.server")
 
 @dataclass(frozen=True)
 class Serving:
-    """What is served, and by what.
+    """Hold what is served, and by what.
 
     Attributes:
         name: the model's id for clients.
@@ -92,14 +93,14 @@ class Serving:
         return Reply(self, answers, settings, account, prompt_tokens, num_answers=len(requests))
 
     def why_stopped(self) -> ApiError:
-        """What to tell those whose answers will not come."""
+        """Return the reason for those whose answers will not come."""
         if self.worker.failure is not None:
             return failed("the engine has failed", code="engine_failed")
         return unavailable("the server is shutting down")
 
 
 class Reply:
-    """The answers to one request as they come, watched: times and counts go to metrics and log."""
+    """Watch the answers to one request as they come: times and counts go to metrics and log."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Reply:
         return self
 
     async def __anext__(self) -> tuple[int, Progress]:
-        """The place of an answer, and what a pass did for it.
+        """Return the index of an answer, and what a pass did for it.
 
         Raises:
             ApiError: the model broke, or the engine stopped.
@@ -138,7 +139,7 @@ class Reply:
         return place, made
 
     async def finished(self) -> list[Generation]:
-        """All answers, when they are whole."""
+        """Return all answers, when they are whole."""
         async for _ in self:
             pass
         return [each for each in self.generations if each is not None]

@@ -1,4 +1,4 @@
-"""From a body to `DecodingSettings`: the same parameters under the library's names, with what is bounded on a server only."""
+"""Turn a body into `DecodingSettings`: the same parameters under the library's names, with a server's bounds."""
 
 import secrets
 from typing import Any
@@ -13,7 +13,7 @@ from setblock.structure.kinds import WORDS, Structure, structure_of
 
 
 def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Structure | None = None) -> DecodingSettings:
-    """The settings that a body asks for, with a seed and `n` as given there; for the rest those of `default`.
+    """Return the settings that a body asks for, with a seed and `n` as given there; for the rest those of `default`.
 
     Args:
         grammar: what its tools hold the answer to.
@@ -40,7 +40,7 @@ def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Struc
 
 
 def structure_asked(body: DecodingBody) -> Structure | None:
-    """The form that a body asks for.
+    """Return the form that a body asks for.
 
     Raises:
         ApiError: it is none, or there are two.
@@ -61,7 +61,7 @@ def structure_asked(body: DecodingBody) -> Structure | None:
 
 
 def _of_openai(asked: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A `response_format` in the words of `structured_outputs`."""
+    """Return a `response_format` in the words of `structured_outputs`."""
     kind = None if asked is None else asked.get("type")
     if asked is None or asked == {"type": "text"}:
         return None
@@ -87,7 +87,7 @@ def _structure(name: str, asked: dict[str, Any]) -> Structure:
 
 
 def told(error: SetBlockError, body: DecodingBody) -> ApiError:
-    """What the library says of a request, in the words of its body."""
+    """Return the library's message about a request, in the words of its body."""
     message = str(error)
     for name, row in offered_by("server").items():
         if name == "max_tokens" and getattr(body, "max_completion_tokens", None) is not None:

@@ -1,4 +1,4 @@
-"""How OpenAI's API writes down an answer, whole or in pieces: one shape for chats, one for completions.
+"""Write an answer as OpenAI's API does, whole or in pieces: one shape for chats, one for completions.
 
 Knows finished answers and their tokens. Knows nothing of HTTP.
 """
@@ -17,30 +17,30 @@ _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 
 class Shape(Protocol):
-    """What differs between the two."""
+    """Define what differs between the two."""
 
     prefix: str
     whole: str
     piece: str
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """A choice that says that an answer begins, where there is one."""
+        """Return a choice that says that an answer begins, where there is one."""
 
     def text(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
-        """A choice with a piece of an answer; `final` if it is the last."""
+        """Return a choice with a piece of an answer; `final` if it is the last."""
 
     def finish_reason(self, index: int, generation: Generation) -> str:
-        """Why an answer ended, after its last piece."""
+        """Return why an answer ended, after its last piece."""
 
     def logprobs(self, generation: Generation, text_of: TokenText) -> dict[str, Any]:
-        """The log-probabilities of an answer."""
+        """Return the log-probabilities of an answer."""
 
     def finished(self, index: int, generation: Generation, text_of: TokenText) -> dict[str, Any]:
-        """A choice that is a whole answer."""
+        """Return a choice that is a whole answer."""
 
 
 class ChatShape:
-    """`/v1/chat/completions`."""
+    """Write the answers of `/v1/chat/completions`."""
 
     prefix = "chatcmpl"
     whole = "chat.completion"
@@ -82,7 +82,7 @@ class ChatShape:
 
 
 class CallingShape(ChatShape):
-    """The same where the answer may call tools."""
+    """Write the answers of a chat that may call tools."""
 
     def __init__(self, form: CallForm) -> None:
         self._form = form
@@ -121,7 +121,7 @@ class CallingShape(ChatShape):
 
 
 def _told(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
-    """The text in some pieces of an answer, and what they tell of each call."""
+    """Return the text in some pieces of an answer, and the parts of each call."""
     calls: dict[int, dict[str, Any]] = {}
     for each in pieces:
         if each.kind == "name":
@@ -137,7 +137,7 @@ def _call_id() -> str:
 
 
 class CompletionShape:
-    """`/v1/completions`."""
+    """Write the answers of `/v1/completions`."""
 
     prefix = "cmpl"
     whole = "text_completion"
@@ -178,7 +178,7 @@ class CompletionShape:
 
 
 def usage_of(prompt_tokens: int, generations: list[Generation]) -> dict[str, Any]:
-    """Tokens and passes of all answers to a request."""
+    """Return the tokens and passes of all answers to a request."""
     tokens = sum(each.num_tokens for each in generations)
     forwards = sum(each.num_forwards for each in generations)
     return {
@@ -194,7 +194,7 @@ def usage_of(prompt_tokens: int, generations: list[Generation]) -> dict[str, Any
 
 
 def pass_json(event: PassEvent, text_of: TokenText) -> dict[str, Any]:
-    """What one pass did."""
+    """Return what one pass did."""
 
     def reveal(found: Reveal) -> dict[str, Any]:
         return {
@@ -213,7 +213,7 @@ def pass_json(event: PassEvent, text_of: TokenText) -> dict[str, Any]:
 
 
 def tokens_json(generation: Generation, text_of: TokenText) -> list[dict[str, Any]]:
-    """The tokens of a finished answer, each with the pass that revealed it."""
+    """Return the tokens of a finished answer, each with the pass that revealed it."""
     return [
         {"token_id": token_id, "text": text_of(token_id), "revealed_by": number, "entropy": _finite(entropy)}
         for token_id, number, entropy in zip(

@@ -1,4 +1,4 @@
-"""Server-sent events: an answer in pieces, to a client that may leave, or read slowly."""
+"""Send an answer in pieces, as server-sent events, to a client that may leave or read slowly."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ _LAST_WORDS = 5.0  # seconds beyond the limit, in which a client can still be to
 
 
 class EventStream(Response):
-    """A response whose frames are sent as they are made. When the client leaves, or reads too slowly, the reply is closed."""
+    """Send frames as they are made, as a response. When the client leaves, or reads too slowly, the reply is closed."""
 
     media_type = "text/event-stream"
 
@@ -79,13 +79,14 @@ async def unless_left(receive: Receive, reply: Reply, seconds: float) -> None:
 
 
 class ClientLeft(Exception):  # noqa: N818  # nothing is wrong
-    """Nobody is there to answer."""
+    """Report that the client has left."""
 
 
 async def frames(
     serving: Serving, reply: Reply, shape: Shape, head: dict[str, Any], *, with_usage: bool, with_events: bool
 ) -> AsyncIterator[str]:
-    """The events of a streamed answer: pieces of text, why each answer ended, the usage if it is wanted, `[DONE]`.
+    """Yield the events of a streamed answer: pieces of text, why each answer ended, the usage if it is wanted,
+    `[DONE]`.
 
     A pass that made no text certain has a frame only where events are wanted. What goes wrong on the way is the last event.
     """
@@ -126,7 +127,7 @@ async def frames(
 
 
 def _last(serving: Serving, shape: Shape, place: int, generation: Generation, *, with_events: bool) -> dict[str, Any]:
-    """The choice that says why an answer ended. How likely its tokens were is known only then."""
+    """Return the choice that says why an answer ended. How likely its tokens were is known only then."""
     last = {**shape.text(place, "", final=True), "finish_reason": shape.finish_reason(place, generation)}
     if generation.logprobs is not None:
         last["logprobs"] = shape.logprobs(generation, serving.codec.text)

@@ -1,4 +1,4 @@
-"""Tools in a chat: what a client may say of them, and what it means for the prompt and for the answer.
+"""Turn the tools of a chat into what the prompt and the answer need.
 
 Knows OpenAI's words. Knows nothing of templates or grammars but that there are such.
 """
@@ -25,7 +25,7 @@ class _Body(BaseModel):
 
 
 class Function(_Body):
-    """A function that may be called. Its arguments are held to the schema, strict or not."""
+    """Describe a function that may be called. Its arguments are held to the schema, strict or not."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
@@ -34,34 +34,34 @@ class Function(_Body):
 
 
 class Tool(_Body):
-    """A tool."""
+    """Describe a tool."""
 
     type: Literal["function"]
     function: Function
 
 
 class Named(_Body):
-    """The name of a function."""
+    """Hold the name of a function."""
 
     name: str
 
 
 class NamedTool(_Body):
-    """The one tool that is to be called."""
+    """Name the one tool that is to be called."""
 
     type: Literal["function"]
     function: Named
 
 
 class CalledFunction(_Body):
-    """A function with arguments, which are JSON in a text."""
+    """Hold a function with arguments, which are JSON in a text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(_Body):
-    """A call in a message that comes back."""
+    """Hold a call in a message that comes back."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -69,7 +69,7 @@ class ToolCall(_Body):
     index: int | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates take it, with the arguments as an object."""
+        """Return the call as chat templates take it, with the arguments as an object."""
         try:
             arguments = json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError) as error:
@@ -82,7 +82,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 @dataclass(frozen=True)
 class ToolUse:
-    """What an answer may call.
+    """Hold what an answer may call.
 
     Attributes:
         described: for the prompt.
@@ -96,7 +96,7 @@ class ToolUse:
 
 
 def is_asked(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> bool:
-    """Whether an answer may call anything.
+    """Return whether an answer may call anything.
 
     Raises:
         ApiError: the choice is among tools that are not there.
@@ -107,7 +107,7 @@ def is_asked(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> bool:
 
 
 def tool_use(form: CallForm, tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> ToolUse:
-    """What the answer to a request with tools has to be.
+    """Return what the answer to a request with tools has to be.
 
     Raises:
         ApiError: a tool's schema is not valid, a name stands twice, or there is no such tool.

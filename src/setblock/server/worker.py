@@ -1,4 +1,4 @@
-"""The engine in a thread of its own, and the way in and out of it.
+"""Run the engine in a separate thread, with the way in and out of it.
 
 Knows the engine. Knows nothing of HTTP. Everything here but the thread runs in one event loop.
 """
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineStopped(RuntimeError):  # noqa: N818  # as a rule it was told to
-    """The engine has stopped, or is told to, before a request was answered."""
+    """Report that the engine has stopped, or is asked to, before a request was answered."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Stop:
 
 
 class Worker:
-    """Feeds an engine from an event loop. The thread sleeps while there is nothing to decode.
+    """Feed an engine from an event loop. The thread sleeps while there is nothing to decode.
 
     Attributes:
         figures: the engine's, after its last pass.
@@ -70,7 +70,7 @@ class Worker:
 
     @property
     def is_well(self) -> bool:
-        """Whether requests are being answered."""
+        """Return whether requests are being answered."""
         return self._thread.is_alive() and not self._stopping and self.failure is None
 
     async def submit(self, requests: Sequence[Request]) -> "Answers":
@@ -152,7 +152,7 @@ class Worker:
             answers.put(each)
 
     def _fail_all(self) -> None:
-        """In the loop, where requests come in, so that none comes in between."""
+        """Fail all requests in the loop, where they come in, so that none comes in between."""
         while not self._inbox.empty():
             with suppress(queue.Empty):  # the thread may have been quicker
                 message = self._inbox.get_nowait()
@@ -164,7 +164,7 @@ class Worker:
 
 
 class Answers:
-    """The progress of requests that belong together, as it is made. `close` gives up what is not finished."""
+    """Follow the progress of requests that belong together. `close` gives up what is not finished."""
 
     def __init__(self, worker: Worker, requests: Sequence[Request]) -> None:
         self._worker = worker
@@ -173,7 +173,8 @@ class Answers:
         self._made: asyncio.Queue[Progress | Exception] = asyncio.Queue()
 
     async def progress(self) -> AsyncIterator[tuple[int, Progress]]:
-        """Each request's place among those that were submitted, and what a pass did for it, until all are finished.
+        """Yield each request's index among those that were submitted, and what a pass did for it, until all are
+        finished.
 
         Raises:
             EngineStopped: it came to that.

@@ -1,4 +1,4 @@
-"""Structured output: what form an answer has to have, and which tokens may come next in it (docs/structured-output.md).
+"""Define structured output: the form of an answer, and which tokens may come next in it (docs/structured-output.md).
 
 Knows notations of forms and tokenizers. Knows nothing of models, blocks or rows.
 """

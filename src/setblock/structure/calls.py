@@ -1,4 +1,4 @@
-"""Calls of tools: how a model's chat template writes them, the grammar of that, and the calls in a text that comes in pieces.
+"""Find how a model's chat template writes calls of tools, write their grammar, and read calls from a growing text.
 
 Knows chat templates and texts. Knows nothing of models or HTTP. No family of models is named here: a template is shown a call,
 and what it makes of it is how its model was taught to call.
@@ -29,7 +29,7 @@ _TOOL = {
 
 @dataclass(frozen=True)
 class CallForm:
-    """How calls are written: `before` NAME `between` ARGUMENTS `after`, and between two calls a `separator`.
+    """Describe how calls are written: `before` NAME `between` ARGUMENTS `after`, and between two calls a `separator`.
 
     Attributes:
         separator: None where the template has no place for two.
@@ -43,7 +43,8 @@ class CallForm:
     special: Mapping[str, int]
 
     def grammar(self, parameters: Mapping[str, Any], *, required: bool, parallel: bool) -> Grammar:
-        """Answers that call, or may call, tools of these names; each with the JSON schema of its arguments."""
+        """Return the grammar of answers that call, or may call, tools of these names; each with the JSON schema of its
+        arguments."""
         calls = " | ".join(f"call_{number}" for number in range(len(parameters)))
         many = self.separator is not None and parallel
         if required:
@@ -68,18 +69,18 @@ class CallForm:
 
     @property
     def trigger(self) -> str:
-        """The beginning of a call by which it is told from text."""
+        """Return the beginning of a call, which distinguishes it from text."""
         special = next((each for each in self.special if self.before.startswith(each)), None)
         return special or self.before.partition("{")[0].rstrip() or self.before
 
     def seen(self, text: str) -> str:
-        """What the text of an answer shows of `text`."""
+        """Return what the text of an answer shows of `text`."""
         for token in self.special:
             text = text.replace(token, "")
         return text
 
     def _terms(self, text: str) -> str:
-        """A text in Lark's notation."""
+        """Return a text in Lark's notation."""
         if not self.special:
             return _quoted(text) if text else ""
         pieces = re.split(f"({'|'.join(map(re.escape, self.special))})", text)
@@ -89,7 +90,7 @@ class CallForm:
 
 
 def call_form(tokenizer: PreTrainedTokenizerBase) -> CallForm:
-    """How the chat template of a tokenizer writes calls.
+    """Return how the chat template of a tokenizer writes calls.
 
     Raises:
         SetBlockError: it has no place for tools, or for calls, or writes them in a way that is not one JSON object.
@@ -141,7 +142,7 @@ def _quoted(text: str) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of an answer: of its `text`, or of a call, numbered from 0, whose `name` or next `arguments` it tells."""
+    """Hold a piece of an answer: of its `text`, or of a call, numbered from 0, with its `name` or its next `arguments`."""
 
     kind: Literal["text", "name", "arguments"]
     text: str
@@ -150,7 +151,7 @@ class Piece:
 
 @dataclass
 class CallReader:
-    """Tells calls from text, as an answer comes."""
+    """Separate calls from text, as an answer comes."""
 
     form: CallForm
     calls: int = 0
@@ -161,7 +162,7 @@ class CallReader:
     _escaped: bool = False
 
     def read(self, text: str, *, final: bool = False) -> list[Piece]:
-        """The pieces that became certain. `final`: nothing more will come."""
+        """Return the pieces that became certain. `final`: nothing more will come."""
         self._held += text
         found: list[Piece] = []
         while (piece := self._next(final=final)) is not None:

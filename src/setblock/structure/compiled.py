@@ -1,4 +1,4 @@
-"""From a form and a tokenizer to a compiled grammar, kept for the next request.
+"""Compile a form for a tokenizer to a grammar, and keep it for the next request.
 
 Knows the engine of grammars, llguidance, and imports it when it is first needed. Knows nothing of answers.
 """
@@ -30,7 +30,7 @@ _lock = Lock()
 
 
 def grammars_of(tokenizer: PreTrainedTokenizerBase) -> "Grammars":
-    """The compiled grammars of a tokenizer.
+    """Return the compiled grammars of a tokenizer.
 
     Raises:
         SetBlockError: llguidance is not installed, or can't read the tokenizer.
@@ -42,7 +42,7 @@ def grammars_of(tokenizer: PreTrainedTokenizerBase) -> "Grammars":
 
 
 class Grammars:
-    """Compiled grammars over one vocabulary. May be asked from several threads."""
+    """Keep compiled grammars over one vocabulary. May be asked from several threads."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._vocabulary = _vocabulary_of(tokenizer)
@@ -51,11 +51,11 @@ class Grammars:
 
     @property
     def end_ids(self) -> list[int]:
-        """Token ids that llguidance takes for an end of text."""
+        """Return the token ids that llguidance takes for an end of text."""
         return self._vocabulary.eos_tokens
 
     def matcher(self, structure: Structure) -> "LLMatcher":
-        """A matcher before its first token, the caller's own.
+        """Return a matcher before its first token, the caller's own.
 
         Raises:
             ParameterError: the form is not valid, too complex, or one that no text of this vocabulary satisfies.
@@ -83,7 +83,7 @@ class Grammars:
         return made
 
     def _tried(self, grammar: Mapping[str, Any]) -> tuple["LLMatcher", str]:
-        """A compiled grammar, and what is wrong with it, if anything."""
+        """Return a compiled grammar, and what is wrong with it, if anything."""
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
@@ -94,7 +94,7 @@ class Grammars:
         return made, "no text satisfies it" if fault.startswith("NoExtension") else fault
 
     def _at_fault(self, schema: Any, fault: str) -> tuple[str, str]:
-        """The innermost part of a schema that is at fault by itself: its place, and what is wrong with it."""
+        """Return the innermost part of a schema that is invalid without the rest: its place, and what is wrong with it."""
         place, tried = "$", 0
         shared = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, Mapping) and key in schema}
         inner = list(parts(schema, place))

@@ -1,4 +1,4 @@
-"""The forms that an answer may be held to: what somebody asks for, as a value.
+"""Define the forms that an answer may be held to, as values.
 
 Knows notations. Knows nothing of tokenizers, nor of the engine of grammars.
 """
@@ -14,7 +14,7 @@ from setblock.structure.schema import check_schema, close
 
 
 class Structure(Protocol):
-    """A form, checked as far as that needs no tokenizer.
+    """Define a form, checked as far as that needs no tokenizer.
 
     Attributes:
         word: what it is called in JSON.
@@ -23,14 +23,14 @@ class Structure(Protocol):
     word: ClassVar[str]
 
     def grammar(self) -> Mapping[str, Any]:
-        """The grammar in llguidance's notation: an item of its `grammars`."""
+        """Return the grammar in llguidance's notation: an item of its `grammars`."""
         ...
 
 
 @dataclass(frozen=True)
 class JsonSchema:
-    """A JSON text that is valid under a schema. It is written as `json.dumps` writes: a space behind commas and colons, and no
-    other, so that the grammar forces most of what is no value.
+    """Require a JSON text that is valid under a schema. It is written as `json.dumps` writes: a space behind commas and
+    colons, and no other, so that the grammar forces most of what is no value.
 
     Attributes:
         schema: given as a dictionary, a pydantic model (whose objects have no other fields) or a text; kept as JSON text.
@@ -40,7 +40,7 @@ class JsonSchema:
     word: ClassVar[str] = "json"
 
     def __post_init__(self) -> None:
-        """Raises `ParameterError` if it is no schema, too large, or one that no finite text satisfies."""
+        """Raise `ParameterError` if it is no schema, too large, or one that no finite text satisfies."""
         object.__setattr__(self, "schema", _schema_text(self.schema))
 
     def grammar(self) -> Mapping[str, Any]:
@@ -53,7 +53,7 @@ class JsonSchema:
 
 @dataclass(frozen=True)
 class JsonObject:
-    """Any JSON object."""
+    """Require any JSON object."""
 
     word: ClassVar[str] = "json_object"
 
@@ -64,13 +64,14 @@ class JsonObject:
 
 @dataclass(frozen=True)
 class Regex:
-    """A text that a regular expression matches as a whole, in the syntax of Rust's `regex`: without look-around."""
+    """Require a text that a regular expression matches as a whole, in the syntax of Rust's `regex`: without
+    look-around."""
 
     pattern: str
     word: ClassVar[str] = "regex"
 
     def __post_init__(self) -> None:
-        """Raises `ParameterError` if it is no text, or too large."""
+        """Raise `ParameterError` if it is no text, or too large."""
         check_size("regex", _text("regex", self.pattern))
         check_counts("regex", self.pattern)
 
@@ -81,13 +82,13 @@ class Regex:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several texts."""
+    """Require one of several texts."""
 
     texts: Sequence[str]
     word: ClassVar[str] = "choice"
 
     def __post_init__(self) -> None:
-        """Raises `ParameterError` if these are no texts, or too many."""
+        """Raise `ParameterError` if these are no texts, or too many."""
         if isinstance(self.texts, str) or not isinstance(self.texts, Sequence) or not self.texts:
             raise ParameterError(f"choice must be a list of texts, not {_shown(self.texts)}")
         if len(self.texts) > MAX_CHOICES:
@@ -104,13 +105,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Grammar:
-    """A context-free grammar in llguidance's notation, a kind of Lark's, from its rule `start` on."""
+    """Require a text of a context-free grammar in llguidance's notation, a kind of Lark's, from its rule `start` on."""
 
     lark: str
     word: ClassVar[str] = "grammar"
 
     def __post_init__(self) -> None:
-        """Raises `ParameterError` if it is no text, or too large."""
+        """Raise `ParameterError` if it is no text, or too large."""
         check_size("grammar", _text("grammar", self.lark))
         check_counts("grammar", self.lark)
 
@@ -126,7 +127,7 @@ WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 
 
 def structure_of(asked: Any) -> Structure:
-    """The form that somebody asks for.
+    """Return the form that a request asks for.
 
     Args:
         asked: a `Structure`; a JSON schema as a dictionary, a text or a pydantic model; or a dictionary of one key of `WORDS`,
@@ -188,7 +189,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _between_slashes(pattern: str) -> str:
-    """Lark ends a regular expression at the first slash, and at the end of the line."""
+    """Escape a regular expression: Lark ends it at the first slash, and at the end of the line."""
     escaped, is_escaped = "", False
     for each in pattern:
         escaped += {"/": "/" if is_escaped else "\\/", "\n": "n" if is_escaped else "\\n"}.get(each, each)

@@ -1,4 +1,4 @@
-"""How large a form may be: bounds that keep the time of a grammar's compilation far below a second.
+"""Limit the size of a form, which keeps the time of a grammar's compilation far below a second.
 
 Knows texts. Knows nothing of what they mean.
 """

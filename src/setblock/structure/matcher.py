@@ -1,4 +1,4 @@
-"""Where an answer stands in its grammar, and what may come there.
+"""Follow an answer through its grammar, and find what may come next.
 
 Knows one compiled grammar and token ids. Knows nothing of models or rows. No text that it is told is checked: only tokens that
 may come are told.
@@ -16,10 +16,10 @@ from setblock.structure.kinds import Structure
 
 
 class Matcher:
-    """A walk through a grammar, which can go back."""
+    """Walk through a grammar, back too."""
 
     def __init__(self, structure: Structure, tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int]) -> None:
-        """Compiles the form, unless that was done before. `ends` are the token ids that end an answer.
+        """Compile the form, unless that was done before. `ends` are the token ids that end an answer.
 
         Raises:
             SetBlockError: see `Grammars`.
@@ -30,7 +30,7 @@ class Matcher:
         self._beyond = 0  # tokens that were told from the one on that ended the answer
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """The text goes on with these."""
+        """Append these tokens to the text."""
         for token_id in token_ids:
             if self._beyond or token_id in self._ends:
                 self._beyond += 1
@@ -38,7 +38,7 @@ class Matcher:
                 self._matcher.consume_token(token_id)
 
     def go_back(self, count: int) -> None:
-        """The last `count` tokens are void."""
+        """Drop the last `count` tokens."""
         ended = min(count, self._beyond)
         self._beyond -= ended
         if count > ended:

@@ -1,4 +1,4 @@
-"""What is checked of a JSON schema before an engine sees it: its size, and that whatever it describes can come to an end.
+"""Check a JSON schema before an engine sees it: its size, and that whatever it describes can end.
 
 Knows JSON schemas. Knows nothing of tokenizers. Keywords that the engine does not have, the engine refuses.
 """
@@ -49,7 +49,7 @@ def close(schema: Any) -> None:
 
 
 def parts(schema: Any, place: str = "$") -> Iterator[Node]:
-    """The schemas right inside of a schema."""
+    """Yield the schemas directly inside a schema."""
     if not isinstance(schema, Mapping):
         return
     for key, value in schema.items():
@@ -67,7 +67,7 @@ _SINGLE = ("items", "additionalItems", "additionalProperties", "not", "if", "the
 
 
 def _nodes(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """All schemas in a schema, itself among them."""
+    """Yield all schemas in a schema, itself among them."""
     waiting = [("$", schema, 0)]
     while waiting:
         place, node, depth = waiting.pop()
@@ -79,7 +79,7 @@ def _nodes(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _target(schema: Any, reference: str, place: str) -> Any:
-    """What a reference leads to."""
+    """Return what a reference leads to."""
     if not reference.startswith("#"):
         raise ParameterError(f"$ref of schema at {place} must lead into the schema itself, not to {reference[:60]!r}")
     found = schema
@@ -104,7 +104,7 @@ def _check_that_all_end(targets: Mapping[str, Any]) -> None:
 
 
 def _ends(node: Any, ending: Set[str]) -> bool:
-    """Whether some text under a schema is finite, if what the references `ending` lead to is."""
+    """Return whether some text under a schema is finite, if what the references `ending` lead to is."""
     if not isinstance(node, Mapping) or "const" in node or "enum" in node:
         return True
     if "$ref" in node and node["$ref"] not in ending:

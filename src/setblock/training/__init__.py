@@ -1,4 +1,4 @@
-"""Training: an ordinary causal LM learns to decode in blocks (docs/training.md)."""
+"""Train an ordinary causal LM to decode in blocks (docs/training.md)."""
 
 from typing import TYPE_CHECKING
 

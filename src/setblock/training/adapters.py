@@ -1,4 +1,4 @@
-"""Adapters: what is trained where not all weights are, by PEFT.
+"""Train an adapter by PEFT where not all weights are trained.
 
 Knows LoRA's settings and how PEFT puts it into a model. Knows nothing of data or training loops.
 """
@@ -13,7 +13,7 @@ from setblock.section import Section
 
 
 class AdapterSection(Section):
-    """The `adapter` section of a recipe: LoRA (arXiv 2106.09685), and the mask token's embedding beside it."""
+    """Hold the `adapter` section of a recipe: LoRA (arXiv 2106.09685), and the mask token's embedding beside it."""
 
     r: int = Field(16, ge=1, description="rank of the update of each layer")
     alpha: int = Field(32, ge=1, description="the update is scaled by alpha / r")

@@ -1,4 +1,4 @@
-"""Alarms: what a user should be told while a run can still be stopped.
+"""Warn a user while a run can still be stopped.
 
 Knows the losses that are logged. Knows nothing of models.
 """
@@ -15,7 +15,8 @@ _RISE = 1.2  # times the lowest mean so far
 
 
 class NTPLossAlarm(TrainerCallback):
-    """Warns, once, when the next-token loss rises for long: plain decoding, and all that is decoded after it, gets worse.
+    """Warn, once, when the next-token loss rises for long: plain decoding, and all that is decoded after it, gets
+    worse.
 
     Means of five logs are compared. It has risen when three of them in a row each exceed the one before, and the last the
     lowest so far by a fifth. That it rises in the first steps, at a learning rate made for much training, is usual.

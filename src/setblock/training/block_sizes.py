@@ -1,4 +1,4 @@
-"""Block sizes: which k an optimiser step uses (Algorithm 1), and how they grow where they do.
+"""Choose the block size k of an optimiser step (Algorithm 1), and make sizes grow where they do.
 
 Knows a seed, a step and how much of the training is done. Knows nothing of blocks.
 """
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def drawn_block_size(block_sizes: Sequence[int], *, seed: int, step: int, progress: float, curriculum: float) -> int:
-    """The block size of a step: a function of nothing but these.
+    """Return the block size of a step, which depends on these arguments only.
 
     With a curriculum, only the smaller ones are drawn from at first: the share `progress / curriculum` of `block_sizes` in
     order of size, rounded up, and at least one. Small blocks are close to what a next-token model does already; LLaDA 2.0

@@ -1,4 +1,4 @@
-"""The model card: the README of a trained checkpoint, written from the run that made it.
+"""Write the model card: the README of a trained checkpoint, from the run that made it.
 
 Knows what a run leaves in its folder: recipe, metrics, config. Knows nothing of training or of the hub.
 """
@@ -27,7 +27,7 @@ def write_card(folder: Path, *, recipe: Mapping[str, Any]) -> None:
 
 
 def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:
-    """The card of a checkpoint.
+    """Return the card of a checkpoint.
 
     Args:
         folder: the checkpoint, with what its run has logged.
@@ -76,7 +76,7 @@ def _body(folder: Path, recipe: Mapping[str, Any], name: str) -> Iterator[str]:
 
 
 def _figures(folder: Path) -> dict[str, float]:
-    """The last value of each figure of the run, and the steps it took."""
+    """Return the last value of each figure of the run, and the steps it took."""
     figures: dict[str, float] = {}
     for entry in read_metrics(folder):
         figures["step"] = entry["step"]
@@ -102,7 +102,7 @@ def _hub_data_sets(section: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _without_folders(value: Any) -> Any:
-    """A recipe in which of each local path only the last part is left: where a file lay is nobody's business."""
+    """Return a recipe with only the last part of each local path: where a file lay is private."""
     if isinstance(value, Mapping):
         return {key: _without_folders(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

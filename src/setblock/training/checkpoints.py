@@ -1,4 +1,4 @@
-"""What an earlier run left in an output folder: its recipe, its checkpoints, its final model.
+"""Find what an earlier run left in an output folder: its recipe, its checkpoints, its final model.
 
 Knows the folders that Transformers' `Trainer` and `SBDModel.save` write. Knows nothing of models.
 """
@@ -59,7 +59,7 @@ def claim(folder: Path, recipe: Recipe, *, documents: str | None = None) -> None
 
 
 def recorded_recipe(folder: Path) -> tuple[Recipe, SBDConfig] | None:
-    """The recipe of the run in `folder`, to be looked at on a CPU; None where there is no run.
+    """Return the recipe of the run in `folder`, to be looked at on a CPU; None where there is no run.
 
     Raises:
         SetBlockError: its record is not one that this version can read.
@@ -78,14 +78,14 @@ def recorded_recipe(folder: Path) -> tuple[Recipe, SBDConfig] | None:
 
 
 def _without_nulls(value: Any) -> Any:
-    """What a recipe said: what it did not say is recorded as null."""
+    """Return what a recipe gave: what it did not give is recorded as null."""
     if isinstance(value, dict):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _differences(recorded: Any, wanted: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The dotted keys at which two recipes differ, with both values."""
+    """Yield the dotted keys at which two recipes differ, with both values."""
     if isinstance(recorded, dict) and isinstance(wanted, dict):
         for name in sorted(recorded.keys() | wanted.keys()):
             yield from _differences(recorded.get(name), wanted.get(name), f"{key}.{name}".lstrip("."))
@@ -94,7 +94,7 @@ def _differences(recorded: Any, wanted: Any, key: str = "") -> Iterator[tuple[st
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the most steps in `folder` that is whole, or None.
+    """Return the checkpoint of the most steps in `folder` that is whole, or None.
 
     The Trainer writes `trainer_state.json` last: a checkpoint without a readable one was being written when the process
     was killed, and is passed over.
@@ -104,14 +104,14 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimiser step after which a checkpoint was written."""
+    """Return the optimiser step after which a checkpoint was written."""
     found = _CHECKPOINT.fullmatch(checkpoint.name)
     assert found
     return int(found[1])
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the final model is in `folder`: its `config.json` is the last of its files to appear."""
+    """Return whether the final model is in `folder`: its `config.json` is the last of its files to appear."""
     return (folder / "config.json").is_file()
 
 
@@ -137,7 +137,8 @@ def telling_of_full_disks(folder: Path) -> Iterator[None]:
 
 
 def _is_full_disk(error: Exception) -> bool:
-    """Python says so by a number, safetensors in words, and PyTorch's writer only that it could not write."""
+    """Return whether an error means a full disk: Python says so by a number, safetensors in words, and PyTorch's writer
+    only that it could not write."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return True
     return any(text in str(error) for text in ("No space left", "PytorchStreamWriter failed writing"))

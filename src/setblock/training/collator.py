@@ -1,4 +1,4 @@
-"""The collator: rows in, the inputs of a forward pass out, noise included.
+"""Collate rows into the inputs of a forward pass, noise included.
 
 Knows rows, seeds and steps. Knows nothing of models or devices: it runs on the CPU, in a data loader's workers where there are
 any, which draw the noise of later batches while the device computes.
@@ -26,7 +26,7 @@ EVALUATION = 1 << 31
 
 @dataclass(frozen=True)
 class Preparation:
-    """How rows become inputs.
+    """Describe how rows become inputs.
 
     Attributes:
         args: what of it the training arguments say.
@@ -43,7 +43,7 @@ class Preparation:
     is_flat: bool = False
 
     def block_size(self, step: int, *, max_steps: int) -> int:
-        """The block size drawn for an optimiser step (Algorithm 1)."""
+        """Return the block size drawn for an optimiser step (Algorithm 1)."""
         if step == EVALUATION:
             return max(self.args.block_sizes)
         return drawn_block_size(
@@ -55,7 +55,7 @@ class Preparation:
         )
 
     def inputs(self, rows: dict[str, Tensor], *, step: int, block_size: int) -> TrainingInputs:
-        """The inputs of one forward pass over rows, as `RowCollator` gives them; `step` seeds the noise."""
+        """Return the inputs of one forward pass over rows, as `RowCollator` gives them; `step` seeds the noise."""
         inputs = self._inputs(rows, step=step, block_size=block_size)
         return inputs.flat() if self.is_flat else inputs
 
@@ -77,10 +77,10 @@ class Preparation:
 
 
 class SBDCollator:
-    """Batches of `RowDataset` items: the rows' `input_ids` and `labels` [B, L], the `inputs`, and the `step` they are for."""
+    """Batch `RowDataset` items: the rows' `input_ids` and `labels` [B, L], the `inputs`, and the `step` they are for."""
 
     def __init__(self, preparation: Preparation, *, step: int | None = None) -> None:
-        """Args: a preparation, and the step that all batches are of; None: each is of the step that its number says."""
+        """Take a preparation, and the step that all batches are of; None: each is of the step that its number says."""
         self._preparation = preparation
         self._rows = RowCollator(pad_token_id=preparation.end_of_text_id)
         self._step = step
@@ -99,7 +99,7 @@ class SBDCollator:
         self._epoch.copy_(torch.tensor([int(self._epoch[0]) + 1, step, batch, max_steps]))
 
     def __call__(self, items: list[dict[str, Tensor]]) -> dict[str, Any]:
-        """One batch."""
+        """Return one batch."""
         rows = self._rows(items)
         step = self._next_step() if self._step is None else self._step
         block_size = self._preparation.block_size(step, max_steps=int(self._epoch[3]))
@@ -107,7 +107,7 @@ class SBDCollator:
         return {"input_ids": rows["input_ids"], "labels": rows["labels"], "inputs": inputs, "step": step}
 
     def _next_step(self) -> int:
-        """Workers take batches in turn."""
+        """Return the step of the next batch: workers take batches in turn."""
         epoch, step, first, _ = self._epoch.tolist()
         made = self._counted[1] if self._counted[0] == epoch else 0
         self._counted = (epoch, made + 1)

@@ -1,4 +1,4 @@
-"""`SBDConfig`: what Set Block Decoding adds to Transformers' `TrainingArguments`."""
+"""Define what Set Block Decoding adds to Transformers' `TrainingArguments` (`SBDConfig`)."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args, get_type_hints
@@ -12,8 +12,8 @@ Teacher = Literal["clean_half", "base"]
 
 @dataclass
 class SBDConfig(Noising, TrainingArguments):
-    """Training arguments. Only what differs from `transformers.TrainingArguments` is described here. The options of the noisy
-    half are fields as well; `setblock.training.noising.Noising` describes them.
+    """Hold the training arguments. Only what differs from `transformers.TrainingArguments` is described here. The
+    options of the noisy half are fields as well; `setblock.training.noising.Noising` describes them.
 
     Attributes:
         objective: `sbd`: next-token and masked-token prediction (eq. 14). `ntp`: next-token prediction alone, without the

@@ -1,4 +1,4 @@
-"""Cross entropy of an LM head's logits without all of the logits: in chunks, gradients first.
+"""Compute the cross entropy of an LM head's logits without all of the logits: in chunks, gradients first.
 
 Knows hidden states, a head and target ids. Knows nothing of models, or of which output predicts what.
 
@@ -28,12 +28,13 @@ Weighted = Callable[[Tensor, Tensor, LossesOf], tuple[Tensor, Tensor]]
 
 
 def in_float32(logits: Tensor) -> Tensor:
-    """The same in float32, or in float64 if they are."""
+    """Return the same in float32, or in float64 if they are."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def liger_cross_entropy(hidden: Tensor, targets: Tensor, *, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The sum of the targets' cross entropies under a head that is one linear layer, by Liger's kernel (arXiv 2410.10989).
+    """Return the sum of the targets' cross entropies under a head that is one linear layer, by Liger's kernel (arXiv
+    2410.10989).
 
     Does what `chunked_cross_entropy` does, on a GPU and in fewer kernels. Arguments as there; `weight` is [V, D], `bias` [V].
     """
@@ -46,7 +47,7 @@ def liger_cross_entropy(hidden: Tensor, targets: Tensor, *, weight: Tensor, bias
 
 
 def cross_entropies(targets: Tensor) -> LossesOf:
-    """From logits to the cross entropy of each target [M] int64, in nats."""
+    """Return a function from logits to the cross entropy of each target [M] int64, in nats."""
 
     def losses_of(logits: Tensor, here: slice) -> Tensor:
         return F.cross_entropy(in_float32(logits), targets[here], reduction="none")
@@ -55,7 +56,7 @@ def cross_entropies(targets: Tensor) -> LossesOf:
 
 
 def losses_at_once(logits: Tensor) -> Weighted:
-    """Weighted losses of logits [M, V] that are there already."""
+    """Return weighted losses of logits [M, V] that are there already."""
 
     def weighted(outputs: Tensor, weights: Tensor, losses_of: LossesOf) -> tuple[Tensor, Tensor]:
         chosen = logits if len(outputs) == len(logits) else logits[outputs]
@@ -66,7 +67,7 @@ def losses_at_once(logits: Tensor) -> Weighted:
 
 
 def losses_in_chunks(hidden: Tensor, *, head: Head, parameters: Sequence[Tensor], chunk: int) -> Weighted:
-    """Weighted losses of the logits that a head makes of hidden states [M, D]; see `chunked_loss`."""
+    """Return weighted losses of the logits that a head makes of hidden states [M, D]; see `chunked_loss`."""
 
     def weighted(outputs: Tensor, weights: Tensor, losses_of: LossesOf) -> tuple[Tensor, Tensor]:
         return chunked_loss(hidden[outputs], weights, losses_of, head=head, parameters=parameters, chunk=chunk)
@@ -83,7 +84,7 @@ def chunked_loss(
     parameters: Sequence[Tensor],
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    """The weighted sum of losses of logits, and each of them.
+    """Return the weighted sum of losses of logits, and each of them.
 
     The weights come in here, and not as a product with what comes out, because the gradients are taken here.
 

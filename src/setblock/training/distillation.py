@@ -1,4 +1,4 @@
-"""Distillation: masked tokens learn a teacher's next-token distribution, and not the token of the text alone.
+"""Distil a teacher: masked tokens learn its next-token distribution, and not only the token of the text.
 
 Knows logits and divergences, and what a teacher is. Knows nothing of which models teach.
 
@@ -27,7 +27,7 @@ Teacher = Callable[[TrainingInputs, Tensor], LogitsOf]
 
 @dataclass(frozen=True)
 class Distillation:
-    """The third term of the loss.
+    """Define the third term of the loss.
 
     Attributes:
         weight: what its sum is multiplied by.
@@ -39,13 +39,14 @@ class Distillation:
 
 
 def divergences(logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """KL(teacher ‖ model) of each row, in nats: [m] from logits [m, V] of both. No gradient goes into the teacher."""
+    """Return KL(teacher ‖ model) of each row, in nats: [m] from logits [m, V] of both. No gradient goes into the
+    teacher."""
     ours, theirs = (in_float32(each).log_softmax(dim=-1) for each in (logits, teacher_logits.detach()))
     return (theirs.exp() * (theirs - ours)).sum(dim=-1)
 
 
 def logits_of_hidden(hidden: Tensor, head: Head) -> LogitsOf:
-    """A teacher's logits from its hidden states [M, D], computed when they are asked for."""
+    """Return a teacher's logits from its hidden states [M, D], computed when they are asked for."""
 
     def logits_of(here: slice) -> Tensor:
         with torch.no_grad():

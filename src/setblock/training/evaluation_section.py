@@ -1,4 +1,4 @@
-"""The `evaluate_decoding` section of a recipe: what to decode every so often while a model is trained, and how.
+"""Define the `evaluate_decoding` section of a recipe: what to decode every so often while a model is trained, and how.
 
 Knows the keys and their valid values. Knows nothing of tasks or of decoding.
 """

@@ -1,4 +1,4 @@
-"""One forward pass of training: inputs -> logits, or inputs -> loss, under the training mask."""
+"""Run one forward pass of training: inputs -> logits, or inputs -> loss, under the training mask."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +37,7 @@ def training_logits(
     half: Half = "both",
     clean_keys: CleanKeys | None = None,
 ) -> Tensor:
-    """The logits [M, V] at `index` [M] of the flattened [B * T] inputs.
+    """Return the logits [M, V] at `index` [M] of the flattened [B * T] inputs.
 
     Args:
         model: the model itself.
@@ -84,7 +84,7 @@ def training_loss(
     distillation: Distillation | None = None,
     clean_half: CleanHalf | None = None,
 ) -> SBDLoss:
-    """Eq. 14 over one batch, from one forward pass of both halves, or of each where the clean one is frozen.
+    """Return eq. 14 over one batch, from one forward pass of both halves, or of each where the clean one is frozen.
 
     Where layers are run again in the backward pass (activation checkpointing), that is to run in `document_attention`, too.
 
@@ -148,7 +148,7 @@ def training_loss(
 def _mask(
     model: PreTrainedModel, inputs: TrainingInputs, implementation: str, *, first: int, end: int
 ) -> AttentionMask:
-    """Over whole rows, of the queries from `first` on and the keys before `end`."""
+    """Return the mask over whole rows, of the queries from `first` on and the keys before `end`."""
     batch, device = len(inputs.input_ids), inputs.input_ids.device
     if implementation != "flex_attention":
         itemsize = torch.bool.itemsize if implementation == "sdpa" else model.dtype.itemsize
@@ -181,7 +181,7 @@ def _train_mask(inputs: TrainingInputs, window: int | None) -> MaskMod:
 
 
 def _refuse_large_mask(model: PreTrainedModel, inputs: TrainingInputs, size: int) -> None:
-    """`size`: bytes of a mask."""
+    """Refuse a mask of `size` bytes if it is too large."""
     batch, length = inputs.input_ids.shape
     needed = size * len(layer_windows(model.config.get_text_config()))
     if needed > LARGEST_DENSE_MASK:

@@ -1,4 +1,4 @@
-"""The frozen model: what training began with, run over the clean half without a graph.
+"""Run the frozen model, which training began with, over the clean half without a graph.
 
 Knows models, adapters and how they are run. Knows nothing of losses.
 """
@@ -20,14 +20,15 @@ from setblock.training.inputs import TrainingInputs
 
 
 class FrozenModel:
-    """The model without the adapter where one is trained (the mask token's embedding aside), else a copy of all weights.
+    """Hold the model without the adapter where one is trained (the mask token's embedding aside), else a copy of all
+    weights.
 
     Where an adapter acts on noisy tokens alone, the clean half of every step is this model's: it needs no gradient then, and
     all noisy copies attend to its keys. It is also a teacher (`setblock.training.distillation.Teacher`).
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Args: the model that is about to be trained, in PEFT's wrapper if it has an adapter."""
+        """Take the model that is about to be trained, in PEFT's wrapper if it has an adapter."""
         wrapper: Any = model
         self._wrapper = wrapper if hasattr(model, "disable_adapter") else None
         self._model: PreTrainedModel = (
@@ -76,5 +77,5 @@ class FrozenModel:
         return keys, logits.__getitem__ if head is None else logits_of_hidden(kept[0], head)
 
     def __call__(self, inputs: TrainingInputs, causal: Tensor) -> LogitsOf:
-        """What comes after the clean outputs [M] of the flattened [B * T]."""
+        """Return what comes after the clean outputs [M] of the flattened [B * T]."""
         return self.clean_half(inputs, causal)[1]

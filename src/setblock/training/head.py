@@ -1,4 +1,4 @@
-"""A model's head: hidden states -> logits, with whatever the model does to its logits afterwards.
+"""Find a model's head: hidden states -> logits, with whatever the model does to its logits afterwards.
 
 Knows the scalings that Transformers' models have. Trusts none of them: which one a model has is found by trying it out.
 """
@@ -19,7 +19,7 @@ _TOLERANCE = 0.02  # relative; rounding stays below it in any dtype, a scaling t
 
 
 class SplitHead:
-    """The head of a model as a function of hidden states, to be called inside of the model's forward pass.
+    """Hold the head of a model as a function of hidden states, to be called inside of the model's forward pass.
 
     Attributes:
         module: the model's own head.
@@ -31,24 +31,24 @@ class SplitHead:
         self.scaling = scaling
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """[m, D] to [m, V]."""
+        """Map [m, D] to [m, V]."""
         # `forward`, since we are in a hook of the module: what wraps it (sharding, casting) has been done already.
         logits: Tensor = self.scaling(self.module.forward(hidden[None])[0])
         return logits
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is one linear layer and nothing else."""
+        """Return whether it is one linear layer and nothing else."""
         return type(self.module) is nn.Linear and self.scaling is _unchanged
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """What of it is trained."""
+        """Return the parameters of it that are trained."""
         return [p for p in self.module.parameters() if p.requires_grad]
 
 
 def split_head(model: PreTrainedModel) -> SplitHead | None:
-    """The head of a model, or None where nothing this package knows of gives the model's own logits.
+    """Return the head of a model, or None where nothing this package knows of gives the model's own logits.
 
     Runs the model once, over a few tokens. A model whose weights are not all here (DeepSpeed's third stage) can't be tried.
     """
@@ -66,7 +66,7 @@ def split_head(model: PreTrainedModel) -> SplitHead | None:
 
 
 def _one_pass(model: PreTrainedModel, module: nn.Module) -> tuple[Tensor, Tensor]:
-    """What the head is given [T, D], and the logits [T, V] that come of it."""
+    """Return the head's inputs [T, D], and its logits [T, V]."""
     seen: list[Tensor] = []
 
     def keep(_: nn.Module, args: tuple[Any, ...]) -> None:

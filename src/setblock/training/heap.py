@@ -1,4 +1,4 @@
-"""Memory that a training step frees on a CPU, kept for the next step.
+"""Keep memory that a training step frees on a CPU for the next step.
 
 glibc maps each allocation of 32 MiB and more anew and unmaps it when it is freed, so every page of every large temporary faults
 again, step after step. The temporaries of an SBD step are twice those of a plain one: more of them are that large.

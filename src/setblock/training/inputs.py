@@ -1,4 +1,4 @@
-"""The doubled input: clean rows followed by their noisy blocks, with everything the mask and the loss need.
+"""Build the doubled input: clean rows followed by their noisy blocks, with everything the mask and the loss need.
 
 Knows layout: where each token stands, what it may see, which output predicts which token. Knows nothing of models.
 
@@ -25,7 +25,8 @@ that their masks forbid."""
 
 @dataclass(frozen=True)
 class Targets:
-    """Outputs that carry a loss: `index` [M] into the flattened [B * T] outputs, `token_ids` [M] what they predict."""
+    """Hold the outputs that carry a loss: `index` [M] into the flattened [B * T] outputs, `token_ids` [M] what they
+    predict."""
 
     index: Tensor
     token_ids: Tensor
@@ -33,7 +34,8 @@ class Targets:
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """One forward pass of training. All [B, T] int64 but the last five; see `masks.train_mask` for the meaning.
+    """Hold the inputs of one forward pass of training. All [B, T] int64 but the last five; see `masks.train_mask` for
+    the meaning.
 
     `rows` says which runs of tokens are attended together, where attention is not by a mask over whole rows. `taught` [M3] are
     the targets of `matp`, by number, whose token is also predicted by a clean output, from all before it; `causal` [M3] which
@@ -53,27 +55,28 @@ class TrainingInputs:
 
     @property
     def clean_length(self) -> int:
-        """L, the clean tokens of a row."""
+        """Return L, the clean tokens of a row."""
         return sum(run.length for run in self.rows[0].clean)
 
     @property
     def clean_tokens(self) -> int:
-        """Tokens of the texts themselves, without padding."""
+        """Return the number of tokens of the texts themselves, without padding."""
         return sum(run.length for row in self.rows for run in row.clean if run.document is not None)
 
     @property
     def noisy_tokens(self) -> int:
-        """Tokens of all noisy copies, without padding."""
+        """Return the number of tokens of all noisy copies, without padding."""
         return sum(run.length for row in self.rows for run in row.noisy if run.document is not None)
 
     def columns(self, half: Half) -> slice:
-        """The columns of the tokens of a half."""
+        """Return the columns of the tokens of a half."""
         return {"both": slice(0, None), "clean": slice(0, self.clean_length), "noisy": slice(self.clean_length, None)}[
             half
         ]
 
     def index_in(self, half: Half, index: Tensor) -> Tensor:
-        """Where outputs `index` [M] of the flattened [B * T] are in the flattened outputs of a half that has them."""
+        """Return where outputs `index` [M] of the flattened [B * T] are in the flattened outputs of a half that has
+        them."""
         if half == "both":
             return index
         length, clean = self.input_ids.shape[1], self.clean_length
@@ -81,7 +84,8 @@ class TrainingInputs:
         return index // length * width + index % length - first
 
     def flat(self) -> "TrainingInputs":
-        """The same as one row without padding: first all clean tokens, then all noisy ones. Not for masks over whole rows."""
+        """Return the same as one row without padding: first all clean tokens, then all noisy ones. Not for masks over
+        whole rows."""
         batch, length = self.input_ids.shape
         kept, rows, blocks = {"clean": list[Tensor](), "noisy": list[Tensor]()}, RowRuns((), ()), 0
         block_ids, document_ids = self.block_ids.clone(), self.document_ids.clone()
@@ -113,11 +117,11 @@ class TrainingInputs:
         )
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "TrainingInputs":
-        """The same on another device."""
+        """Return the same on another device."""
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "TrainingInputs":
-        """The same in memory that a GPU can copy from while the host goes on."""
+        """Return the same in memory that a GPU can copy from while the host continues."""
         return self._mapped(Tensor.pin_memory)
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "TrainingInputs":
@@ -130,7 +134,7 @@ class TrainingInputs:
 
 
 def ntp_inputs(rows: dict[str, Tensor]) -> TrainingInputs:
-    """Plain next-token training: the clean rows alone, N = 0.
+    """Return the inputs of plain next-token training: the clean rows only, N = 0.
 
     Args:
         rows: `input_ids`, `labels`, `position_ids`, `document_ids`, each [B, L], on the CPU.
@@ -163,7 +167,7 @@ def doubled_inputs(
     seed: tuple[int, ...],
     idle_blocks: bool = True,
 ) -> TrainingInputs:
-    """The doubled input [x ‖ x̂] of eq. 14, for any number of noisy copies.
+    """Return the doubled input [x ‖ x̂] of eq. 14, for any number of noisy copies.
 
     Args:
         rows: `input_ids`, `labels`, `position_ids`, `document_ids`, each [B, L], and `row_ids` [B], on the CPU.
@@ -237,13 +241,13 @@ def doubled_inputs(
 
 
 def _learned(half: NoisyHalf, logit_shift: bool) -> np.ndarray:
-    """[N] bool, which noisy tokens are to be predicted."""
+    """Return [N] bool, which noisy tokens are to be predicted."""
     learned: np.ndarray = half.is_masked & (half.labels != IGNORE)
     return learned & (half.position_ids != half.block_starts) if logit_shift else learned
 
 
 def _in_order(half: NoisyHalf, learned: np.ndarray | None) -> NoisyHalf:
-    """The blocks of a half by document and by where they start, those of all copies together.
+    """Return the blocks of a half by document and by where they start, those of all copies together.
 
     Args:
         learned: [N] bool; blocks without any are left out, where there are others.
@@ -256,7 +260,7 @@ def _in_order(half: NoisyHalf, learned: np.ndarray | None) -> NoisyHalf:
 
 
 def _clean_runs(document_ids: np.ndarray) -> tuple[Run, ...]:
-    """One run for each document of a row, whose documents stand in it by number, and one for padding."""
+    """Return one run for each document of a row, in order of their numbers, and one for padding."""
     lengths = np.bincount(document_ids[document_ids != PADDING]).tolist()
     runs = [Run(length, document) for document, length in enumerate(lengths)]
     padding = len(document_ids) - sum(lengths)
@@ -264,7 +268,8 @@ def _clean_runs(document_ids: np.ndarray) -> tuple[Run, ...]:
 
 
 def _noisy_runs(half: NoisyHalf, *, padding: int) -> tuple[Run, ...]:
-    """Runs of neighbouring blocks of one document, the clean tokens before the last of which they see between them."""
+    """Return runs of neighbouring blocks of one document, the clean tokens before the last of which they see between
+    them."""
     runs: list[Run] = []
     starts = np.flatnonzero(np.diff(half.block_ids, prepend=-1))
     lengths = np.diff(starts, append=len(half.block_ids))
@@ -277,7 +282,8 @@ def _noisy_runs(half: NoisyHalf, *, padding: int) -> tuple[Run, ...]:
 
 
 def _causal_outputs(document_ids: np.ndarray, half: NoisyHalf, learned: np.ndarray, *, row_start: int) -> np.ndarray:
-    """For each `learned` [N] token of a half, which clean output predicts it, or -1; `document_ids` [L] are the row's."""
+    """Return for each `learned` [N] token of a half which clean output predicts it, or -1; `document_ids` [L] are the
+    row's."""
     lengths = np.bincount(document_ids[document_ids != PADDING])  # documents stand in a row by number
     starts = np.cumsum(lengths) - lengths
     document, position = half.document_ids[learned], half.position_ids[learned]
@@ -286,7 +292,7 @@ def _causal_outputs(document_ids: np.ndarray, half: NoisyHalf, learned: np.ndarr
 
 
 def _ntp_targets(labels: Tensor, document_ids: Tensor, *, row_stride: int) -> Targets:
-    """The clean outputs whose next token carries a loss and is of the same document."""
+    """Return the clean outputs whose next token carries a loss and is of the same document."""
     learned = (labels[:, 1:] != IGNORE) & (document_ids[:, 1:] == document_ids[:, :-1])  # [B, L-1]
     row, column = learned.nonzero(as_tuple=True)
     return Targets(index=row * row_stride + column, token_ids=labels[row, column + 1])

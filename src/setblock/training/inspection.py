@@ -1,4 +1,4 @@
-"""One row of a recipe's data, doubled and noised as the trainer would in its first step.
+"""Show one row of a recipe's data, doubled and noised as the trainer would in its first step.
 
 Knows recipes, rows and the doubled input. Knows nothing of how it is shown.
 """
@@ -23,7 +23,7 @@ from setblock.training.train import context_length_of, starting_tokenizer
 
 @dataclass(frozen=True)
 class InspectedRow:
-    """A row of L tokens and its noisy half of N, T = L + N.
+    """Hold a row of L tokens and its noisy half of N, T = L + N.
 
     Attributes:
         tokenizer: what its tokens are of.

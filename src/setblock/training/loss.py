@@ -1,4 +1,4 @@
-"""The SBD loss: next-token plus masked-token prediction (eq. 14), and distillation as a third term.
+"""Compute the SBD loss: next-token plus masked-token prediction (eq. 14), and distillation as a third term.
 
 Knows logits, or hidden states and a head, and targets. Knows nothing of how they came to be.
 """
@@ -14,7 +14,7 @@ from setblock.training.distillation import LogitsOf, divergences
 
 @dataclass(frozen=True)
 class SBDLoss:
-    """Eq. 14 over some targets, in nats.
+    """Hold eq. 14 over some targets, in nats.
 
     Attributes:
         total: what is learned from: the sums, each times its weight.
@@ -34,7 +34,7 @@ class SBDLoss:
 
 @dataclass(frozen=True)
 class Objective:
-    """What is learned at M outputs of a pass: M1 next tokens, then M2 masked ones.
+    """Define what is learned at M outputs of a pass: M1 next tokens, then M2 masked ones.
 
     Attributes:
         ntp_targets, matp_targets: [M1] and [M2] token ids.
@@ -51,7 +51,7 @@ class Objective:
     taught_weight: float = 0.0
 
     def loss(self, weighted: Weighted, teacher: LogitsOf | None = None) -> SBDLoss:
-        """By whichever way there is to the outputs' logits.
+        """Return the loss, by whichever way there is to the outputs' logits.
 
         Args:
             weighted: gives weighted sums of what is computed from the logits of the outputs.
@@ -66,7 +66,8 @@ class Objective:
     def loss_by_liger(
         self, hidden: Tensor, head: nn.Linear, weighted: Weighted, teacher: LogitsOf | None = None
     ) -> SBDLoss:
-        """The same, with the cross entropies by Liger's kernel, from hidden states [M, D] and a head of one linear layer."""
+        """Return the same, with the cross entropies by Liger's kernel, from hidden states [M, D] and a head of one
+        linear layer."""
         split = len(self.ntp_targets)
         ntp_sum, matp_sum = (
             liger_cross_entropy(part, targets, weight=head.weight, bias=head.bias)
@@ -100,5 +101,5 @@ class Objective:
 def sbd_loss(
     logits: Tensor, *, ntp_targets: Tensor, matp_targets: Tensor, ntp_weight: float = 1.0, matp_weight: float = 1.0
 ) -> SBDLoss:
-    """Eq. 14 from logits [M, V], the NTP targets' outputs first, then the MATP targets'; in float32 at least."""
+    """Return eq. 14 from logits [M, V], the NTP targets' outputs first, then the MATP targets'; in float32 at least."""
     return Objective(ntp_targets, matp_targets, ntp_weight, matp_weight).loss(losses_at_once(logits))

@@ -1,4 +1,4 @@
-"""Merging: a base model and an adapter become a checkpoint of their own.
+"""Merge a base model and an adapter into one checkpoint.
 
 Knows runs, their checkpoints and PEFT's folders. Knows nothing of training loops.
 """

@@ -1,4 +1,4 @@
-"""Metrics: all that a run logs, a line of JSON each, in its output folder.
+"""Write all that a run logs, a line of JSON each, to its output folder.
 
 Knows the Trainer's logs and a file. Knows nothing of what they mean. The Trainer's own record is in its checkpoints, of which
 the older ones are deleted; this one outlives them.
@@ -15,7 +15,7 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class MetricsFile(TrainerCallback):
-    """Appends each log to `metrics.jsonl`. A run that goes on from a checkpoint first drops what came after it."""
+    """Append each log to `metrics.jsonl`. A run that goes on from a checkpoint first drops what came after it."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -46,7 +46,8 @@ class MetricsFile(TrainerCallback):
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The entries of a run's folder, oldest first; none where it has logged nothing. A line cut short is left out."""
+    """Return the entries of a run's folder, oldest first; none where it has logged nothing. A line cut short is left
+    out."""
     path = folder / METRICS_FILE
     entries = []
     for line in path.read_text().splitlines() if path.is_file() else []:

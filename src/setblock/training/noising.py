@@ -1,4 +1,4 @@
-"""Noising: which blocks of a row are noised, and which of their tokens become the mask token (eq. 13).
+"""Choose which blocks of a row are noised, and which of their tokens become the mask token (eq. 13).
 
 Knows rows of tokens, block sizes and random draws. Knows nothing of models or attention.
 """
@@ -18,7 +18,7 @@ MaskPlaces = Literal["anywhere", "growing", "tail"]
 
 @dataclass
 class Noising:
-    """How the noisy half is made. The defaults are the paper's.
+    """Describe how the noisy half is made. The defaults are the paper's.
 
     Attributes:
         mask_rate_per: the unit that shares one draw of the mask rate η ~ U(0, 1): a `document` or a `block`.
@@ -51,11 +51,11 @@ class Noising:
 
     @classmethod
     def of(cls, options: "Noising") -> "Noising":
-        """These options alone, of what may have more."""
+        """Return these options only, from an object that may have more."""
         return Noising(**{option.name: getattr(options, option.name) for option in fields(Noising)})
 
     def check_noising(self) -> None:
-        """Raises ValueError where an option is outside of its range."""
+        """Raise ValueError where an option is outside of its range."""
         if self.noisy_copies < 1:
             raise ValueError(f"noisy_copies must be at least 1, not {self.noisy_copies}")
         if self.complementary_masks and self.noisy_copies % 2:
@@ -67,7 +67,7 @@ class Noising:
 
 @dataclass(frozen=True)
 class NoisyHalf:
-    """The noisy tokens of one row; arrays of one length N.
+    """Hold the noisy tokens of one row; arrays of one length N.
 
     Attributes:
         input_ids: int, x̂: the token, or the mask token where `is_masked`.
@@ -89,7 +89,7 @@ class NoisyHalf:
 
 
 def noised_runs(labels: np.ndarray, document_ids: np.ndarray, *, noise_on: NoiseOn) -> list[tuple[int, int]]:
-    """The [start, end) runs of a row that blocks tile, each inside one document."""
+    """Return the [start, end) runs of a row that blocks tile, each inside one document."""
     wanted = document_ids != PADDING
     if noise_on == "targets":
         wanted &= labels != IGNORE
@@ -98,7 +98,7 @@ def noised_runs(labels: np.ndarray, document_ids: np.ndarray, *, noise_on: Noise
 
 
 def _differs(ids: np.ndarray) -> np.ndarray:
-    """[L + 1] bool, True at each boundary between two unequal neighbours."""
+    """Return [L + 1] bool, True at each boundary between two unequal neighbours."""
     return np.concatenate([[False], ids[1:] != ids[:-1], [False]])
 
 
@@ -159,7 +159,8 @@ def noise_row(
 
 @dataclass(frozen=True)
 class _Draw:
-    """The blocks of one run, N tokens: how many the first is short of, which block each is of, and which are masked."""
+    """Hold the blocks of one run, N tokens: how many the first is short of, which block each is of, and which are
+    masked."""
 
     missing: int
     block_of: np.ndarray
@@ -175,7 +176,8 @@ def _drawn(
     rates: dict[int, float],
     rng: np.random.Generator,
 ) -> _Draw:
-    """The blocks of a run of `length` tokens of a document, which may grow to `room`; `rates` are the documents' so far."""
+    """Return the blocks of a run of `length` tokens of a document, which may grow to `room`; `rates` are the documents'
+    so far."""
     missing = _missing(block_size, noising, rng)
     padded = length
     if noising.complete_last_block:
@@ -192,7 +194,7 @@ def _drawn(
 def _masked(
     rate: np.ndarray, block_of: np.ndarray, block_size: int, places: MaskPlaces, rng: np.random.Generator
 ) -> np.ndarray:
-    """[N] bool, which tokens are masked; `rate` [N] is η, the same for all tokens of a block."""
+    """Return [N] bool, which tokens are masked; `rate` [N] is η, the same for all tokens of a block."""
     sizes = np.bincount(block_of)
     place = np.arange(len(block_of)) - (np.cumsum(sizes) - sizes)[block_of]  # in its block, from 0
     if places == "tail":
@@ -205,7 +207,7 @@ def _masked(
 
 
 def _missing(block_size: int, noising: Noising, rng: np.random.Generator) -> int:
-    """How many tokens the first block of a run is short of."""
+    """Return how many tokens the first block of a run is short of."""
     if noising.random_offsets == 0 or rng.random() >= noising.random_offsets:
         return 0
     return int(rng.integers(block_size))

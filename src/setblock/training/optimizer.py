@@ -1,4 +1,4 @@
-"""`MuonAdamW`: Muon for the matrices inside the model, AdamW for everything else.
+"""Optimise by Muon and AdamW (`MuonAdamW`): Muon for the matrices inside the model, AdamW for everything else.
 
 Knows parameters. Written because `torch.optim.Muon` takes matrices only, and a scheduler and a checkpoint want one optimizer.
 """
@@ -12,7 +12,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 
 class MuonAdamW(Optimizer):
-    """Two optimizers behind one interface, with one learning rate for both.
+    """Combine two optimizers behind one interface, with one learning rate for both.
 
     Muon (Jordan et al., 2024) orthogonalises the momentum of each weight matrix; its steps are scaled to AdamW's size
     (Moonshot AI, arXiv 2502.16982), which is what lets both share a rate. Embeddings, head, norms and biases get AdamW.
@@ -43,7 +43,7 @@ class MuonAdamW(Optimizer):
         self.param_groups = [group for part in self._parts for group in part.param_groups]
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step of both."""
+        """Run one step of both."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -53,7 +53,7 @@ class MuonAdamW(Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of both."""
+        """Return the states of both."""
         return {"parts": [part.state_dict() for part in self._parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

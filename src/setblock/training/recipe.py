@@ -1,4 +1,4 @@
-"""A recipe: one YAML file that says what to train, on what, and how.
+"""Define a recipe: one YAML file that says what to train, on what, and how.
 
 Knows the shape of the file. Knows nothing of models or training loops.
 """
@@ -21,7 +21,7 @@ from setblock.training.yaml_loader import YAMLLoader
 
 
 class ModelSection(Section):
-    """What to start from: a checkpoint, or a config and a tokenizer trained on the recipe's data."""
+    """Choose what to start from: a checkpoint, or a config and a tokenizer trained on the recipe's data."""
 
     path: str | None = Field(None, description="a checkpoint's folder or hub id to start from")
     config: dict[str, Any] | None = Field(
@@ -53,7 +53,7 @@ class ModelSection(Section):
 
 
 class Recipe(Section):
-    """A whole recipe file. `training` holds the fields of `SBDConfig`."""
+    """Hold a whole recipe file. `training` holds the fields of `SBDConfig`."""
 
     model: ModelSection
     data: DataSection
@@ -92,7 +92,7 @@ def load_recipe(path: str | Path, *, overrides: Mapping[str, Any] | None = None)
 
 
 def checked_recipe(path: Path, content: Any, *, overrides: Mapping[str, Any] | None = None) -> tuple[Recipe, SBDConfig]:
-    """`load_recipe` of what a file holds; `path` names it to a user."""
+    """Check what a file holds, as `load_recipe` does; `path` names it to a user."""
     if not isinstance(content, dict):
         raise SetBlockError(f"recipe {path} must be a mapping with the keys {', '.join(Recipe.model_fields)}")
     for key, value in (overrides or {}).items():
@@ -127,7 +127,7 @@ def _check_together(path: Path, data: DataSection, arguments: SBDConfig) -> None
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """The dotted key and the value of `section.key=value`; the value is read as YAML.
+    """Return the dotted key and the value of `section.key=value`; the value is read as YAML.
 
     Raises:
         SetBlockError: the text is not of that form.

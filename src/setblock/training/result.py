@@ -1,4 +1,5 @@
-"""What a run leaves: a checkpoint that plain Transformers loads, wherever the weights were (spread, or in an adapter).
+"""Save what a run leaves: a checkpoint that plain Transformers loads, wherever the weights were (spread, or in an
+adapter).
 
 Knows trained models and how their weights are gathered. Knows nothing of training loops.
 """
@@ -54,7 +55,7 @@ def merge(base: SBDModel, adapter: str | Path) -> None:
 
 
 def _gathered(trainer: SBDTrainer) -> dict[str, Tensor] | None:
-    """All weights on the CPU of the main process, where each process has a part of them; else None."""
+    """Return all weights on the CPU of the main process, where each process has a part of them; else None."""
     if not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
         return None
     state: dict[str, Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped)

@@ -1,4 +1,4 @@
-"""Throughput: how many tokens a second a run learns from, and what share of the hardware's peak that is.
+"""Measure how many tokens a second a run learns from, and what share of the hardware's peak that is.
 
 Knows parameters, tokens and seconds. Knows nothing of which hardware there is.
 """
@@ -13,7 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 @dataclass(frozen=True)
 class TokenCost:
-    """Operations that a training step needs for each token, in floating-point operations.
+    """Hold the floating-point operations that a training step needs for each token.
 
     A matrix of N weights takes 2 N for a token forward, 2 N for the gradient of its input and, where it is trained, 2 N for its
     own: 6 N, or 4 N where it is frozen. What attention computes between tokens is left out, and so are layers that are run
@@ -29,7 +29,7 @@ class TokenCost:
 
 
 def token_cost(model: nn.Module, *, head: nn.Module | None) -> TokenCost:
-    """The cost of a model whose logits `head` computes."""
+    """Return the cost of a model whose logits `head` computes."""
     of_head = {id(p) for p in head.parameters()} if head is not None else set()
     inputs = model.get_input_embeddings()  # type: ignore[operator]
     embeddings = {id(p) for p in inputs.parameters()}
@@ -45,14 +45,14 @@ def _operations(parameter: nn.Parameter) -> int:
 
 
 class StepClock(TrainerCallback):
-    """Measures the seconds of optimiser steps; what is between them (data, evaluations, checkpoints) is left out."""
+    """Measure the seconds of optimiser steps; what is between them (data, evaluations, checkpoints) is left out."""
 
     def __init__(self) -> None:
         self._began: float | None = None
         self._seconds = 0.0
 
     def take(self) -> float:
-        """Seconds of all steps since this was last asked."""
+        """Return the seconds of all steps since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 

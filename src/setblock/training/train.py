@@ -1,4 +1,4 @@
-"""Recipe in, checkpoint out: model + data + trainer."""
+"""Train from a recipe to a checkpoint: model + data + trainer."""
 
 import itertools
 import os
@@ -111,7 +111,7 @@ def train(
 
 
 def _refuse_missing_reporters(args: SBDConfig) -> None:
-    """The Trainer would find out after the model is loaded, and say so by a stack trace."""
+    """Refuse reporters that are not installed: the Trainer would find out after the model is loaded, by a stack trace."""
     installed = get_available_reporting_integrations()
     missing = sorted(set(args.report_to) - set(installed))
     if missing:
@@ -124,7 +124,7 @@ def _refuse_missing_reporters(args: SBDConfig) -> None:
 def prepared_model(
     recipe: Recipe, args: SBDConfig, *, device: torch.device | str | None = None, quantized: bool = True
 ) -> SBDModel:
-    """The model a recipe starts from, with its chat template and its mask token.
+    """Return the model a recipe starts from, with its chat template and its mask token.
 
     Args:
         device: where to put it; by default where it is trained, or on the CPU where its weights are yet to be spread.
@@ -153,7 +153,8 @@ def prepared_model(
 def starting_model(
     section: ModelSection, data: DataSection, *, device: torch.device | str = "cpu", has_adapter: bool = False
 ) -> SBDModel:
-    """The model a recipe starts from: loaded, or made from its config with random weights and a tokenizer of its own.
+    """Return the model a recipe starts from: loaded, or made from its config with random weights and a tokenizer
+    trained for it.
 
     Args:
         device: where to put it, if it is loaded.
@@ -181,7 +182,7 @@ def starting_model(
 
 
 def starting_tokenizer(section: ModelSection, data: DataSection) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
-    """The config and the tokenizer of the model a recipe starts from, without its weights."""
+    """Return the config and the tokenizer of the model a recipe starts from, without its weights."""
     if section.path is not None:
         return load_tokenizer(section.path)
     assert section.config is not None and section.vocab_size is not None
@@ -199,7 +200,7 @@ def starting_tokenizer(section: ModelSection, data: DataSection) -> tuple[Pretra
 
 @contextmanager
 def _making_a_model() -> Iterator[None]:
-    """Transformers raises anything over a config that it can't make a model of."""
+    """Turn whatever Transformers raises over a config that it can't make a model of into one line."""
     try:
         yield
     except Exception as error:
@@ -207,7 +208,7 @@ def _making_a_model() -> Iterator[None]:
 
 
 def context_length_of(config: PretrainedConfig) -> int:
-    """How many tokens a model's context has room for; more than there will be where its config does not say."""
+    """Return how many tokens a model's context has room for; more than there will be where its config does not say."""
     return getattr(config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
 
 

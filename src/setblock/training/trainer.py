@@ -1,4 +1,4 @@
-"""`SBDTrainer`: Transformers' `Trainer` with the doubled input and the loss of eq. 14."""
+"""Extend Transformers' `Trainer` (`SBDTrainer`): Transformers' `Trainer` with the doubled input and the loss of eq. 14."""
 
 import importlib.util
 from collections import defaultdict
@@ -37,13 +37,14 @@ _TERMS = ("ntp", "matp", "distillation")  # of `SBDLoss`, each with a sum and a 
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model in PEFT's wrapper, where it is in one."""
+    """Return the model in PEFT's wrapper, where it is in one."""
     get_base_model: Callable[[], nn.Module] | None = getattr(model, "get_base_model", None)
     return model if get_base_model is None else get_base_model()
 
 
 def _runs_halves(model: Any) -> bool:
-    """Whether the noisy half of a model's input can be run after the clean one: where attention is a function we can wrap."""
+    """Return whether the noisy half of a model's input can run after the clean one: where attention is a function we
+    can wrap."""
     return plan_of(unwrapped(model)).by_document
 
 
@@ -62,7 +63,7 @@ def _check_cross_entropy(args: SBDConfig, head: SplitHead | None) -> None:
 
 
 class SBDTrainer(Trainer):
-    """Trains on packed rows (`setblock.data.packing.RowDataset`).
+    """Train on packed rows (`setblock.data.packing.RowDataset`).
 
     The loss is the sum of eq. 14 over the batch divided by its number of next-token targets, over all processes and
     accumulation steps. Logs `ntp_loss` and `matp_loss`, and with distillation `distillation_loss`, each a mean in nats per
@@ -136,7 +137,7 @@ class SBDTrainer(Trainer):
         )  # tensors stay on the device until they are logged
 
     def _make_distillation(self) -> Distillation | None:
-        """The third term, if the configuration wants it; its teacher is the model as it is now."""
+        """Return the third term, if the configuration wants it; its teacher is the model as it is now."""
         args = self.args
         if not args.distillation_weight or args.objective == "ntp":
             return None
@@ -146,7 +147,7 @@ class SBDTrainer(Trainer):
         return Distillation(args.distillation_weight / args.noisy_copies, teacher)
 
     def _run_epoch(self, **kwargs: Any) -> None:
-        """The Trainer's, unless a run that goes on has all its steps behind it: it would look only after one more.
+        """Run the Trainer's epoch, unless a resumed run has all its steps behind it: it would look only after one more.
 
         Before it, the collator is told where in the training the epoch's first batch is.
         """
@@ -166,7 +167,7 @@ class SBDTrainer(Trainer):
         super()._run_epoch(**kwargs)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """The Trainer's data loader, with the noise of evaluations."""
+        """Return the Trainer's data loader, with the noise of evaluations."""
         of_training = self.data_collator
         self.data_collator = SBDCollator(self._preparation, step=EVALUATION)
         try:
@@ -218,7 +219,7 @@ class SBDTrainer(Trainer):
         )
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The Trainer's step. Its backward pass may run layers again in the same way as the forward pass."""
+        """Run the Trainer's step. Its backward pass may run layers again in the same way as the forward pass."""
         try:
             with document_attention(unwrapped(self.model)), self._adapter_dtype():
                 loss: Tensor = super().training_step(*args, **kwargs)
@@ -228,7 +229,8 @@ class SBDTrainer(Trainer):
                 self._gate.set(None)
 
     def _adapter_dtype(self) -> AbstractContextManager[None]:
-        """PEFT would give its layers their inputs in float32, which autocast turns back into half precision at once."""
+        """Let an adapter's layers take their inputs as they are: PEFT would give them float32, which autocast turns
+        back into half precision at once."""
         return uncast_inputs(self.model) if self.accelerator.mixed_precision in ("bf16", "fp16") else nullcontext()
 
     def compute_loss(
@@ -261,7 +263,7 @@ class SBDTrainer(Trainer):
         self._sums["operations"] += (clean + noisy) * self._cost.layers + targets * self._cost.head
 
     def _take_sums(self, names: list[str]) -> list[float]:
-        """Sums over all processes since they were last taken: every process must take them."""
+        """Return sums over all processes since the last call: every process must take them."""
         taken = [float(self._sums.pop(name, 0.0)) for name in names]
         if self.accelerator.num_processes > 1:
             sums = torch.tensor(taken, dtype=torch.float64, device=self.args.device)
@@ -269,7 +271,7 @@ class SBDTrainer(Trainer):
         return taken
 
     def _take_means(self, prefix: str) -> dict[str, float]:
-        """The mean of each term since it was last taken."""
+        """Return the mean of each term since the last call."""
         sums = self._take_sums([f"{prefix}{term}_sum" for term in _TERMS])
         counts = self._take_sums([f"{prefix}{term}_count" for term in _TERMS])
         return {
@@ -279,7 +281,7 @@ class SBDTrainer(Trainer):
         }
 
     def _take_throughput(self) -> dict[str, float]:
-        """Tokens per second of the steps since it was last taken, and the share of the peak where there is one."""
+        """Return the tokens per second of the steps since the last call, and the share of the peak where there is one."""
         tokens, operations = self._take_sums(["tokens", "operations"])
         seconds = self._clock.take()
         if not seconds:

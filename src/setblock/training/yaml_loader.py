@@ -1,4 +1,4 @@
-"""YAML files that people write, read as they mean it."""
+"""Read YAML files that people write, as they mean it."""
 
 import re
 
@@ -8,7 +8,7 @@ _BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
 
 
 class YAMLLoader(yaml.SafeLoader):
-    """YAML 1.1 as PyYAML reads it, but for two things as in YAML 1.2: `1e-4` is a number, and `no` a word, as
+    """Read YAML 1.1 as PyYAML does, but for two things as in YAML 1.2: `1e-4` is a number, and `no` a word, as
     `eval_strategy: no` means it."""
 
 

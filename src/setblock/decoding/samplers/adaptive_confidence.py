@@ -1,4 +1,4 @@
-"""Bounded adaptive confidence (BACD of TDAR; Lu et al., arXiv 2602.09555)."""
+"""Implement bounded adaptive confidence (BACD of TDAR; Lu et al., arXiv 2602.09555)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

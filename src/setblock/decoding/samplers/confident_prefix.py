@@ -1,4 +1,4 @@
-"""Left to right as far as the model is confident: what a draft is worth that is kept up to its first error."""
+"""Reveal from left to right as far as the model is confident, since a draft is kept up to its first error."""
 
 from dataclasses import dataclass
 from typing import ClassVar

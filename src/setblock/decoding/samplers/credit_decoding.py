@@ -1,4 +1,4 @@
-"""CreditDecoding: past predictions count (Wang et al., arXiv 2510.06133)."""
+"""Implement CreditDecoding, where past predictions count (Wang et al., arXiv 2510.06133)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""The dilated unmasking schedule (DUS; Luxembourg et al., arXiv 2506.19037)."""
+"""Implement the dilated unmasking schedule (DUS; Luxembourg et al., arXiv 2506.19037)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Entropy with a penalty for being far to the right (WeDLM; Liu et al., arXiv 2512.22737)."""
+"""Rank positions by entropy plus a penalty for their distance to the right (WeDLM; Liu et al., arXiv 2512.22737)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

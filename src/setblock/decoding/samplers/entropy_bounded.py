@@ -1,4 +1,4 @@
-"""The entropy-bounded (EB) sampler (eq. 8 and 18; Ben-Hamu et al., arXiv 2505.24857)."""
+"""Implement the entropy-bounded (EB) sampler (eq. 8 and 18; Ben-Hamu et al., arXiv 2505.24857)."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A bound on each position's entropy."""
+"""Implement a bound on each position's entropy."""
 
 from dataclasses import dataclass
 from typing import ClassVar

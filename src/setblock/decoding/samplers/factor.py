@@ -1,4 +1,4 @@
-"""The factor rule (Fast-dLLM, section 3.3; Wu et al., arXiv 2505.22618)."""
+"""Implement the factor rule (Fast-dLLM, section 3.3; Wu et al., arXiv 2505.22618)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

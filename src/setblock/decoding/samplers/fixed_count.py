@@ -1,4 +1,4 @@
-"""The same number of tokens each pass (LLaDA; Nie et al., arXiv 2502.09992)."""
+"""Reveal the same number of tokens each pass (LLaDA; Nie et al., arXiv 2502.09992)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

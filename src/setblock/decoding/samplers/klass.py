@@ -1,4 +1,4 @@
-"""KLASS: confident, and no longer changing (Kim et al., arXiv 2511.05664)."""
+"""Implement KLASS: reveal tokens that are confident and no longer change (Kim et al., arXiv 2511.05664)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -53,6 +53,6 @@ class Klass:
 
 
 def _divergence(now: Tensor, before: Tensor) -> Tensor:
-    """[B, k] KL(now || before), nats; large but finite where something now possible was not before."""
+    """Return KL(now || before) [B, k] in nats; large but finite where a token is possible now and was not before."""
     least = torch.finfo(now.dtype).tiny
     return (now * (now.clamp(min=least).log() - before.clamp(min=least).log())).sum(dim=-1)

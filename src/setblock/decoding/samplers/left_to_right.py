@@ -1,4 +1,4 @@
-"""The order of next-token decoding."""
+"""Reveal in the order of next-token decoding."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,5 @@
-"""The entropy-bounded choice without neighbours (the filter of DUS, section 4.4; Luxembourg et al., arXiv 2506.19037)."""
+"""Make the entropy-bounded choice without neighbours (the filter of DUS, section 4.4; Luxembourg et al., arXiv
+2506.19037)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +13,7 @@ from setblock.decoding.samplers.entropy_bounded import PAPER_GAMMAS, EntropyBoun
 
 @dataclass(frozen=True)
 class Spaced:
-    """Of what `EntropyBounded(gamma)` would reveal, reveal positions at least `gap` apart, those of less entropy first.
+    """Reveal of `EntropyBounded(gamma)`'s choice positions at least `gap` apart, those of less entropy first.
 
     A position too near to one that was taken before it waits for a later pass, in which it sees that one's token.
 

@@ -1,4 +1,4 @@
-"""GGUF files in llama.cpp, by llama-cpp-python (docs/local-models.md)."""
+"""Run GGUF files in llama.cpp, by llama-cpp-python (docs/local-models.md)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""A context of llama.cpp: its cache of keys and values, and passes over it.
+"""Wrap a context of llama.cpp: its cache of keys and values, and passes over it.
 
 Knows tokens, positions and sequences. A token is fed with the sequences that its cell of the cache will belong to, and sees the
 cells of one of them, its own. Knows nothing of rows, requests or blocks.
@@ -23,7 +23,7 @@ _PADDING = 256  # cells; llama.cpp rounds up to it
 
 @dataclass(frozen=True)
 class Fed:
-    """A token of a pass.
+    """Describe a token of a pass.
 
     Attributes:
         token_id: the token.
@@ -39,7 +39,7 @@ class Fed:
 
 
 class Context:
-    """A context with an empty cache.
+    """Hold a context with an empty cache.
 
     Attributes:
         most_tokens: how many one pass over blocks may feed.
@@ -47,7 +47,7 @@ class Context:
     """
 
     def __init__(self, file: ModelFile, options: LlamaOptions, *, cells: int, sequences: int | None = None) -> None:
-        """Raises `SetBlockError` if llama.cpp can't make one.
+        """Make the context, or raise `SetBlockError` if llama.cpp can't.
 
         Args:
             cells: positions of the cache, for all sequences together.
@@ -80,11 +80,11 @@ class Context:
         self._file.lib.llama_memory_seq_cp(self._memory, source, target, start, end)
 
     def length(self, sequence: int) -> int:
-        """The position past the last that a sequence has a cell for."""
+        """Return the position after the last one that a sequence has a cell for."""
         return int(self._file.lib.llama_memory_seq_pos_max(self._memory, sequence)) + 1
 
     def logits(self, tokens: Sequence[Fed], *, is_causal: bool) -> Tensor:
-        """[M, V] float32, the logits of the M tokens that want them, in order.
+        """Return [M, V] float32, the logits of the M tokens that want them, in order.
 
         Args:
             tokens: at most `most_tokens`; those of a sequence go on where it ends, in order.
@@ -118,7 +118,7 @@ def _free(file: ModelFile, handle: int) -> None:
 
 
 def _flash_attention(options: LlamaOptions, *, has_gpu: bool) -> int:
-    """llama.cpp's number for whether it is used: -1 where that is llama.cpp's own choice."""
+    """Return llama.cpp's number for whether it is used: -1 where that is llama.cpp's own choice."""
     if options.flash_attn != "auto":
         return int(options.flash_attn == "on")
     if options.has_quantised_values:

@@ -1,4 +1,4 @@
-"""llama.cpp as a library: whether it is installed, what it says while it works, and a model file that it has open.
+"""Wrap llama.cpp as a library: whether it is installed, what it logs, and a model file that it has open.
 
 Knows the C interface of `llama.h`, by the low-level functions of llama-cpp-python. Knows nothing of blocks.
 """
@@ -21,13 +21,13 @@ _said: list[str] = []
 
 
 def is_installed() -> bool:
-    """Whether llama-cpp-python is there."""
+    """Return whether llama-cpp-python is installed."""
     return importlib.util.find_spec("llama_cpp") is not None
 
 
 @cache
 def library() -> Any:
-    """The module of low-level functions. llama.cpp is silent from now on, but for what `last_error` repeats.
+    """Return the module of low-level functions.
 
     Raises:
         SetBlockError: it is not installed, or can't be used here.
@@ -46,7 +46,7 @@ def library() -> Any:
 
 @cache
 def _listener(found: Any) -> Any:
-    """A callback for llama.cpp's log, kept alive as long as the process."""
+    """Return a callback for llama.cpp's log, kept alive as long as the process."""
     level = 0
 
     def listen(of_line: int, text: bytes, _: Any) -> None:
@@ -60,7 +60,7 @@ def _listener(found: Any) -> Any:
 
 
 def last_error() -> str:
-    """The first line that llama.cpp's log has told of an error since this was last asked."""
+    """Return the first line that llama.cpp has logged of an error since the last call."""
     lines = [line.strip() for line in "".join(_said).splitlines() if line.strip()]
     _said.clear()
     told = lines[0] if lines else "llama.cpp gave no reason"
@@ -68,7 +68,7 @@ def last_error() -> str:
 
 
 class ModelFile:
-    """A GGUF file that llama.cpp has loaded.
+    """Hold a GGUF file that llama.cpp has loaded.
 
     Attributes:
         lib: the module of low-level functions.
@@ -77,7 +77,7 @@ class ModelFile:
     """
 
     def __init__(self, path: Path, options: LlamaOptions) -> None:
-        """Raises `SetBlockError` if llama.cpp can't load the file, or can't run such a model in blocks."""
+        """Load the file, or raise `SetBlockError` if llama.cpp can't, or can't run such a model in blocks."""
         self.lib = lib = library()
         wanted = lib.llama_model_default_params()
         wanted.n_gpu_layers = options.n_gpu_layers
@@ -100,16 +100,16 @@ class ModelFile:
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """Return V."""
         return int(self.lib.llama_vocab_n_tokens(self.vocab))
 
     @property
     def context_length(self) -> int:
-        """Positions that the model was trained for."""
+        """Return the positions that the model was trained for."""
         return int(self.lib.llama_model_n_ctx_train(self.handle))
 
     def metadata(self, key: str) -> str | None:
-        """What the file says under a key, as text; None where it says nothing."""
+        """Return what the file holds under a key, as text, or None where it holds nothing."""
         length = self.lib.llama_model_meta_val_str(self.handle, key.encode(), None, 0)
         if length < 0:
             return None
@@ -118,11 +118,11 @@ class ModelFile:
         return text.value.decode()
 
     def end_of_text_ids(self) -> tuple[int, ...]:
-        """Ids that llama.cpp itself ends an answer at."""
+        """Return the ids at which llama.cpp itself ends an answer."""
         return tuple(each for each in range(self.vocab_size) if self.lib.llama_vocab_is_eog(self.vocab, each))
 
     def tokens_of(self, text: str) -> list[int]:
-        """Token ids of a plain text, by llama.cpp's own tokenizer, with nothing put before or behind."""
+        """Return the token ids of a plain text, by llama.cpp's own tokenizer, with nothing put before or behind."""
         content = text.encode()
         room = len(content) + 8
         tokens = (self.lib.llama_token * room)()
@@ -131,6 +131,6 @@ class ModelFile:
 
 
 def _has_amx() -> bool:
-    """Whether this is a Linux machine whose CPU has AMX."""
+    """Return whether this is a Linux machine whose CPU has AMX."""
     information = Path("/proc/cpuinfo")
     return information.exists() and "amx_int8" in information.read_text(errors="replace")

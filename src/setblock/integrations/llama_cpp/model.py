@@ -1,4 +1,4 @@
-"""A GGUF file in llama.cpp as a model that decoding can drive.
+"""Run a GGUF file in llama.cpp as a model that decoding can drive.
 
 Knows what `setblock.model.protocol` asks for. Knows nothing of how a pass is decoded.
 """
@@ -21,11 +21,11 @@ from setblock.model.loading import warn_if_untrained
 
 
 class TokenizerDiffers(SetBlockWarning):
-    """The tokenizer that setblock uses is not the one that llama.cpp has for the same file."""
+    """Warn that setblock's tokenizer is not the one that llama.cpp has for the same file."""
 
 
 class LlamaModel:
-    """A `LanguageModel` of `setblock.model.protocol` that llama.cpp runs.
+    """Implement `LanguageModel` of `setblock.model.protocol` by llama.cpp.
 
     Attributes:
         path: the file.
@@ -59,12 +59,12 @@ class LlamaModel:
 
     @property
     def vocab_size(self) -> int:
-        """V, the logits that a position gets."""
+        """Return V, the number of logits of a position."""
         return self._file.vocab_size
 
     @property
     def fuses_commit(self) -> bool:
-        """Whether a commit and the next block's first pass are one pass, as the start-up probe found."""
+        """Return whether a commit and the next block's first pass are one pass, as the start-up probe found."""
         return self._own is not None
 
     def runner(self, *, rows: int, capacity: int) -> LlamaRunner:

@@ -1,4 +1,4 @@
-"""How llama.cpp is asked to run a model, by its own names.
+"""Define how llama.cpp runs a model, by its own names.
 
 Knows names and ranges. Imports nothing heavy, so that the command line can offer the options.
 """
@@ -18,7 +18,7 @@ FlashAttention = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaOptions:
-    """Options of a model in llama.cpp.
+    """Hold the options of a model in llama.cpp.
 
     Attributes:
         n_gpu_layers: Number of layers on the GPU; -1 for all. llama.cpp has a GPU only if it was built for one.
@@ -55,5 +55,5 @@ class LlamaOptions:
 
     @property
     def has_quantised_values(self) -> bool:
-        """Whether values are stored in blocks, which llama.cpp can read by flash attention alone."""
+        """Return whether values are stored in blocks, which llama.cpp can read by flash attention only."""
         return self.type_v.startswith("q")

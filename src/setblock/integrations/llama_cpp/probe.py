@@ -1,4 +1,4 @@
-"""Finds out, at start-up, whose cells a token sees that is in several sequences: llama.cpp does not document it.
+"""Find out, at start-up, whose cells a token sees that is in several sequences: llama.cpp does not document it.
 
 Knows a context. Knows nothing of rows. Some fifteen passes over one or two tokens.
 """
@@ -16,7 +16,8 @@ _LISTS = (2, 3, 4, 8, 13, 14, 17, 29, 30, 1 + MOST_HELPERS)
 
 
 def own_sequence(context: Context, *, vocab_size: int) -> int | None:
-    """-1 where a token sees the cells of the last of its sequences, 0 where of the first, None where neither is always so.
+    """Return -1 where a token sees the cells of the last of its sequences, 0 where of the first, None where neither is
+    always so.
 
     Args:
         context: an empty one of `PROBED_SEQUENCES` sequences; it is empty again afterwards.
@@ -44,7 +45,8 @@ def own_sequence(context: Context, *, vocab_size: int) -> int | None:
 
 
 def _sees_last(context: Context, count: int, own: int, token_id: int, after_other: Tensor, after_one: Tensor) -> bool:
-    """Whether a token of `count` sequences sees what the last of them holds; `own`: whether it is named last or first."""
+    """Return whether a token of `count` sequences sees what the last of them holds; `own`: whether it is named last or
+    first."""
     probed, spare = count - 1, PROBED_SEQUENCES - 1
     context.keep(probed, 0)
     context.copy(spare, probed, 0, 1)
@@ -60,7 +62,7 @@ def _sees_last(context: Context, count: int, own: int, token_id: int, after_othe
 
 
 def _pass(context: Context, tokens: list[int], *, is_causal: bool) -> Tensor:
-    """The logits of a text in an empty cache."""
+    """Return the logits of a text in an empty cache."""
     context.keep(0, 0)
     fed = [Fed(token_id, place, [0], is_wanted=True) for place, token_id in enumerate(tokens)]
     return context.logits(fed, is_causal=is_causal)

@@ -1,4 +1,4 @@
-"""Types of weights that llama.cpp alone can write: its mixtures of k-quants.
+"""Write types of weights that only llama.cpp can write: its mixtures of k-quants.
 
 Knows llama.cpp's names for them. Knows nothing of models: a GGUF file goes in and another comes out, its metadata kept.
 """

@@ -1,4 +1,4 @@
-"""The runner of rows in llama.cpp: a feed becomes passes of a context, and what they give becomes its logits.
+"""Run rows in llama.cpp: a feed becomes passes of a context, and their outputs become its logits.
 
 Knows sequences and who sees what. Knows nothing of files or text.
 
@@ -28,7 +28,7 @@ from setblock.model.protocol import as_it_is
 
 @dataclass
 class _Sequence:
-    """A row's sequence, and its helpers with the number of positions that each holds, in the order above.
+    """Hold a row's sequence, and its helpers with the number of positions that each holds, in the order above.
 
     Their numbers follow each other: llama.cpp may keep a token's sequences in a hash table, whose order is then the same for
     all rows.
@@ -54,7 +54,7 @@ class LlamaRunner:
     shares_pages = False
 
     def __init__(self, context: Context, *, own: int | None, rows: int) -> None:
-        """A runner with an empty cache and no rows.
+        """Make a runner with an empty cache and no rows.
 
         Args:
             own: -1 where a token sees the cells of the last of its sequences, 0 where of the first; None where of neither, so
@@ -85,7 +85,8 @@ class LlamaRunner:
                 self._rows[each] = _Sequence(first, dict.fromkeys(range(first + 1, first + self._width), 0))
 
     def logits(self, feed: Feed) -> Tensor:
-        """A pass over what is causal alone, and one over blocks and what is committed with them; more if they are large."""
+        """Run one pass over what is causal only, and one over blocks and what is committed with them; more if they are
+        large."""
         # 1. What each row is fed, and how
         causal: list[_Placed] = []
         blocks: list[list[_Placed]] = []  # of each row
@@ -122,7 +123,8 @@ class LlamaRunner:
         return feed.spread(torch.cat(found)[[number[at] for at in outputs]])
 
     def _sequences(self, row: _Sequence, start: int, *, commits: int, block: int) -> list[list[int]]:
-        """The sequences of each token that a row is fed from `start` on: `commits` causal ones and a block behind them."""
+        """Return the sequences of each token that a row is fed from `start` on: `commits` causal ones and a block
+        behind them."""
         alone = [[row.sequence]] * (commits + block)
         is_fused = bool(commits and block) and self.fuses_commit
         if not is_fused or commits > len(row.helpers) or commits + block > self.context.most_tokens:
@@ -145,13 +147,13 @@ class LlamaRunner:
 
 
 def _outputs(feed: Feed) -> list[tuple[int, int]]:
-    """Row and column of the token that gives each output that is wanted, in the order of `Feed.spread`."""
+    """Return the row and column of the token that gives each output that is wanted, in the order of `Feed.spread`."""
     places, outputs = feed.wanted.nonzero(as_tuple=True)
     return list(zip(places.tolist(), feed.outputs[places, outputs].tolist(), strict=True))
 
 
 def _joined(blocks: Sequence[list[_Placed]], most: int) -> list[list[_Placed]]:
-    """Whole rows together, as many as a pass of `most` tokens has room for."""
+    """Group whole rows, as many as a pass of `most` tokens has room for."""
     passes: list[list[_Placed]] = []
     for each in blocks:
         if len(each) > most:

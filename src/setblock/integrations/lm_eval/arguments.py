@@ -1,4 +1,4 @@
-"""What the harness asks for in words, as `DecodingSettings`; or a refusal by name of what they don't have.
+"""Turn the harness's words into `DecodingSettings`, or refuse by name what they don't have.
 
 Knows model arguments (`--model_args`) and a request's generation arguments (a task's `generation_kwargs`, `--gen_kwargs`).
 Knows nothing of models or prompts.
@@ -19,7 +19,7 @@ _WITHOUT_MEANING: dict[str, tuple[Any, ...]] = {"num_beams": (1,), "use_cache": 
 
 
 def settings_from(arguments: Mapping[str, Any]) -> DecodingSettings:
-    """The settings that model arguments ask for: those of a request whose task says nothing.
+    """Return the settings that model arguments ask for: those of a request whose task gives none.
 
     Args:
         arguments: `method`, `block_size`, `adaptive_blocks`, `draft_passes`, `seed`, `sampler` (a name), and the sampler's
@@ -37,7 +37,8 @@ def settings_from(arguments: Mapping[str, Any]) -> DecodingSettings:
 def request_settings(
     base: DecodingSettings, generation: Mapping[str, Any], *, default_max_gen_toks: int
 ) -> DecodingSettings:
-    """The settings of a request: those of `base`, but for what its task or the user says in generation arguments.
+    """Return the settings of a request: those of `base`, except what its task or the user gives in generation
+    arguments.
 
     `until` ends the answer beside the stop strings of `base`. Without `do_sample` or a temperature it is greedy, as with
     any model of the harness; with `do_sample` alone the temperature is 1.
@@ -68,7 +69,7 @@ def request_settings(
 
 
 def described(settings: DecodingSettings) -> dict[str, Any]:
-    """For a result file: the settings that were changed, and the sampler in words that choose it."""
+    """Describe settings for a result file: those that were changed, and the sampler in words that choose it."""
     told = {"method": settings.method, **settings.changed()}
     told.pop("sampler", None)
     return told if settings.method == "ntp" else {**told, **sampler_told(settings)}

@@ -1,4 +1,4 @@
-"""What the answers to a task of the harness cost, as its result file holds it.
+"""Compute what the answers to a task of the harness cost, as its result file holds it.
 
 Knows outcomes. Knows nothing of the harness, nor of whether an answer was right.
 """
@@ -10,7 +10,7 @@ from setblock.evaluation.outcomes import nfe_speedup, outcomes_of
 
 
 def figures_of(answers: TimedAnswers, *, ntp: TimedAnswers | None = None) -> dict[str, Any]:
-    """Figures of one run, and of how it compares with plain decoding's where that ran, too.
+    """Return the figures of one run, and of its comparison with plain decoding where that ran, too.
 
     `nfe_speedup_of_text` is against the passes in which plain decoding would have written the very same text.
     """

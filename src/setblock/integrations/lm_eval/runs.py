@@ -1,4 +1,4 @@
-"""`evaluate_tasks`: tasks of the harness by one way to decode and by plain decoding, in one result of the harness's form.
+"""Evaluate tasks of the harness by one way to decode and by plain decoding, in one result of the harness's form.
 
 Knows the harness's results. Knows nothing of tasks in particular, nor of the command line.
 """
@@ -26,7 +26,7 @@ FILTER = "setblock"
 
 @dataclass(frozen=True)
 class HarnessOptions:
-    """What the harness is asked for beside its tasks; as its own command has it, but for the names.
+    """Hold the harness's options besides its tasks, which have its own command's meaning but not its names.
 
     Attributes:
         limit: how many examples of each task; None for all.

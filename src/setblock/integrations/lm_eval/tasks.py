@@ -1,4 +1,4 @@
-"""Tasks of the harness by their names, ours among them, before any of their data is read.
+"""Find tasks of the harness by their names, ours among them, before any of their data is read.
 
 Knows the harness's index of tasks. Knows nothing of models.
 """
@@ -22,7 +22,7 @@ SUITE = Path(__file__).parent / "suite"
 
 
 def task_index(include_path: Path | None = None) -> TaskManager:
-    """All tasks by name: the harness's, ours, and those of a folder of task files.
+    """Return all tasks by name: the harness's, ours, and those of a folder of task files.
 
     Raises:
         ParameterError: there is no such folder.
@@ -33,7 +33,7 @@ def task_index(include_path: Path | None = None) -> TaskManager:
 
 
 def matching_tasks(index: TaskManager, names: Iterable[str]) -> list[str]:
-    """The names, with patterns such as `mmlu_*` replaced by what they match. A task file's path stays as it is.
+    """Return the names, with patterns such as `mmlu_*` replaced by what they match. A task file's path stays as it is.
 
     Raises:
         ParameterError: nothing goes by one of the names.
@@ -65,7 +65,7 @@ def check_confirmed(index: TaskManager, names: Iterable[str], *, confirmed: bool
 
 
 def load_tasks(index: TaskManager, names: Sequence[str]) -> list[Task | Group]:
-    """Tasks and groups with their data, which may be fetched from the hub.
+    """Load tasks and groups with their data, which may be fetched from the hub.
 
     Raises:
         SetBlockError: the data or the file of one can't be read.
@@ -88,7 +88,7 @@ def silence_harness() -> None:
 
 
 def _members(index: TaskManager, spec: Any) -> Iterator[str]:
-    """The names of the tasks that a name, an entry of a group or a list of these stands for, at any depth."""
+    """Yield the names of the tasks that a name, an entry of a group or a list of these refers to, at any depth."""
     if isinstance(spec, list):
         for each in spec:
             yield from _members(index, each)
@@ -106,7 +106,7 @@ def _members(index: TaskManager, spec: Any) -> Iterator[str]:
 
 
 def _config(index: TaskManager, name: str) -> dict[str, Any]:
-    """What a task's or group's file holds, without having run the code that it names."""
+    """Return what a task's or group's file holds, without running the code that it names."""
     entry = index.task_index.get(name)
     if entry is None and Path(name).is_file():
         return dict(load_yaml(Path(name), resolve_func=False))

@@ -1,4 +1,4 @@
-"""Where a request's parameters are checked: in the server, before the request is queued, so that a mistake is a 400.
+"""Check a request's parameters in the server, before the request is queued, so that a mistake is a 400.
 
 vLLM asks every logits processor whether it can do what a request wants. This one is none otherwise: it changes no logits.
 """
@@ -10,7 +10,7 @@ from setblock.integrations.vllm.parameters import Served, admitted, refuse_unsup
 
 
 class BlockAdmission(vllm_api.LogitsProcessor):
-    """Checks parameters, fills in a calibrated setting, and tells vLLM's scheduler how long a request's blocks are."""
+    """Check parameters, fill in a calibrated setting, and give vLLM's scheduler the length of a request's blocks."""
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
@@ -23,9 +23,9 @@ class BlockAdmission(vllm_api.LogitsProcessor):
         sampling_params.extra_args = admitted(sampling_params, Served.here)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-        """No logits of any request are changed."""
+        """Change no request's logits."""
         return False
 
     def apply(self, logits: Any, ctx: Any) -> Any:
-        """The logits as they are."""
+        """Return the logits unchanged."""
         return logits

@@ -1,4 +1,4 @@
-"""vLLM's own architectures, with blocks: each is the stock class and `SetBlockDecoding` before it.
+"""Define vLLM's own architectures, with blocks: each is the stock class and `SetBlockDecoding` before it.
 
 Classes are made when vLLM asks for them by name, since importing all architectures takes seconds.
 """
@@ -19,18 +19,18 @@ STOCK = (
 
 
 class SetBlockDecoding:
-    """What makes a causal LM of vLLM one that is decoded in blocks: a model state of its own."""
+    """Make a causal LM of vLLM one that is decoded in blocks, by another model state."""
 
     @staticmethod
     def get_model_state_cls() -> type:
-        """Asked for by vLLM's model runner."""
+        """Return the class that vLLM's model runner asks for."""
         from setblock.integrations.vllm.model_state import SetBlockModelState
 
         return SetBlockModelState
 
     def compute_logits(self, hidden_states: Any) -> Any:
-        """[N, V] logits of [N, H] hidden states. A pass over part of a prompt asks for none at all, which gathering from
-        several processes does not take on every device."""
+        """Return [N, V] logits of [N, H] hidden states. A pass over part of a prompt asks for none at all, which
+        gathering from several processes does not take on every device."""
         if hidden_states.shape[0] == 0:
             return hidden_states.new_empty((0, self.config.vocab_size))  # type: ignore[attr-defined]
         return super().compute_logits(hidden_states)  # type: ignore[misc]

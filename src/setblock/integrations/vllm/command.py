@@ -1,4 +1,4 @@
-"""The command that serves a checkpoint by vLLM: in blocks, or plainly, by the same weights.
+"""Build the command that serves a checkpoint by vLLM: in blocks, or plainly, by the same weights.
 
 Reads a checkpoint's config, never its weights, and imports no vLLM, which may live in another environment.
 """
@@ -29,7 +29,7 @@ def vllm_command(
     served_model_name: str | None = None,
     extra: Sequence[str] = (),
 ) -> list[str]:
-    """The words of a `vllm serve` command.
+    """Return the words of a `vllm serve` command.
 
     Args:
         model: a checkpoint's folder or hub id.
@@ -61,7 +61,7 @@ def vllm_command(
 
 
 def overrides_for(model: str | Path, *, block_size: int | None = None) -> dict[str, Any]:
-    """What vLLM is told of a checkpoint in `--hf-overrides`, so that the checkpoint itself stays one that any engine serves.
+    """Return a checkpoint's `--hf-overrides` for vLLM, so that any engine can still serve the checkpoint itself.
 
     Raises:
         SetBlockError: as in `vllm_command`.

@@ -1,4 +1,4 @@
-"""What vLLM's configuration must be for a model that is decoded in blocks, and what can't be."""
+"""Check and set vLLM's configuration for a model that is decoded in blocks."""
 
 from typing import Any
 
@@ -15,11 +15,11 @@ _SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_pena
 
 
 class SetBlockConfig:
-    """vLLM's hook between its command line and its engine: what it calls a `VerifyAndUpdateConfig`."""
+    """Hook between vLLM's command line and its engine: what it calls a `VerifyAndUpdateConfig`."""
 
     @staticmethod
     def verify_and_update_model_config(model_config: Any) -> None:
-        """Called first, of the model alone: nothing is to be done yet."""
+        """Do nothing: vLLM calls this first, with the model's configuration only."""
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:
@@ -44,7 +44,7 @@ class SetBlockConfig:
 
 
 def facts_of(hf_config: Any) -> SBDFacts:
-    """What the checkpoint says of its training.
+    """Return what the checkpoint records of its training.
 
     Raises:
         SetBlockError: it says nothing.

@@ -1,4 +1,4 @@
-"""The model's state in vLLM's model runner: whose pass is causal, and which logits are wanted."""
+"""Keep the model's state in vLLM's model runner: whose pass is causal, and which logits are wanted."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from setblock.integrations.vllm.slots import BlockSlots
 
 
 class SetBlockModelState(vllm_api.DefaultModelState):
-    """vLLM's default state, with blocks."""
+    """Extend vLLM's default state with blocks."""
 
     supports_prompt_embeds = False
     num_new_sampled_tokens_per_step = 0  # all that a request hands over has been in the pass as a "draft"
@@ -33,11 +33,11 @@ class SetBlockModelState(vllm_api.DefaultModelState):
         self._causal = torch.zeros(self.max_num_reqs, dtype=torch.int32, device=device)
 
     def custom_sampler(self, sampler: Any) -> tuple[Any, None]:
-        """The sampler in place of vLLM's, and no rejection sampler."""
+        """Return the sampler in place of vLLM's, and no rejection sampler."""
         return BlockSampler(self.slots, sampler.req_states), None
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
-        """A request gets a slot, before its prompt's first pass."""
+        """Give a request a slot, before its prompt's first pass."""
         super().add_request(req_index, new_req_data)
         params, length = new_req_data.sampling_params, new_req_data.prompt_len
         block_size = (params.extra_args or {}).get(BLOCK_SIZE_OF_VLLM, self.block_size)
@@ -56,7 +56,7 @@ class SetBlockModelState(vllm_api.DefaultModelState):
         )
 
     def remove_request(self, req_id: str) -> None:
-        """A request leaves its slot."""
+        """Free a request's slot."""
         super().remove_request(req_id)
         if req_id in self._slot_of:
             self.slots.close(self._slot_of.pop(req_id))

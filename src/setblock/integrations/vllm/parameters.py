@@ -1,4 +1,4 @@
-"""What a request may ask of block decoding, in vLLM's `extra_args`, and what that means as `DecodingSettings`.
+"""Turn what a request asks of block decoding in vLLM's `extra_args` into `DecodingSettings`.
 
 Knows names and ranges, which are those of `setblock generate`. In HTTP requests they stand under `vllm_xargs`.
 """
@@ -21,7 +21,7 @@ _OF_OTHERS = (BLOCK_SIZE_OF_VLLM, "kv_transfer_params", "ec_transfer_params", "s
 
 
 def settings_of(params: Any) -> DecodingSettings:
-    """The settings that vLLM's `SamplingParams` ask for.
+    """Return the settings that vLLM's `SamplingParams` ask for.
 
     `top_k`, `top_p` and `repetition_penalty` are vLLM's own fields. `sampler` is a name; its hyperparameters, such as `gamma`,
     stand beside it. `logit_bias` may be JSON in a text, as `vllm_xargs` has no objects.
@@ -52,7 +52,7 @@ def _biases(text: str) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Served:
-    """The model that is served.
+    """Describe the model that is served.
 
     Attributes:
         facts: of its training.
@@ -67,8 +67,8 @@ class Served:
 
 
 def admitted(params: Any, served: Served | None) -> dict[str, Any]:
-    """The `extra_args` of a request that is taken: its own, the calibrated setting of its method where they leave that
-    open, and the block size for vLLM's scheduler.
+    """Return the `extra_args` of a request that is taken: its own, the calibrated setting of its method where they
+    leave that open, and the block size for vLLM's scheduler.
 
     Raises:
         ParameterError: as in `settings_of`.

@@ -1,4 +1,4 @@
-"""What vLLM runs in each of its processes: it makes the architectures known. Costs nothing where none of them is served."""
+"""Register the architectures in each of vLLM's processes. Costs nothing where none of them is served."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from setblock.integrations.vllm.architectures import PREFIX, STOCK
 
 
 def register() -> None:
-    """Entry point of the group `vllm.general_plugins`.
+    """Register the architectures, as an entry point of the group `vllm.general_plugins`.
 
     With a version of vLLM that is not supported, every other model is served as ever, and one of ours is refused with what to
     do.

@@ -1,4 +1,4 @@
-"""The sampler in vLLM's model runner: takes a pass's logits apart into rows, and says what was committed."""
+"""Sample in vLLM's model runner: split a pass's logits into rows, and report what was committed."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ from setblock.integrations.vllm.slots import BlockSlots
 
 
 class BlockSampler:
-    """Called by vLLM after each pass. What follows from it is decided by the core, through `BlockSlots`.
+    """Sample after each pass, as vLLM calls it. What follows from it is decided by the core, through `BlockSlots`.
 
     Attributes:
         penalties_state: what the model runner asks every sampler for; there are none.
@@ -25,14 +25,14 @@ class BlockSampler:
         self.req_states = req_states
 
     def add_request(self, req_idx: int, sampling_params: Any) -> None:
-        """The model state has already done so."""
+        """Do nothing: the model state has added the request."""
 
     def apply_staged_writes(self) -> None:
-        """Nothing is staged."""
+        """Do nothing: nothing is staged."""
 
     @torch.inference_mode()
     def __call__(self, logits: Tensor, input_batch: Any, draft_logits: Tensor | None = None) -> Any:
-        """What a pass did.
+        """Return what a pass did.
 
         Args:
             logits: [N, V], the rows of each request's block one after the other, then one row for each prompt that has ended.
@@ -68,7 +68,7 @@ class BlockSampler:
 
 
 def finished_prompts(input_batch: Any) -> np.ndarray:
-    """Indices of the requests in a pass over the last of their prompt's tokens."""
+    """Return the indices of the requests in a pass over the last of their prompt's tokens."""
     count = input_batch.num_reqs
     no_block = np.diff(input_batch.cu_num_logits_np[: count + 1]) == 0
     after = input_batch.num_computed_prefill_tokens_np[:count] + input_batch.num_scheduled_tokens[:count]

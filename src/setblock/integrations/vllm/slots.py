@@ -1,4 +1,4 @@
-"""The requests that vLLM is serving, each in a slot, as rows of the core's state.
+"""Keep the requests that vLLM serves, each in a slot, as rows of the core's state.
 
 Knows which row each slot has, and how vLLM's passes are cut. Knows nothing of vLLM itself, nor of models: it is given logits.
 What a pass feeds and what follows from it are `next_feed` and `absorb`, as everywhere.
@@ -29,7 +29,7 @@ from setblock.model.facts import SBDFacts
 
 
 class BlockSlots:
-    """Up to S requests.
+    """Keep up to S requests.
 
     Attributes:
         causal: [S] int32, whether the next pass of a request is causal: its prompt's or a commit.
@@ -104,7 +104,7 @@ class BlockSlots:
 
     @torch.inference_mode()
     def absorb(self, slots: Sequence[int], logits: Tensor, *, fed: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """What a pass does to the requests in some slots.
+        """Apply a pass to the requests in some slots.
 
         Args:
             logits: [N, V], the model's outputs along each request's block, one request behind the other; of a prompt that has
@@ -143,7 +143,8 @@ class BlockSlots:
 
     @torch.inference_mode()
     def inputs(self, slots: Sequence[int]) -> Tensor:
-        """[R, k] what the next pass of each request is fed: the block's tokens, and the mask token where none is revealed."""
+        """Return [R, k] what the next pass of each request is fed: the block's tokens, and the mask token where none is
+        revealed."""
         assert self._state is not None
         row_of = {slot: row for row, slot in enumerate(self._slots)}
         every = Part(torch.arange(self._state.batch, device=self.device), batch=self._state.batch)
@@ -153,8 +154,8 @@ class BlockSlots:
         return tokens[torch.tensor([row_of[slot] for slot in slots], device=self.device)]
 
     def _plan(self, part: Part, *, fed: Tensor) -> PassPlan:
-        """A pass in which each request is fed at most `fed` [A] tokens, or its prompt to the end. Sizes don't depend on values,
-        so that nothing waits for the device."""
+        """Return a pass in which each request is fed at most `fed` [A] tokens, or its prompt to the end. Sizes don't
+        depend on values, so that nothing waits for the device."""
         assert self._state is not None
         state = self._state
         whole = state.next_end(fuses_commit=False, commits_answers=True)
@@ -173,27 +174,27 @@ class BlockSlots:
         )
 
     def _with_own_tokens(self, settings: DecodingSettings) -> DecodingSettings:
-        """Without token ids that the model has not, which it can't write anyway: where requests are checked, its vocabulary is
-        not known."""
+        """Drop token ids that the model lacks, which it can't write anyway: where requests are checked, its vocabulary
+        is not known."""
         own = range(self.vocab_size)
         bias = {token_id: bias for token_id, bias in settings.logit_bias.items() if token_id in own}
         banned = [token_id for token_id in settings.banned_tokens if token_id in own]
         return replace(settings, logit_bias=bias, banned_tokens=banned)
 
     def _is_causal(self, part: Part) -> Tensor:
-        """[A] bool."""
+        """Return [A] bool, whether the next pass of each row is causal."""
         assert self._state is not None
         state = self._state
         return part.of(state.is_prefill | (state.committed < state.block_start) | state.finished)
 
     def _is_over(self, part: Part) -> Tensor:
-        """[A] bool, requests whose answer has ended and was handed over, and which vLLM goes on serving: their logits were no
-        numbers."""
+        """Return [A] bool, requests whose answer has ended and was handed over, and which vLLM still serves: their
+        logits were no numbers."""
         assert self._state is not None
         return part.of(self._state.finished & (self._state.committed >= self._state.answer_end))
 
     def _filler(self, part: Part) -> Tensor:
-        """[A] what such a request is given, so that it ends: an end-of-text if it has any, and anything up to its limit if
-        not."""
+        """Return [A] what such a request is given, so that it ends: an end-of-text if it has any, and anything up to
+        its limit if not."""
         assert self._state is not None
         return part.of(self._state.ends[:, 0].clamp(min=0))

