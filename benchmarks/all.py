@@ -1,5 +1,5 @@
-"""All benchmarks of a machine without a GPU, one after the other: what `make bench` runs. Each is a command of its own, and
-takes minutes.
+"""Run all benchmarks of a machine without a GPU, one after the other, as `make bench` does. Each is a command of its
+own, and takes minutes.
 
     python benchmarks/all.py
     python benchmarks/all.py --only side_by_side passes
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Command:
-    """One benchmark as it is run in full.
+    """Describe one benchmark as it is run in full.
 
     Attributes:
         result: the file it writes, without its ending.
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     known = sorted({name for each in COMMANDS for name in (each.program, each.result)})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=known, metavar="NAME", help=f"of {', '.join(known)}")

@@ -1,5 +1,5 @@
-"""Where a pass's time goes: the model's layers, its LM head, the sampler, the loop's bookkeeping; how many operations that is,
-and how often the host waits.
+"""Measure where a pass's time goes: the model's layers, its LM head, the sampler, the loop's bookkeeping; how many
+operations that is, and how often the host waits.
 
     python benchmarks/breakdown.py --out benchmarks/results/breakdown.json
 
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measured(sbd: SBDModel, method: Method, options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of each part in a pass after the prefill: the median of passes, of several answers."""
+    """Return the milliseconds of each part in a pass after the prefill: the median of passes, of several answers."""
     prompt = random_prompt(sbd, options.prompt)
     settings = DecodingSettings(
         method=method,
@@ -120,7 +120,8 @@ def measured(sbd: SBDModel, method: Method, options: argparse.Namespace) -> dict
 
 
 def counted(sbd: SBDModel, prompt: list[int], settings: DecodingSettings) -> dict[str, Any]:
-    """What a pass costs the host: operations in the model and beside it, and waits by line, of whole answers and of a stream.
+    """Return what a pass costs the host: operations in the model and beside it, and waits by line, of whole answers and
+    of a stream.
 
     Args:
         settings: with a sampler of this package; others are checked in each pass, and waited for.
@@ -144,7 +145,7 @@ def counted(sbd: SBDModel, prompt: list[int], settings: DecodingSettings) -> dic
 
 @contextmanager
 def timing(seconds: dict[str, float], sbd: SBDModel) -> Iterator[None]:
-    """While active, add up in `seconds` the time spent in each part, without that of parts inside it."""
+    """Add up in `seconds` the time spent in each part, without that of parts inside it, while active."""
     inside = [0.0]  # of the parts that are running: time spent in parts within them
 
     def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,7 +170,7 @@ def timing(seconds: dict[str, float], sbd: SBDModel) -> Iterator[None]:
 
 
 def breakdown_table(results: dict[str, Any], where: str) -> Any:
-    """One column a method."""
+    """Return a table with one column for each method."""
     methods = results["methods"].values()
     made = table(
         f"{results['parameters'] / 1e6:.0f}M parameters, {results['dtype']}, vocabulary {results['vocabulary']:,}, "
@@ -185,7 +186,7 @@ def breakdown_table(results: dict[str, Any], where: str) -> Any:
 
 
 def synchronisation_table(results: dict[str, Any]) -> Any:
-    """A row a line of code that waits."""
+    """Return a table with a row for each line of code that waits."""
     made = _counts("The host waits for the device, times a pass", results, "synchronisations")
     streaming = (row["streaming_synchronisations"] for row in results["methods"].values())
     made.add_row("all, of a stream", *(f"{each:.2f}" for each in streaming))
@@ -193,7 +194,7 @@ def synchronisation_table(results: dict[str, Any]) -> Any:
 
 
 def operation_table(results: dict[str, Any]) -> Any:
-    """A row a function that runs operations."""
+    """Return a table with a row for each function that runs operations."""
     made = _counts("Operations of a pass beside the model", results, "operations")
     made.add_row("in the model", *(f"{row['operations_in_model']:.1f}" for row in results["methods"].values()))
     return made
@@ -209,7 +210,7 @@ def _counts(title: str, results: dict[str, Any], key: str) -> Any:
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--size", choices=SIZES, default="100m", help=f"of {', '.join(SIZES)} (100m)")

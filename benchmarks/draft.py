@@ -1,4 +1,4 @@
-"""A draft model for assisted generation: a model's first layers, trained for minutes to predict the next token.
+"""Make a draft model for assisted generation: a model's first layers, trained for minutes to predict the next token.
 
     python benchmarks/draft.py
     python benchmarks/draft.py --model runs/smollm2-extraction-sbd --layers 6 --set data.source=extraction
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 def main() -> None:
-    """Cut, then train."""
+    """Cut the model, then train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=BUNDLED_MODEL, help="the target: a folder or a name (the bundled model)")
     parser.add_argument("--layers", type=int, default=2, help="that are kept (2)")

@@ -1,4 +1,5 @@
-"""Tokens per second of the engine at several concurrencies, beside Transformers' batched `generate` and continuous batching.
+"""Measure tokens per second of the engine at several concurrencies, with Transformers' batched `generate` and
+continuous batching.
 
     python benchmarks/engine.py --out benchmarks/results/engine.json
 
@@ -68,7 +69,7 @@ def main() -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder or hub id (the bundled model)")
     parser.add_argument("--requests", type=int, default=64)
@@ -82,7 +83,8 @@ def parse_options() -> argparse.Namespace:
 
 
 def measured(sbd: SBDModel, prompts: Prompts, concurrency: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each contender at one concurrency. The first round warms up; a contender that can't run says why."""
+    """Return a row for each contender at one concurrency. The first round warms up; a contender that can't run says
+    why."""
     times: dict[str, list[float]] = {name: [] for name in options.contenders}
     tokens: dict[str, int] = {}
     failed: dict[str, str] = {}
@@ -119,7 +121,7 @@ def answer(contender: Contender, prompts: Prompts, concurrency: int, written: li
 
 
 def contender_of(name: str, sbd: SBDModel, max_new_tokens: int) -> Contender:
-    """One way to answer."""
+    """Return one way to answer."""
     kind, _, what = name.partition(" ")
 
     def by_engine(prompts: Prompts, concurrency: int) -> int:
@@ -158,20 +160,20 @@ def contender_of(name: str, sbd: SBDModel, max_new_tokens: int) -> Contender:
 
 
 def greedy(sbd: SBDModel, max_new_tokens: int) -> GenerationConfig:
-    """Plain greedy decoding."""
+    """Return a config of plain greedy decoding."""
     return GenerationConfig(
         max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=list(sbd.end_of_text_ids), pad_token_id=0
     )
 
 
 def answer_length(token_ids: Sequence[int], sbd: SBDModel) -> int:
-    """Tokens up to the first end-of-text, which counts."""
+    """Return the number of tokens up to the first end-of-text, which counts."""
     ends = [place for place, token_id in enumerate(token_ids) if token_id in sbd.end_of_text_ids]
     return ends[0] + 1 if ends else len(token_ids)
 
 
 def table_of(results: dict[str, Any]) -> Table:
-    """Tokens per second, a row for each contender and a column for each concurrency."""
+    """Return a table of tokens per second, with a row for each contender and a column for each concurrency."""
     concurrencies = list(dict.fromkeys(row["concurrency"] for row in results["rows"]))
     table = Table(
         title=f"tokens per second, {results['requests']} requests, {results['gpu'] or results['cpu']}, "
@@ -188,7 +190,7 @@ def table_of(results: dict[str, Any]) -> Table:
 
 
 def cell_of(row: dict[str, Any]) -> str:
-    """A median with its quartiles, or a dash where a contender can't run."""
+    """Return a median with its quartiles, or a dash where a contender can't run."""
     if "failed" in row:
         return "-"
     found = row["tokens_per_second"]

@@ -1,4 +1,5 @@
-"""The faults that are too slow for the tests, on a live server; each must leave it serving. Exits with 1 if one fails.
+"""Try the faults that are too slow for the tests, on a live server; each must leave it serving. Exits with 1 if one
+fails.
 
 python benchmarks/faults.py
 """
@@ -60,7 +61,7 @@ def kill_and_restart(server: ServerProcess) -> str:
 
 
 def idle_connections(server: ServerProcess) -> str:
-    """1,000 connections that say nothing."""
+    """Open 1,000 connections that say nothing."""
     address = urlsplit(server.url)
     idle = [socket.create_connection((address.hostname, address.port), timeout=SECONDS) for _ in range(1000)]
     before = server.resident_bytes()
@@ -72,7 +73,7 @@ def idle_connections(server: ServerProcess) -> str:
 
 
 def sigterm_under_load(server: ServerProcess) -> str:
-    """SIGTERM while eight requests run."""
+    """Send SIGTERM while eight requests run."""
     done: list[bool] = []
     streams = [started_stream(server.url) for _ in range(8)]
 
@@ -97,7 +98,7 @@ def sigterm_under_load(server: ServerProcess) -> str:
 
 
 def slow_readers(server: ServerProcess) -> str:
-    """32 clients that read nothing of long streams."""
+    """Start 32 clients that read nothing of long streams."""
     address = urlsplit(server.url)
     body = json.dumps({"model": "word-problems", "messages": MESSAGES, **LONG, "events": True}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
@@ -117,7 +118,7 @@ def slow_readers(server: ServerProcess) -> str:
 
 
 def half_requests(server: ServerProcess) -> str:
-    """Half a head, half a body, and garbage."""
+    """Send half a head, half a body, and garbage."""
     address = urlsplit(server.url)
     parts = (
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: loc",
@@ -141,13 +142,13 @@ def half_requests(server: ServerProcess) -> str:
 
 
 def ask(url: str, **body: object) -> httpx.Response:
-    """A chat."""
+    """Return the answer to a chat."""
     request = {"model": "word-problems", "messages": MESSAGES, **body}
     return httpx.post(f"{url}/v1/chat/completions", json=request, timeout=SECONDS)
 
 
 def whole_answer(url: str) -> str:
-    """The last line of an answer, which the bundled model gets right."""
+    """Return the last line of an answer, which the bundled model gets right."""
     response = ask(url, method="exact")
     assert response.status_code == 200, f"status {response.status_code}: {response.text}"
     text = str(response.json()["choices"][0]["message"]["content"])
@@ -156,7 +157,7 @@ def whole_answer(url: str) -> str:
 
 
 def started_stream(url: str) -> httpx.Response:
-    """A long stream that has begun."""
+    """Return a long stream that has begun."""
     client = httpx.Client(timeout=SECONDS)
     request = client.build_request(
         "POST", f"{url}/v1/chat/completions", json={"model": "word-problems", "messages": MESSAGES, **LONG}
@@ -167,7 +168,7 @@ def started_stream(url: str) -> httpx.Response:
 
 
 def wait_for(holds: Callable[[], bool], otherwise: str) -> None:
-    """Until something is so."""
+    """Wait until something is so."""
     deadline = time.monotonic() + SECONDS
     while not holds():
         assert time.monotonic() < deadline, otherwise

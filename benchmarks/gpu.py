@@ -1,4 +1,5 @@
-"""Everything that a GPU should answer, in stages that are saved piece by piece: a run that is stopped goes on where it was.
+"""Measure everything that a GPU should answer, in stages that are saved piece by piece: a run that is stopped goes on
+where it was.
 
     python benchmarks/gpu.py --out benchmarks/results/gpu.json
     python benchmarks/gpu.py --stages checks passes --minutes 9 --out benchmarks/results/gpu.json
@@ -79,7 +80,7 @@ def _brief(row: dict[str, Any]) -> str:
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE", help=f"of {', '.join(STAGES)}")

@@ -1,4 +1,5 @@
-"""How the gain grows and ends with the batch and with the length of the cache: time per token of ours and of Transformers'.
+"""Measure how the gain grows and ends with the batch and with the length of the cache: time per token of ours and of
+Transformers'.
 
     python benchmarks/growth.py --batches 1 2 4 8 16 32 --kv-lengths 512 --out benchmarks/results/growth_batch.json
     python benchmarks/growth.py --batches 1 8 --kv-lengths 128 512 2048 8192 --out benchmarks/results/growth_kv.json
@@ -78,12 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def told(hardware: Hardware) -> dict[str, Any]:
-    """The machine's figures, for the file."""
+    """Return the machine's figures, for the file."""
     return {"name": hardware.name, "bandwidth": hardware.bandwidth, "peaks": dict(hardware.peaks)}
 
 
 def cell(sbd: SBDModel, batch: int, kv_length: int, hardware: Hardware, options: argparse.Namespace) -> dict[str, Any]:
-    """One batch size and one length; or why it was not measured."""
+    """Return one batch size and one length; or why it was not measured."""
     most = kv_length + options.tokens
     prediction = Prediction(shape=shape_of(sbd.model.config), hardware=hardware, precision=Precision.of(options.dtype))
     # Ours and Transformers' caches are there in turns, but growing one by concatenation holds it twice in a layer
@@ -138,7 +139,7 @@ def cell(sbd: SBDModel, batch: int, kv_length: int, hardware: Hardware, options:
 def our_seconds(
     sbd: SBDModel, settings: DecodingSettings, batch: int, kv_length: int, options: argparse.Namespace
 ) -> tuple[float, dict[str, int]]:
-    """Of decoding a batch by our loop, and its passes by kind."""
+    """Return the seconds of decoding a batch by our loop, and its passes by kind."""
     requests = opened(sbd, settings, batch=batch, prompt=kv_length)
 
     def decode() -> None:
@@ -153,7 +154,7 @@ def our_seconds(
 
 
 def transformers_seconds(sbd: SBDModel, batch: int, kv_length: int, options: argparse.Namespace) -> float:
-    """Of decoding the same batch by Transformers' `generate` with its default cache."""
+    """Return the seconds of decoding the same batch by Transformers' `generate` with its default cache."""
     ids = torch.tensor([random_prompt(sbd, kv_length)] * batch, device=sbd.device)
     cache = dynamic_cache(sbd, batch=batch, cached=kv_length - 1)
     return seconds(
@@ -170,7 +171,7 @@ def transformers_seconds(sbd: SBDModel, batch: int, kv_length: int, options: arg
 
 
 def growth_table(results: dict[str, Any], where: str) -> Any:
-    """A row a cell and way."""
+    """Return a table with a row for each cell and way."""
     made = table(
         f"{results['size']}, {results['parameters'] / 1e6:.0f}M parameters, {results['dtype']}, "
         f"block size {results['block_size']}; {where}",
@@ -195,7 +196,7 @@ def growth_table(results: dict[str, Any], where: str) -> Any:
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--size", choices=SIZES, default="100m", help=f"of {', '.join(SIZES)} (100m)")

@@ -1,4 +1,5 @@
-"""One request at a time from a GGUF file: ours in llama.cpp and in PyTorch; llama.cpp plain, with n-grams, with a draft model.
+"""Measure one request at a time from a GGUF file: ours in llama.cpp, llama.cpp alone, its n-gram speculation, and ours
+in PyTorch.
 
     python benchmarks/local_models.py --model MODEL --types q8_0,q4_0 --out benchmarks/results/local_models.json
 
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def of_file(path: Path, draft: Path | None, options: argparse.Namespace) -> dict[str, Any]:
-    """All contenders on one file.
+    """Measure all contenders on one file.
 
     Args:
         draft: the draft model's file; without one, draft speculation is left out.
@@ -130,7 +131,7 @@ def of_file(path: Path, draft: Path | None, options: argparse.Namespace) -> dict
 
 
 def flat_speedup(model: LlamaModel, costs: PassCosts) -> float:
-    """What the same acceptance gives where a pass over any block costs `FLAT` times one over a token."""
+    """Return what the same acceptance gives where a pass over any block costs `FLAT` times one over a token."""
     one = costs.seconds[1]
     flat = PassCosts(
         {size: one if size == 1 else FLAT * one for size in costs.seconds}, costs.cached, costs.fuses_commit
@@ -139,7 +140,7 @@ def flat_speedup(model: LlamaModel, costs: PassCosts) -> float:
 
 
 def stock(name: str, path: Path, model: LlamaModel, *, threads: int, tokens: int, drafts: Any = None) -> Contender:
-    """llama-cpp-python's own generator, plain or with drafts."""
+    """Return llama-cpp-python's own generator, with drafts from n-grams of the text where `ngram` says how many tokens."""
     engine = llama(path, model, threads=threads, draft_model=drafts)
 
     def decode(prompt: list[int]) -> Answer:
@@ -155,7 +156,7 @@ def stock(name: str, path: Path, model: LlamaModel, *, threads: int, tokens: int
 
 
 class SmallModel:
-    """Drafts by another file's greedy decoding: a `LlamaDraftModel`, of which llama-cpp-python has only the n-gram one."""
+    """Draft by another file's greedy decoding: a `LlamaDraftModel`, of which llama-cpp-python has only the n-gram one."""
 
     def __init__(self, path: Path, target: LlamaModel, *, threads: int, tokens: int) -> None:
         self._engine = llama(path, target, threads=threads)
@@ -168,7 +169,7 @@ class SmallModel:
 
 
 def llama(path: Path, model: LlamaModel, *, threads: int, draft_model: Any = None) -> Any:
-    """llama-cpp-python's own object over a file, with the model's context."""
+    """Return llama-cpp-python's own object over a file, with the model's context."""
     import llama_cpp
 
     made: Callable[..., Any] = llama_cpp.Llama
@@ -183,7 +184,7 @@ def llama(path: Path, model: LlamaModel, *, threads: int, draft_model: Any = Non
 
 
 def table_of(weights: str, row: dict[str, Any], where: str) -> Any:
-    """A row a contender."""
+    """Return a table with a row for each contender."""
     made = table(f"{weights}; {where}", "contender", "tokens/s", "over llama.cpp", "passes", "same text", caption=None)
     for name, each in row["contenders"].items():
         made.add_row(
@@ -197,7 +198,7 @@ def table_of(weights: str, row: dict[str, Any], where: str) -> Any:
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--model", help="folder or name of a checkpoint (the bundled model)")

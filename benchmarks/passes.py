@@ -1,4 +1,5 @@
-"""What a pass costs: over one token, over a block, and the fused pass over two blocks, for weights of several types.
+"""Measure what a pass costs: over one token, over a block, and the fused pass over two blocks, for weights of several
+types.
 
     python benchmarks/passes.py --size 400m --weights float32 bfloat16 --out benchmarks/results/passes.json
     python benchmarks/passes.py --weights bfloat16 "bfloat16 int8" --compile --out benchmarks/results/passes_weights.json
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """Every kind of pass of every variant."""
+    """Return the figures of every kind of pass of every variant."""
     # 1. The variants, and what each takes for its first passes
     actions: dict[str, Callable[[], object]] = {}
     first: dict[str, float] = {}
@@ -82,12 +83,12 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def variants_of(options: argparse.Namespace) -> list[str]:
-    """Names of weights, and of the same compiled."""
+    """Return names of weights, and of the same compiled."""
     return [f"{each}{suffix}" for each in options.weights for suffix in ("", " compiled")[: 1 + options.compile]]
 
 
 def wanted(options: argparse.Namespace) -> list[tuple[str, PassKind, int]]:
-    """Name, kind and block size of each pass."""
+    """Return name, kind and block size of each pass."""
     kinds: list[tuple[str, PassKind, int]] = [("one token", "one token", 1)]
     for k in sorted({*options.block_sizes, options.block_size}):
         kinds.append((f"block {k}", "block", k))
@@ -97,7 +98,7 @@ def wanted(options: argparse.Namespace) -> list[tuple[str, PassKind, int]]:
 
 
 def subject(variant: str, options: argparse.Namespace) -> SBDModel:
-    """The model, its weights as the variant's name says."""
+    """Return the model, its weights as the variant's name says."""
     dtype = getattr(torch, variant.split()[0])
     if options.size == BUNDLED:
         sbd = setblock.load(BUNDLED_MODEL, dtype=dtype)
@@ -111,13 +112,13 @@ def subject(variant: str, options: argparse.Namespace) -> SBDModel:
 
 
 def config_of(size: str) -> dict[str, Any]:
-    """The config of a size's models."""
+    """Return the config of a size's models."""
     found: dict[str, Any] = json.loads((BUNDLED_MODEL / "config.json").read_text()) if size == BUNDLED else SIZES[size]
     return found
 
 
 def variant_rows(variant: str, times: dict[str, Spread], options: argparse.Namespace) -> dict[str, Any]:
-    """Times of one variant's passes, what the roofline says of them, and what eq. 16 makes of them."""
+    """Return times of one variant's passes, what the roofline says of them, and what eq. 16 makes of them."""
     dtype, k = variant.split()[0], options.block_size
     hardware = roofline_hardware(getattr(torch, dtype), device=device_of(), quick=options.quick)
     precision = Precision.of(dtype, weights="int8" if "int8" in variant else None)
@@ -146,12 +147,12 @@ def variant_rows(variant: str, times: dict[str, Spread], options: argparse.Names
 
 
 def device_of() -> torch.device:
-    """Where models are made."""
+    """Return the device where models are made."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def pass_table(results: dict[str, Any], where: str) -> Any:
-    """A row a pass."""
+    """Return a table with a row for each pass."""
     made = table(
         f"{results['size']}, {results['parameters'] / 1e6:.0f}M parameters, batch {results['batch']}, "
         f"{results['kv_length']:,} cached positions; {where}",
@@ -178,7 +179,7 @@ def pass_table(results: dict[str, Any], where: str) -> Any:
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--size", choices=[*SIZES, BUNDLED], default="100m", help=f"of {', '.join([*SIZES, BUNDLED])} (100m)")

@@ -1,4 +1,4 @@
-"""`setblock serve` as a process of its own, on a port that is free: what the benchmarks of serving drive."""
+"""Run `setblock serve` as a separate process, on a port that is free, for the benchmarks of serving."""
 
 import json
 import os
@@ -20,21 +20,21 @@ START_SECONDS = 600
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """A running server."""
+    """Hold a running server."""
 
     url: str
     process: "subprocess.Popen[bytes]"
     log: IO[str]
 
     def resident_bytes(self) -> int:
-        """Memory that it holds."""
+        """Return the memory that it holds."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         found = re.search(r"^VmRSS:\s+(\d+) kB", status, flags=re.MULTILINE)
         assert found is not None
         return 1024 * int(found[1])
 
     def figures(self) -> dict[str, float]:
-        """Its metrics, those with labels added up."""
+        """Return its metrics, those with labels added up."""
         found: dict[str, float] = {}
         with urlopen(f"{self.url}/metrics", timeout=60) as response:
             for line in response.read().decode().splitlines():
@@ -44,7 +44,7 @@ class ServerProcess:
         return found
 
     def log_lines(self) -> list[dict[str, object]]:
-        """What it has logged so far."""
+        """Return what it has logged so far."""
         lines = Path(self.log.name).read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 

@@ -37,7 +37,7 @@ WARM_UP = 4  # requests that are not counted
 
 @dataclass
 class Sample:
-    """What clients saw. Seconds."""
+    """Hold what clients saw. Seconds."""
 
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Sample:
     statuses: Counter[str] = field(default_factory=Counter)
 
     def report(self) -> dict[str, Any]:
-        """Figures for the JSON."""
+        """Return the figures for the JSON."""
         return {
             "requests": len(self.whole),
             "statuses": dict(self.statuses),
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=["load", "soak"])
     parser.add_argument("--url", help="a server that runs already")
@@ -95,7 +95,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def load(url: str, _: ServerProcess | None, options: argparse.Namespace) -> dict[str, Any]:
-    """Closed loops of clients, for each concurrency and method."""
+    """Run closed loops of clients, for each concurrency and method."""
     rows = []
     table = Table("method", "clients", "tokens/s", "tokens/forward", "first text p50/p95/p99", "gap", "request")
     bodies = {"sbd": {"method": "sbd", "gamma": options.gamma}, "ntp": {"method": "ntp"}}
@@ -117,7 +117,7 @@ def load(url: str, _: ServerProcess | None, options: argparse.Namespace) -> dict
 
 
 def soak(url: str, server: ServerProcess | None, options: argparse.Namespace) -> dict[str, Any]:
-    """Twice the capacity, for minutes; memory each few seconds."""
+    """Load the server with twice its capacity, for minutes, and read its memory every few seconds."""
     if server is None:
         raise SystemExit("soak looks at the server's memory: leave --url out")
     sample = Sample()
@@ -151,7 +151,7 @@ async def soaked(
     memory: list[tuple[float, int]],
     deadline: float,
 ) -> None:
-    """The clients of a soak, and who watches the memory."""
+    """Run the clients of a soak, and the task that watches the memory."""
     bodies = itertools.cycle(
         [{"method": "sbd", "gamma": options.gamma}, {"method": "ntp"}, {"method": "exact"}, {"temperature": 1.0}]
     )
@@ -175,7 +175,7 @@ async def soaked(
 
 
 async def closed_loop(url: str, model: str, body: dict[str, Any], *, clients: int, requests: int) -> Sample:
-    """So many clients until so many requests are answered."""
+    """Run so many clients until so many requests are answered."""
     sample = Sample()
     questions = iter([problem.question for problem in itertools.islice(word_problems("validation"), requests)])
     started = time.perf_counter()
@@ -191,7 +191,7 @@ async def closed_loop(url: str, model: str, body: dict[str, Any], *, clients: in
 
 
 async def ask(client: httpx.AsyncClient, model: str, question: str, body: dict[str, Any], sample: Sample) -> str:
-    """One streamed request; what became of it."""
+    """Send one streamed request, and record what became of it."""
     request = {
         "model": model,
         "messages": [{"role": "user", "content": question}],
@@ -226,7 +226,7 @@ async def ask(client: httpx.AsyncClient, model: str, question: str, body: dict[s
 
 
 def percentiles(values: list[float]) -> dict[str, float] | None:
-    """Of a few values, the nearest there are."""
+    """Return percentiles of a few values, the nearest there are."""
     if not values:
         return None
     ordered = sorted(values)
@@ -234,7 +234,7 @@ def percentiles(values: list[float]) -> dict[str, float] | None:
 
 
 def told(found: dict[str, float] | None) -> str:
-    """Milliseconds."""
+    """Return a time in milliseconds as text."""
     return "" if found is None else " / ".join(f"{1000 * value:.0f}" for value in found.values()) + " ms"
 
 

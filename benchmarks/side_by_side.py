@@ -1,5 +1,5 @@
-"""One request at a time, by everything that a user might pick: ours, Transformers' `generate`, its assisted generation and
-prompt lookup, and llama.cpp. All over the same weights and token ids, greedily, in turns in one run.
+"""Measure one request at a time, by everything that a user might pick: ours, Transformers' `generate`, its assisted
+generation and prompt lookup, and llama.cpp. All over the same weights and token ids, greedily, in turns in one run.
 
     python benchmarks/side_by_side.py --subjects trained --out benchmarks/results/side_by_side_trained.json
     python benchmarks/side_by_side.py --subjects 100m-bfloat16 --out benchmarks/results/side_by_side_100m.json
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The bundled model, or another checkpoint, on held-out examples of a task."""
+    """Return figures of the bundled model, or another checkpoint, on held-out examples of a task."""
     sbd = setblock.load(options.checkpoint, dtype=getattr(torch, options.dtype) if options.dtype else None)
     own = prepacked(sbd) if options.prepack else sbd
     task = task_named(options.task)
@@ -124,7 +124,7 @@ def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def random(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """A model of random weights, one prompt, decoding as it is told."""
+    """Return figures of a model of random weights, one prompt, with scripted decoding."""
     size, dtype = name.rsplit("-", 1)
     sbd = random_model(SIZES[size], dtype=getattr(torch, dtype), block_size=options.block_size)
     own = prepacked(sbd) if options.prepack else sbd
@@ -190,7 +190,7 @@ def repeated(options: argparse.Namespace) -> dict[str, int]:
 def llama_cpps(
     sbd: SBDModel, draft: Any, folder: Path, options: argparse.Namespace, *, tokens: int, never_ends: bool
 ) -> list[Contender]:
-    """llama.cpp's, where it is installed."""
+    """Return llama.cpp's contenders, where it is installed."""
     if not options.llama_cpp:
         return []
     if MISSING:
@@ -215,7 +215,7 @@ def llama_cpps(
 
 
 def subject_table(name: str, subject: dict[str, Any], where: str) -> Any:
-    """A row a contender."""
+    """Return a table with a row for each contender."""
     made = table(
         f"{name}: {subject['parameters'] / 1e6:.1f}M parameters, {subject['dtype']}; {where}",
         *(
@@ -246,7 +246,7 @@ def subject_table(name: str, subject: dict[str, Any], where: str) -> Any:
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = parser_of(__doc__)
     add = parser.add_argument
     add(

@@ -1,4 +1,4 @@
-"""What a grammar costs and gains: passes and seconds of JSON answers with a schema and without, in each method.
+"""Measure what a grammar costs and gains: passes and seconds of JSON answers with a schema and without, in each method.
 
     python benchmarks/structured.py
     python benchmarks/structured.py --model smollm2-base --weights float32
@@ -72,14 +72,14 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt, the schema of its answer, and the message that it is of, where it can be judged."""
+    """Hold a prompt, the schema of its answer, and the message that it is of, where it can be judged."""
 
     prompt: str
     schema: dict[str, Any]
     message: Extraction | None = None
 
     def is_right(self, text: str) -> bool:
-        """Whether an answer is the message's record."""
+        """Return whether an answer is the message's record."""
         judge = TASKS[0].judge
         assert self.message is not None
         assert judge is not None
@@ -89,18 +89,18 @@ class Case:
 
 
 def made_up(schemas: dict[str, Any], rounds: int) -> list[Case]:
-    """Cases of every schema, `rounds` prompts each."""
+    """Return cases of every schema, `rounds` prompts each."""
     return [Case(prompt.format(name), schema) for name, schema in schemas.items() for prompt in PROMPTS[:rounds]]
 
 
 def messages(count: int) -> list[Case]:
-    """Messages of the test split, with a schema of the keys and types of their records."""
+    """Return messages of the test split, with a schema of the keys and types of their records."""
     found = islice(TASKS[0].examples("test"), count)
     return [Case(each.question, schema_of(each.wanted), each) for each in found]
 
 
 def schema_of(value: Any) -> dict[str, Any]:
-    """A schema that a JSON value satisfies, or null in its place."""
+    """Return a schema that a JSON value satisfies, or null in its place."""
     if isinstance(value, dict):
         return _record(**{key: schema_of(each) for key, each in value.items()})
     if isinstance(value, list):
@@ -156,7 +156,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def measured(model: SBDModel, method: Any, cases: list[Case]) -> dict[str, float]:
-    """Means over answers, and the grammar's share of the seconds. Passes without a schema are scaled to as many tokens."""
+    """Return means over answers, and the grammar's share of the seconds. Passes without a schema are scaled to as many
+    tokens."""
     total = dict.fromkeys(("tokens", "passes", "seconds", "passes_without", "seconds_without", "grammar"), 0.0)
     right: Counter[str] = Counter()
     for case in cases:
@@ -181,7 +182,7 @@ def measured(model: SBDModel, method: Any, cases: list[Case]) -> dict[str, float
 
 @contextmanager
 def grammar_seconds() -> Iterator[Callable[[], float]]:
-    """Counts the time that matchers take."""
+    """Count the time that matchers take."""
     spent = [0.0]
     kept = {name: getattr(Matcher, name) for name in ("advance", "go_back", "fill")}
 

@@ -1,4 +1,4 @@
-"""What training steps cost beside a plain next-token step over the same packed rows: seconds, and peak memory.
+"""Measure what training steps cost next to a plain next-token step over the same packed rows: seconds, and peak memory.
 
     python benchmarks/training_step.py --out benchmarks/results/training_step.json
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """All steps, at every share of prompt tokens."""
+    """Return the figures of all steps, at every share of prompt tokens."""
     model = random(options).model
     results: dict[str, Any] = {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -91,7 +91,8 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def step_of(objective: str, share: float, options: argparse.Namespace) -> Callable[[], object]:
-    """One training step of a model of its own, ready to be run again and again; each draws another noise and block size."""
+    """Return one training step of a separate model, ready to be run again and again; each draws another noise and block
+    size."""
     sbd = random(options, half=objective == "adapter" and options.bf16)
     model, frozen = sbd.model.train(), None
     if objective == "adapter":
@@ -138,7 +139,7 @@ def step_of(objective: str, share: float, options: argparse.Namespace) -> Callab
 
 
 def packed_rows(share: float, options: argparse.Namespace) -> dict[str, Tensor]:
-    """Full rows of documents of random tokens, the first `share` of each a prompt."""
+    """Return full rows of documents of random tokens, the first `share` of each a prompt."""
     generator = torch.Generator().manual_seed(0)
     length = options.document_length
     learned = [i >= round(share * length) for i in range(length)]
@@ -153,7 +154,7 @@ def packed_rows(share: float, options: argparse.Namespace) -> dict[str, Tensor]:
 
 
 def inputs_of(objective: str, rows: dict[str, Tensor], step: int, options: argparse.Namespace) -> TrainingInputs:
-    """What the trainer would make of the rows; block sizes in turn, the same for every share."""
+    """Return what the trainer would make of the rows; block sizes in turn, the same for every share."""
     if objective == "ntp":
         return ntp_inputs(rows)
     return doubled_inputs(
@@ -172,14 +173,14 @@ def inputs_of(objective: str, rows: dict[str, Tensor], step: int, options: argpa
 
 
 def random(options: argparse.Namespace, *, half: bool = False) -> SBDModel:
-    """The model that is trained; in half precision where its weights stay as they are."""
+    """Return the model that is trained; in half precision where its weights stay as they are."""
     config = SIZES[options.size] | ({"num_hidden_layers": options.layers} if options.layers else {})
     dtype = torch.bfloat16 if half else torch.float32
     return random_model(config, dtype=dtype, attention=options.attention, context=CONTEXT)
 
 
 def memory_of(objective: str, share: float, options: argparse.Namespace) -> int | None:
-    """`peak_bytes`, on a CPU in a process of its own: what a process once held, the system may go on counting."""
+    """Return `peak_bytes`, on a CPU in a separate process: what a process once held, the system may go on counting."""
     if options.quick or torch.cuda.is_available():
         return peak_bytes(objective, share, options)
     arguments = [sys.executable, __file__, *options.arguments, "--memory-of", f"{objective}:{share}"]
@@ -189,7 +190,7 @@ def memory_of(objective: str, share: float, options: argparse.Namespace) -> int 
 
 
 def peak_bytes(objective: str, share: float, options: argparse.Namespace) -> int | None:
-    """The most that two steps held beyond the model's weights, or None where nobody counts."""
+    """Return the most that two steps held beyond the model's weights, or None where nothing counts it."""
     step = step_of(objective, share, options)
     if torch.cuda.is_available():
         held = torch.cuda.memory_allocated()
@@ -208,13 +209,13 @@ RESET_PEAK = Path("/proc/self/clear_refs")  # Linux: a 5 makes the peak what is 
 
 
 def resident(field: str) -> int:
-    """Bytes of this process in memory, now (`VmRSS`) or at most (`VmHWM`)."""
+    """Return the bytes of this process in memory, now (`VmRSS`) or at most (`VmHWM`)."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) * 1024
 
 
 def step_table(results: dict[str, Any], where: str) -> Any:
-    """One row for each share of prompt tokens."""
+    """Return a table with one row for each share of prompt tokens."""
     made = table(
         f"{results['parameters'] / 1e6:.0f}M parameters, {results['rows']} rows of {results['row_length']:,} tokens, "
         f"{results['attention'] or 'default'} attention; {where}",
@@ -251,7 +252,7 @@ CONTEXT = 65_536
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--prompt-shares", nargs="+", type=float, default=[0.0, 0.5], metavar="SHARE", help="of prompt tokens (0 0.5)")

@@ -1,4 +1,4 @@
-"""Block decoding beside plain decoding and speculation, of the same weights and prompts in the same vLLM.
+"""Compare block decoding with plain decoding and speculation, of the same weights and prompts in the same vLLM.
 
     python benchmarks/vllm_compare.py --model MODEL --draft-model SMALLER --out results.json      on a GPU
     .venv-vllm/bin/python benchmarks/vllm_compare.py --cpu --draft-model runs/draft --out results.json   on a CPU
@@ -68,7 +68,7 @@ SMALL = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--m
 
 @dataclass(frozen=True)
 class Way:
-    """A way to decode: words for the server, and what its requests say.
+    """Describe a way to decode: words for the server, and what its requests say.
 
     Attributes:
         name: as it stands in the results.
@@ -86,14 +86,14 @@ class Way:
 
     @property
     def serving(self) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-        """What tells servers apart."""
+        """Return what distinguishes servers."""
         return self.server, tuple(self.environment.items())
 
 
 def ways(
     model: str, *, draft_model: str | None, gammas: Sequence[float], block_size: int | None, cpu: bool
 ) -> list[Way]:
-    """What is compared."""
+    """Return what is compared."""
     ngram = ("--speculative-config", json.dumps(NGRAM))
     found = [Way("plain"), Way("n-gram", ngram)]
     if cpu:
@@ -151,7 +151,7 @@ def main() -> None:
 
 
 def table(results: dict[str, Any]) -> Table:
-    """The results for people. Tokens a pass are of one request: those of blocks by vLLM's own count of passes."""
+    """Return the results for people. Tokens a pass are of one request: those of blocks by vLLM's own count of passes."""
     made = Table(title=f"{results['model']} in vLLM {results['vllm']}", title_justify="left")
     for column in ("decoding", "at once", "tokens/s", "x plain", "ms to first token", "ms a token", "tokens a pass"):
         made.add_column(column, justify="left" if column == "decoding" else "right")

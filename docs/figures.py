@@ -1,4 +1,4 @@
-"""Draws the attention masks of docs/method.md, from the library's own mask functions.
+"""Draw the attention masks of docs/method.md, from the library's own mask functions.
 
     python docs/figures.py
 
@@ -12,7 +12,7 @@ from setblock.masks import CLEAN, decode_mask, to_dense, train_mask
 
 
 def drawn(allowed: Tensor, *, queries: list[str], keys: list[str]) -> str:
-    """A boolean [Q, K] mask as text: a row for each query, `x` where it attends the key."""
+    """Return a boolean [Q, K] mask as text: a row for each query, `x` where it attends the key."""
     width = max(map(len, queries + keys))
     lines = [" ".join(["query".ljust(width + 2), *(key.rjust(width) for key in keys)])]
     for name, row in zip(queries, allowed.tolist(), strict=True):
@@ -21,7 +21,7 @@ def drawn(allowed: Tensor, *, queries: list[str], keys: list[str]) -> str:
 
 
 def training_figure(*, length: int = 4, block_size: int = 2) -> str:
-    """The training mask over the doubled input [clean, noisy] of one document."""
+    """Return the training mask over the doubled input [clean, noisy] of one document."""
     positions = torch.arange(length)
     blocks = positions // block_size
     mask_mod = train_mask(
@@ -36,7 +36,7 @@ def training_figure(*, length: int = 4, block_size: int = 2) -> str:
 
 
 def decoding_figure(*, committed: int, block_start: int, block_size: int = 2) -> str:
-    """The mask of a pass that commits positions committed..block_start - 1 and runs the block that follows them."""
+    """Return the mask of a pass that commits positions committed..block_start - 1 and runs the block that follows them."""
     end = block_start + block_size
     positions = torch.arange(committed, end)
     limits = torch.where(positions >= block_start, end, positions + 1)

@@ -1,4 +1,4 @@
-"""Fills the tables of docs/performance.md from the files in benchmarks/results/, and draws its picture.
+"""Fill the tables of docs/performance.md from the files in benchmarks/results/, and draw its picture.
 
     python docs/performance_tables.py
 
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 def filled(page: str) -> str:
-    """The page with what the files say in its tables."""
+    """Return the page with what the files say in its tables."""
 
     def replaced(match: re.Match[str]) -> str:
         name = match["name"]
@@ -33,7 +33,7 @@ def filled(page: str) -> str:
 
 
 def content_of(name: str) -> str:
-    """What stands in one place."""
+    """Return the content of one place."""
     result, _, stage = name.partition(" ")
     found = read(result)
     if found is None:
@@ -48,7 +48,7 @@ def content_of(name: str) -> str:
 
 
 def read(result: str) -> Json | None:
-    """A file of results, unless it is a miniature's."""
+    """Return a file of results, unless it is a miniature's."""
     path = RESULTS / f"{result}.json"
     if not path.exists():
         return None
@@ -59,7 +59,7 @@ def read(result: str) -> Json | None:
 
 
 def not_measured(result: str, stage: str = "") -> str:
-    """How to get what is missing."""
+    """Return how to get what is missing."""
     out = f"--out benchmarks/results/{result}.json"
     if result == "gpu":
         return f"*Not measured yet:* `python benchmarks/gpu.py --stages {stage} {out}`, on a GPU."
@@ -69,14 +69,14 @@ def not_measured(result: str, stage: str = "") -> str:
 
 
 def origin(found: Json) -> str:
-    """Where figures come from."""
+    """Return where figures come from."""
     where = found["gpu"] or f"{found['cpu']}, {found['threads']} threads"
     versions = f"PyTorch {found['torch']}, Transformers {found['transformers']}"
     return f"{where}; {versions}; {found['date'][:10]}; `{found['command']}`"
 
 
 def passes_table(found: Json) -> str:
-    """A row a pass."""
+    """Return a table with a row for each pass."""
     rows = []
     for variant, each in found["variants"].items():
         for name, row in each["passes"].items():
@@ -95,12 +95,12 @@ def passes_table(found: Json) -> str:
 
 
 def side_by_side_table(found: Json) -> str:
-    """A row a contender."""
+    """Return a table with a row for each contender."""
     return "\n\n".join(subject_table(subject) for subject in found["subjects"].values())
 
 
 def subject_table(subject: Json) -> str:
-    """All contenders on one model."""
+    """Return a table of all contenders on one model."""
     graded = any("right_answers" in row for row in subject["contenders"].values())
     split = any("after_prefill_over_ours_plain" in row for row in subject["contenders"].values())
     rows = []
@@ -136,7 +136,7 @@ def subject_table(subject: Json) -> str:
 
 
 def structured_table(found: Json) -> str:
-    """A row a method."""
+    """Return a table with a row for each method."""
     rows = [
         [
             *(f"`{method}`", f"{row['tokens']:.0f}", f"{row['passes']:.0f}", f"{row['passes_without']:.0f}"),
@@ -157,13 +157,13 @@ def structured_table(found: Json) -> str:
 
 
 def growth_table(found: Json) -> str:
-    """A row a cell."""
+    """Return a table with a row for each cell."""
     title = f"{found['parameters'] / 1e6:.0f}M random weights, {found['dtype']}, block size {found['block_size']}."
     return f"{title}\n\n{cells_table(found['cells'])}\n\n{ends(found['cells'])}"
 
 
 def ends(cells: Json) -> str:
-    """Up to which of the batches that were measured blocks are faster, at each length."""
+    """Return up to which of the batches that were measured blocks are faster, at each length."""
     lines = []
     for label, line in lines_of(cells, "batch", "kv_length"):
         gains = {
@@ -176,7 +176,7 @@ def ends(cells: Json) -> str:
 
 
 def cells_table(cells: Json) -> str:
-    """A row a cell and way."""
+    """Return a table with a row for each cell and way."""
     rows = []
     for each in cells.values():
         at = [str(each["batch"]), f"{each['kv_length']:,}"]
@@ -200,7 +200,7 @@ def cells_table(cells: Json) -> str:
 
 
 def local_table(found: Json) -> str:
-    """A row a contender on each file."""
+    """Return a table with a row for each contender on each file."""
     rows = [
         [
             *(weights, name, f"{row['tokens_per_second']:.1f}", spread(row["over_llama_cpp"])),
@@ -213,13 +213,13 @@ def local_table(found: Json) -> str:
 
 
 def breakdown_table(found: Json) -> str:
-    """Milliseconds, and waits."""
+    """Return a table of milliseconds, and waits."""
     title = f"{found['parameters'] / 1e6:.0f}M random weights, {found['dtype']}, vocabulary {found['vocabulary']:,}."
     return f"{title}\n\n{methods_table(found['methods'])}"
 
 
 def methods_table(methods: Json) -> str:
-    """A column a method."""
+    """Return a table with a column for each method."""
     each = list(methods.values())
     rows = [[part, *(f"{row['milliseconds'][part]:.3f}" for row in each)] for part in each[0]["milliseconds"]]
     rows.append(["all but the model", *(f"{row['loop_milliseconds']:.3f}" for row in each)])
@@ -229,7 +229,7 @@ def methods_table(methods: Json) -> str:
 
 
 def training_table(found: Json) -> str:
-    """A row a share of prompt tokens."""
+    """Return a table with a row for each share of prompt tokens."""
     more = ("adapter_seconds", "adapter_ratio") if "adapter_ratio" in found["shares"][0] else ()
     rows = [
         [
@@ -249,7 +249,8 @@ def training_table(found: Json) -> str:
 
 
 def gpu_passes_table(pieces: Json) -> str:
-    """A row a batch and length, the ratio of each block size beside the roofline's."""
+    """Return a table with a row for each batch and length, with the measured and the predicted ratio of each block
+    size."""
     rows = []
     for name, piece in pieces.items():
         one = piece["one token 1"]
@@ -264,14 +265,14 @@ def gpu_passes_table(pieces: Json) -> str:
 
 
 def graphs_table(pieces: Json) -> str:
-    """A row a pass, a column a way to launch it."""
+    """Return a table with a row for each pass, and a column for each way to launch it."""
     ways = list(next(iter(pieces.values()))["times"])
     rows = [[name, *(spread(piece["times"][way], 1e3) for way in ways)] for name, piece in pieces.items()]
     return markdown(["ms", *ways], rows)
 
 
 def checks_table(pieces: Json) -> str:
-    """A row a check."""
+    """Return a table with a row for each check."""
     rows = []
     for name, piece in pieces.items():
         if "left_out" in piece:
@@ -283,7 +284,7 @@ def checks_table(pieces: Json) -> str:
 
 
 def machine_table(pieces: Json) -> str:
-    """What simple kernels reach."""
+    """Return a table of what simple kernels reach."""
     (piece,) = pieces.values()
     rows = []
     for name in ("reached", "roofline"):
@@ -320,14 +321,14 @@ GPU_TABLES: dict[str, Callable[[Json], str]] = {
 
 
 def spread(values: Json, scale: float = 1) -> str:
-    """Median and quartiles, three digits of them."""
+    """Return median and quartiles, with three digits."""
     median, lower, upper = (scale * values[name] for name in ("median", "lower_quartile", "upper_quartile"))
     digits = 0 if median >= 100 else 1 if median >= 10 else 2 if median >= 0.1 else 4
     return f"{median:.{digits}f} ({lower:.{digits}f} to {upper:.{digits}f})"
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
-    """A table."""
+    """Return a table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -362,7 +363,8 @@ def draw(path: Path) -> bool:
 
 
 def lines_of(cells: Json, across: str, other: str) -> Iterator[tuple[str, dict[str, list[float]]]]:
-    """What to draw: for each value of `other` and each way of ours, speed-ups over Transformers and over our plain decoding."""
+    """Yield what to draw: for each value of `other` and each way of ours, speed-ups over Transformers and over our
+    plain decoding."""
     measured = [each for each in cells.values() if "ways" in each]
     for value in sorted({each[other] for each in measured}):
         here = sorted((each for each in measured if each[other] == value), key=lambda each: int(each[across]))

@@ -1,4 +1,4 @@
-"""Fills the README's table of figures on real models from benchmarks/results/real_model.jsonl.
+"""Fill the README's table of figures on real models from benchmarks/results/real_model.jsonl.
 
     setblock evaluate --model MODEL --task TASK --batch-size 1 --json >> benchmarks/results/real_model.jsonl
     python docs/real_model_tables.py
@@ -26,25 +26,25 @@ TITLES = {
 
 
 def filled(page: str) -> str:
-    """The page with its table."""
+    """Return the page with its table."""
     return PLACE.sub(lambda _: f"\n{table(results())}\n\n", page)
 
 
 def results() -> list[Json]:
-    """The results of one request at a time."""
+    """Return the results of one request at a time."""
     lines = RESULTS.read_text(encoding="utf-8").splitlines()
     return [found for found in map(json.loads, lines) if found["batch_size"] == 1]
 
 
 def table(found: list[Json]) -> str:
-    """A row for each result."""
+    """Return a table with a row for each result."""
     columns = ("model", "task", "method", "seconds", "speed", "forward passes", "right answers", "same text as plain")
     lines = [columns, ("---",) * len(columns), *map(row, found)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def row(found: Json) -> tuple[str, ...]:
-    """One result, plain decoding's figure before the method's. Passes leave the prefill of each request out."""
+    """Return one result, plain decoding's figure before the method's. Passes leave the prefill of each request out."""
     count = found["prefill_forwards"]
     return (
         TITLES[found["model"]],

@@ -1,4 +1,4 @@
-"""Fine-tune a model for block decoding on texts of one's own: here sums, ten steps on the bundled model.
+"""Fine-tune a model for block decoding on your own texts: here sums, ten steps on the bundled model.
 
     python examples/own_data.py [MODEL]
 

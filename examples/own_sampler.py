@@ -1,4 +1,4 @@
-"""A sampler of one's own: reveal every position that is confident enough, and at least the most confident one.
+"""Define your own sampler: reveal every position that is confident enough, and at least the most confident one.
 
     python examples/own_sampler.py
     python examples/own_sampler.py generate --sampler certain --sampler-option odds=5 "Maya has 3 apples. Maya finds 4 more."

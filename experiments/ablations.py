@@ -142,21 +142,21 @@ def main() -> None:
 
 
 def run_folder(options: argparse.Namespace, overrides: Overrides, seed: int) -> Path:
-    """Where a run is kept: by what it is, so that studies share the recipe itself."""
+    """Return where a run is kept: by what it is, so that studies share the recipe itself."""
     name = ",".join(f"{key}={json.dumps(value)}" for key, value in sorted(overrides.items())) or "recipe"
     safe = "".join(c if c.isalnum() or c in "=,._-" else "" for c in name)
     return Path(options.out) / f"{Path(options.recipe).stem}-{options.steps}" / safe / f"seed-{seed}"
 
 
 def steps_of(options: argparse.Namespace, overrides: Overrides) -> int:
-    """Steps that take as much as `--steps` of the recipe itself: a token is a token, clean or noisy."""
+    """Return the steps that take as much as `--steps` of the recipe itself: a token is a token, clean or noisy."""
     steps: int = options.steps
     share = float(overrides.get(SHARE, 1))
     return max(1, round(steps * share * cost_of_step(options, {}) / cost_of_step(options, overrides)))
 
 
 def cost_of_step(options: argparse.Namespace, overrides: Overrides) -> float:
-    """Documents' worth of tokens that a step takes: the clean half, its noisy copies, and a frozen teacher.
+    """Return the documents' worth of tokens that a step takes: the clean half, its noisy copies, and a frozen teacher.
 
     Copies are of answers alone where `noise_on` is `targets`: those are `--answer-share` of the tokens.
     """
@@ -168,7 +168,7 @@ def cost_of_step(options: argparse.Namespace, overrides: Overrides) -> float:
 
 
 def train(options: argparse.Namespace, folder: Path, study: str, variant: str, overrides: Overrides, seed: int) -> None:
-    """One run, as the command line has it."""
+    """Train one run, as the command line does."""
     steps = steps_of(options, overrides)
     print(f"== {study}: {variant}, seed {seed}: {steps} steps", flush=True)
     every = max(1, math.ceil(steps / options.evaluations))
@@ -194,7 +194,7 @@ def train(options: argparse.Namespace, folder: Path, study: str, variant: str, o
 
 
 def rows_of(options: argparse.Namespace, variant: str, overrides: Overrides, seed: int) -> list[dict[str, Any]]:
-    """The evaluations of a run, as far as it got."""
+    """Return the evaluations of a run, as far as it got."""
     training = yaml.load(Path(options.recipe).read_text(), Loader=YAMLLoader)["training"] | dict(overrides)
     batch, cost = training["per_device_train_batch_size"], cost_of_step(options, overrides)
     return [
@@ -238,12 +238,12 @@ def report(out: str, study: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def title(name: str) -> str:
-    """Of a decoding setting: a gamma or `exact`."""
+    """Return the title of a decoding setting: a gamma or `exact`."""
     return name if name == "exact" else f"gamma {name}"
 
 
 def by_seed(rows: Sequence[Mapping[str, Any]], variant: str) -> list[list[Mapping[str, Any]]]:
-    """The rows of each run of a variant."""
+    """Return the rows of each run of a variant."""
     groups: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if row["variant"] == variant:
@@ -252,14 +252,14 @@ def by_seed(rows: Sequence[Mapping[str, Any]], variant: str) -> list[list[Mappin
 
 
 def mean(rows: Sequence[Mapping[str, Any]], key: str) -> float:
-    """Of one figure over runs; not a number where none has it."""
+    """Return the mean of one figure over runs; not a number where none has it."""
     values = [row[key] for row in rows if key in row]
     return sum(values) / len(values) if values else math.nan
 
 
 def draw(rows: Sequence[Mapping[str, Any]], names: Sequence[str], path: Path) -> None:
-    """Above, NFE speed-up against compute (figure 5 of the paper: its steps against its NFE), below accuracy; a column for each
-    setting and a line for each run."""
+    """Draw, above, NFE speed-up against compute (figure 5 of the paper: its steps against its NFE), below accuracy; a
+    column for each setting and a line for each run."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -293,7 +293,7 @@ def draw(rows: Sequence[Mapping[str, Any]], names: Sequence[str], path: Path) ->
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", nargs="?", default="all", choices=[*STUDIES, "all"])
     parser.add_argument("--list", action="store_true", help="name the studies and their variants, and stop")

@@ -1,4 +1,5 @@
-"""Does learning blocks cost a model its plain decoding? NTP loss and accuracy of an SBD model beside its next-token twin.
+"""Measure whether learning blocks costs a model its plain decoding. NTP loss and accuracy of an SBD model beside its
+next-token twin.
 
     python experiments/baseline_reproduction.py --twin runs/word-problems-twin --limit 1000 --out docs/experiments/baseline.md
 
@@ -38,7 +39,7 @@ from setblock.model.sbd_model import SBDModel
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one model: for each problem the loss in nats a token, and whether it was answered right."""
+    """Hold the figures of one model: for each problem the loss in nats a token, and whether it was answered right."""
 
     name: str
     fingerprint: str
@@ -47,12 +48,12 @@ class Figures:
 
     @property
     def loss(self) -> float:
-        """Mean over problems."""
+        """Return the mean over problems."""
         return statistics.mean(self.losses)
 
     @property
     def accuracy(self) -> float:
-        """Share of right answers."""
+        """Return the share of right answers."""
         return statistics.mean(self.correct)
 
 
@@ -76,7 +77,7 @@ def main() -> None:
 
 
 def measured(name: str, path: Path, options: argparse.Namespace) -> Figures:
-    """Loss and answers of one model."""
+    """Return the loss and the answers of one model."""
     model = setblock.load(path)
     task = TASKS["word-problems"]
     examples = list(islice(task.examples(options.split, seed=options.seed), options.limit))
@@ -93,7 +94,7 @@ def measured(name: str, path: Path, options: argparse.Namespace) -> Figures:
 
 @torch.inference_mode()
 def ntp_losses(model: SBDModel, documents: Sequence[Document]) -> list[float]:
-    """Of each document, the mean cross entropy of the tokens that carry loss, in nats, by the causal pass."""
+    """Return, for each document, the mean cross entropy of the tokens that carry loss, in nats, by the causal pass."""
     longest = max(map(len, documents))
     ids = torch.zeros((len(documents), longest), dtype=torch.long)  # [B, L], filled up on the right: causal, so unseen
     targets = torch.full((len(documents), longest), -100)
@@ -111,7 +112,7 @@ def ntp_losses(model: SBDModel, documents: Sequence[Document]) -> list[float]:
 
 
 def loss_difference(sbd: Figures, twin: Figures) -> tuple[float, float, float]:
-    """Mean difference of the losses, and its 95% interval."""
+    """Return the mean difference of the losses, and its 95% interval."""
     differences = [a - b for a, b in zip(sbd.losses, twin.losses, strict=True)]
     mean = statistics.mean(differences)
     spread = 1.96 * statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else float("inf")
@@ -119,7 +120,7 @@ def loss_difference(sbd: Figures, twin: Figures) -> tuple[float, float, float]:
 
 
 def accuracy_difference(sbd: Figures, twin: Figures, *, samples: int = 10_000) -> tuple[float, float, float]:
-    """Difference of the accuracies, and its 95% bootstrap interval."""
+    """Return the difference of the accuracies, and its 95% bootstrap interval."""
     differences = [a - b for a, b in zip(sbd.correct, twin.correct, strict=True)]
     rng = random.Random(0)
     means = sorted(statistics.mean(rng.choices(differences, k=len(differences))) for _ in range(samples))
@@ -127,7 +128,7 @@ def accuracy_difference(sbd: Figures, twin: Figures, *, samples: int = 10_000) -
 
 
 def report_lines(sbd: Figures, twin: Figures, options: argparse.Namespace) -> Iterator[str]:
-    """The report, in Markdown."""
+    """Yield the report, in Markdown."""
     made: dict[str, Any] = provenance()
     yield "# SBD model and next-token twin, decoded plainly"
     yield ""
@@ -156,7 +157,7 @@ def report_lines(sbd: Figures, twin: Figures, options: argparse.Namespace) -> It
 
 
 def draw(sbd: Figures, twin: Figures, path: Path) -> None:
-    """Losses of both, problem by problem, and their accuracies."""
+    """Draw the losses of both, problem by problem, and their accuracies."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.5, 3.8), layout="constrained")
@@ -178,7 +179,7 @@ def draw(sbd: Figures, twin: Figures, path: Path) -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--sbd", type=Path, default=BUNDLED_MODEL, metavar="FOLDER", help="the SBD model (the bundled one)")

@@ -1,4 +1,5 @@
-"""Does calibration keep what it promises, and what does it cost? From the outcomes of sweeps; nothing is decoded.
+"""Measure whether calibration keeps what it promises, and what it costs. From the outcomes of sweeps; nothing is
+decoded.
 
     python experiments/calibration.py runs/sweep.jsonl --tolerance accuracy=1 --out docs/experiments/calibration.md
 
@@ -34,7 +35,8 @@ ENTROPY_BOUNDED = "entropy-bounded"
 
 @dataclass(frozen=True)
 class SplitResult:
-    """One split: the label of what was chosen, its loss and speed-up on the fresh part, and those of the best fixed gamma."""
+    """Hold one split: the label of what was chosen, its loss and speed-up on the fresh part, and those of the best
+    fixed gamma."""
 
     chosen: str
     loss: float
@@ -57,7 +59,7 @@ def main() -> None:
 
 
 def report_lines(options: argparse.Namespace) -> Iterator[str]:
-    """The report, in Markdown."""
+    """Yield the report, in Markdown."""
     tolerance = tolerance_of(options.tolerance, confidence=options.confidence)
     sweeps = [read_results(path) for path in options.sweeps]
     yield "# Calibration"
@@ -74,7 +76,7 @@ def report_lines(options: argparse.Namespace) -> Iterator[str]:
 
 
 def split_lines(sweep: Sequence[Result], tolerance: Tolerance, options: argparse.Namespace) -> Iterator[str]:
-    """What ten splits of one domain say."""
+    """Yield what ten splits of one domain say."""
     task, total = sweep[0].run["task"], sweep[0].num_examples
     part = round(options.calibration_share * total)
     yield ""
@@ -139,7 +141,7 @@ def one_split(
 
 
 def transfer_lines(sweeps: Sequence[Sequence[Result]], tolerance: Tolerance, *, fixed_gamma: float) -> Iterator[str]:
-    """What each domain's setting does in the others."""
+    """Yield what each domain's setting does in the others."""
     names = [str(sweep[0].run["task"]["name"]) for sweep in sweeps]
     yield ""
     yield "## From one domain to another"
@@ -160,7 +162,7 @@ def transfer_lines(sweeps: Sequence[Sequence[Result]], tolerance: Tolerance, *, 
 
 
 def cell(sweep: Sequence[Result], chosen: Result, tolerance: Tolerance) -> str:
-    """Loss and speed-up of a point in a domain."""
+    """Return the loss and speed-up of a point in a domain."""
     for row in sweep:
         if row.point == chosen.point:
             everything = range(row.num_examples)
@@ -170,23 +172,23 @@ def cell(sweep: Sequence[Result], chosen: Result, tolerance: Tolerance) -> str:
 
 
 def is_entropy_bounded(row: Result) -> bool:
-    """Whether gamma is what the setting turns on."""
+    """Return whether gamma decides the setting."""
     return row.point.method == "sbd" and row.point.sampler == ENTROPY_BOUNDED
 
 
 def loss_of(row: Result, tolerance: Tolerance, examples: Sequence[int]) -> float:
-    """Mean loss on some examples."""
+    """Return the mean loss on some examples."""
     losses = tolerance.losses(row)
     return sum(losses[index] for index in examples) / len(examples)
 
 
 def speedup_of(row: Result, examples: Sequence[int]) -> float:
-    """NFE speed-up on some examples."""
+    """Return the NFE speed-up on some examples."""
     return row.nfe_speedup_on(examples) or 1.0
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("sweeps", nargs="+", type=Path, metavar="FILE", help="of `setblock sweep`; several for the transfer")

@@ -1,4 +1,4 @@
-"""How gamma trades accuracy for passes, and where it had best be: a report from the file of a sweep.
+"""Report from the file of a sweep how gamma trades accuracy for passes, and which gamma is best.
 
     setblock sweep --grid gamma=0,0.01,0.1,0.2,0.4,0.8,1.5 --grid block_size=4,8,16 --limit 1000 --out runs/gammas.jsonl
     python experiments/gamma_ablation.py runs/gammas.jsonl --out docs/experiments/gamma.md
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def gamma_rows(sweep: Sequence[Result]) -> list[Result]:
-    """The entropy-bounded rows, by block size and gamma.
+    """Return the entropy-bounded rows, by block size and gamma.
 
     Raises:
         SetBlockError: there are none.
@@ -47,13 +47,13 @@ def gamma_rows(sweep: Sequence[Result]) -> list[Result]:
 
 
 def optimal(rows: Sequence[Result], *, most: float) -> Result | None:
-    """The fastest row that loses at most `most` (a share) of accuracy; None where all lose more."""
+    """Return the fastest row that loses at most `most` (a share) of accuracy; None where all lose more."""
     kept = [row for row in rows if sum(row.lost) <= most * row.num_examples + 1e-9]
     return max(kept, key=lambda row: row.nfe_speedup or 0.0, default=None)
 
 
 def report_lines(sweep: Sequence[Result], rows: Sequence[Result], options: argparse.Namespace) -> Iterator[str]:
-    """The report, in Markdown."""
+    """Yield the report, in Markdown."""
     best = optimal(rows, most=options.most / 100)
     made = sweep[0].made
     yield "# Gamma"
@@ -94,7 +94,7 @@ def report_lines(sweep: Sequence[Result], rows: Sequence[Result], options: argpa
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweep", type=Path, metavar="FILE", help="of `setblock sweep`")
     parser.add_argument("--most", type=float, default=0.5, metavar="POINTS", help="of accuracy that may be lost (0.5)")

@@ -1,4 +1,5 @@
-"""What exact mode would gain from drafting for every possible outcome of a check in one wider pass (TiDAR's idea).
+"""Measure what exact mode would gain from drafting for every possible outcome of a check in one wider pass (TiDAR's
+idea).
 
     python experiments/wide_drafts.py --limit 200
 
@@ -70,7 +71,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def wide_exact(model: SBDModel, prompt: list[int], *, block_size: int) -> tuple[list[int], int]:
-    """Greedy decoding whose every pass checks a draft and drafts on from wherever the check may end.
+    """Decode greedily with passes that each check a draft and draft on from wherever the check may end.
 
     Returns:
         The generated token ids, end-of-text included, and the number of passes after the prefill.
@@ -92,7 +93,7 @@ def wide_exact(model: SBDModel, prompt: list[int], *, block_size: int) -> tuple[
 
 
 def drafted(model: SBDModel, text: list[int], block_size: int) -> list[int]:
-    """The most likely token at each place of a block of masks after a text; the first is the causal output's."""
+    """Return the most likely token at each place of a block of masks after a text; the first is the causal output's."""
     assert model.facts is not None
     masks = [model.facts.mask_token_id] * block_size
     logits = full_logits(model, text + masks, len(text))
@@ -103,7 +104,7 @@ def drafted(model: SBDModel, text: list[int], block_size: int) -> list[int]:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder or hub id; by default the bundled model")
     parser.add_argument("--split", choices=SPLITS, default="test")

@@ -1,5 +1,10 @@
-"""Pages are written in plain English: short sentences, usual words, no page longer than a person reads at once."""
+"""Pages are written in plain English: short sentences, usual words, no page longer than a person reads at once.
 
+Docstrings begin with a verb.
+"""
+
+import ast
+import re
 import runpy
 from pathlib import Path
 
@@ -12,6 +17,39 @@ EVIDENCE = {"results.md", "performance.md", "log.md", "serving_load.md", "vllm_c
 """Pages that a person looks something up in: they may be long."""
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")])
+
+CODE = [
+    path
+    for folder in ("src", "docs", "benchmarks", "examples", "experiments")
+    for path in ROOT.glob(f"{folder}/**/*.py")
+]
+NOT_A_VERB = re.compile(
+    r"(a|an|the|its|one|two|those|these|both|no|nothing|some|any|all|every|each|what|which|who|how|where|when|whether|why|"
+    r"of|for|from|in|on|by|with|without|as|at|up|while|because|if|after|before|\w*[^s\W]s)\b|\W",
+    re.IGNORECASE,
+)
+"""What begins a noun phrase or a fragment: articles, question words, prepositions, plurals (`Rows ...`), names in code."""
+
+
+def docstrings(code):
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield getattr(node, "name", "module"), ast.get_docstring(node) or "See nothing."
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docstrings_begin_with_a_verb(path):
+    """Also those of modules, classes and properties, which ruff's D401 leaves out."""
+    assert {
+        name: text.partition("\n")[0] for name, text in docstrings(path.read_text()) if NOT_A_VERB.match(text)
+    } == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["The rows.", "Rows of a batch.", "Whether it is.", "`f` is it.", "[B] bool.", "Of texts."]
+)
+def test_a_docstring_without_a_verb_is_found(text):
+    assert [name for name, found in docstrings(f'def f():\n    """{text}"""') if NOT_A_VERB.match(found)] == ["f"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

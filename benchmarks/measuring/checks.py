@@ -1,4 +1,4 @@
-"""What must hold on a machine before its times mean anything: fast paths compute what the plain ones do.
+"""Check on a machine, before its times mean anything, that fast paths compute what the plain ones do.
 
 Each check returns what it found, with `passed`. On a CPU they run as well, without compiling anything.
 """
@@ -30,12 +30,13 @@ _KINDS: tuple[PassKind, ...] = ("one token", "block", "fused")
 
 
 def lively_model(size: str, dtype: torch.dtype) -> SBDModel:
-    """A random model whose distributions differ from position to position."""
+    """Return a random model whose distributions differ from position to position."""
     return random_model(SIZES[size] | _LIVELY, dtype=dtype)
 
 
 def flex_is_dense(size: str, dtype: torch.dtype, *, row_length: int) -> dict[str, Any]:
-    """FlexAttention's loss and gradients of SBD steps, beside SDPA's with a dense mask: packed documents, three block sizes."""
+    """Compare FlexAttention's loss and gradients of SBD steps with SDPA's with a dense mask: packed documents, three
+    block sizes."""
     losses: list[list[float]] = []
     gradients: list[Tensor] = []
     for attention in ("sdpa", "flex_attention"):
@@ -62,8 +63,8 @@ def flex_is_dense(size: str, dtype: torch.dtype, *, row_length: int) -> dict[str
 
 
 def exact_is_plain(size: str, dtype: torch.dtype, *, tokens: int) -> dict[str, Any]:
-    """Method `exact`, with the model's own drafts and with drafts of which four in five are right, beside plain decoding and
-    Transformers' greedy `generate`. Where two differ, by how much the logits of the two tokens do."""
+    """Compare method `exact`, with the model's own drafts and with drafts of which four in five are right, with plain
+    decoding and Transformers' greedy `generate`. Where two differ, by how much the logits of the two tokens do."""
     sbd = lively_model(size, dtype)
     plain = DecodingSettings(method="ntp", max_new_tokens=tokens)
     exact = replace(plain, method="exact", block_size=16)
@@ -89,7 +90,8 @@ def exact_is_plain(size: str, dtype: torch.dtype, *, tokens: int) -> dict[str, A
 
 
 def _gap(sbd: SBDModel, prompt: list[int], expected: list[int], answer: list[int]) -> float:
-    """By how much the logits of two answers' tokens differ where the answers first do, over the spread of the logits there."""
+    """Return by how much the logits of two answers' tokens differ where the answers first do, over the spread of the
+    logits there."""
     if answer == expected:
         return 0.0
     if len(answer) != len(expected):
@@ -102,7 +104,7 @@ def _gap(sbd: SBDModel, prompt: list[int], expected: list[int], answer: list[int
 
 
 def compiled_is_eager(size: str, dtype: torch.dtype, *, backend: str) -> dict[str, Any]:
-    """Logits of each kind of pass by `SBDModel.compile()`, padded as it pads, beside those of the model as it is."""
+    """Compare logits of each kind of pass by `SBDModel.compile()`, padded as it pads, with those of the model as it is."""
     sbd = lively_model(size, dtype)
     fast = compiled(sbd, backend=backend)
     differences = {}
@@ -114,7 +116,7 @@ def compiled_is_eager(size: str, dtype: torch.dtype, *, backend: str) -> dict[st
 
 
 def rows_are_alone(size: str, *, tokens: int) -> dict[str, Any]:
-    """Requests of one batch, of all methods and several lengths, beside each alone; float32."""
+    """Compare requests of one batch, of all methods and several lengths, with each alone; float32."""
     sbd = lively_model(size, torch.float32)
     settings = [
         DecodingSettings(method=method, block_size=8, max_new_tokens=tokens) for method in METHODS for _ in "ab"
@@ -134,7 +136,7 @@ def rows_are_alone(size: str, *, tokens: int) -> dict[str, Any]:
 
 
 def quantized_is_close(size: str, kind: str) -> dict[str, Any]:
-    """Logits of a model in int8 or nf4 beside those in bfloat16, and `exact` beside `ntp` on the quantised model."""
+    """Compare logits of a model in int8 or nf4 with those in bfloat16, and `exact` with `ntp` on the quantised model."""
     sbd = lively_model(size, torch.bfloat16)
     ids = torch.tensor([random_prompt(sbd, 48)], device=sbd.device)
     with torch.inference_mode():
@@ -169,7 +171,7 @@ def quantized_is_close(size: str, kind: str) -> dict[str, Any]:
 
 
 def difference(a: Tensor, b: Tensor) -> float:
-    """Relative difference of logits, without those of banned tokens."""
+    """Return the relative difference of logits, without those of banned tokens."""
     finite = a.isfinite() & b.isfinite()
     a, b = a[finite].float(), b[finite].float()
     return float((a - b).norm() / a.norm())

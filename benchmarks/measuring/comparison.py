@@ -1,4 +1,4 @@
-"""Contenders on the same prompts, in turns: seconds, passes, and whether their texts are plain decoding's.
+"""Compare contenders on the same prompts, in turns: seconds, passes, and whether their texts are plain decoding's.
 
 Knows contenders and a clock. Knows nothing of which contenders a benchmark compares, or of its table.
 """
@@ -96,7 +96,7 @@ def _row_of(
     prefills: dict[str, list[float]],
     plain: list[list[int]],
 ) -> dict[str, Any]:
-    """What is told of one contender."""
+    """Return what is reported of one contender."""
     mine, own = answers[contender.name], rounds[contender.name]
     tokens = sum(len(answer.token_ids) for answer in mine)
     counted = [answer.passes for answer in mine if answer.passes is not None]

@@ -1,4 +1,4 @@
-"""Ways to write one answer to one prompt, greedily: ours, Transformers' own, and llama.cpp's.
+"""Write one answer to one prompt in several ways, greedily: ours, Transformers' own, and llama.cpp's.
 
 Knows how each is called. Each is given token ids and gives token ids, so that nobody's tokenizer is in the times.
 """
@@ -23,7 +23,7 @@ from setblock.model.sbd_model import SBDModel
 
 @dataclass(frozen=True)
 class Answer:
-    """What a contender wrote.
+    """Hold what a contender wrote.
 
     Attributes:
         token_ids: end-of-text included.
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to decode.
+    """Describe one way to decode.
 
     Attributes:
         name: in tables and files.
@@ -52,12 +52,12 @@ class Contender:
 
 
 def ours(name: str, model: LanguageModel, settings: DecodingSettings) -> Contender:
-    """Our own loop, by its public settings."""
+    """Return our own loop, by its public settings."""
     return Contender(name, lambda prompt: _decoded(model, prompt, settings), settings.method != "sbd")
 
 
 def ours_scripted(name: str, sbd: SBDModel, settings: DecodingSettings, script: Callable[[], Script]) -> Contender:
-    """Method `exact` with drafts as the script has them."""
+    """Return method `exact` with drafts as the script has them."""
 
     def decode(prompt: list[int]) -> Answer:
         return _decoded(sbd, prompt, replace(settings, sampler=ScriptedDrafts(script())))
@@ -66,7 +66,7 @@ def ours_scripted(name: str, sbd: SBDModel, settings: DecodingSettings, script: 
 
 
 def _decoded(model: LanguageModel, prompt: list[int], settings: DecodingSettings) -> Answer:
-    """With everything that belongs to decoding but the text."""
+    """Decode with everything that belongs to decoding except the text."""
     started = time.perf_counter()
     batch = open_batch(model, [prompt], [settings])
     if isinstance(settings.sampler, ScriptedDrafts):
@@ -89,7 +89,7 @@ def transformers(
     script: Callable[[], Script] | None = None,
     **options: Any,
 ) -> Contender:
-    """Transformers' `generate`.
+    """Return Transformers' `generate`.
 
     Args:
         assistant: a draft model, for assisted generation.
@@ -139,7 +139,7 @@ def llama_cpp(
     ngram: bool = False,
     never_ends: bool,
 ) -> Contender:
-    """The same weights in llama.cpp. Writes them to `folder` first.
+    """Return the same weights in llama.cpp. Writes them to `folder` first.
 
     Args:
         weights: the type that matrices are written in.
@@ -164,7 +164,7 @@ def llama_cpp(
 
 
 class _PassCounter:
-    """Counts forward passes of a model while active."""
+    """Count forward passes of a model while active."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

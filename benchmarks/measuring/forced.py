@@ -1,5 +1,4 @@
-"""Decoding that goes as it is told, for models of random weights: whose passes cost what they cost, and whose text means
-nothing.
+"""Force decoding of models of random weights to a script: passes cost what they cost, and the text has no meaning.
 
 Block decoding is told how many tokens a pass reveals, speculative decoding and exact mode how many of the drafted tokens
 are right. What the sampler and the draft model compute is computed all the same, so that a pass costs what it costs in use.
@@ -30,7 +29,7 @@ class FixedCount:
 
 
 class Script:
-    """The text that a model is going to write after a prompt, and which of its tokens a draft gets right.
+    """Hold the text that a model is going to write after a prompt, and which of its tokens a draft gets right.
 
     Args:
         token_ids: prompt and answer of one request.
@@ -44,12 +43,12 @@ class Script:
         self.drafts = torch.where(right, truth, (truth + 1) % (vocab_size - 1)).to(device)
 
     def at(self, positions: Tensor) -> Tensor:
-        """The draft's tokens at absolute positions; anything past the end."""
+        """Return the draft's tokens at absolute positions; anything past the end."""
         return self.drafts[positions.clamp(max=len(self.drafts) - 1)]
 
 
 class ScriptedDrafts:
-    """A sampler for method `exact`: hands over the whole block as the script drafts it. Its request is the only one of a
+    """Reveal the whole block as the script drafts it, as a sampler for method `exact`. Its request is the only one of a
     batch.
 
     Attributes:
@@ -72,7 +71,7 @@ class ScriptedDrafts:
 
 @contextmanager
 def scripted(draft_model: Any, script: Script) -> Iterator[None]:
-    """While active, a draft model of Transformers' assisted generation drafts as the script says, after computing its own."""
+    """Make a draft model of Transformers' assisted generation draft as the script says, after computing its own."""
     last = torch.zeros((), dtype=torch.long)
 
     def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a measurement was made on."""
+"""Describe what a measurement was made on."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ from setblock.roofline.machine import measured_hardware
 
 
 def provenance() -> dict[str, object]:
-    """Hardware, versions, date and command of this run."""
+    """Return the hardware, versions, date and command of this run."""
     made = fingerprint.provenance()
     command = shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
     return {**made["hardware"], **made["versions"], "date": made["date"], "command": command}
@@ -21,8 +21,8 @@ def provenance() -> dict[str, object]:
 
 @cache
 def roofline_hardware(dtype: torch.dtype, *, device: torch.device, quick: bool = False) -> Hardware:
-    """What the roofline takes for this machine: the data sheet's figures of a GPU that the table knows, else measured ones. In
-    miniature, where nothing is measured, any row of the table."""
+    """Return what the roofline takes for this machine: the data sheet's figures of a GPU that the table knows, else
+    measured ones. In miniature, where nothing is measured, any row of the table."""
     if quick:
         return HARDWARE["l4"]
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""The same weights in llama.cpp: a process that decodes token ids greedily.
+"""Run the same weights in llama.cpp: a process that decodes token ids greedily.
 
 Knows llama.cpp's names. Needs `pip install xllamacpp`, a wheel of llama.cpp, built for AVX2.
 """
@@ -19,7 +19,7 @@ MISSING = [name for name in ("xllamacpp",) if importlib.util.find_spec(name) is 
 
 
 class LlamaCpp:
-    """A model in llama.cpp, decoding one request at a time, greedily and with nothing kept between requests.
+    """Decode one request at a time in llama.cpp, greedily and with nothing kept between requests.
 
     It lives in a process of its own, which is stopped while it has nothing to do: its threads, waiting for work, would take
     time from whoever is measured next.
@@ -62,7 +62,7 @@ class LlamaCpp:
         os.kill(self._pid, signal.SIGSTOP)
 
     def decode(self, prompt: list[int], *, max_new_tokens: int, never_ends: bool) -> list[int]:
-        """Token ids of the answer, its end-of-text included."""
+        """Return the token ids of the answer, its end-of-text included."""
         os.kill(self._pid, signal.SIGCONT)
         self._pipe.send((prompt, max_new_tokens, never_ends))
         answer = self._receive()
@@ -78,7 +78,7 @@ class LlamaCpp:
 
 
 def _serve(pipe: Connection, path: Path, options: dict[str, Any]) -> None:
-    """What the process does: load the model, say so, and answer requests until it is killed."""
+    """Load the model in the process, say so, and answer requests until it is killed."""
     server = _server(path, **options)
     pipe.send([])
     while True:

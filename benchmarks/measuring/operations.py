@@ -1,4 +1,4 @@
-"""How many operations a pass runs beside the model, and in it: on a GPU each is a kernel that the host launches.
+"""Count how many operations a pass runs outside the model, and in it: on a GPU each is a kernel that the host launches.
 
 Knows PyTorch's operations. Counts them on any device. What only looks at a tensor otherwise (a view), or only takes memory, is
 not counted.
@@ -16,7 +16,8 @@ _ONLY_MEMORY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its hook has no types
-    """While active, counts operations beside a model's forward pass, by the function of this project that asked for them.
+    """Count operations outside a model's forward pass while active, by the function of this project that asked for
+    them.
 
     Attributes:
         counts: `file function` -> times.
@@ -32,7 +33,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its hoo
 
     @property
     def total(self) -> int:
-        """All that ran beside the model."""
+        """Return all that ran outside the model."""
         return sum(self.counts.values())
 
     def __enter__(self) -> "Operations":

@@ -1,4 +1,5 @@
-"""What all benchmarks print and write: tables for people, JSON on the last line, and a file that can be gone on with.
+"""Print and write what all benchmarks do: tables for people, JSON on the last line, and a file that a later run can
+extend.
 
 Knows options and files. Knows nothing of what is measured.
 """
@@ -21,7 +22,7 @@ _SAME_MACHINE = ("cpu", "threads", "gpu", "torch")
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
+    """Return the options that every benchmark has."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, help="PyTorch's threads (its own choice)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: checks that it runs, measures nothing")
@@ -62,7 +63,7 @@ def write(results: Mapping[str, Any], path: Path) -> None:
 
 
 def read(path: Path, *, like: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Results that an earlier run left in `path`, or None where there are none.
+    """Return results that an earlier run left in `path`, or None where there are none.
 
     Raises:
         SystemExit: they are another benchmark's, or were measured on another machine than `like` says: not to be mixed.
@@ -84,7 +85,7 @@ def note(text: str) -> None:
 
 
 def table(title: str, *columns: str, caption: str | None = None) -> Table:
-    """A table whose first column is text and whose others are numbers."""
+    """Return a table whose first column is text and whose others are numbers."""
     made = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     for index, column in enumerate(columns):
         made.add_column(column, justify="right" if index else "left")
@@ -98,18 +99,18 @@ def show(made: Table) -> None:
 
 
 def machine(results: Mapping[str, Any]) -> str:
-    """What it was measured on, for a table's title."""
+    """Return what it was measured on, for a table's title."""
     return f"{results['gpu'] or results['cpu']}, {results['threads']} threads"
 
 
 def with_quartiles(spread: Mapping[str, float], *, scale: float = 1, digits: int = 2) -> str:
-    """Median and quartiles."""
+    """Return median and quartiles."""
     median, lower, upper = (scale * spread[name] for name in ("median", "lower_quartile", "upper_quartile"))
     return f"{median:.{digits}f} ({lower:.{digits}f}-{upper:.{digits}f})"
 
 
 def rounded(value: Any) -> Any:
-    """The same with six significant digits: more than any clock here has."""
+    """Return the same with six significant digits: more than any clock here has."""
     if isinstance(value, Mapping):
         return {str(key): rounded(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The models that are timed, and batches of requests brought to where one kind of pass, or decoding, can be timed.
+"""Make the models that are timed, and bring batches of requests to where one kind of pass, or decoding, can be timed.
 
 Knows how to make models of random weights and how to fill a cache with noise, so that a long one needs no prefill.
 """
@@ -74,7 +74,7 @@ def random_model(
     block_size: int = 16,
     context: int = 65_536,
 ) -> SBDModel:
-    """A model with random weights, which never ends its answer, and blocks as the paper has them."""
+    """Return a model with random weights, which never ends its answer, and blocks as the paper has them."""
     made = AutoConfig.for_model(
         **config, max_position_embeddings=context, bos_token_id=None, eos_token_id=None, pad_token_id=0
     )
@@ -85,7 +85,8 @@ def random_model(
 
 
 def prepared(model: Any, *, block_size: int = 16) -> SBDModel:
-    """A model as one that was trained for blocks, whose answers never end. Its tokenizer is never asked for text."""
+    """Return a model as one that was trained for blocks, whose answers never end. Its tokenizer is never asked for
+    text."""
     facts = SBDFacts(mask_token_id=model.config.vocab_size - 1, block_sizes=(block_size,))
     sbd = SBDModel(model, train_tokenizer([], vocab_size=261), facts=facts)
     sbd.end_of_text_ids = ()
@@ -93,7 +94,7 @@ def prepared(model: Any, *, block_size: int = 16) -> SBDModel:
 
 
 def compiled(sbd: SBDModel, *, backend: str = "inductor") -> SBDModel:
-    """The same model, compiled; the one given stays as it is."""
+    """Return the same model, compiled; the one given stays as it is."""
     other = SBDModel(sbd.model, sbd.tokenizer, facts=sbd.facts, quantization=sbd.quantization)
     other.end_of_text_ids = sbd.end_of_text_ids
     other.compile(backend=backend)
@@ -101,7 +102,7 @@ def compiled(sbd: SBDModel, *, backend: str = "inductor") -> SBDModel:
 
 
 def prepacked(sbd: SBDModel) -> SBDModel:
-    """A copy of the model, its weights prepacked; the one given stays as it is."""
+    """Return a copy of the model, its weights prepacked; the one given stays as it is."""
     other = SBDModel(copy.deepcopy(sbd.model), sbd.tokenizer, facts=sbd.facts)
     other.end_of_text_ids = sbd.end_of_text_ids
     other.prepack()
@@ -109,7 +110,7 @@ def prepacked(sbd: SBDModel) -> SBDModel:
 
 
 def random_prompt(sbd: SBDModel, length: int) -> list[int]:
-    """Token ids, the same for the same length."""
+    """Return token ids, the same for the same length."""
     generator = torch.Generator().manual_seed(0)
     most = sbd.model.config.get_text_config().vocab_size - 1
     return torch.randint(5, most, (length,), generator=generator).tolist()
@@ -124,8 +125,8 @@ def opened(
     cached: int | None = None,
     cache: SlotCache | None = None,
 ) -> OpenBatch:
-    """`batch` equal requests whose first `cached` positions are in the cache already, as noise. All but the prompt's last by
-    default: what the loop then takes for its prefill is a pass over one token.
+    """Return `batch` equal requests whose first `cached` positions are in the cache already, as noise. All but the
+    prompt's last by default: what the loop then takes for its prefill is a pass over one token.
 
     Args:
         cache: a `noisy_cache` to use, which others may use in turns: what is before `cached` in it is only read.
@@ -141,7 +142,7 @@ def opened(
 
 @torch.inference_mode()
 def noisy_cache(sbd: SBDModel, *, batch: int, cached: int, capacity: int) -> SlotCache:
-    """A cache with noise in its first `cached` positions, the same for every capacity."""
+    """Return a cache with noise in its first `cached` positions, the same for every capacity."""
     cache = SlotCache(layers=sbd.model.config.get_text_config().num_hidden_layers, batch=batch, capacity=capacity)
     first = _noise(sbd, 0, batch=batch, length=1)
     for index, layer in enumerate(cache.layers):
@@ -153,7 +154,7 @@ def noisy_cache(sbd: SBDModel, *, batch: int, cached: int, capacity: int) -> Slo
 
 
 def dynamic_cache(sbd: SBDModel, *, batch: int, cached: int) -> DynamicCache:
-    """Transformers' default cache with that much noise in it."""
+    """Return Transformers' default cache with that much noise in it."""
     cache = DynamicCache(config=sbd.model.config)
     if cached:
         for layer in range(sbd.model.config.get_text_config().num_hidden_layers):
@@ -163,7 +164,7 @@ def dynamic_cache(sbd: SBDModel, *, batch: int, cached: int) -> DynamicCache:
 
 
 def _noise(sbd: SBDModel, seed: int, *, batch: int, length: int) -> Tensor:
-    """Keys or values [B, H, length, D]."""
+    """Return keys or values [B, H, length, D]."""
     shape = shape_of(sbd.model.config)
     generator = torch.Generator(device=sbd.device).manual_seed(seed)
     sizes = (batch, shape.kv_heads, length, shape.head_dim)
@@ -179,7 +180,8 @@ def passes(
     batch: int = 1,
     cache: SlotCache | None = None,
 ) -> dict[str, Callable[[], Tensor]]:
-    """One kind of pass over `kv_length` cached positions of each of `batch` requests, ready to be run again and again.
+    """Return one kind of pass over `kv_length` cached positions of each of `batch` requests, ready to be run again and
+    again.
 
     Args:
         cache: as in `opened`.

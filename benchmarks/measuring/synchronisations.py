@@ -1,4 +1,4 @@
-"""Where a program waits for its device: operations whose result the host reads, or whose shape depends on values.
+"""Count where a program waits for its device: operations whose result the host reads, or whose shape depends on values.
 
 Knows PyTorch's operations. Counts them on any device; only on a GPU do they cost anything, since there the host otherwise
 runs ahead. What is read of a `HostCopy` when the device has since been given another pass is no wait: the device goes on.
@@ -36,13 +36,13 @@ _OUTSIDE = (str(Path(torch.__file__).parent.parent), str(Path(__file__).parent))
 
 @contextmanager
 def as_on_an_accelerator() -> Iterator[None]:
-    """While active, decoding does on a CPU what it does on a device that the host would have to wait for."""
+    """Make decoding do on a CPU what it does on a device that the host would have to wait for."""
     with patch.object(devices, "waits", lambda device: True):
         yield
 
 
 class Synchronisations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its hook has no types
-    """While active, counts what would wait for a GPU, by the line of this project that asked for it.
+    """Count what would wait for a GPU while active, by the line of this project that asked for it.
 
     Attributes:
         counts: `file:line function` -> times.
@@ -57,11 +57,11 @@ class Synchronisations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # i
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Return the count of all of them."""
         return sum(self.counts.values())
 
     def __enter__(self) -> "Synchronisations":
-        """Also counts `tolist`, which on a CPU is no operation."""
+        """Begin to count, `tolist` included, which on a CPU is no operation."""
         plain, begin, read = torch.Tensor.tolist, HostCopy.__init__, HostCopy.read
 
         def tolist(tensor: torch.Tensor) -> Any:
@@ -110,7 +110,7 @@ def _is_mask(index: Any) -> bool:
 
 
 def asker() -> str:
-    """The innermost line outside of PyTorch, Transformers and this package."""
+    """Return the innermost line outside of PyTorch, Transformers and this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OUTSIDE):
         frame = frame.f_back

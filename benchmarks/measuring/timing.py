@@ -1,4 +1,4 @@
-"""Times of several actions from one run: interleaved, so that a machine's drift falls on all of them alike."""
+"""Time several actions in one run, interleaved, so that a machine's drift falls on all of them alike."""
 
 import statistics
 import time
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Spread:
-    """What repeats of one measurement gave. Times are in seconds."""
+    """Hold what repeats of one measurement gave. Times are in seconds."""
 
     median: float
     lower_quartile: float
@@ -23,13 +23,13 @@ class Spread:
 
 
 def spread(values: list[float]) -> Spread:
-    """Median and quartiles of at least one value."""
+    """Return median and quartiles of at least one value."""
     lower, _, upper = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
     return Spread(statistics.median(values), lower, upper, len(values))
 
 
 def timed(action: Callable[[], Result]) -> tuple[Result, float]:
-    """What one call gives, and its wall-clock in seconds, the device's work included."""
+    """Return what one call gives, and its wall-clock in seconds, the device's work included."""
     synchronise()
     started = time.perf_counter()
     result = action()
@@ -38,7 +38,7 @@ def timed(action: Callable[[], Result]) -> tuple[Result, float]:
 
 
 def seconds(action: Action) -> float:
-    """Wall-clock of one call, the device's work included."""
+    """Return the wall-clock of one call, the device's work included."""
     return timed(action)[1]
 
 

@@ -1,4 +1,4 @@
-"""The stages of `benchmarks/gpu.py`, the most valuable first. Each yields its pieces: names, and what to run."""
+"""Define the stages of `benchmarks/gpu.py`, the most valuable first. Each yields its pieces: names, and what to run."""
 
 import argparse
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Whole decoding: over batches and lengths, and beside others."""
+"""Measure whole decoding: over batches and lengths, and next to others."""
 
 import argparse
 import itertools
@@ -15,7 +15,7 @@ from stages.piece import DEVICE, Pieces, once
 
 
 def growth_pieces(options: argparse.Namespace) -> Pieces:
-    """Whole decoding over batches and lengths."""
+    """Yield whole decoding over batches and lengths."""
     numbers = ["--tokens", "16", "--rounds", "1"] if options.quick else ["--tokens", "48", "--rounds", "3"]
     sizes = ["--size", options.size, "--dtype", options.dtype, "--gib", "90"]
     nfe = ["--nfe", *(["4"] if options.quick else ["2", "4", "8"])]
@@ -32,7 +32,7 @@ def growth_pieces(options: argparse.Namespace) -> Pieces:
 
 
 def side_by_side_pieces(options: argparse.Namespace) -> Pieces:
-    """One request, all ways. llama.cpp's wheel has no CUDA and is left out."""
+    """Yield one request, all ways."""
     subjects = ("tiny-float32",) if options.quick else ("135m-bfloat16", "8b-bfloat16", "1b-bfloat16", "trained")
     for subject, suffix in itertools.product(subjects, ("", ", compiled")):
         if subject == "trained" and suffix:

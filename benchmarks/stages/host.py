@@ -1,4 +1,4 @@
-"""What a pass costs the host: what it launches, where it waits, and where the time goes."""
+"""Measure what a pass costs the host: what it launches, where it waits, and where the time goes."""
 
 import argparse
 from collections import Counter
@@ -21,7 +21,7 @@ _CALLS = ("LaunchKernel", "GraphLaunch", "Memcpy", "Synchronize")
 
 
 def launch_pieces(options: argparse.Namespace) -> Pieces:
-    """Operations and waits of a pass as they are counted on any device, and the calls of CUDA that it makes."""
+    """Yield operations and waits of a pass as they are counted on any device, and the calls of CUDA that it makes."""
     for size in ("tiny",) if options.quick else ("135m", "8b"):
         shared = once(partial(random_model, SIZES[size], dtype=getattr(torch, options.dtype)))
         for method in breakdown.METHODS:
@@ -38,7 +38,7 @@ def launch_pieces(options: argparse.Namespace) -> Pieces:
 
 
 def _calls(sbd: SBDModel, prompt: list[int], settings: DecodingSettings) -> dict[str, float]:
-    """How often a pass calls CUDA, by kind; nothing without a GPU."""
+    """Return how often a pass calls CUDA, by kind; nothing without a GPU."""
     if DEVICE.type != "cuda":
         return {}
     batch = open_batch(sbd, [prompt], [settings])
@@ -53,7 +53,7 @@ def _calls(sbd: SBDModel, prompt: list[int], settings: DecodingSettings) -> dict
 
 
 def breakdown_pieces(options: argparse.Namespace) -> Pieces:
-    """Where the time of a pass goes."""
+    """Yield where the time of a pass goes."""
     for size in ("tiny",) if options.quick else ("135m", "100m", "8b"):
 
         def piece(size: str = size) -> dict[str, Any]:

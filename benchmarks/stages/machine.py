@@ -1,4 +1,4 @@
-"""What the machine does, and whether what is fast on it is right."""
+"""Measure the machine, and check that what is fast on it is right."""
 
 import argparse
 from functools import partial
@@ -14,7 +14,7 @@ from stages.piece import DEVICE, Pieces
 
 
 def machine_pieces(options: argparse.Namespace) -> Pieces:
-    """What this machine does."""
+    """Yield what this machine does."""
 
     def piece() -> dict[str, Any]:
         dtype = getattr(torch, options.dtype)
@@ -32,7 +32,7 @@ def machine_pieces(options: argparse.Namespace) -> Pieces:
 
 
 def check_pieces(options: argparse.Namespace) -> Pieces:
-    """`measuring.checks`; in miniature nothing is compiled."""
+    """Yield `measuring.checks`; in miniature nothing is compiled."""
     size, tokens = ("tiny", 12) if options.quick else ("100m", 128)
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")

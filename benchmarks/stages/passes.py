@@ -1,4 +1,4 @@
-"""Single passes: beside the roofline's, and the ways in which a GPU can be given them."""
+"""Measure single passes: with the roofline's, and in each way in which a GPU can be given them."""
 
 import argparse
 import itertools
@@ -18,7 +18,7 @@ KINDS: tuple[PassKind, ...] = ("one token", "block", "fused")
 
 
 def pass_pieces(options: argparse.Namespace) -> Pieces:
-    """Block passes over one-token passes, beside the roofline's."""
+    """Yield block passes over one-token passes, with the roofline's."""
     shared = once(lambda: random_model(SIZES[options.size], dtype=getattr(torch, options.dtype), block_size=64))
     block_sizes = (1, 4) if options.quick else (1, 2, 4, 8, 16, 32, 64)
     for kv_length, batch in itertools.product(options.kv_lengths, options.batches):
@@ -46,7 +46,8 @@ def pass_pieces(options: argparse.Namespace) -> Pieces:
 
 
 def graph_pieces(options: argparse.Namespace) -> Pieces:
-    """The model's pass alone: launched kernel by kernel, replayed as a CUDA graph, compiled, and compiled in a graph."""
+    """Yield the model's pass alone: launched kernel by kernel, replayed as a CUDA graph, compiled, and compiled in a
+    graph."""
     shared = once(lambda: random_model(SIZES[options.size], dtype=getattr(torch, options.dtype)))
     backend = "eager" if options.quick else "inductor"
     fast = once(lambda: compiled(shared(), backend=backend))
@@ -76,7 +77,7 @@ def graph_pieces(options: argparse.Namespace) -> Pieces:
 
 
 def graphed(action: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """The same, captured as a CUDA graph and replayed; without a GPU, as it is."""
+    """Return the same, captured as a CUDA graph and replayed; without a GPU, as it is."""
     if DEVICE.type != "cuda":
         return action
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

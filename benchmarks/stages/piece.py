@@ -1,4 +1,4 @@
-"""A piece of a stage: what is run and saved by itself, and what several stages need.
+"""Define a piece of a stage: what is run and saved separately, and what several stages need.
 
 Knows devices and models. Knows nothing of what is measured.
 """
@@ -21,7 +21,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def once(make: Callable[[], SBDModel]) -> Callable[[], SBDModel]:
-    """A model that is made when it is first asked for, and not at all where all of its pieces are there."""
+    """Return a model that is made when it is first asked for, and not at all where all of its pieces are there."""
     made: list[SBDModel] = []
 
     def get() -> SBDModel:
@@ -33,7 +33,7 @@ def once(make: Callable[[], SBDModel]) -> Callable[[], SBDModel]:
 
 
 def prediction_of(sbd: SBDModel, options: argparse.Namespace) -> Prediction:
-    """What the roofline says of a model on this device."""
+    """Return what the roofline says of a model on this device."""
     return Prediction(
         shape=shape_of(sbd.model.config),
         hardware=roofline_hardware(getattr(torch, options.dtype), device=DEVICE, quick=options.quick),

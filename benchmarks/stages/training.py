@@ -1,4 +1,4 @@
-"""Training: steps on long rows, and recipes from their beginning to decoding."""
+"""Measure training: steps on long rows, and recipes from their beginning to decoding."""
 
 import argparse
 import itertools
@@ -26,7 +26,7 @@ from stages.piece import Pieces
 
 
 def training_pieces(options: argparse.Namespace) -> Pieces:
-    """Training steps on long rows."""
+    """Yield training steps on long rows."""
     plans = [(length, "flex_attention") for length in (8192, 16384, 32768)] + [(4096, "flex_attention"), (4096, "sdpa")]
     for length, attention in [(64, "sdpa")] if options.quick else plans:  # FlexAttention has no backward pass on CPUs
         arguments = ["--size", "tiny" if options.quick else "1b", "--rows", "1", "--row-length", str(length)]
@@ -50,7 +50,7 @@ def recipe_pieces(options: argparse.Namespace) -> Pieces:
 
 
 def trained_by(recipe: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """`setblock train`, stopped when the time is up; it goes on from its newest checkpoint."""
+    """Run `setblock train`, stopped when the time is up; it goes on from its newest checkpoint."""
     left = max(5.0, options.until - time.monotonic())
     started = time.monotonic()
     overrides = [part for each in options.set for part in ("--set", each)]
@@ -68,7 +68,8 @@ def trained_by(recipe: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def recipe_decoded(recipe: Path, gamma: float, options: argparse.Namespace) -> dict[str, Any]:
-    """All methods on the beginnings of held-out documents, in turns: passes, seconds, and tokens as plain decoding has them."""
+    """Run all methods on the beginnings of held-out documents, in turns: passes, seconds, and tokens as plain decoding
+    has them."""
     section, args = load_recipe(recipe, overrides=dict(map(parse_override, options.set)))
     sbd = setblock.load(options.runs / args.output_dir, dtype=None if options.quick else torch.bfloat16)
     rows = rows_of(section.data, sbd.tokenizer, context_length=context_length_of(sbd.model.config)).evaluation
@@ -98,6 +99,6 @@ def recipe_decoded(recipe: Path, gamma: float, options: argparse.Namespace) -> d
 
 
 def _same_tokens(mine: list[int], other: list[int]) -> int:
-    """How many tokens two answers begin with alike."""
+    """Return how many tokens two answers begin with alike."""
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(mine, other, strict=False))
     return sum(1 for _ in alike)

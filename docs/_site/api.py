@@ -1,4 +1,4 @@
-"""Writes a page for each public package: what its `__all__` names, each from its docstring."""
+"""Write a page for each public package: what its `__all__` names, each from its docstring."""
 
 import importlib
 import inspect
@@ -27,7 +27,7 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 
 
 def page(package: str) -> str:
-    """All names of one package.
+    """Return the page of all names of one package.
 
     Raises:
         PluginError: a name, or a public method of one, has no docstring.
@@ -43,7 +43,7 @@ def page(package: str) -> str:
 
 
 def undocumented(value: object) -> list[str]:
-    """What of a name has no docstring: "" for itself, ".method" for a public method or property."""
+    """Return what of a name has no docstring: "" for itself, ".method" for a public method or property."""
     if not (inspect.isclass(value) or inspect.isroutine(value)):
         return []
     found = [] if inspect.getdoc(value) else [""]

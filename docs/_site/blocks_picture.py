@@ -1,4 +1,4 @@
-"""Draws the animated picture of the README: one answer by plain decoding and in blocks, next to each other.
+"""Draw the animated picture of the README: one answer by plain decoding and in blocks, next to each other.
 
     python docs/_site/blocks_picture.py "Write a Python class Stack with the methods push, pop, peek and is_empty."
     python docs/_site/blocks_picture.py --model runs/mine --task extraction --example 3
@@ -44,7 +44,7 @@ g[class], .done { animation-duration: %.2fs; animation-iteration-count: infinite
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a token that is on one line."""
+    """Hold a part of a token that is on one line."""
 
     text: str
     line: int
@@ -52,7 +52,7 @@ class Piece:
 
 
 def pieces_by_pass(tokens: list[str], revealed_by: list[int]) -> dict[int, list[Piece]]:
-    """The number of a pass -> what it revealed, in lines of `COLUMNS` characters."""
+    """Return the number of each pass -> what it revealed, in lines of `COLUMNS` characters."""
     found, line, column = defaultdict(list), 0, 0
     for token, number in zip(tokens, revealed_by, strict=True):
         for place, part in enumerate(token.replace("\t", "    ").split("\n")):
@@ -66,7 +66,7 @@ def pieces_by_pass(tokens: list[str], revealed_by: list[int]) -> dict[int, list[
 
 
 def piece_svg(piece: Piece, *, left: float, top: float, colour: str) -> str:
-    """One piece: a coloured box and its text."""
+    """Return one piece: a coloured box and its text."""
     x, y, width = left + piece.column * CHARACTER, top + piece.line * LINE, len(piece.text) * CHARACTER
     return (
         f'<rect x="{x:.1f}" y="{y - 12:.1f}" width="{width - 0.6:.1f}" height="{LINE - 2}" rx="2" fill="{colour}"/>'
@@ -78,7 +78,7 @@ def piece_svg(piece: Piece, *, left: float, top: float, colour: str) -> str:
 def side_svg(
     name: str, side: Generation, tokens: list[str], *, left: float, top: float, share: float
 ) -> tuple[str, int]:
-    """One side of the picture, and the number of its lines.
+    """Return one side of the picture, and the number of its lines.
 
     Args:
         share: of a round of the animation, the share that one pass takes.
@@ -110,7 +110,7 @@ def side_svg(
 
 
 def picture(model: setblock.SBDModel, prompt: str, *, max_new_tokens: int, command: str) -> str:
-    """The picture as SVG, with the command that made it."""
+    """Return the picture as SVG, with the command that made it."""
     found = compare(model, prompt, settings=replace(default_settings(model), max_new_tokens=max_new_tokens))
     if not found.identical:
         raise SystemExit("the two texts differ, and this picture is of method exact")

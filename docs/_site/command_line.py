@@ -1,4 +1,4 @@
-"""Writes the reference of the command line, from what `--help` says of each command."""
+"""Write the reference of the command line, from what `--help` says of each command."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 
 
 def page() -> str:
-    """All commands, each with its arguments and options."""
+    """Return the page of all commands, each with its arguments and options."""
     from setblock.cli.app import app
 
     root: Any = typer.main.get_command(app)
@@ -29,7 +29,7 @@ def page() -> str:
 
 
 def commands(group: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command that does something, with the words that call it."""
+    """Yield every command that does something, with the words that call it."""
     for name, command in group.commands.items():
         here = (*words, name)
         if hasattr(command, "commands"):
@@ -39,7 +39,7 @@ def commands(group: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 
 def tables(command: Any, context: Any) -> list[str]:
-    """A table for each group of options, as `--help` groups them."""
+    """Return a table for each group of options, as `--help` groups them."""
     groups: dict[str, list[str]] = {}
     for parameter in command.params:
         if not parameter.hidden and parameter.name != "help":
@@ -49,15 +49,15 @@ def tables(command: Any, context: Any) -> list[str]:
 
 
 def row(names: str, text: str) -> str:
-    """A row of a Markdown table."""
+    """Return a row of a Markdown table."""
     return f"| `{escaped(names)}` | {escaped(text).replace('<', '&lt;')} |"
 
 
 def escaped(text: str) -> str:
-    """Text that can stand in a table."""
+    """Return text that can be in a table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def paragraphs(text: str | None) -> str:
-    """A help text in Markdown: its paragraphs, without the marks of the terminal."""
+    """Return a help text in Markdown: its paragraphs, without the marks of the terminal."""
     return (text or "").replace("\b", "").strip()

@@ -1,4 +1,4 @@
-"""Opens every page of the built site in headless Chromium, at two widths, light and dark.
+"""Open every page of the built site in headless Chromium, at two widths, light and dark.
 
     python docs/_site/crawl.py site [--shots FOLDER]
 
@@ -23,7 +23,7 @@ SEARCHED = "gamma"
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
-    """Serves files without a log."""
+    """Serve files without a log."""
 
     def log_message(self, *_: Any) -> None:
         """Print nothing."""
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def crawl(root: str, shots: Path | None) -> tuple[int, list[str]]:
-    """How many pages the first page leads to, itself among them, and what is wrong with them."""
+    """Return how many pages the first page leads to, itself among them, and what is wrong with them."""
     from playwright.sync_api import sync_playwright
 
     visits = []
@@ -63,7 +63,7 @@ def crawl(root: str, shots: Path | None) -> tuple[int, list[str]]:
 
 
 class Visit:
-    """One window's way through the site."""
+    """Visit the pages of the site in one window."""
 
     def __init__(self, page: Any, *, root: str, window: str, shots: Path | None) -> None:
         self.page, self.root, self.window, self.shots = page, root, window, shots
@@ -121,7 +121,7 @@ class Visit:
 
 
 def links(page: Any) -> Iterator[tuple[str, str]]:
-    """Where a page leads: addresses and anchors."""
+    """Yield where a page leads: addresses and anchors."""
     for link in page.eval_on_selector_all("a[href], img[src]", "all => all.map(each => each.href || each.src)"):
         address, anchor = urldefrag(link)
         yield address, anchor

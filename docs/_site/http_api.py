@@ -1,4 +1,4 @@
-"""Writes the reference of the server's HTTP API, from its OpenAPI schema."""
+"""Write the reference of the server's HTTP API, from its OpenAPI schema."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 
 
 def page() -> str:
-    """All routes, and the bodies that they take."""
+    """Return the page of all routes, and the bodies that they take."""
     from setblock import load
     from setblock.server.app import ServerConfig, create_app
 
@@ -40,14 +40,14 @@ def page() -> str:
 
 
 def body_of(operation: Any) -> str | None:
-    """The name of the schema that a request's body has."""
+    """Return the name of the schema that a request's body has."""
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
     reference: str | None = content.get("$ref")
     return reference and reference.rpartition("/")[2]
 
 
 def properties(body: Any) -> str:
-    """A row a field."""
+    """Return a table with a row for each field."""
     rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
     for name, field in body["properties"].items():
         default = "required" if name in body.get("required", ()) else f"`{field.get('default', 'null')}`"
@@ -56,13 +56,13 @@ def properties(body: Any) -> str:
 
 
 def kinds(field: Any) -> str:
-    """What a field may be, with its bounds."""
+    """Return the types that a field may have, with their bounds."""
     options = field.get("anyOf", [field])
     return " or ".join(dict.fromkeys(kind(each) for each in options if each.get("type") != "null"))
 
 
 def kind(field: Any) -> str:
-    """One type, with its bounds."""
+    """Return one type, with its bounds."""
     if "enum" in field:
         return ", ".join(f"`{each}`" for each in field["enum"])
     bounds = [
@@ -80,5 +80,5 @@ def kind(field: Any) -> str:
 
 
 def cell(text: str) -> str:
-    """Text that can stand in a table."""
+    """Return text that can be in a table."""
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")

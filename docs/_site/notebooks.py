@@ -1,4 +1,4 @@
-"""Shows the notebooks of docs/notebooks/ as pages of the site, and runs them again.
+"""Show the notebooks of docs/notebooks/ as pages of the site, and run them again.
 
     python docs/_site/notebooks.py [NOTEBOOK ...]
 
@@ -28,7 +28,7 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 
 
 def page(notebook: dict[str, Any], *, name: str) -> str:
-    """A notebook in Markdown: its texts, its code, and what the code printed."""
+    """Return a notebook in Markdown: its texts, its code, and what the code printed."""
     parts = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"]).strip()
@@ -42,7 +42,7 @@ def page(notebook: dict[str, Any], *, name: str) -> str:
 
 
 def printed(output: dict[str, Any]) -> str:
-    """The text of one output."""
+    """Return the text of one output."""
     return "".join(output.get("text") or output.get("data", {}).get("text/plain", ""))
 
 
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def kept(outputs: list[Any]) -> list[Any]:
-    """What a cell printed, as one output without colours; other kinds of output, but not stderr."""
+    """Return what a cell printed, as one output without colours; other kinds of output, but not stderr."""
     streams = [each for each in outputs if each.get("name") == "stdout"]
     others = [each for each in outputs if each["output_type"] != "stream"]
     if streams:

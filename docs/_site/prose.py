@@ -1,4 +1,4 @@
-"""Measures the prose of a page: the length of its sentences, and words that pages do not use.
+"""Measure the prose of a page: the length of its sentences, and words that pages do not use.
 
     python docs/_site/prose.py README.md docs/exact.md
 
@@ -27,28 +27,28 @@ END = re.compile(r"(?<=[.!?])[)\"*_]*\s+(?=[\"(*_`\[]*[A-Z0-9`\[])")
 
 @dataclass(frozen=True)
 class Prose:
-    """What a page says, sentence by sentence."""
+    """Hold what a page says, sentence by sentence."""
 
     sentences: tuple[str, ...]
 
     @property
     def lengths(self) -> list[int]:
-        """Words of each sentence."""
+        """Return the words of each sentence."""
         return [len(words(sentence)) for sentence in self.sentences]
 
     @property
     def mean(self) -> float:
-        """The mean number of words in a sentence."""
+        """Return the mean number of words in a sentence."""
         return sum(self.lengths) / max(1, len(self.sentences))
 
     @property
     def too_long(self) -> list[str]:
-        """The sentences of more words than a reader keeps in mind."""
+        """Return the sentences of more words than a reader keeps in mind."""
         return [sentence for sentence in self.sentences if len(words(sentence)) > LONGEST]
 
     @property
     def avoided(self) -> list[str]:
-        """What is found of the words that pages do not use, each with what to write instead."""
+        """Return the words found that pages do not use, each with what to write instead."""
         return [
             f"{match[0]!r} (write: {instead}) in: {sentence}"
             for sentence in self.sentences
@@ -58,7 +58,7 @@ class Prose:
 
 
 def prose_of(page: str) -> Prose:
-    """The prose of a Markdown page."""
+    """Return the prose of a Markdown page."""
     text = NOT_PROSE.sub("\n", page)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)  # a link is its text
     text = re.sub(r"`[^`]*`", "`code`", text)
@@ -71,7 +71,7 @@ def prose_of(page: str) -> Prose:
 
 
 def words(sentence: str) -> list[str]:
-    """What counts as a word: whatever has a letter or a digit."""
+    """Return what counts as a word: whatever has a letter or a digit."""
     return [word for word in sentence.split() if re.search(r"\w", word)]
 
 

@@ -1,4 +1,4 @@
-"""Writes the reference of recipes: every key, its type, default and meaning, from the classes that read them."""
+"""Write the reference of recipes: every key, its type, default and meaning, from the classes that read them."""
 
 import dataclasses
 import inspect
@@ -18,7 +18,7 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 
 
 def page() -> str:
-    """All sections of a recipe."""
+    """Return the page of all sections of a recipe."""
     from setblock.data.section import DataSection, EvaluationSection, SourceSection
     from setblock.training.recipe import ModelSection, Recipe
 
@@ -42,13 +42,13 @@ def page() -> str:
 
 
 def section_of(field: FieldInfo) -> type[BaseModel]:
-    """The class of an optional section."""
+    """Return the class of an optional section."""
     sections: list[type[BaseModel]] = [each for each in get_args(field.annotation) if each is not type(None)]
     return sections[0]
 
 
 def table(section: type[BaseModel]) -> str:
-    """A row a key."""
+    """Return a table with a row for each key."""
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name, field in section.model_fields.items():
         default = "required" if field.is_required() else f"`{shown(field.default)}`"
@@ -57,7 +57,7 @@ def table(section: type[BaseModel]) -> str:
 
 
 def training() -> list[str]:
-    """What the section `training` adds to Transformers' own arguments."""
+    """Return what the section `training` adds to Transformers' own arguments."""
     from transformers import TrainingArguments
 
     from setblock.training.config import SBDConfig
@@ -80,13 +80,13 @@ def training() -> list[str]:
 
 
 def attributes(owner: type) -> dict[str, str]:
-    """Name -> meaning, from the section `Attributes` of a docstring."""
+    """Return name -> meaning, from the section `Attributes` of a docstring."""
     listed = (inspect.getdoc(owner) or "").partition("Attributes:\n")[2]
     return dict(re.findall(r"^    (\w+): ((?:.|\n     )*)", listed, flags=re.MULTILINE))
 
 
 def type_name(annotation: Any) -> str:
-    """A type as a reader of YAML sees it."""
+    """Return a type as a reader of YAML sees it."""
     name = getattr(annotation, "__name__", "") if isinstance(annotation, type) and not get_args(annotation) else ""
     text = name or re.sub(r"\b(?:typing|setblock)\.[\w.]*?(?=\w+\b)", "", str(annotation))
     return (
@@ -100,7 +100,7 @@ def type_name(annotation: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A default as YAML has it."""
+    """Return a default as YAML has it."""
     return (
         {None: "null", True: "true", False: "false"}.get(value, str(value))
         if not isinstance(value, list)
@@ -109,5 +109,5 @@ def shown(value: Any) -> str:
 
 
 def cell(text: str) -> str:
-    """Text that can stand in a table."""
+    """Return text that can be in a table."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""Brings the pages of the repository's root into the site, and what pages link to in the repository outside of docs/.
+"""Bring the pages of the repository's root into the site, and what pages link to in the repository outside of docs/.
 
 README.md becomes the first page. A link to a file of code or YAML leads to a page that shows it, a link to a folder to a page
 that lists it, and a link to any other file to a copy.
@@ -36,13 +36,13 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 
 
 def outside(file: File) -> list[str]:
-    """Paths from the root that a page links to and that are no page of the site."""
+    """Return the paths from the root that a page links to and that are no page of the site."""
     found = [from_root(file.src_uri, match["target"]) for match in LINK.finditer(file.content_string)]
     return [path for path in found if path and path not in PAGES and not path.startswith("docs/")]
 
 
 def from_root(page: str, target: str) -> str | None:
-    """The path from the root that a link of a page leads to, or None where it does not lead to a file."""
+    """Return the path from the root that a link of a page leads to, or None where it does not lead to a file."""
     if re.match(r"[a-z]+:", target):
         return None
     place = next((source for source, name in PAGES.items() if name == page), f"docs/{page}")
@@ -50,7 +50,7 @@ def from_root(page: str, target: str) -> str | None:
 
 
 def add(files: Files, config: MkDocsConfig, target: str) -> None:
-    """One file or folder of the repository, as a page where it can be read."""
+    """Add one file or folder of the repository, as a page where it can be read."""
     path = ROOT / target
     if not path.exists():
         return  # MkDocs says so
@@ -69,7 +69,7 @@ def add(files: Files, config: MkDocsConfig, target: str) -> None:
 
 
 def address(target: str) -> str:
-    """Where a path from the root is found in the site, as a source path of MkDocs."""
+    """Return where a path from the root is found in the site, as a source path of MkDocs."""
     if target in PAGES:
         return PAGES[target]
     if target.startswith("docs/"):

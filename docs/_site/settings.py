@@ -1,4 +1,4 @@
-"""Writes the reference of the decoding settings, from the table that every caller reads."""
+"""Write the reference of the decoding settings, from the table that every caller reads."""
 
 from typing import Any, Literal, get_args, get_origin
 
@@ -20,7 +20,7 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 
 
 def page() -> str:
-    """All settings, a table for each group."""
+    """Return the page of all settings, a table for each group."""
     from setblock.decoding.setting import CALLERS, table_of
     from setblock.decoding.settings import DecodingSettings
 
@@ -44,7 +44,7 @@ def page() -> str:
 
 
 def valid(row: Any) -> str:
-    """The type of a setting, and its range."""
+    """Return the type of a setting, and its range."""
     if get_origin(row.type) is Literal:
         return ", ".join(f"`{each}`" for each in get_args(row.type))
     name = str(row.type) if get_origin(row.type) else row.type.__name__

@@ -1,4 +1,4 @@
-"""The `setblock` command: its commands, and what becomes of errors, warnings and Ctrl-C in all of them."""
+"""Define the `setblock` command: its commands, and the handling of errors, warnings and Ctrl-C in all of them."""
 
 import warnings
 from importlib.metadata import version
@@ -28,8 +28,8 @@ from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 
 
 class _Commands(TyperGroup):
-    """Turns a user's mistake into one line and exit code 1, or 2 where a parameter is out of its range; anything else that
-    goes wrong keeps its traceback."""
+    """Turn a user's mistake into one line and exit code 1, or 2 where a parameter is out of its range; anything else
+    that goes wrong keeps its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         silence_loggers()

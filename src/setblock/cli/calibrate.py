@@ -1,4 +1,4 @@
-"""`setblock calibrate`: the fastest setting that keeps a tolerance, found and written into the checkpoint."""
+"""Find the fastest setting that keeps a tolerance, and write it into the checkpoint (`setblock calibrate`)."""
 
 from itertools import islice
 from pathlib import Path
@@ -27,7 +27,7 @@ CALIBRATION = "Calibration"
 
 @option_group()
 class CalibrateOptions(TaskOptions):
-    """What a calibration asks, by default."""
+    """Hold what a calibration asks, by default."""
 
     split: SplitOption = "validation"
     limit: LimitOption = 1000

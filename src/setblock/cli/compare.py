@@ -1,4 +1,4 @@
-"""`setblock compare`: one prompt by two methods, side by side."""
+"""Compare one prompt by two methods, side by side (`setblock compare`)."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @option_group()
 class CompareOptions(DecodingOptions):
-    """How both sides are decoded."""
+    """Hold how both sides are decoded."""
 
     method: Literal["exact", "sbd"] = option(
         "exact",
@@ -75,7 +75,7 @@ def compare(
 def comparison_json(
     comparison: "Comparison", tokenizer: "PreTrainedTokenizerBase", *, prompt: str, expected: int | None
 ) -> dict[str, Any]:
-    """The JSON object of a comparison: each side under the name of its method."""
+    """Return the JSON object of a comparison: each side under the name of its method."""
     from setblock.data.tasks.word_problems import answer_in
     from setblock.decoding.answer_json import generation_json
 

@@ -1,4 +1,4 @@
-"""How `setblock compare` looks."""
+"""Show the output of `setblock compare`."""
 
 from itertools import groupby
 
@@ -50,7 +50,7 @@ def print_comparison(
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, generation: Generation) -> list[str]:
-    """What each token adds to the text, safe to print. A character of several tokens belongs to its last one."""
+    """Return what each token adds to the text, safe to print. A character of several tokens belongs to its last one."""
     text, pieces = AnswerText(tokenizer), []
     for count, token_id in enumerate(generation.token_ids, start=1):
         text.read([token_id])
@@ -63,8 +63,8 @@ CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(cod
 
 
 def reveal_lines(pieces: list[str], revealed_by: list[int]) -> list[str]:
-    """What each pass revealed, in the order of the text, with `…` where it left something out: a line for each of a few passes;
-    of many, as many as a line holds."""
+    """Return what each pass revealed, in the order of the text, with `…` where it left something out: a line for each
+    of a few passes; of many, as many as a line holds."""
     shown = {}
     for number in sorted(set(revealed_by)):
         runs = groupby(zip(pieces, revealed_by, strict=True), key=lambda pair: pair[1] == number)

@@ -1,4 +1,4 @@
-"""`setblock data`: what a recipe trains on, seen before the training, and prompts and answers of a model's own."""
+"""Show what a recipe trains on before the training, and let a model write prompts and answers (`setblock data`)."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from setblock.errors import ParameterError, SetBlockError
 
 @option_group()
 class RegenerateOptions(DecodingOptions):
-    """How answers are written: one token a pass, unless it is said otherwise."""
+    """Hold how answers are written: one token a pass, by default."""
 
     method: Method = option(
         "ntp", "ntp: one token per pass. exact: the same text in blocks. sbd: blocks without a check."

@@ -1,4 +1,4 @@
-"""How `setblock data inspect` looks, on the terminal and as JSON."""
+"""Show the output of `setblock data inspect`, on the terminal and as JSON."""
 
 from dataclasses import asdict
 from typing import Any
@@ -38,7 +38,7 @@ def print_row(console: Console, row: InspectedRow, *, limit: int | None) -> None
 
 
 def row_json(row: InspectedRow) -> dict[str, Any]:
-    """All of it; null stands for no label, nothing to predict, and the mask token."""
+    """Return all of it; null means no label, nothing to predict, and the mask token."""
     clean, _ = _halves(row)
     columns = _columns(row)
     half = {name: column[:clean].tolist() for name, column in columns.items()}
@@ -141,7 +141,7 @@ def _table(*names: str) -> Table:
 
 
 def _token(row: InspectedRow, token_id: int, style: str = "") -> Text:
-    """A token's text in quotes, so that its spaces and line breaks are seen; the mask token by its name."""
+    """Return a token's text in quotes, so that its spaces and line breaks are seen; the mask token by its name."""
     if token_id == row.mask_token_id:
         return Text(_MASK, style="yellow")
     return Text(repr(row.tokenizer.decode([token_id])), style=style)

@@ -1,4 +1,4 @@
-"""The decoding options: an option for each setting that the command line offers, and from what is typed to settings.
+"""Define the decoding options: an option for each setting that the command line offers, and the settings from them.
 
 Names, help and ranges are those of the table, `setblock.decoding.settings`.
 """
@@ -42,7 +42,7 @@ def offers(*groups: Group) -> Callable[[type[Options]], type[Options]]:
 
 
 def setting_option(name: str) -> Any:
-    """The option of a setting."""
+    """Return the option of a setting, for the annotation of a parameter."""
     row = SETTINGS[name]
     told, is_listed = row.help, row.type in _LISTED
     if str(row.range) and str(row.range) not in told:
@@ -59,7 +59,7 @@ def setting_option(name: str) -> Any:
 @option_group(DECODING)
 @offers("point", "answer", "sampling")
 class DecodingOptions:
-    """How an answer is decoded. A field that is None is left to the library."""
+    """Hold how an answer is decoded. A field that is None is left to the library."""
 
     sampler_options: list[str] | None = option(
         None,
@@ -86,7 +86,7 @@ class DecodingOptions:
         def __getattr__(self, name: str) -> Any: ...  # the settings
 
     def settings(self) -> DecodingSettings:
-        """The settings.
+        """Return the settings.
 
         Raises:
             ParameterError: an option is malformed, unknown or out of its range.
@@ -100,7 +100,8 @@ class DecodingOptions:
         return settings_asked({**asked, "sampler_options": _once(options), "logit_bias": dict(biases)})
 
     def settings_for(self, model: "LanguageModel") -> DecodingSettings:
-        """The settings, at the point that the model was calibrated to where no option says another; which is told in a line.
+        """Return the settings, at the point that the model was calibrated to where no option says another; a line
+        reports it.
 
         Raises:
             ParameterError: as in `settings`, or the model was not calibrated for the domain.

@@ -1,4 +1,4 @@
-"""`setblock evaluate`: accuracy and passes over a task."""
+"""Measure accuracy and passes over a task (`setblock evaluate`)."""
 
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ DEFAULT_LIMIT, DEFAULT_BATCH_SIZE = 100, 32  # the library's own; a test holds t
 
 @option_group(TASK)
 class EvaluateOptions(DecodingOptions):
-    """How the examples are answered."""
+    """Hold how the examples are answered."""
 
     seed: int = option(0, "Seed that chooses the examples of the split, and the tokens at a temperature above 0.")
 

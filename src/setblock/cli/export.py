@@ -1,4 +1,4 @@
-"""`setblock export`: a checkpoint as a GGUF file for llama.cpp."""
+"""Export a checkpoint as a GGUF file for llama.cpp (`setblock export`)."""
 
 import tempfile
 from pathlib import Path

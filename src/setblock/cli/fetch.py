@@ -1,4 +1,4 @@
-"""`setblock fetch`: bring a pretrained model to this machine."""
+"""Bring a pretrained model to this machine (`setblock fetch`)."""
 
 from typing import Annotated
 

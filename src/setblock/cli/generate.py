@@ -1,4 +1,4 @@
-"""`setblock generate`: an answer, streamed, or several; or the answers to a file of prompts."""
+"""Answer a prompt, streamed, once or several times, or a file of prompts (`setblock generate`)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ DEFAULT_CONCURRENCY = 32
 @option_group("Form of the answer")
 @offers("report")
 class GenerateOptions(DecodingOptions):
-    """How answers are decoded, what form they have, and what is told of them."""
+    """Hold how answers are decoded, what form they have, and what is reported of them."""
 
     json_schema: Path | None = option(None, "The answer is JSON that is valid under the schema in this file.")
     regex: str | None = option(None, "The answer as a whole matches this regular expression.")

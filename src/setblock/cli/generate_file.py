@@ -1,4 +1,4 @@
-"""`setblock generate --input`: answers to a file of prompts."""
+"""Answer a file of prompts (`setblock generate --input`)."""
 
 import hashlib
 from dataclasses import asdict

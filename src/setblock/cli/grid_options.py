@@ -1,4 +1,4 @@
-"""The options that say what is swept."""
+"""Define the options that say what is swept."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @option_group("Grid")
 class GridOptions:
-    """The operating points of a sweep."""
+    """Hold the operating points of a sweep."""
 
     methods: list[str] | None = option(
         None, "sbd or exact. Can be repeated. Default: both. ntp always runs once.", "--method"
@@ -38,7 +38,7 @@ class GridOptions:
     )
 
     def grids(self) -> "list[Grid]":
-        """The grids.
+        """Return the grids.
 
         Raises:
             SetBlockError: an option is malformed, or names what there is not.
@@ -62,6 +62,6 @@ class GridOptions:
 
 
 def _scoped(key: str) -> str:
-    """Names of samplers are written with dashes, their parameters with underscores."""
+    """Return a name as it is typed: names of samplers have dashes, their parameters underscores."""
     name, _, parameter = key.rpartition(".")
     return f"{name}.{parameter.replace('-', '_')}"

@@ -1,4 +1,4 @@
-"""`setblock evaluate --tasks`: the language-model evaluation harness, and its results in a few lines."""
+"""Run the language-model evaluation harness, and print its results in a few lines (`setblock evaluate --tasks`)."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -16,7 +16,7 @@ from setblock.errors import ParameterError, SetBlockError
 
 @option_group("Tasks of lm-evaluation-harness")
 class TasksOptions:
-    """What is asked of the harness. Without `tasks`, nothing."""
+    """Hold what is asked of the harness. Without `tasks`, nothing."""
 
     tasks: str | None = option(
         None,
@@ -131,7 +131,7 @@ def evaluate_harness(
 
 
 def report(of_task: dict[str, Any]) -> str:
-    """The figures of a task, as the harness holds them, in lines."""
+    """Return the figures of a task, as the harness holds them, in lines."""
     rows = []
     for key, value in of_task.items():
         metric, _, of_filter = key.partition(",")
@@ -161,7 +161,8 @@ def report(of_task: dict[str, Any]) -> str:
 
 
 def _generation(settings: DecodingSettings, *, gamma: float | None) -> dict[str, Any]:
-    """What was typed of a request's settings: it goes before what the tasks say, as the harness's --gen_kwargs does."""
+    """Return what was typed of a request's settings: it comes before what the tasks say, as the harness's --gen_kwargs
+    does."""
     offered, changed = offered_by("harness"), settings.changed()
     given = {
         name: value

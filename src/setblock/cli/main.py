@@ -1,4 +1,4 @@
-"""The entry point of the `setblock` command. It imports the commands itself, so that Ctrl-C ends their import, too."""
+"""Start the `setblock` command. It imports the commands itself, so that Ctrl-C ends their import, too."""
 
 import os
 import sys

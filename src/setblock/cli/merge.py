@@ -1,4 +1,4 @@
-"""`setblock merge`: an adapter becomes a part of the model that it was trained on."""
+"""Merge an adapter into the model that it was trained on (`setblock merge`)."""
 
 from pathlib import Path
 from typing import Annotated

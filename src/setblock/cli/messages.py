@@ -1,4 +1,4 @@
-"""What goes to the terminal besides results: one-line messages, and silence from the libraries underneath."""
+"""Print what goes to the terminal besides results: one-line messages, and silence from the libraries underneath."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ _PIPE_WIDTH = 160
 
 
 def print_json(result: dict[str, Any]) -> None:
-    """One JSON object on stdout. JSON has no infinity: an infinite gamma is the string `inf`, as it is typed."""
+    """Print one JSON object on stdout. JSON has no infinity: an infinite gamma is the string `inf`, as it is typed."""
     print(json.dumps(_without_infinity(result), allow_nan=False), flush=True)
 
 
@@ -36,27 +36,28 @@ def _without_infinity(value: Any) -> Any:
 
 
 def print_message(text: str) -> None:
-    """One line on stderr."""
+    """Print one line on stderr."""
     print(f"setblock: {' '.join(text.split())}", file=sys.stderr)
 
 
 def print_error(error: BaseException) -> None:
-    """A user's mistake."""
+    """Print a user's mistake."""
     print_message(f"error: {error}")
 
 
 def print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """A `warnings.showwarning` that leaves out where in the code a warning comes from."""
+    """Print a warning without its place in the code, as a `warnings.showwarning`."""
     print_message(f"warning: {message}")
 
 
 def print_figures(text: str) -> None:
-    """A dim line on stderr."""
+    """Print a dim line on stderr."""
     stderr_console().print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def stdout_console() -> Console:
-    """Made when it is needed, so that it sees what stdout is then. A pipe has no width that a table must be cut to."""
+    """Make the console when it is needed, so that it sees what stdout is then. A pipe has no width that a table must be
+    cut to."""
     is_cut = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(highlight=False, width=None if is_cut else _PIPE_WIDTH)
 
@@ -67,7 +68,7 @@ def stderr_console() -> Console:
 
 
 def columns(before: str = "{task.description}", after: str = "") -> tuple[ProgressColumn, ...]:
-    """What a bar shows: texts before and after it, how much is done, and how long the rest takes."""
+    """Return what a bar shows: texts before and after it, how much is done, and how long the rest takes."""
     return TextColumn(before), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn(after)
 
 
@@ -77,7 +78,7 @@ Told = Callable[[str, int, int | None], None]
 
 @contextmanager
 def progress() -> Iterator[Told]:
-    """A bar on stderr, where somebody watches it, for each name in its turn."""
+    """Show a bar on stderr, if it is a terminal, for each name in its turn."""
     console = stderr_console()
     with Progress(*columns(), console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("", total=None)
@@ -93,14 +94,14 @@ def progress() -> Iterator[Told]:
 
 
 def silence_loggers() -> None:
-    """Before anything heavy is imported: keep libraries' warnings, which a user can't mend, off the screen."""
+    """Keep libraries' warnings, which a user can't fix, off the screen, before anything heavy is imported."""
     # Transformers imports torchao where it is installed, which warns of GPU kernels that are missing, and of PyTorch's changes.
     for name in ("huggingface_hub", "torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def silence_bars() -> None:
-    """Before anything heavy is imported: no bars of tqdm where nobody watches them."""
+    """Turn off tqdm's bars where stderr is no terminal, before anything heavy is imported."""
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
 
@@ -114,7 +115,7 @@ def silence_libraries() -> None:
 
 
 def silence_data_sets() -> None:
-    """No bars for reading and tokenising data where nobody watches them."""
+    """Turn off bars for reading and tokenising data where stderr is no terminal."""
     if not sys.stderr.isatty():
         from datasets import disable_progress_bars
 

@@ -1,4 +1,4 @@
-"""The model options: from what was typed to a loaded model."""
+"""Turn the model options into a loaded model."""
 
 import warnings
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Quantization = Literal["int8"]  # as in `setblock.model.quantization`, which tak
 
 @option_group("Model")
 class ModelOptions:
-    """Which model, and how it is loaded."""
+    """Hold which model, and how it is loaded."""
 
     path: str | None = option(
         None,
@@ -98,7 +98,7 @@ as long. So compilation is left to users: it pays after about two thousand passe
 
 
 def checked_for_blocks(load: Callable[[], Model], name: str, *, blocks: bool) -> Model:
-    """What `load` gives, for what it is to do; its warnings are told unless they are of no use for that.
+    """Return what `load` gives, for what it is to do; its warnings are shown unless they are of no use for that.
 
     Raises:
         SetBlockError: the model has no mask token and `blocks` needs one.

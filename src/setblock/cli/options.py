@@ -1,4 +1,4 @@
-"""Options of commands: each declared once, in groups that commands share, shown in the panels of `--help`.
+"""Define options of no group that commands share, and the panels that `--help` shows all options in.
 
 Knows typer. Knows nothing of what an option does.
 """
@@ -32,7 +32,7 @@ Group = TypeVar("Group")
 
 
 def option(default: Any, told: str, *names: str, panel: str | None = None, **more: Any) -> Any:
-    """An option, in place of the default of a command's parameter or of a field of an `option_group`.
+    """Return an option, in place of the default of a command's parameter or of a field of an `option_group`.
 
     Args:
         default: `...` if the option must be given, and inside `Annotated`.
@@ -45,7 +45,8 @@ def option(default: Any, told: str, *names: str, panel: str | None = None, **mor
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def option_group(panel: str | None = None) -> Callable[[type[Group]], type[Group]]:
-    """A frozen dataclass of options, for a parameter of a command. Its options are in `panel`, unless they name another."""
+    """Return a frozen dataclass of options, for a parameter of a command. Its options are in `panel`, unless they name
+    another."""
 
     def made(group: type[Group]) -> type[Group]:
         annotations = dict(group.__annotations__)
@@ -85,7 +86,7 @@ def offering(
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that typer understands: its parameters that are option groups are replaced by their fields.
+    """Return a command that typer understands: its parameters that are option groups are replaced by their fields.
 
     The command itself gets each group, filled in.
     """
@@ -112,7 +113,7 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _completed(parameter: inspect.Parameter) -> inspect.Parameter:
-    """A parameter as typer takes it: the option in the annotation, with its names, and the default apart."""
+    """Return a parameter as typer takes it: the option in the annotation, with its names, and the default apart."""
     kind, default, infos = parameter.annotation, parameter.default, []
     if get_origin(kind) is Annotated:
         kind, *infos = get_args(kind)

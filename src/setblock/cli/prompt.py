@@ -1,4 +1,4 @@
-"""The PROMPT argument: a text, or `-` for stdin."""
+"""Read the PROMPT argument: a text, or `-` for stdin."""
 
 import sys
 
@@ -6,7 +6,7 @@ from setblock.errors import SetBlockError
 
 
 def read_prompt(argument: str) -> str:
-    """The prompt's text.
+    """Return the prompt's text.
 
     Raises:
         SetBlockError: it is not valid UTF-8.

@@ -1,4 +1,4 @@
-"""The recipe that a command reads: its file, and values to replace in it."""
+"""Read the recipe of a command: its file, and values to replace in it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @option_group()
 class RecipeOptions:
-    """Which recipe, and what is replaced in it."""
+    """Hold which recipe, and what is replaced in it."""
 
     recipe: Annotated[
         Path,

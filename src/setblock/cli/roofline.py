@@ -1,4 +1,4 @@
-"""`setblock roofline`: what blocks can gain on a machine, predicted from two figures of it."""
+"""Predict what blocks can gain on a machine, from two figures of it (`setblock roofline`)."""
 
 import warnings
 from typing import Any
@@ -20,7 +20,7 @@ _HARDWARE, _LOAD = "Hardware", "Load"  # panels
 
 @option_group("Model")
 class SubjectOptions:
-    """Which model, in which types, on which machine."""
+    """Hold which model, in which types, on which machine."""
 
     model: str | None = option(
         None,
@@ -71,7 +71,7 @@ def roofline(
 
 
 def prediction_for(options: SubjectOptions) -> Prediction:
-    """The prediction of what was asked for.
+    """Return the prediction of what was asked for.
 
     Raises:
         SetBlockError: the model, the machine or a type can't be used.
@@ -83,7 +83,7 @@ def prediction_for(options: SubjectOptions) -> Prediction:
 
 
 def read_shape(source: str) -> tuple[ModelShape, str]:
-    """The shape and the type of a preset, or of a checkpoint, of which only the config is read.
+    """Return the shape and the type of a preset, or of a checkpoint, of which only the config is read.
 
     Raises:
         SetBlockError: there is no such config, or blocks can't be decoded with such a model.
@@ -142,7 +142,7 @@ def _hardware(options: SubjectOptions, dtype: str) -> Hardware:
 
 
 def _this_machine(dtype: str) -> Hardware:
-    """Measured; types of fewer than 16 bits are taken for bfloat16."""
+    """Measure this machine; types of fewer than 16 bits are taken for bfloat16."""
     import torch
 
     from setblock.roofline.machine import measured_hardware

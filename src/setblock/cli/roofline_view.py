@@ -1,4 +1,4 @@
-"""How a prediction looks, on the terminal and as JSON."""
+"""Show a prediction, on the terminal and as JSON."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -16,7 +16,7 @@ from setblock.roofline.tables import NFE_SPEEDUPS, tables
 
 
 def print_prediction(console: Console, prediction: Prediction, *, kv_length: int, block_size: int) -> None:
-    """What is predicted and on what, both tables of the paper, and where blocks stop paying."""
+    """Print what is predicted and on what, both tables of the paper, and where blocks stop paying."""
     shape, hardware, precision = prediction.shape, prediction.hardware, prediction.precision
     linear, attention = (hardware.peak(bits) / TFLOPS for bits in (precision.linear_bits, precision.attention_bits))
     types = f"{precision.activations} activations, {precision.weights} weights, {precision.kv} keys and values"
@@ -44,7 +44,7 @@ def print_prediction(console: Console, prediction: Prediction, *, kv_length: int
 
 
 def roofline_json(prediction: Prediction, *, kv_length: int, block_size: int) -> dict[str, Any]:
-    """The same, and the named costs of a one-token and a block pass: bytes, bytes and operations per second."""
+    """Return the same, and the named costs of a one-token and a block pass: bytes, bytes and operations per second."""
     shape, hardware = prediction.shape, prediction.hardware
     made = tables(prediction, kv_length=kv_length, block_size=block_size)
     return {

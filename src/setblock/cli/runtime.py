@@ -1,4 +1,4 @@
-"""The options of a runtime: from what was typed to a model that PyTorch or llama.cpp runs."""
+"""Turn the options of a runtime into a model that PyTorch or llama.cpp runs."""
 
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +21,7 @@ _OF_LLAMA = ("n_gpu_layers", "n_threads", "n_ctx", "n_ubatch", "type_k", "type_v
 @option_group("Runtime")
 @offering(LlamaOptions, panel="llama.cpp", but_not=["use_extra_bufts"])
 class RuntimeOptions(ModelOptions):
-    """Which model, and who runs it."""
+    """Hold which model, and who runs it."""
 
     runtime: RuntimeName | None = option(
         None,
@@ -38,7 +38,7 @@ class RuntimeOptions(ModelOptions):
 
     @property
     def takes_llama_cpp(self) -> bool:
-        """Whether llama.cpp is to run the model.
+        """Return whether llama.cpp is to run the model.
 
         Raises:
             SetBlockError: it is, and can't; or an option goes with the other runtime.
@@ -62,7 +62,7 @@ class RuntimeOptions(ModelOptions):
         return True
 
     def llama_options(self) -> LlamaOptions:
-        """Those of llama.cpp."""
+        """Return the options of llama.cpp."""
         return LlamaOptions(**{name: getattr(self, name) for name in _OF_LLAMA})
 
     def _given(self, names: tuple[str, ...]) -> list[str]:
@@ -91,7 +91,7 @@ def load_language_model(options: RuntimeOptions, *, blocks: bool) -> "LanguageMo
 
 
 def tuned(model: "LanguageModel", settings: DecodingSettings, options: RuntimeOptions) -> tuple[DecodingSettings, Any]:
-    """The settings at the block size that is fastest here, which is told in a line, and the choice as JSON.
+    """Return the settings at the block size that is fastest here, which a line reports, and the choice as JSON.
 
     Where nothing is to be chosen, the settings as they are, and None.
     """

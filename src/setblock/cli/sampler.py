@@ -1,4 +1,4 @@
-"""What reports say of the sampler."""
+"""Describe the sampler in reports."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from setblock.decoding.settings import DecodingSettings
 
 
 def sampler_json(settings: DecodingSettings) -> dict[str, Any]:
-    """What a report's JSON says of the sampler: all None in method `ntp`, which has none."""
+    """Return what a report's JSON says of the sampler: all None in method `ntp`, which has none."""
     from setblock.decoding.asked import sampler_told
 
     told = sampler_told(settings)
@@ -14,7 +14,7 @@ def sampler_json(settings: DecodingSettings) -> dict[str, Any]:
 
 
 def sampler_text(settings: DecodingSettings) -> str:
-    """The sampler and its parameters in a few words."""
+    """Return the sampler and its parameters in a few words."""
     from setblock.decoding.asked import sampler_told
 
     told = sampler_told(settings)

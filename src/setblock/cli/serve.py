@@ -1,4 +1,4 @@
-"""`setblock serve`: the API and the playground, on this machine or for others."""
+"""Serve the API and the playground, on this machine or for others (`setblock serve`)."""
 
 import os
 from importlib.util import find_spec
@@ -29,7 +29,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 @option_group("Limits")
 @offering(EngineLimits, ServerLimits, but_not=["page_tokens"])
 class LimitOptions:
-    """What clients may ask for."""
+    """Hold what clients may ask for."""
 
 
 def serve(

@@ -1,4 +1,4 @@
-"""`setblock serve --engine vllm`: the command of vLLM that serves a checkpoint, shown or run."""
+"""Show or run the command of vLLM that serves a checkpoint (`setblock serve --engine vllm`)."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's own
 
 @option_group("vLLM")
 class VllmOptions:
-    """What only vLLM is asked for."""
+    """Hold what only vLLM is asked for."""
 
     decoding: VllmDecoding = option(
         "blocks",

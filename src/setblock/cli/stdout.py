@@ -1,4 +1,4 @@
-"""Where results go: a command whose stdout takes nothing says so, instead of losing its answer."""
+"""Write results to stdout; a command whose stdout takes nothing says so, instead of losing its answer."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def writable_stdout() -> Iterator[None]:
-    """All that is written to stdout while active has left the process afterwards.
+    """Make sure that all that is written to stdout while active has left the process afterwards.
 
     Raises:
         SetBlockError: stdout is closed, or its disk is full.

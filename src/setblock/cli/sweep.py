@@ -1,4 +1,4 @@
-"""`setblock sweep`: accuracy and passes over a grid of settings."""
+"""Measure accuracy and passes over a grid of settings (`setblock sweep`)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +94,7 @@ def _run(task: TaskOptions, model: ModelOptions, grid: GridOptions, out: Path | 
 
 
 def sweep_table(results: "list[Result]") -> Table:
-    """A line for each result; those on the Pareto front are bold."""
+    """Return a line for each result; those on the Pareto front are bold."""
     from setblock.evaluation.figure import title_of
     from setblock.evaluation.result import pareto_front
 
@@ -128,7 +128,7 @@ def sweep_table(results: "list[Result]") -> Table:
 
 
 def sweep_json(results: "list[Result]") -> dict[str, Any]:
-    """The JSON object of a sweep: figures without what they are counted from, and which are on the Pareto front."""
+    """Return the JSON object of a sweep: figures without what they are counted from, and which are on the Pareto front."""
     from setblock.evaluation.result import pareto_front
 
     front = pareto_front(results)

@@ -1,4 +1,4 @@
-"""The options that say which examples of which task a sweep or a calibration asks."""
+"""Define the options that say which examples of which task a sweep or a calibration asks."""
 
 from typing import Annotated
 
@@ -30,7 +30,7 @@ SandboxOption = Annotated[
 
 @option_group(TASK)
 class TaskOptions:
-    """Which examples, and how they are decoded together."""
+    """Hold which examples, and how they are decoded together."""
 
     task: str = option("word-problems", "The task; `setblock evaluate --help` lists all tasks.", metavar="NAME")
     split: SplitOption = "test"

@@ -1,4 +1,4 @@
-"""`setblock trace`: what each forward pass did to an answer, in the terminal or as JSON."""
+"""Show what each forward pass did to an answer, in the terminal or as JSON (`setblock trace`)."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""How `setblock trace` looks in a terminal."""
+"""Show the output of `setblock trace` in a terminal."""
 
 from rich.console import Console
 from rich.text import Text

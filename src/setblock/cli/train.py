@@ -1,4 +1,4 @@
-"""`setblock train`: a recipe in, a checkpoint out."""
+"""Train a checkpoint from a recipe (`setblock train`)."""
 
 import sys
 import time
@@ -73,7 +73,7 @@ def train(
 
 
 def _peak(arguments: "SBDConfig") -> float | None:
-    """Operations per second of this process's GPU at most, where the table of hardware has it."""
+    """Return the most operations per second of this process's GPU, where the table of hardware has it."""
     import torch
 
     from setblock.roofline.hardware import hardware_of_device

@@ -1,4 +1,5 @@
-"""How `setblock train` looks: a bar with the losses and the speed on a terminal, and a line for each log elsewhere.
+"""Show the output of `setblock train`: a bar with the losses and the speed on a terminal, and a line for each log
+elsewhere.
 
 Knows the Trainer's logs and Rich. Knows nothing of models.
 """
@@ -26,7 +27,7 @@ _SHOWN = {
 
 
 def log_text(logs: Mapping[str, Any]) -> str:
-    """One line of what a log says; empty where nothing of it is to be shown."""
+    """Return one line of what a log says; empty where nothing of it is to be shown."""
     parts = [f"{name} {form.format(logs[key])}" for key, (name, form) in _SHOWN.items() if key in logs]
     for key, value in logs.items():
         if key.startswith("eval_nfe_speedup_"):
@@ -38,10 +39,10 @@ def log_text(logs: Mapping[str, Any]) -> str:
 
 
 class TrainView(TrainerCallback):
-    """Shows how a run goes. Nothing but the main process shows anything."""
+    """Show the progress of a run. Nothing but the main process shows anything."""
 
     def __init__(self, *, bar: bool) -> None:
-        """Args: whether to draw a bar, on stderr; if not, each log is a line on stdout."""
+        """Choose whether to draw a bar, on stderr; if not, each log is a line on stdout."""
         shown = columns("step", "{task.description}")
         self._progress = Progress(*shown, console=stderr_console()) if bar else None
         self._task: TaskID | None = None

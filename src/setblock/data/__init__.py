@@ -1,4 +1,4 @@
-"""Data: tasks, files and hub data sets become documents, and documents become rows (docs/data.md, docs/tasks.md)."""
+"""Turn tasks, files and hub data sets into documents, and documents into rows (docs/data.md, docs/tasks.md)."""
 
 from typing import TYPE_CHECKING
 

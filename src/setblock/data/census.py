@@ -1,4 +1,4 @@
-"""The census: which documents are kept, how much of each, and how many were not.
+"""Count which documents are kept, how much of each, and how many were not.
 
 Knows lengths, token ids and the wishes of a recipe. Knows nothing of texts or rows. What is left out is counted here, and told.
 """
@@ -12,7 +12,7 @@ from setblock.errors import SetBlockError
 
 @dataclass(frozen=True)
 class DocumentLimits:
-    """What a document must keep to.
+    """Limit what a document may be.
 
     Attributes:
         longest: tokens that a row or the model's context has room for.
@@ -35,7 +35,7 @@ class DocumentLimits:
             )
 
     def length_of(self, length: int, where: str) -> int:
-        """How many tokens to keep of a document that is too long; 0 if none.
+        """Return how many tokens to keep of a document that is too long; 0 if none.
 
         Raises:
             SetBlockError: that is an error.
@@ -63,7 +63,7 @@ class DocumentLimits:
 
 @dataclass
 class Census:
-    """How many documents there were, and what became of them."""
+    """Count documents, and what became of them."""
 
     documents: int = 0
     too_long: int = 0
@@ -76,7 +76,7 @@ class Census:
 
     @property
     def whole(self) -> int:
-        """How many are kept as they are."""
+        """Return how many are kept as they are."""
         return self.documents - self.too_long - self.special - self.without_targets
 
     def judge(
@@ -88,7 +88,7 @@ class Census:
         spells_special: bool,
         where: Callable[[], str],
     ) -> int:
-        """How many tokens are kept of a document, 0 if it is left out; counted either way.
+        """Return how many tokens are kept of a document, 0 if it is left out; count it either way.
 
         Args:
             limits: what it must keep to.
@@ -124,7 +124,7 @@ class Census:
             self.first[what] = where()
 
     def complaints(self, limits: DocumentLimits) -> list[str]:
-        """What a user should know of, a line each."""
+        """Return what a user should know of, a line each."""
         became = "truncated" if limits.too_long == "truncate" else "dropped"
         reasons: Mapping[str, str] = {
             "too_long": f"are longer than {limits.longest} tokens and were {became} (data.too_long: {limits.too_long})",

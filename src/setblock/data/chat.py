@@ -1,4 +1,4 @@
-"""Chats: messages as a chat template writes them, and which of that the assistant says.
+"""Write messages as a chat template does, and mark what the assistant says.
 
 Knows templates and text. Knows nothing of token ids: where a text is cut, `setblock.data.encoding` sees to its tokens.
 """
@@ -21,13 +21,13 @@ _MARKS = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")  # of Transformer
 
 
 class _TemplateError(Exception):
-    """A template raised something; what exactly is in the message."""
+    """Report what a template raised."""
 
 
 def chat_pieces(
     tokenizer: PreTrainedTokenizerBase, messages: Any, *, tools: Any = None, loss_on_all: bool = False
 ) -> list[Piece]:
-    """The text of a conversation, cut where the assistant begins and ends.
+    """Return the text of a conversation, cut where the assistant begins and ends.
 
     A template with `{% generation %}` marks says itself what the assistant writes. Of any other one, an answer is what
     follows the generation prompt, up to the end-of-text token if the template closes a turn with it, else to the end of the
@@ -61,7 +61,7 @@ def chat_pieces(
 
 
 def read_template(path: str) -> str:
-    """The text of a chat template's file.
+    """Return the text of a chat template's file.
 
     Raises:
         SetBlockError: it can't be read, or is no Jinja template.
@@ -100,7 +100,8 @@ def _render(
 def _marked_spans(
     tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: Any, template: str
 ) -> list[tuple[int, int]]:
-    """The spans that `{% generation %}` encloses; what `apply_chat_template(return_assistant_tokens_mask=True)` reads."""
+    """Return the spans that `{% generation %}` encloses; what `apply_chat_template(return_assistant_tokens_mask=True)`
+    reads."""
     _, spans = render_jinja_template(
         conversations=[messages],
         tools=tools,
@@ -114,7 +115,7 @@ def _marked_spans(
 def _answer_spans(
     tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: Any, text: str
 ) -> list[tuple[int, int]]:
-    """The spans of assistant messages, from texts that begin alike."""
+    """Return the spans of assistant messages, from texts that begin alike."""
     spans = []
     end_of_text = tokenizer.eos_token or ""
     for index, message in enumerate(messages):

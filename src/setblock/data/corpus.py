@@ -1,4 +1,4 @@
-"""A corpus: tokenised documents on disk, and which of them are kept.
+"""Keep tokenised documents on disk, and choose which of them are used.
 
 Knows the cache that `datasets` keeps, mixtures, and what is held out. Knows nothing of columns, templates or rows.
 """
@@ -38,12 +38,13 @@ FEATURES = Features(
 
 
 def columns_of(document: EncodedDocument) -> dict[str, Any]:
-    """A document as a record of the cache."""
+    """Return a document as a record of the cache."""
     return {**vars(document), "length": len(document), "targets": sum(document.carries_loss)}
 
 
 def cached(encoder: Encoder, records: AnyRecords, *, cache_dir: str | None) -> datasets.Dataset:
-    """The documents of one source, tokenised once and kept on disk for as long as neither it nor the tokenizer changes.
+    """Yield the documents of one source, tokenised once and kept on disk for as long as neither it nor the tokenizer
+    changes.
 
     Raises:
         SetBlockError: a record is not as it should be, the source is empty, or the cache can't be written.
@@ -75,8 +76,8 @@ def cached(encoder: Encoder, records: AnyRecords, *, cache_dir: str | None) -> d
 
 
 def mixed(sources: Sequence[datasets.Dataset], weights: Sequence[float], *, seed: int) -> datasets.Dataset:
-    """An epoch of several sources: each next document from one that is drawn by its weight, until all have been seen whole;
-    those that end before begin again."""
+    """Yield an epoch of several sources: each next document from one that is drawn by its weight, until all have been
+    seen whole; those that end before begin again."""
     if len(sources) == 1:
         return sources[0]
     shares = [weight / sum(weights) for weight in weights]
@@ -84,7 +85,7 @@ def mixed(sources: Sequence[datasets.Dataset], weights: Sequence[float], *, seed
 
 
 class Corpus(Sequence[Document]):
-    """The documents that are kept, in order, read from disk one by one.
+    """Hold the documents that are kept, in order, read from disk one by one.
 
     Attributes:
         lengths: int [D], how many tokens are kept of each.
@@ -147,7 +148,7 @@ class Corpus(Sequence[Document]):
         return Document(document["token_ids"][:length].tolist(), document["carries_loss"][:length].tolist())
 
     def where(self, index: int) -> str:
-        """Names the record that a document is of."""
+        """Name the record that a document is of."""
         return self._where(int(self._indices[index]))
 
     def _targets(self, index: int, columns: dict[str, np.ndarray], kept: int) -> int:

@@ -1,4 +1,4 @@
-"""Documents are token sequences with marks for the tokens that carry loss.
+"""Define documents: token sequences with marks for the tokens that carry loss.
 
 Knows how text becomes a document. Knows nothing of rows, blocks or noise.
 """
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 @dataclass(frozen=True)
 class Document:
-    """One sequence to train on.
+    """Hold one sequence to train on.
 
     `token_ids` and `carries_loss` have the same length; `carries_loss[i]` says whether token i is a target. Tokens of a
     prompt are not. Tokens of a completion are, including its end-of-text.

@@ -1,4 +1,4 @@
-"""Encoding: records become documents, in one of three shapes: messages, a prompt and its completion, or text.
+"""Encode records as documents, in one of three shapes: messages, a prompt and its completion, or text.
 
 Knows columns, pieces of text and their token ids. Knows nothing of files, rows, or how long a document may be.
 """
@@ -23,7 +23,7 @@ from setblock.errors import SetBlockError
 
 @dataclass(frozen=True)
 class EncodedDocument(Document):
-    """A document of a record.
+    """Hold a document of a record.
 
     Attributes:
         where: names the record to a user.
@@ -39,7 +39,7 @@ class EncodedDocument(Document):
 
 @dataclass(frozen=True)
 class Encoder:
-    """Turns the records of one source into documents.
+    """Encode the records of one source as documents.
 
     Attributes:
         tokenizer: chats are written by its template.
@@ -56,12 +56,12 @@ class Encoder:
 
     @property
     def fingerprint(self) -> list[Any]:
-        """What changes when the same records would be encoded otherwise."""
+        """Return what changes when the same records would be encoded otherwise."""
         columns = {name: value for name, value in self.section.model_dump().items() if name.endswith("_column")}
         return [_FORMAT, columns, self.loss_on, self.special_tokens, tokenizer_fingerprint(self.tokenizer)]
 
     def documents(self, records: Iterable[SourceRecord]) -> Iterator[EncodedDocument]:
-        """The documents of records, in order.
+        """Yield the documents of records, in order.
 
         Raises:
             SetBlockError: a record has not the columns it should have, its chat can't be written, or it spells a special
@@ -125,7 +125,8 @@ class Encoder:
             yield EncodedDocument(token_ids, carries_loss, record.where, each.spells_special, _bucket(token_ids))
 
     def _letters(self, text: str, contents: list[str]) -> list[int]:
-        """The tokens of a text in which placeholders stand for contents, whose special tokens are no tokens but letters."""
+        """Return the tokens of a text in which placeholders replace contents, whose special tokens are read as plain
+        letters."""
         ids: list[int] = []
         for part, piece in enumerate(_PLACEHOLDER.split(text)):
             is_content = part % 2 == 1
@@ -135,8 +136,8 @@ class Encoder:
     def _as_read(
         self, record: SourceRecord, pieces: list[Piece], parts: list[list[int]], whole: list[int]
     ) -> list[list[int]]:
-        """The tokens of each piece of a chat, as they are when the model is used: a prompt is tokenised before its answer is
-        there.
+        """Return the tokens of each piece of a chat, as they are when the model is used: a prompt is tokenised before
+        its answer is there.
 
         For most tokenizers the pieces' tokens are the whole text's. Some write a piece differently where it begins a text
         (a space before it); then the whole text's tokens are cut, if they can be. And where a token would reach over the end
@@ -164,7 +165,7 @@ _FORMAT = 1  # of the documents; another number where code here begins to give o
 
 @dataclass(frozen=True)
 class RecordShape:
-    """What a record is: `messages`, `prompt and completion` or `text`, and the columns that hold it."""
+    """Describe a record's shape: `messages`, `prompt and completion` or `text`, and the columns that hold it."""
 
     name: str
     columns: tuple[str, ...]
@@ -181,7 +182,8 @@ _PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
 
 
 def _held_apart(values: list[Any], shape: RecordShape, special: re.Pattern[str]) -> tuple[list[Any], list[str]]:
-    """Values with placeholders for their texts, and the texts: what a template writes and what it is given stay apart."""
+    """Return values with placeholders for their texts, and the texts: a template's own text and its input stay
+    separate."""
     if shape.name != "messages":
         return [f"\ue000{index}\ue001" for index in range(len(values))], values
     messages = [dict(message) if isinstance(message, dict) else message for message in values[0]]
@@ -197,7 +199,7 @@ def _held_apart(values: list[Any], shape: RecordShape, special: re.Pattern[str])
 
 
 def shape_of(section: SourceSection, record: SourceRecord) -> RecordShape:
-    """The shape that a section names, or else the one whose usual columns the first record has."""
+    """Return the shape that a section names, or else the one whose usual columns the first record has."""
     if section.messages_column is not None:
         return RecordShape("messages", (section.messages_column,))
     if section.prompt_column is not None and section.completion_column is not None:
@@ -223,7 +225,8 @@ def shape_of(section: SourceSection, record: SourceRecord) -> RecordShape:
 
 
 def value_of(record: SourceRecord, column: str, shape: RecordShape) -> Any:
-    """What a column of a record holds. Raises `SetBlockError` where there is none, or not text where that should be."""
+    """Return what a column of a record holds. Raises `SetBlockError` where there is none, or not text where that should
+    be."""
     if column not in record.columns:
         raise SetBlockError(f"no column {column!r} among {', '.join(record.columns) or 'none'}")
     value = record.columns[column]
@@ -233,7 +236,7 @@ def value_of(record: SourceRecord, column: str, shape: RecordShape) -> Any:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every text inside a record's value."""
+    """Yield every text inside a record's value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -243,8 +246,8 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def texts_of(section: SourceSection, records: Iterable[SourceRecord]) -> Iterator[str]:
-    """The texts of records, for a tokenizer that is yet to be trained on them: all that their columns of interest spell. A
-    completion comes right after its prompt, as in a document."""
+    """Yield the texts of records, for a tokenizer that is yet to be trained on them: all that their columns of interest
+    spell. A completion comes right after its prompt, as in a document."""
     shape: RecordShape | None = None
     for record in records:
         shape = shape or shape_of(section, record)
@@ -253,14 +256,14 @@ def texts_of(section: SourceSection, records: Iterable[SourceRecord]) -> Iterato
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
-    """What matches a special token's spelling, the longest first; nothing where there is no special token."""
+    """Return a pattern of the special tokens' spellings, the longest first; nothing where there is no special token."""
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special and token.content]
     spelled = sorted({*added, *tokenizer.all_special_tokens}, key=lambda token: (-len(token), token))
     return re.compile("|".join(map(re.escape, spelled)) or r"(?!)")
 
 
 def _beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What the tokenizer puts before any text: a beginning-of-text token, or nothing."""
+    """Return what the tokenizer puts before any text: a beginning-of-text token, or nothing."""
     ids: list[int] = tokenizer("").input_ids
     return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id and ids[-1] != tokenizer.bos_token_id else ids
 
@@ -280,7 +283,7 @@ def _bucket(token_ids: list[int]) -> int:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of everything about a tokenizer that decides what it makes of a text."""
+    """Return a hash of everything about a tokenizer that decides what it makes of a text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     spelled = json.loads(backend.to_str()) if backend is not None else dict(sorted(tokenizer.get_vocab().items()))
     spelled |= {"truncation": None, "padding": None}  # of the last call, and no part of what it is

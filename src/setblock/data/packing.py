@@ -1,4 +1,4 @@
-"""Packing puts documents next to each other into rows of one length.
+"""Pack documents next to each other into rows of one length.
 
 Knows rows. Knows nothing of masks: it records which document each token belongs to, and its position there.
 """
@@ -26,7 +26,7 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Row:
-    """Packed documents: four int32 arrays of one length.
+    """Hold packed documents: four int32 arrays of one length.
 
     `labels[i]` is the token at i, or `IGNORE`. The loss shifts the labels.
     """
@@ -41,7 +41,7 @@ Item = TypeVar("Item")
 
 
 def fill(items: Iterable[Item], *, size: Callable[[Item], int], row_length: int) -> Iterator[list[Item]]:
-    """What goes into each row: every item into the first of the open rows that has room for it.
+    """Yield what goes into each row: every item into the first of the open rows that has room for it.
 
     Rows come in the order in which they were opened, each as soon as it is closed: of an endless stream, only so many items
     are held as the open rows have room for. No item may be larger than a row.
@@ -108,8 +108,8 @@ def row_of(documents: Sequence[Document], *, row_length: int, pad_token_id: int)
 
 
 class RowDataset(Dataset[dict[str, Tensor]]):
-    """Rows as a map-style dataset. Items have `input_ids`, `labels`, `position_ids` and `document_ids`, all [L], and the
-    scalar `row_ids`. Its value seeds the noise of the row."""
+    """Serve rows as a map-style dataset. Items have `input_ids`, `labels`, `position_ids` and `document_ids`, all [L],
+    and the scalar `row_ids`. Its value seeds the noise of the row."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows
@@ -129,12 +129,12 @@ def row_item(row: Row, row_id: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class RowCollator:
-    """Stacks rows into a batch [B, L], padding shorter ones on the right with `pad_token_id`."""
+    """Stack rows into a batch [B, L], padding shorter ones on the right with `pad_token_id`."""
 
     pad_token_id: int
 
     def __call__(self, items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Batch of `RowDataset` items."""
+        """Batch `RowDataset` items."""
         fill = {"input_ids": self.pad_token_id, "labels": IGNORE, "position_ids": 0, "document_ids": PADDING}
         batch = {
             name: pad_sequence([item[name] for item in items], batch_first=True, padding_value=value)

@@ -1,4 +1,4 @@
-"""Records: what local files, hub data sets and tasks hold, one mapping of columns for each document, in order.
+"""Read what local files, hub data sets and tasks hold: one mapping of columns for each document, in order.
 
 Knows files and the `datasets` library, and where each record came from. Knows nothing of what its columns mean.
 """
@@ -26,14 +26,14 @@ SUFFIXES = (*JSON_LINES, ".parquet")
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """One record. `where` names it to a user: `chats.jsonl, line 12`."""
+    """Hold one record. `where` names it to a user: `chats.jsonl, line 12`."""
 
     where: str
     columns: dict[str, Any]
 
 
 class FileRecords:
-    """The records of local files, one file after the other."""
+    """Read the records of local files, one file after the other."""
 
     def __init__(self, files: list[Path], *, limit: int | None) -> None:
         self.files = files
@@ -41,7 +41,7 @@ class FileRecords:
 
     @property
     def fingerprint(self) -> list[Any]:
-        """What changes when the files do: names, sizes and times of modification."""
+        """Return what changes when the files do: names, sizes and times of modification."""
         stats = [(path, path.stat()) for path in self.files]
         return [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats] + [self.limit]
 
@@ -56,7 +56,7 @@ class FileRecords:
 
 
 class HubRecords:
-    """The records of one split of a hub data set, which is downloaded, or read as it comes where it is to stream."""
+    """Read the records of one split of a hub data set, which is downloaded, or streamed where that is asked for."""
 
     def __init__(self, section: SourceSection, *, streaming: bool) -> None:
         self.section = section
@@ -72,7 +72,7 @@ class HubRecords:
 
     @property
     def fingerprint(self) -> list[Any]:
-        """What changes when the data set does; `datasets` keeps account of it."""
+        """Return what changes when the data set does; `datasets` keeps account of it."""
         return [self.section.source, self.section.split, self.dataset._fingerprint]
 
     def __iter__(self) -> Iterator[SourceRecord]:
@@ -87,7 +87,7 @@ class HubRecords:
 
 
 class TaskRecords:
-    """The examples of a task (`setblock.data.tasks`), each with its answer."""
+    """Read the examples of a task (`setblock.data.tasks`), each with its answer."""
 
     def __init__(self, section: SourceSection, *, streaming: bool) -> None:
         if section.documents is None and not streaming:
@@ -99,7 +99,7 @@ class TaskRecords:
 
     @property
     def fingerprint(self) -> list[Any]:
-        """What changes when an example does: a hash of all, since they are as they are by our code."""
+        """Return what changes when an example does: a hash of all, since our code defines them."""
         digest = hashlib.sha256()
         for record in self:
             digest.update(json.dumps(record.columns).encode())
@@ -126,7 +126,8 @@ AnyRecords = FileRecords | HubRecords | TaskRecords
 
 
 def records_of(section: SourceSection, *, streaming: bool = False) -> AnyRecords:
-    """The records of a source: a task's examples where it is the name of one, local files where it is theirs, else a hub's.
+    """Return the records of a source: a task's examples where it is the name of one, local files where it is theirs,
+    else a hub's.
 
     Raises:
         SetBlockError: there is no such file, the data set can't be loaded, or it may have no end.
@@ -138,7 +139,7 @@ def records_of(section: SourceSection, *, streaming: bool = False) -> AnyRecords
 
 
 def local_files(source: str) -> list[Path] | None:
-    """The files that a file name, folder or glob pattern stands for, sorted; None where it can only be a hub id.
+    """Return the files that a file name, folder or glob pattern refers to, sorted; None where it can only be a hub id.
 
     Raises:
         SetBlockError: it is a path or pattern, but there is nothing that can be read.
@@ -171,8 +172,8 @@ def _records_of(path: Path) -> Iterator[SourceRecord]:
 
 
 def _json_lines(path: Path) -> Iterator[SourceRecord]:
-    """Not by `datasets`: it can't say which line is malformed, and gives every record the keys of all others, as nulls that
-    chat templates then write."""
+    """Yield records without `datasets`: it can't say which line is malformed, and gives every record the keys of all
+    others, as nulls that chat templates then write."""
     opened = gzip.open if path.name.endswith(".gz") else open
     number = 0
     try:

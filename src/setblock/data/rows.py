@@ -1,4 +1,4 @@
-"""Rows: what a recipe's data section gives a trainer.
+"""Make the rows that a recipe's data section gives a trainer.
 
 Knows which stage follows which: records -> documents -> corpus or stream -> rows. Knows nothing of noise or models.
 """
@@ -22,20 +22,20 @@ from setblock.data.stream import DocumentStream, RowStream
 
 @dataclass(frozen=True)
 class RecipeRows:
-    """The rows to train on and those to evaluate on, if there are any."""
+    """Hold the rows to train on and those to evaluate on, if there are any."""
 
     train: RowDataset | RowStream
     evaluation: RowDataset | None
 
     @property
     def fingerprint(self) -> str | None:
-        """A hash of the documents to train on; None where they are not known beforehand."""
+        """Return a hash of the documents to train on; None where they are not known beforehand."""
         rows = self.train.rows if isinstance(self.train, RowDataset) else None
         return rows.corpus.fingerprint if isinstance(rows, CorpusRows) else None
 
 
 class CorpusRows(Sequence[Row]):
-    """The rows of a corpus. Only which documents each holds is in memory: a row is made when it is asked for."""
+    """Make the rows of a corpus. Only which documents each holds is in memory: a row is made when it is asked for."""
 
     def __init__(self, corpus: Corpus, *, row_length: int | None, pad_token_id: int) -> None:
         self.corpus = corpus
@@ -49,12 +49,12 @@ class CorpusRows(Sequence[Row]):
 
     @property
     def census(self) -> Census:
-        """What became of the corpus's documents."""
+        """Return what became of the corpus's documents."""
         return self.corpus.census
 
     @property
     def room(self) -> int:
-        """How many tokens the rows have room for, all together."""
+        """Return how many tokens the rows have room for, all together."""
         return len(self) * self._row_length if self._row_length else self.census.tokens
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class CorpusRows(Sequence[Row]):
         return row_of(documents, row_length=row_length, pad_token_id=self._pad_token_id)
 
     def where(self, index: int) -> list[str]:
-        """Names the record of each document of a row."""
+        """Name the record of each document of a row."""
         return [self.corpus.where(document) for document in self._documents[index]]
 
 
@@ -78,7 +78,7 @@ def rows_of(
     vocabulary: int | None = None,
     mask_token_id: int | None = None,
 ) -> RecipeRows:
-    """The rows of a recipe's data section.
+    """Return the rows of a recipe's data section.
 
     Args:
         section: what the recipe says.
@@ -116,7 +116,8 @@ def use_chat_template(section: DataSection, tokenizer: PreTrainedTokenizerBase) 
 
 
 def corpus_texts(section: DataSection) -> Iterator[str]:
-    """The texts of a section, for a tokenizer that is yet to be trained on them. Those of a mixture one source after another.
+    """Yield the texts of a section, for a tokenizer that is yet to be trained on them. Those of a mixture one source
+    after another.
 
     Raises:
         SetBlockError: a source can't be read.

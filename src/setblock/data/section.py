@@ -1,4 +1,4 @@
-"""The `data` section of a recipe: which texts to train on, and what becomes of them.
+"""Define the `data` section of a recipe: which texts to train on, and what becomes of them.
 
 Knows the keys and their valid values. Knows nothing of files, tokenizers or rows.
 """
@@ -15,7 +15,7 @@ SpecialTokens = Literal["error", "drop", "spell", "keep"]
 
 
 class _Texts(Section):
-    """Where texts are, and which columns hold them."""
+    """Say where texts are, and which columns hold them."""
 
     name: str | None = Field(None, description="configuration (subset) of a hub data set")
     split: str = Field("train", description="split of a hub data set or a task; local files have none")
@@ -39,7 +39,7 @@ class _Texts(Section):
 
 
 class SourceSection(_Texts):
-    """One source of a mixture."""
+    """Describe one source of a mixture."""
 
     source: str = Field(description="a file, folder or glob pattern, a task, or a hub id")
     weight: float = Field(
@@ -49,14 +49,14 @@ class SourceSection(_Texts):
 
 
 class EvaluationSection(_Texts):
-    """Texts to evaluate on. What is not given is as in the training section, `documents` excepted; beside a mixture without a
-    source of its own, that holds of each of its sources."""
+    """Choose texts to evaluate on. What is not given is as in the training section, `documents` excepted; beside a
+    mixture without a source of its own, that holds of each of its sources."""
 
     source: str | None = None
 
 
 class DataSection(_Texts):
-    """Texts of tasks, local files or hub data sets, of one or a mixture."""
+    """Choose the texts of tasks, local files or hub data sets, of one or a mixture."""
 
     moved = {"evaluation_documents": "evaluation: {split: validation, documents: N}"}  # noqa: RUF012
 
@@ -99,7 +99,7 @@ class DataSection(_Texts):
 
     @property
     def sources(self) -> tuple[SourceSection, ...]:
-        """The sources of the mixture, or the only one."""
+        """Return the sources of the mixture, or the only one."""
         if self.mixture is not None:
             return self.mixture
         given = {name: getattr(self, name) for name in _Texts.model_fields}
@@ -107,7 +107,7 @@ class DataSection(_Texts):
 
     @property
     def evaluation_texts(self) -> "DataSection | None":
-        """The section of the texts to evaluate on, if there are any of their own."""
+        """Return the section of the texts to evaluate on, if there are separate ones."""
         if self.evaluation is None:
             return None
         given = {name: getattr(self.evaluation, name) for name in self.evaluation.model_fields_set}

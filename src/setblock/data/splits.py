@@ -1,4 +1,4 @@
-"""Splits: which part of generated data something belongs to, told by a hash of what makes it itself.
+"""Decide which split generated data belongs to, by a hash of what makes it itself.
 
 Knows text. Knows nothing of tasks, files or models.
 """
@@ -14,7 +14,7 @@ _HELD_OUT_PERCENT = 5  # of all identities, for each of validation and test
 
 
 def split_of(identity: str) -> Split:
-    """The split of whatever has this identity: a function of the text alone, so that no two splits can share one."""
+    """Return the split of whatever has this identity: a function of the text only, so that no two splits can share one."""
     bucket = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:4]) % 100
     if bucket < _HELD_OUT_PERCENT:
         return "test"

@@ -1,4 +1,4 @@
-"""Statistics of rows: how many documents, tokens and targets, how much padding, and what was left out.
+"""Count rows: how many documents, tokens and targets, how much padding, and what was left out.
 
 Knows rows and counts. Knows nothing of how they came to be.
 """
@@ -13,7 +13,7 @@ from setblock.data.stream import RowStream
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a user wants to know before a long run.
+    """Hold what a user wants to know before a long run.
 
     Attributes:
         rows: how many; None of a stream, which has no end.
@@ -33,7 +33,7 @@ class Statistics:
 
 
 def statistics_of(rows: RowDataset | RowStream) -> Statistics:
-    """The statistics of a recipe's rows, none of which is read for them."""
+    """Return the statistics of a recipe's rows, none of which is read for them."""
     if isinstance(rows, RowStream):
         return _with(rows.census, rows=None, padding=None)
     assert isinstance(rows.rows, CorpusRows)

@@ -1,4 +1,4 @@
-"""A stream: documents that are read, tokenised and packed while training, without end.
+"""Stream documents that are read, tokenised and packed while training, without end.
 
 Knows order: the same section gives the same rows, in the same order, however far a run got before it was interrupted. Knows
 nothing of columns or templates.
@@ -25,7 +25,8 @@ _FRUITLESS = 10_000  # so many documents in a row of which none is kept: a sourc
 
 @dataclass(frozen=True)
 class DocumentStream:
-    """The documents of several sources as they come: each source again and again, drawn by weight, and shuffled a little.
+    """Yield the documents of several sources as they come: each source again and again, drawn by weight, and shuffled a
+    little.
 
     `datasets` can mix and shuffle what streams, too, but in a worker of a data loader it draws otherwise than outside of one:
     a run could not go on with another number of workers.
@@ -76,7 +77,7 @@ def _endless(encoder: Encoder, records: Iterable[SourceRecord]) -> Iterator[Enco
 
 
 class RowStream(IterableDataset[dict[str, Tensor]]):
-    """Packed rows without end, items as those of `setblock.data.packing.RowDataset`.
+    """Yield packed rows without end, items as those of `setblock.data.packing.RowDataset`.
 
     `row_ids` count from 0. Transformers' `Trainer` resumes by reading the rows that were already learned once more, without
     learning them: exact, at the price of tokenising them again.

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer trained on a corpus, for models that start from nothing.
+"""Train a byte-level BPE tokenizer on a corpus, for models that start from nothing.
 
 Knows the conventions of present-day tokenizers (a word with its leading space, single digits, reserved special tokens) and
 packs them as a stock Transformers tokenizer. Any text round-trips: unknown words fall back to bytes.

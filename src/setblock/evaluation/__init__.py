@@ -1,4 +1,4 @@
-"""Evaluation: what a model answers to a task's examples, how that compares with plain decoding, and which setting is safe."""
+"""Evaluate a model: its answers to a task's examples, their comparison with plain decoding, and which setting is safe."""
 
 from typing import TYPE_CHECKING
 

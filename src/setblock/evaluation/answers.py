@@ -1,4 +1,4 @@
-"""A model's answers to examples, in batches or through the engine.
+"""Answer examples by a model, in batches or through the engine.
 
 Knows how an example is asked and which are decoded together. Knows nothing of what is right.
 """
@@ -30,7 +30,7 @@ def answers_to(
     continuous: bool = False,
     on_progress: Progress = lambda done: None,
 ) -> list[Generation]:
-    """The model's answers, in the order of the prompts.
+    """Return the model's answers, in the order of the prompts.
 
     Args:
         raw: whether prompts are gone on with as they stand, without a chat template.
@@ -48,7 +48,7 @@ def answers_to(
 
 
 def prompts_of(task: Task[Any], examples: Sequence[Example], model: LanguageModel) -> tuple[list[Prompt], bool]:
-    """How a model is asked, and whether that is to be gone on with as it stands, without a chat template."""
+    """Return how a model is asked, and whether the prompt is continued directly, without a chat template."""
     raw = task.raw or model.tokenizer.chat_template is None
     return [example.prompt if raw else example.messages for example in examples], raw
 
@@ -61,7 +61,7 @@ def _answer_in_batches(
     raw: bool,
     on_progress: Progress,
 ) -> dict[int, Generation]:
-    """Prompts of like length share a batch."""
+    """Answer prompts in batches of like length."""
     order = sorted(range(len(prompts)), key=lambda index: _length(prompts[index]))
     answers: dict[int, Generation] = {}
     for first in range(0, len(order), batch_size):

@@ -1,4 +1,4 @@
-"""Which block size is fastest on a machine, by what its passes cost (paper, eq. 16) and how many tokens they bring.
+"""Choose the fastest block size on a machine, by what its passes cost (paper, eq. 16) and how many tokens they bring.
 
 Knows costs and acceptance. Knows nothing of models, nor of clocks. It is for method `exact`, whose text is plain decoding's at
 every block size, and so may be plain decoding where that is fastest.
@@ -21,7 +21,7 @@ WORTH = 1.05
 
 @dataclass(frozen=True)
 class Copying:
-    """What drafts bring that are copied where at least `matched` tokens match.
+    """Hold what copied drafts gain where at least `matched` tokens match.
 
     Attributes:
         matched: as `draft_lookup`.
@@ -43,7 +43,7 @@ COPYING = (
 
 @dataclass(frozen=True)
 class BlockChoice:
-    """How to decode fastest.
+    """Describe how to decode fastest.
 
     Attributes:
         method: `exact`, or `ntp` where plain decoding is fastest.
@@ -59,7 +59,7 @@ class BlockChoice:
     costs: PassCosts
 
     def applied(self, settings: DecodingSettings) -> DecodingSettings:
-        """The settings of a request of method `exact`, at this choice."""
+        """Return the settings of a request of method `exact`, at this choice."""
         if self.method == "ntp":
             return replace(settings, method="ntp")
         lookup = self.draft_lookup if settings.draft_lookup is None else settings.draft_lookup
@@ -80,7 +80,7 @@ class BlockChoice:
 
 
 def fastest_choice(costs: PassCosts, facts: SBDFacts | None) -> BlockChoice:
-    """The fastest way to decode a model with these facts in method `exact`."""
+    """Return the fastest way to decode a model with these facts in method `exact`."""
     plain = BlockChoice("ntp", None, None, 1.0, costs)
     tried = [*(_by_copying(costs) if facts is None else _by_blocks(costs, facts))]
     best = max(tried, key=lambda each: each.speedup, default=plain)
@@ -88,12 +88,13 @@ def fastest_choice(costs: PassCosts, facts: SBDFacts | None) -> BlockChoice:
 
 
 def tokens_of_draft(acceptance: float, length: int) -> float:
-    """Tokens that a checked draft brings, its first one right in any case: 1 + a + ... + a^(length - 1)."""
+    """Return the tokens that a checked draft gives, its first one right in any case: 1 + a + ... + a^(length - 1)."""
     return sum(acceptance**place for place in range(length))
 
 
 def _by_blocks(costs: PassCosts, facts: SBDFacts) -> Iterator[BlockChoice]:
-    """Eq. 16 where each pass commits a draft and makes the next one (l = 1): tokens of a draft x time(1) / time(2k)."""
+    """Yield choices by eq. 16 where each pass commits a draft and makes the next one (l = 1): tokens of a draft x
+    time(1) / time(2k)."""
     acceptance = _acceptance_of(facts)
     for size in costs.seconds:
         both = costs.seconds.get(2 * size) if costs.fuses_commit else 2 * costs.seconds[size]
@@ -103,7 +104,7 @@ def _by_blocks(costs: PassCosts, facts: SBDFacts) -> Iterator[BlockChoice]:
 
 
 def _by_copying(costs: PassCosts) -> Iterator[BlockChoice]:
-    """A pass over a draft, or over one token where nothing is found to copy."""
+    """Yield choices whose pass is over a draft, or over one token where nothing is found to copy."""
     one = costs.seconds[1]
     for copying in COPYING:
         for length, (drafted, tokens) in copying.passes.items():
@@ -114,8 +115,8 @@ def _by_copying(costs: PassCosts) -> Iterator[BlockChoice]:
 
 
 def _acceptance_of(facts: SBDFacts) -> float:
-    """The acceptance at which drafts bring what a calibration of method `exact` has measured, the most careful one; by
-    bisection."""
+    """Return the acceptance at which drafts give what a calibration of method `exact` has measured, the most careful
+    one; by bisection."""
     known = [each for each in facts.calibrations if each.method == "exact"]
     if not known:
         return TRAINED_ACCEPTANCE

@@ -16,7 +16,7 @@ _WARM_UP_PASSES = 8
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same request, decoded by two methods.
+    """Hold the same request, decoded by two methods.
 
     Attributes:
         ntp: the answer one token a pass.
@@ -28,7 +28,7 @@ class Comparison:
 
     @property
     def identical(self) -> bool:
-        """Whether both wrote the same tokens."""
+        """Return whether both wrote the same tokens."""
         return self.ntp.token_ids == self.blocks.token_ids
 
     @property
@@ -38,7 +38,7 @@ class Comparison:
 
     @property
     def wall_clock_speedup(self) -> float:
-        """The seconds of NTP divided by the seconds in blocks, including the prefill on both sides."""
+        """Return the seconds of NTP divided by the seconds in blocks, including the prefill on both sides."""
         return self.ntp.seconds / self.blocks.seconds
 
 

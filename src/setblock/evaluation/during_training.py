@@ -1,4 +1,4 @@
-"""Decoding while training: accuracy and passes on a few held-out examples, every so many steps.
+"""Decode while training: accuracy and passes on a few held-out examples, every so many steps.
 
 Knows tasks, decoding and the Trainer's callbacks. Knows nothing of losses. Draws no random number and changes no weight: a
 run is the same with it and without.
@@ -27,14 +27,14 @@ _LEAST_SPEEDUP = 1.1
 
 
 class DecodingEvaluator(TrainerCallback):
-    """Logs `eval_accuracy_ntp`, and for each gamma and method `exact` `eval_nfe_speedup_NAME` and `eval_accuracy_NAME`.
+    """Log `eval_accuracy_ntp`, and for each gamma and method `exact` `eval_nfe_speedup_NAME` and `eval_accuracy_NAME`.
 
     Warns, once, where blocks still save nothing when they should have begun to: by then something is wrong with data, masks or
     the learning rate.
     """
 
     def __init__(self, trainer: SBDTrainer, model: SBDModel, section: DecodingEvaluationSection) -> None:
-        """Args: what trains, and the model that it trains.
+        """Take what trains, and the model that it trains.
 
         Raises:
             SetBlockError: there is no such task, the section asks for what decoding has not, or the weights are spread.
@@ -63,12 +63,12 @@ class DecodingEvaluator(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """What the run starts from."""
+        """Evaluate what the run starts from."""
         if state.global_step == 0:
             self._evaluate(state)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Every so many steps, and after the last."""
+        """Evaluate every so many steps, and after the last."""
         if state.global_step % self._section.every == 0 or state.global_step == state.max_steps:
             self._evaluate(state)
 

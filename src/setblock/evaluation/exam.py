@@ -1,4 +1,4 @@
-"""From a task's examples to a result: a model is asked, its answers are judged and counted.
+"""Examine a model: ask it a task's examples, judge its answers and count them.
 
 Knows examples, answers and what becomes of them. Knows nothing of which operating points are worth asking at.
 """
@@ -28,7 +28,7 @@ from setblock.model.sbd_model import SBDModel
 
 @dataclass(frozen=True)
 class TimedAnswers:
-    """A model's answers, in the order of the examples, and the seconds that they took together."""
+    """Hold a model's answers, in the order of the examples, and the seconds that they took together."""
 
     generations: Sequence[Generation]
     seconds: float
@@ -36,7 +36,7 @@ class TimedAnswers:
 
 @dataclass(frozen=True)
 class Exam:
-    """What a model is asked; made by `exam_of`.
+    """Hold what a model is asked; made by `exam_of`.
 
     Attributes:
         identity: of task and examples; see `task_identity`.
@@ -124,7 +124,7 @@ def exam_of(
     continuous: bool = False,
     level: Level = "confined",
 ) -> Exam:
-    """The first `limit` examples of a task's split, for a model.
+    """Return the first `limit` examples of a task's split, for a model.
 
     Raises:
         SetBlockError: an argument is out of its range, the task has no examples, or its answers can't be judged here.

@@ -1,4 +1,4 @@
-"""The picture of a sweep: accuracy against mean passes, a colour for each sampler, a marker for each block size.
+"""Draw a sweep: accuracy against mean passes, a colour for each sampler, a marker for each block size.
 
 Knows matplotlib (the extra `pictures`), which is imported when it is needed.
 """
@@ -17,7 +17,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def family(result: Result) -> str:
-    """What a colour says: the sampler, or that it is exact mode or plain decoding."""
+    """Return what a colour means: the sampler, or that it is exact mode or plain decoding."""
     return result.point.sampler or "" if result.point.method == "sbd" else result.point.method
 
 
@@ -89,7 +89,7 @@ def draw_results(results: Sequence[Result], path: Path) -> None:
 
 
 def title_of(results: Sequence[Result]) -> str:
-    """Which task, how many examples, which model."""
+    """Return which task, how many examples, which model."""
     task, model = results[0].run["task"], results[0].run["model"]
     split = task["options"].get("split")
     where = f", {split} split" if split else ""

@@ -1,4 +1,4 @@
-"""Fingerprints: what changes when a model, a task or the code changes, and at no other time.
+"""Compute fingerprints, which change when a model, a task or the code changes, and at no other time.
 
 Also what a measurement was made on. Knows nothing of results.
 """
@@ -28,8 +28,8 @@ _PACKAGE = Path(setblock.__file__).parent
 
 
 def model_fingerprint(model: SBDModel) -> str:
-    """16 hexadecimal digits of the SHA-256 of weights, config, tokenizer and SBD facts, calibrations left out: they change no
-    answer that is asked for in full."""
+    """Return 16 hexadecimal digits of the SHA-256 of weights, config, tokenizer and SBD facts, calibrations left out:
+    they change no answer that is asked for in full."""
     digest = hashlib.sha256()
     config = model.model.config.to_dict()
     facts = {key: value for key, value in (config.pop(CONFIG_KEY, None) or {}).items() if key != "calibrations"}
@@ -48,7 +48,7 @@ def model_fingerprint(model: SBDModel) -> str:
 
 
 def task_identity(task: Task[Any], examples: Sequence[Example], *, split: str, seed: int) -> dict[str, Any]:
-    """A task's name, which examples of it, how many, and 16 digits of the SHA-256 of their questions."""
+    """Return a task's name, which examples of it, how many, and 16 digits of the SHA-256 of their questions."""
     return {
         "name": task.name,
         "options": {"split": split, "seed": seed},
@@ -59,14 +59,15 @@ def task_identity(task: Task[Any], examples: Sequence[Example], *, split: str, s
 
 @cache
 def code_identity() -> dict[str, str | None]:
-    """The package's version, its commit where it runs from a repository, and 16 digits of the SHA-256 of its sources."""
+    """Return the package's version, its commit where it runs from a repository, and 16 digits of the SHA-256 of its
+    sources."""
     files = sorted(_PACKAGE.rglob("*.py"))
     sources = _digest(f"{path.relative_to(_PACKAGE)}\0{path.read_text()}" for path in files)
     return {"version": version("setblock"), "commit": _commit(), "sources": sources}
 
 
 def provenance() -> dict[str, Any]:
-    """Hardware, versions and date."""
+    """Return hardware, versions and date."""
     return {
         "hardware": {
             "cpu": _processor(),
@@ -85,7 +86,7 @@ def provenance() -> dict[str, Any]:
 
 
 def _plain_parts(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors that a quantised one is made of; a plain one itself."""
+    """Yield the tensors that a quantised one is made of; a plain one itself."""
     if type(tensor) is Tensor or not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return
@@ -102,7 +103,7 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def _commit() -> str | None:
-    """None where the package is not under git, as when it is installed, or git is not there."""
+    """Return the commit, or None where the package is not under git, as when it is installed, or git is not there."""
 
     def git(*args: str) -> str:
         done = subprocess.run(["git", *args], cwd=_PACKAGE, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Grids: from lists of values to the operating points of a sweep.
+"""Turn lists of values into the operating points of a sweep.
 
 Knows names and values. Knows nothing of models, beyond what a point leaves to one: its block size.
 """
@@ -26,7 +26,7 @@ _KINDS: dict[str, Any] = {name: SETTINGS[name].type for name in POINT if name !=
 
 
 def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[str, Sequence[Any]]) -> list[Grid]:
-    """The grids that the command line asks for: one for each sampler in method `sbd`, one for method `exact`.
+    """Return the grids that the command line asks for: one for each sampler in method `sbd`, one for method `exact`.
 
     Args:
         methods: of `METHODS`.
@@ -68,7 +68,7 @@ def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[st
 
 
 def read_grids(path: Path) -> list[Grid]:
-    """The grids of a YAML file: a list of mappings from keys to a value or a list of values.
+    """Return the grids of a YAML file: a list of mappings from keys to a value or a list of values.
 
     Raises:
         SetBlockError: there is no such file, or it holds something else.
@@ -87,7 +87,7 @@ def read_grids(path: Path) -> list[Grid]:
 
 
 def points_of(model: SBDModel, grids: Iterable[Grid]) -> list[OperatingPoint]:
-    """The points of grids for a model, in the order of the grids, each once.
+    """Return the points of grids for a model, in the order of the grids, each once.
 
     Raises:
         SetBlockError: a key is unknown, a value not valid, or the model can't be decoded so.

@@ -1,4 +1,4 @@
-"""Judging: from a task and the texts of answers to what each scores. Where a program tells, it is run in the sandbox.
+"""Judge the texts of answers to a task. Where a program tells, it is run in the sandbox.
 
 Knows tasks and the sandbox. Knows nothing of models, or of what scores are used for.
 """
@@ -24,7 +24,7 @@ def check_judge(task: Task[Any], *, level: Level) -> None:
 def verdicts_on(
     task: Task[Any], examples: Sequence[Example], answers: Sequence[str], *, level: Level = "confined"
 ) -> list[Verdict] | None:
-    """What each answer scores; None where nobody can say.
+    """Return what each answer scores; None where nobody can say.
 
     Args:
         level: how programs are confined; see `setblock.evaluation.sandbox`.

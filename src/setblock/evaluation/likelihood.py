@@ -1,4 +1,5 @@
-"""How likely a model finds given text, by plain causal passes: what next-token decoding computes, for all tokens at once.
+"""Compute how likely a model finds given text, by plain causal passes: what next-token decoding computes, for all
+tokens at once.
 
 Knows token ids and batches. Knows nothing of tokenizers, tasks or blocks.
 """
@@ -19,7 +20,7 @@ TokenIds = Sequence[int]
 
 @dataclass(frozen=True)
 class Likelihood:
-    """How likely a continuation is after its context.
+    """Hold how likely a continuation is after its context.
 
     Attributes:
         logprob: the sum of its tokens' log-probabilities, in nats: the model's own, with no token banned.
@@ -32,7 +33,7 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class _Row:
-    """A sequence to run, and the last tokens of it (its inputs shifted by one) that are asked for.
+    """Hold a sequence to run, and the last tokens of it (its inputs shifted by one) that are asked for.
 
     Attributes:
         inputs: the tokens to feed.
@@ -56,7 +57,7 @@ def likelihoods(
     max_length: int | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Likelihood]:
-    """How likely each continuation is after its context. One forward pass for each batch, without a cache.
+    """Return how likely each continuation is after its context. One forward pass for each batch, without a cache.
 
     Requests that need the same inputs, as the choices of a question whose answers are one token long, share a row. An
     adapter on the future block takes no part: there is no such block.

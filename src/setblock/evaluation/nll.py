@@ -1,4 +1,4 @@
-"""How likely a model finds texts by plain next-token decoding: nats a token.
+"""Compute how likely a model finds texts by plain next-token decoding: nats a token.
 
 Knows token ids. Knows nothing of tasks, nor of how a text came about.
 """
@@ -12,8 +12,9 @@ from setblock.model.sbd_model import SBDModel
 
 @dataclass(frozen=True)
 class Likelihoods:
-    """How likely the model itself finds texts, read as plain next-token decoding reads them: nats a token, a mean over all
-    tokens. Least is what decoding would seek; where answers have more than NTP's, decoding in blocks wrote what does not fit.
+    """Hold how likely the model itself finds texts, read as plain next-token decoding reads them: nats a token, a mean
+    over all tokens. Least is what decoding would seek; where answers have more than NTP's, decoding in blocks wrote
+    what does not fit.
 
     Attributes:
         answers: of the method's answers; None where they have no tokens.
@@ -27,7 +28,7 @@ class Likelihoods:
 
 
 def mean_nll(model: SBDModel, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> float | None:
-    """Mean negative log-likelihood, in nats a token, of continuations after their contexts.
+    """Return the mean negative log-likelihood, in nats a token, of continuations after their contexts.
 
     One causal pass for each text, without a cache.
 

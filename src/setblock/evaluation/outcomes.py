@@ -1,4 +1,4 @@
-"""Outcomes: what became of each example under one way to decode, in numbers that can be counted up again later.
+"""Hold what became of each example under one way to decode, in numbers that can be counted up again later.
 
 Knows numbers. Knows nothing of tasks, models or files.
 """
@@ -16,7 +16,7 @@ _COUNTS = ("tokens", "prefill", "block", "commit", "differing")
 
 @dataclass(frozen=True)
 class Outcomes:
-    """One number for each example, in the order of the task, in every column.
+    """Hold one number for each example, in the order of the task, in every column.
 
     Attributes:
         tokens: length of the answer, its end-of-text included.
@@ -37,31 +37,31 @@ class Outcomes:
 
     @property
     def decoding(self) -> tuple[int, ...]:
-        """Passes but for the prefill, commits included."""
+        """Return the passes without the prefill, commits included."""
         return tuple(block + commit for block, commit in zip(self.block, self.commit, strict=True))
 
     @property
     def num_forwards(self) -> int:
-        """All passes of all examples, prefills included."""
+        """Return all passes of all examples, prefills included."""
         return sum(self.prefill) + sum(self.decoding)
 
     @property
     def tokens_per_forward(self) -> float:
-        """Tokens per pass, prefills included."""
+        """Return the tokens per pass, prefills included."""
         return sum(self.tokens) / self.num_forwards
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def to_json(self) -> dict[str, Any]:
-        """Lists of numbers."""
+        """Return lists of numbers."""
         counts = {name: list(getattr(self, name)) for name in _COUNTS}
         scores = {name: list(values) for name, values in self.scores.items()}
         return {"correct": self.correct and list(self.correct), **counts, **({"scores": scores} if scores else {})}
 
 
 def outcomes_from_json(recorded: Any) -> Outcomes:
-    """What `to_json` gave.
+    """Return what `to_json` wrote.
 
     Raises:
         SetBlockError: it is no such object.
@@ -103,13 +103,15 @@ def outcomes_of(
 
 
 def differing(one: Sequence[int], other: Sequence[int]) -> int:
-    """Positions at which two answers differ; past the end of the shorter one all do. Never less than their edit distance."""
+    """Return the number of positions at which two answers differ; past the end of the shorter one all do. Never less
+    than their edit distance."""
     same = sum(a == b for a, b in zip(one, other, strict=False))
     return max(len(one), len(other)) - same
 
 
 def nfe_speedup(*, ntp_passes: int, passes: int) -> float | None:
-    """Passes that NTP took for each pass that was taken, prefills excluded and commits included on both sides.
+    """Return the passes that NTP took for each pass that was taken, prefills excluded and commits included on both
+    sides.
 
     None where there was nothing to decode after the prefill.
     """

@@ -1,4 +1,4 @@
-"""What a forward pass over 1, 2, 4, ... tokens takes on this machine, by a stopwatch, of any runtime.
+"""Time a forward pass over 1, 2, 4, ... tokens on this machine, of any runtime.
 
 Knows feeds and clocks. Knows nothing of what is gained by a pass. Results are remembered by machine and model.
 """
@@ -31,7 +31,7 @@ _CALLS, _SECONDS = 5, 0.2  # of each size, the least
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Seconds of a pass, with what decoding does around it.
+    """Hold the seconds of a pass, with what decoding does around it.
 
     Attributes:
         seconds: of a pass over so many tokens of one request, the fastest of several.
@@ -57,7 +57,7 @@ def measured_costs(model: LanguageModel, *, sizes: tuple[int, ...] = SIZES) -> P
 
 
 def remembered_costs(model: LanguageModel, identity: Mapping[str, Any]) -> PassCosts:
-    """Those that were measured here before, or new ones, which are remembered.
+    """Return those that were measured here before, or new ones, which are remembered.
 
     Args:
         identity: what tells the model, and how it is run, from others.
@@ -76,7 +76,7 @@ def remembered_costs(model: LanguageModel, identity: Mapping[str, Any]) -> PassC
 
 
 def identity_of(path: str | Path, **more: Any) -> dict[str, Any]:
-    """What tells a model's files, and how they are run, from others: names, sizes and times."""
+    """Return what distinguishes a model's files, and how they are run, from others: names, sizes and times."""
     source = Path(path)
     files = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
     told = [(str(each.resolve()), each.stat().st_size, each.stat().st_mtime_ns) for each in files if each.is_file()]
@@ -84,7 +84,7 @@ def identity_of(path: str | Path, **more: Any) -> dict[str, Any]:
 
 
 def _fastest(runner: Runner, feed: Feed) -> float:
-    """Seconds of the fastest of several passes; each writes over what the one before has left."""
+    """Return the seconds of the fastest of several passes; each overwrites what the one before has left."""
     times: list[float] = []
     while len(times) < _CALLS or sum(times) < _SECONDS:
         started = time.perf_counter()
@@ -94,7 +94,7 @@ def _fastest(runner: Runner, feed: Feed) -> float:
 
 
 def _seconds_of_step(model: LanguageModel) -> float:
-    """Seconds of the fastest step of plain decoding."""
+    """Return the seconds of the fastest step of plain decoding."""
     settings = DecodingSettings(method="ntp", max_new_tokens=_CALLS + 1, min_new_tokens=_CALLS + 1)
     steps = open_batch(model, [[0]], [settings]).steps()
     times = [time.perf_counter()]
@@ -103,7 +103,7 @@ def _seconds_of_step(model: LanguageModel) -> float:
 
 
 def _feed(model: LanguageModel, *, start: int, tokens: int, in_block: bool) -> Feed:
-    """A pass of one row over `tokens` positions from `start` on, all outputs wanted but those of a prompt."""
+    """Return a pass of one row over `tokens` positions from `start` on, all outputs wanted but those of a prompt."""
     device, end = model.device, start + tokens
     positions = torch.arange(start, end, device=device)[None]
     is_block = torch.full((1, tokens), in_block and model.facts is not None, device=device)

@@ -1,4 +1,4 @@
-"""Prompts of a file as a task that nobody judges: to compare settings with plain decoding, token for token."""
+"""Make a task that nobody judges from a file of prompts: to compare settings with plain decoding, token for token."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from setblock.errors import SetBlockError
 
 
 def prompts_of_file(path: Path) -> Task[TextExample]:
-    """The task of a JSONL file, named like it: an object a line, with a text under `prompt`.
+    """Yield the task of a JSONL file, named like it: an object a line, with a text under `prompt`.
 
     Its examples raise `SetBlockError` where the file can't be read, or a line holds no prompt. It has one split, `test`.
     """

@@ -1,4 +1,4 @@
-"""The result of evaluating one way to decode on the examples of a task. There is one kind of it.
+"""Define the result of evaluating one way to decode on the examples of a task. There is one kind of it.
 
 An evaluation is a `Result`; a sweep is a list of them over the same examples, plain decoding's first. Every figure is counted
 from the outcomes of the examples, here and nowhere else. Knows nothing of how answers are decoded or kept.
@@ -16,7 +16,7 @@ from setblock.evaluation.outcomes import Outcomes, nfe_speedup, outcomes_from_js
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one operating point.
+    """Hold the result of one operating point.
 
     Attributes:
         run: what all results of a sweep share: the task, the shared settings, and in a sweep the model and the code.
@@ -39,60 +39,62 @@ class Result:
 
     @property
     def plain(self) -> "Result":
-        """Plain decoding's result: `ntp`, or this one."""
+        """Return plain decoding's result: `ntp`, or this one."""
         return self.ntp or self
 
     @property
     def num_examples(self) -> int:
-        """The number of examples."""
+        """Return the number of examples."""
         return len(self.outcomes)
 
     @property
     def accuracy(self) -> float | None:
-        """The share of right answers. None if the task has no right answer."""
+        """Return the share of right answers. None if the task has no right answer."""
         return None if self.outcomes.correct is None else sum(self.outcomes.correct) / self.num_examples
 
     @property
     def accuracy_interval(self) -> tuple[float, float] | None:
-        """The 95% Wilson interval of the accuracy."""
+        """Return the 95% Wilson interval of the accuracy."""
         correct = self.outcomes.correct
         return None if correct is None else wilson_interval(sum(correct), self.num_examples)
 
     @property
     def scores(self) -> dict[str, float]:
-        """The means of the task's further scores."""
+        """Return the means of the task's further scores."""
         return {name: sum(values) / self.num_examples for name, values in self.outcomes.scores.items()}
 
     @property
     def mean_passes(self) -> float:
-        """The mean number of passes for each example, without the prefill and with commits."""
+        """Return the mean number of passes for each example, without the prefill and with commits."""
         return sum(self.outcomes.decoding) / self.num_examples
 
     @property
     def nfe_speedup(self) -> float | None:
-        """The sum of NTP's passes divided by the sum of these, without prefills. None if nothing was left to decode."""
+        """Return the sum of NTP's passes divided by the sum of these, without prefills. None if nothing was left to
+        decode."""
         return self.nfe_speedup_on(range(self.num_examples))
 
     @property
     def identical_to_ntp(self) -> float:
-        """The share of answers that equal NTP's, token for token."""
+        """Return the share of answers that equal NTP's, token for token."""
         return sum(count == 0 for count in self.outcomes.differing) / self.num_examples
 
     @property
     def token_agreement(self) -> float:
-        """The mean over answers of the share of positions at which the token equals NTP's: 1 minus the mean of `differing`.
-        Every answer has the same weight, as in a tolerance of `setblock calibrate`."""
+        """Return the mean over answers of the share of positions at which the token equals NTP's: 1 minus the mean of
+        `differing`. Every answer has the same weight, as in a tolerance of `setblock calibrate`."""
         return 1 - sum(self.differing) / self.num_examples
 
     @property
     def differing(self) -> list[float]:
-        """For each example the share of positions at which the answer is not NTP's, of the longer answer's; in 0..1."""
+        """Return for each example the share of positions at which the answer is not NTP's, of the longer answer's; in
+        0..1."""
         lengths = map(max, self.plain.outcomes.tokens, self.outcomes.tokens)
         return [count / max(length, 1) for count, length in zip(self.outcomes.differing, lengths, strict=True)]
 
     @property
     def lost(self) -> list[int]:
-        """For each example 1 where NTP is right and this is wrong, -1 where it is the other way round, else 0."""
+        """Return for each example 1 where NTP is right and this is wrong, -1 where it is the other way round, else 0."""
         theirs, ours = self.plain.outcomes.correct, self.outcomes.correct
         assert theirs is not None
         assert ours is not None
@@ -170,7 +172,7 @@ def result_from_json(recorded: Any, *, ntp: Result | None) -> Result:
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """The 95% Wilson score interval of a share, within 0..1; it is honest at 0 and 1 and for few trials too."""
+    """Return the 95% Wilson score interval of a share, within 0..1; it is honest at 0 and 1 and for few trials too."""
     from scipy.stats import binomtest  # it takes most of a second to import
 
     interval = binomtest(successes, trials).proportion_ci(0.95, method="wilson")
@@ -178,8 +180,8 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def pareto_front(results: Sequence[Result]) -> list[Result]:
-    """Those that no other one beats in both accuracy and passes, by ascending passes. Empty where nobody can say what is
-    right."""
+    """Return those that no other one beats in both accuracy and passes, by ascending passes. Empty where nobody can say
+    what is right."""
     points = [(result.mean_passes, result.accuracy) for result in results]
     if any(accuracy is None for _, accuracy in points):
         return []
@@ -187,8 +189,8 @@ def pareto_front(results: Sequence[Result]) -> list[Result]:
 
 
 def front_of(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Which of some pairs (cost, worth) no other pair beats: none costs at most as much and is worth at least as much, and
-    is not the same. By ascending cost; equal pairs are all in it."""
+    """Return which of some pairs (cost, value) no other pair beats: none costs at most as much with at least the same
+    value, and is not the same. By ascending cost; equal pairs are all in it."""
     front: list[int] = []
     best, best_cost = float("-inf"), float("inf")
     for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):

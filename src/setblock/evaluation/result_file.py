@@ -1,4 +1,4 @@
-"""The file of a sweep: a line of JSON for each result, the one of plain decoding first.
+"""Read and write the file of a sweep: a line of JSON for each result, the one of plain decoding first.
 
 Knows what is whole in a file and what is not: a process may end in the middle of a line. Knows nothing of decoding.
 """
@@ -27,7 +27,7 @@ _IDENTITY = {
 
 
 def read_results(path: Path) -> list[Result]:
-    """The results in a file, plain decoding's first. A last line that was not written to its end is left out.
+    """Return the results in a file, plain decoding's first. A last line that was not written to its end is left out.
 
     Raises:
         SetBlockError: there is no such file, a line is no result, results are of different sweeps, or the first is not plain
@@ -61,7 +61,7 @@ def check_same(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -
 
 
 class ResultFile:
-    """A file that results are added to; made by `open_results`.
+    """Hold a file that results are added to; made by `open_results`.
 
     Attributes:
         results: what the file held when it was opened.
@@ -111,7 +111,7 @@ def open_results(path: Path) -> Iterator[ResultFile]:
 
 
 def _whole_length(content: bytes) -> int:
-    """How much of a file's content is whole lines; a last one may lack its end if it is JSON."""
+    """Return how much of a file's content is whole lines; a last one may lack its end if it is JSON."""
     end = content.rfind(b"\n") + 1
     try:
         json.loads(content[end:])
@@ -147,7 +147,7 @@ def _at(run: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
 
 
 def _told(value: Any, other: Any) -> str:
-    """A value for a message: of two objects, only what differs."""
+    """Return a value for a message: of two objects, only what differs."""
     if isinstance(value, Mapping) and isinstance(other, Mapping):
         differing = {key: each for key, each in value.items() if other.get(key) != each}
         return json.dumps(differing) if differing else "without the other's"

@@ -1,4 +1,4 @@
-"""`evaluate` and `sweep`: a model answers a task's examples at one or many operating points, and by plain decoding.
+"""Answer a task's examples at one or many operating points, and by plain decoding (`evaluate` and `sweep`).
 
 Knows which points are still to be decoded. Knows nothing of any task in particular, nor of how answers are counted.
 """
@@ -133,7 +133,7 @@ def sweep(
 
 
 def changed_settings(settings: DecodingSettings) -> dict[str, Any]:
-    """The settings that no operating point says and that are not the default, as JSON holds them."""
+    """Return the settings that belong to no operating point and differ from the default, as JSON holds them."""
     default = DecodingSettings()
     changed = {
         field.name: getattr(settings, field.name)

@@ -1,4 +1,4 @@
-"""A trace has everything that each forward pass did to one answer, in plain numbers and texts.
+"""Trace everything that each forward pass did to one answer, in plain numbers and texts.
 
 Knows the chunks of a stream. Knows nothing of pages or terminals.
 """
@@ -21,7 +21,7 @@ Kind = Literal["prefill", "token", "block", "commit"]
 
 @dataclass(frozen=True)
 class TracedToken:
-    """A token that a pass revealed.
+    """Hold a token that a pass revealed.
 
     Attributes:
         index: its place in the answer, from 0.
@@ -38,7 +38,7 @@ class TracedToken:
 
 @dataclass(frozen=True)
 class TracedPass:
-    """One forward pass.
+    """Describe one forward pass.
 
     Attributes:
         number: 0 for the prefill, then 1, 2, ...
@@ -65,7 +65,7 @@ class TracedPass:
 
 @dataclass(frozen=True)
 class Trace:
-    """One answer, pass by pass.
+    """Hold one answer, pass by pass.
 
     Attributes:
         prompt: the prompt.
@@ -119,7 +119,7 @@ def _text(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str:
 
 
 class _Tracer:
-    """Turns the chunks of one stream into passes, in order. Remembers what stands in the answer so far."""
+    """Turn the chunks of one stream into passes, in order. Remembers what stands in the answer so far."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, *, prompt_length: int, ends: set[int], settings: DecodingSettings
@@ -131,7 +131,7 @@ class _Tracer:
         self._start = 0
 
     def traced(self, chunk: StreamChunk) -> TracedPass:
-        """What the next chunk's pass did."""
+        """Return what the next chunk's pass did."""
         event, step = chunk.event, chunk.step
         corrected = None if event.corrected is None else self._token(event.corrected)
         start = int(step.positions[0, 0]) - self._prompt_length

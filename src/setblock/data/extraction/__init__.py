@@ -1,1 +1,1 @@
-"""Messages with their records: what the task `extraction` asks. A kind of message is a file of `kinds/`."""
+"""Write messages with their records, for the task `extraction`. A kind of message is a file of `kinds/`."""

@@ -1,4 +1,4 @@
-"""Asking: which fields of a message are asked for, in which words, and what the record says of them.
+"""Choose which fields of a message to ask for, in which words, and what the record says of them.
 
 Knows fields and messages. Knows nothing of how a message was written.
 """
@@ -18,7 +18,7 @@ _FORMS = {"date": "Dates: YYYY-MM-DD.", "time": "Times: HH:MM.", "goods": "Goods
 
 
 def asked_fields(kind: Kind, message: WrittenMessage, wording: Wording, rng: random.Random) -> list[Field] | None:
-    """The fields to ask for, in the order of the kind: some that the message tells, a few that it does not.
+    """Return the fields to ask for, in the order of the kind: some that the message has, a few that it does not.
 
     None where no choice of them makes an answer of fair length.
     """
@@ -42,12 +42,12 @@ def asked_fields(kind: Kind, message: WrittenMessage, wording: Wording, rng: ran
 
 
 def record_of(fields: Iterable[Field], message: WrittenMessage) -> Record:
-    """What a message says of fields: None where it doesn't tell one."""
+    """Return what a message says of fields: None where it doesn't tell one."""
     return {field.key: _plain(message.shown.get(field.name)) for field in fields}
 
 
 def question(message: WrittenMessage, fields: Iterable[Field]) -> str:
-    """What a user writes: the keys of the record, how values are written, and the message."""
+    """Return what a user writes: the keys of the record, how values are written, and the message."""
     fields = list(fields)
     types = {field.type for field in fields}
     rules = [form for type_, form in _FORMS.items() if type_ in types]
@@ -58,14 +58,14 @@ def question(message: WrittenMessage, fields: Iterable[Field]) -> str:
 
 
 def tokens_about(text: str) -> int:
-    """About how many tokens a tokenizer with a token for each digit makes of a record."""
+    """Return about how many tokens a tokenizer with a token for each digit makes of a record."""
     digits = len(re.findall(r"\d", text))
     words = sum(1 + (len(word) - 1) // 4 for word in re.findall(r"[^\W\d_]+", text))
     return digits + words + len(re.findall(r"[^\w\s]+|_", text))
 
 
 def _plain(value: Value) -> Value:
-    """A value as JSON has it."""
+    """Return a value as JSON has it."""
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, time):

@@ -1,4 +1,4 @@
-"""Inquiries: messages of a split, each with the request for its record, and the record.
+"""Draw the messages of a split, each with the request for its record, and the record.
 
 Knows which wordings and places a split may have. Knows nothing of how an answer is judged.
 """
@@ -20,7 +20,7 @@ _OWN_SHARE = 0.5  # of held-out splits, messages whose wording is in no other sp
 
 @dataclass(frozen=True)
 class Inquiry:
-    """A message with a request for its record.
+    """Hold a message with a request for its record.
 
     Attributes:
         question: both, as a user would send them.
@@ -38,8 +38,9 @@ class Inquiry:
 
 
 def inquiries(split: Split, seed: int = 0, *, own_wordings: bool = False) -> Iterator[Inquiry]:
-    """Endless distinct inquiries. Names of people and companies are of one split; so are half of all wordings, which only the
-    test split has, and a few that only the validation split has. The other half of a held-out split has wordings of training.
+    """Yield endless distinct inquiries. Names of people and companies are of one split; so are half of all wordings,
+    which only the test split has, and a few that only the validation split has. The other half of a held-out split has
+    wordings of training.
 
     Args:
         own_wordings: give only wordings that no other split has.

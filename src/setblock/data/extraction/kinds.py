@@ -1,4 +1,4 @@
-"""Kinds of messages, each read from a file of `kinds/`: the fields that can be asked for, and wordings of whole messages.
+"""Read kinds of messages from the files of `kinds/`: the fields that can be asked for, and wordings of whole messages.
 
 Knows the files' form. Knows nothing of values, or of how a wording becomes a message.
 
@@ -31,7 +31,7 @@ later = date 140..200"""
 
 @dataclass(frozen=True)
 class Field:
-    """One thing that a message may tell.
+    """Describe one thing that a message may say.
 
     Attributes:
         name: in wordings.
@@ -48,7 +48,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Wording:
-    """The text of a message, with slots and choices.
+    """Hold the text of a message, with slots and choices.
 
     Attributes:
         name: the kind and a number.
@@ -67,7 +67,7 @@ class Wording:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of message."""
+    """Describe one kind of message."""
 
     name: str
     fields: dict[str, Field]
@@ -76,7 +76,7 @@ class Kind:
 
 @lru_cache
 def kinds() -> tuple[Kind, ...]:
-    """All kinds, by name."""
+    """Return all kinds, by name."""
     folder = files("setblock.data.extraction").joinpath("kinds")
     paths = sorted(folder.iterdir(), key=lambda path: path.name)
     return tuple(_kind(path.name.removesuffix(".txt"), path.read_text(encoding="utf-8")) for path in paths)

@@ -1,4 +1,4 @@
-"""Locales: how each writes dates, times, amounts and telephone numbers, read from `locales.yaml`.
+"""Read how each locale writes dates, times, amounts and telephone numbers, from `locales.yaml`.
 
 Knows the file's form. Knows nothing of values, nor of who draws among the forms.
 """
@@ -17,7 +17,7 @@ TEST_LOCALE = "pt_BR"
 
 @dataclass(frozen=True)
 class Locale:
-    """How people of one place write in an English message.
+    """Describe how people of one place write in an English message.
 
     Attributes:
         currency: its ISO code.
@@ -42,7 +42,7 @@ class Locale:
 
 @cache
 def locales() -> dict[str, Locale]:
-    """All locales, by Faker's names."""
+    """Return all locales, by Faker's names."""
     content: dict[str, Any] = yaml.safe_load(
         files("setblock.data.extraction").joinpath("locales.yaml").read_text(encoding="utf-8")
     )
@@ -55,6 +55,6 @@ def _locale(values: Mapping[str, Any], forms: Mapping[str, list[str]]) -> Locale
 
 
 def _forms(named: Iterable[str], forms: Mapping[str, list[str]]) -> Iterator[str]:
-    """Forms, where some may be the name of a list of them."""
+    """Yield forms, where some may be the name of a list of them."""
     for each in named:
         yield from forms.get(each, [each])

@@ -1,4 +1,4 @@
-"""Records: JSON objects, how one is written as an answer, and how much of one an answer has.
+"""Write and compare records: JSON objects, how one is written as an answer, and how much of one an answer has.
 
 Knows JSON values. Knows nothing of messages.
 """
@@ -12,12 +12,12 @@ Path = tuple[str | int, ...]
 
 
 def written(record: Record) -> str:
-    """A record as it is to be answered: JSON on one line."""
+    """Return a record as it is to be answered: JSON on one line."""
     return json.dumps(record, ensure_ascii=False)
 
 
 def record_in(answer: str) -> Record | None:
-    """The JSON object that an answer is; None where it is anything else.
+    """Return the JSON object that an answer is; None where it is anything else.
 
     White space around it and within it makes no difference. All else does: a code fence, a comment or a second value is no
     JSON, a key that comes twice has no one value, and NaN is no number.
@@ -30,7 +30,8 @@ def record_in(answer: str) -> Record | None:
 
 
 def right_fields(wanted: Record, found: Record | None) -> float:
-    """The share of fields that are equal, of all that either record has; those within lists and objects count each for itself.
+    """Return the share of fields that are equal, of all that either record has; those within lists and objects count
+    separately.
 
     Numbers are equal where their values are (`12` and `12.0`), texts where each character is.
     """
@@ -41,7 +42,7 @@ def right_fields(wanted: Record, found: Record | None) -> float:
 
 
 def is_right(wanted: Record, found: Record | None) -> bool:
-    """Whether the whole record is equal; the order of its keys makes no difference."""
+    """Return whether the whole record is equal; the order of its keys makes no difference."""
     return found is not None and right_fields(wanted, found) == 1.0
 
 

@@ -1,4 +1,4 @@
-"""A style: how the writer of one message writes dates, times, amounts and numbers.
+"""Write dates, times, amounts and numbers as one writer does.
 
 Knows forms of the locale. Knows nothing of what a value means.
 """
@@ -18,7 +18,7 @@ _SECOND_FORM = 0.12  # share of dates that are in another form than the message'
 
 @dataclass
 class Style:
-    """One writer's habits, drawn once for a message.
+    """Hold one writer's habits, drawn once for a message.
 
     Attributes:
         locale: where the writer is from.
@@ -44,7 +44,7 @@ class Style:
         self._drops_zero_cents = self.rng.random() < 0.5
 
     def date(self, value: datetime.date) -> str:
-        """A date: `3rd of May 2026`, `05/03/2026`, ..."""
+        """Return a date: `3rd of May 2026`, `05/03/2026`, ..."""
         form = self._date
         if self.rng.random() < _SECOND_FORM:
             form = self.rng.choice([each for each in self.locale.dates if "{mon" in each])
@@ -59,7 +59,7 @@ class Style:
         return form.format(**numbered, **named, y=value.year, yy=f"{value.year % 100:02}")
 
     def dates(self, first: datetime.date, last: datetime.date) -> str:
-        """From one date to a later one; what they share is written once where the form names the month."""
+        """Return a period from one date to a later one; what they share is written once where the form names the month."""
         if "{mon" in self._date and first.year == last.year and self.rng.random() < 0.6:
             first_month, last_month = MONTHS[first.month - 1], MONTHS[last.month - 1]
             if self._date.startswith(("{m", "{weekday}, {m")):
@@ -70,7 +70,7 @@ class Style:
         return f"{self.date(first)} to {self.date(last)}"
 
     def time(self, value: datetime.time) -> str:
-        """A time of day: `14:30`, `2.30 p.m.`, `14h30`, ..."""
+        """Return a time of day: `14:30`, `2.30 p.m.`, `14h30`, ..."""
         half = "am" if value.hour < 12 else "pm"
         hour = value.hour % 12 or 12
         text = self._time.replace("{p.m.}", f"{half[0]}.m.")
@@ -81,7 +81,7 @@ class Style:
         )
 
     def amount(self, value: float) -> str:
-        """An amount of money: `$1,234.50`, `1.234,50 EUR`."""
+        """Return an amount of money: `$1,234.50`, `1.234,50 EUR`."""
         whole = value == int(value)
         # Without cents, a dot between thousands would read as a point.
         unclear = self._groups and self.locale.group == "." and value >= 1000
@@ -89,11 +89,11 @@ class Style:
         return self._amount.format(n=number)
 
     def decimal(self, value: float, places: int) -> str:
-        """A number with so many decimal places."""
+        """Return a number with so many decimal places."""
         text = f"{value:,.{places}f}"
         group = self.locale.group if self._groups else ""
         return text.translate({ord(","): group, ord("."): self.locale.point})
 
     def quantity(self, value: int) -> str:
-        """A whole number that may have thousands."""
+        """Return a whole number that may have thousands."""
         return self.decimal(value, 0)

@@ -1,4 +1,4 @@
-"""Values: people, companies, addresses, dates, amounts and the rest that a message may tell, drawn by type.
+"""Draw values by type: people, companies, addresses, dates, amounts and the rest that a message may say.
 
 Knows Faker, locales and splits: a person's or company's name is of one split, by a hash of it. Knows nothing of messages.
 """
@@ -46,7 +46,7 @@ def _goods() -> tuple[str, ...]:
 
 
 class Values:
-    """Draws values of one message.
+    """Draw the values of one message.
 
     Args:
         locale: one of `locales()`.
@@ -67,7 +67,7 @@ class Values:
         self._taken: set[str] = set()
 
     def draw(self, type_: str, told: str, other: Callable[[str], Value]) -> Value:
-        """A value.
+        """Return a value.
 
         Args:
             type_: the method that draws it.
@@ -78,7 +78,7 @@ class Values:
         return value
 
     def person(self) -> str:
-        """A first and a last name, neither of which the message has had."""
+        """Return a first and a last name, neither of which the message has had."""
         while True:
             first, last = self.faker.first_name(), self.faker.last_name()
             if not {first, last} & self._taken and self._is_ours(f"{first} {last}"):
@@ -165,7 +165,7 @@ class Values:
         return float(self.rng.randrange(low, high + 1, int(step))) if step else self.money(low, high)
 
     def money(self, low: float, high: float) -> float:
-        """An amount: small ones are likelier, and so are those that end like prices."""
+        """Return an amount: small ones are likelier, and so are those that end like prices."""
         value = low * (high / low) ** self.rng.random()
         cents = self.rng.choice((0, 0, 0, 50, 90, 99, 95, *[self.rng.randrange(100)] * 5))
         return round(int(value) + cents / 100, 2)
@@ -212,7 +212,7 @@ class Values:
 
 
 def slug(text: str) -> str:
-    """A text as part of an address: lower-case ASCII letters and digits."""
+    """Return a text as part of an address: lower-case ASCII letters and digits."""
     plain = text.replace("ß", "ss").replace("ł", "l").replace("Ł", "L").replace("ø", "o")
     return re.sub(r"[^a-z0-9]", "", unicodedata.normalize("NFKD", plain).encode("ascii", "ignore").decode().lower())
 

@@ -1,4 +1,4 @@
-"""Writing: from a wording to a message, and what the message tells.
+"""Write a message from a wording, and record what the message says.
 
 Knows choices and slots. Knows nothing of which fields are asked for.
 
@@ -33,7 +33,7 @@ _ONE_OF_MANY = re.compile(rf"\b(1|one) ({'|'.join(_COUNTED.split())})\b")
 
 @dataclass
 class WrittenMessage:
-    """A message in the making.
+    """Hold a message in the making.
 
     Attributes:
         text: the message.
@@ -49,7 +49,7 @@ class WrittenMessage:
 
 
 class Writer:
-    """Writes one message of a kind.
+    """Write one message of a kind.
 
     Args:
         kind: whose fields the wording names.
@@ -64,14 +64,14 @@ class Writer:
         self._drawn: dict[str, Value] = {}
 
     def value(self, name: str) -> Value:
-        """The value of a field, which is drawn when it is first asked for."""
+        """Return the value of a field, which is drawn when it is first asked for."""
         if name not in self._drawn:
             field = self.kind.fields[name]
             self._drawn[name] = self.values.draw(field.type, field.told, self.value)
         return self._drawn[name]
 
     def write(self, wording: Wording) -> WrittenMessage:
-        """A message with this wording."""
+        """Return a message with this wording."""
         message = WrittenMessage("", Style(self.values.locale, self.rng))
         text = self._decided(self._chosen(wording.text), message)
         pieces, here = [], 0
@@ -140,14 +140,14 @@ class Writer:
 
 
 def _numbered(text: str) -> str:
-    """Singular after one, `2 bags` for `2 bag(s)`, and `an` before a vowel."""
+    """Make a word singular after one, turn `2 bag(s)` into `2 bags`, and write `an` before a vowel."""
     text = re.sub(r"\b(\w+) (\w+(?: \w+)?)\(s\)", lambda m: f"{m[1]} {m[2]}{'' if m[1] in ('1', 'one') else 's'}", text)
     text = re.sub(r"\ba (?=[aeio])", "an ", text)
     return _ONE_OF_MANY.sub(lambda m: f"{m[1]} {_SINGULAR.get(m[2], m[2][:-1])}", text)
 
 
 def _written(field: Field, value: Value, how: str | None, style: Style) -> str:
-    """A value as a writer writes it."""
+    """Return a value as a writer writes it."""
     if field.type == "goods":
         return _goods(value, how, style)
     if field.type in ("several", "people"):

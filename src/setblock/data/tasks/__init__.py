@@ -1,4 +1,4 @@
-"""Tasks: what models are asked here and trained on. Each file of this folder is one task, or a family of them.
+"""Define tasks: what models are asked here and trained on. Each file of this folder is one task, or a family of them.
 
 `TASKS` is the one table. A file enters it by having a `TASKS` of its own: a tuple of `Task`. Nothing else need be changed, for
 `setblock evaluate --task`, sweeps, calibrations, `evaluate_decoding` of a recipe, and `data.source` all read the table.
@@ -22,7 +22,7 @@ TASKS: dict[str, Task[Any]] = {task.name: task for task in _tasks_of_this_folder
 
 
 def task_named(name: str) -> Task[Any]:
-    """The task of a name.
+    """Return the task of a name.
 
     Raises:
         ParameterError: there is none; the message lists the names near it, or all.

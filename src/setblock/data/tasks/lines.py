@@ -1,4 +1,4 @@
-"""Waiting lines: copy, turn round, sort, shuffle or change a list of names, after ParallelBench's (arXiv 2510.04767).
+"""Copy, reverse, sort, shuffle or change a list of names, after ParallelBench's waiting lines (arXiv 2510.04767).
 
 Trivial one token at a time, and what breaks when tokens are chosen apart from each other: where several answers are right, each
 place may have any name but not all places the same one. Knows how a line is written and what is right.
@@ -43,14 +43,14 @@ _TOLD = {
 
 @dataclass(frozen=True)
 class WaitingLine(Example):
-    """A line and what is to become of it. `newcomer` is a name that is not in it."""
+    """Hold a line and what is to become of it. `newcomer` is a name that is not in it."""
 
     operation: Operation = "copy"
     line: tuple[str, ...] = ()
     newcomer: str = ""
 
     def is_right(self, written: Sequence[str]) -> bool:
-        """Whether a line is one that was asked for."""
+        """Return whether a line is one that was asked for."""
         line, written = list(self.line), list(written)
         shorter, longer = sorted((line, written), key=len)
         one_more = len(longer) == len(shorter) + 1
@@ -72,12 +72,12 @@ class WaitingLine(Example):
 
 
 def waiting_lines(operation: Operation, split: Split, seed: int = 0) -> Iterator[WaitingLine]:
-    """Examples of one operation. A line is of one split, whatever is to be done with it."""
+    """Yield examples of one operation. A line is of one split, whatever is to be done with it."""
     return drawn(partial(_write, operation), split, key=f"line-{operation}-{split}-{seed}")
 
 
 def names_in(answer: str) -> list[str]:
-    """The names of an answer's first line, in order: separated by commas, the full stop at the end left out."""
+    """Return the names of an answer's first line, in order: separated by commas, the full stop at the end left out."""
     first = next((line for line in answer.splitlines() if line.strip()), "")
     return [name.strip() for name in first.strip().removesuffix(".").split(",")]
 

@@ -1,4 +1,4 @@
-"""What is said of a task's name that nothing goes by.
+"""Refuse unknown names of tasks.
 
 Knows names. Imports nothing heavy, so that the command line can refuse a name before it loads anything.
 """
@@ -13,7 +13,8 @@ _ALL_TOLD = 20
 
 
 def unknown_task(name: str, known: Iterable[str]) -> ParameterError:
-    """The error for a name that is none of the `known` ones: it lists those near it, or all where none is and they are few."""
+    """Return the error for a name that is none of the `known` ones: it lists those near it, or all where none is and
+    they are few."""
     known = sorted(known)
     told = f"; near it: {', '.join(near)}" if (near := near_names(name, known)) else ""
     if not near and len(known) <= _ALL_TOLD:
@@ -22,7 +23,8 @@ def unknown_task(name: str, known: Iterable[str]) -> ParameterError:
 
 
 def near_names(name: str, known: Iterable[str]) -> list[str]:
-    """At most five names that `name` may have been meant as, the likeliest first: spelled alike, or one within the other.
+    """Return at most five names that `name` may have been meant as, the likeliest first: spelled alike, or one within
+    the other.
 
     Case, and whether words are joined by `-` or `_`, make no difference.
     """

@@ -1,4 +1,4 @@
-"""A task has examples to answer, and a judge if it has right answers.
+"""Define a task, which has examples to answer, and a judge if it has right answers.
 
 Knows the shape of a task. Knows nothing of any task in particular, of models, or of how a program is run.
 """
@@ -17,7 +17,7 @@ _FRUITLESS = 20_000  # so many drawn in a row, and none of them new: there are n
 
 @dataclass(frozen=True)
 class Example:
-    """One example. Tasks derive from it to add the fields that their judge needs.
+    """Hold one example. Tasks derive from it to add the fields that their judge needs.
 
     Attributes:
         question: the user's question, as plain text.
@@ -31,54 +31,54 @@ class Example:
 
     @property
     def messages(self) -> list[Message]:
-        """The question as chat messages with `role` and `content`. The answer is the assistant's next message."""
+        """Return the question as chat messages with `role` and `content`. The answer is the assistant's next message."""
         return [{"role": "user", "content": self.question}]
 
     @property
     def prompt(self) -> str:
-        """The same as a text to go on with, for models without a chat template. The template of tokenizers that are trained
-        here writes the same."""
+        """Return the question as a text to continue, for models without a chat template. The template of tokenizers
+        that are trained here writes the same."""
         return f"Question: {self.question}\nAnswer:"
 
     @property
     def completion(self) -> str | None:
-        """The answer as the continuation of `prompt`."""
+        """Return the answer as the continuation of `prompt`."""
         return None if self.answer is None else f" {self.answer}"
 
     @property
     def record(self) -> dict[str, Any]:
-        """The record to train on, in one of the shapes of `setblock.data.encoding`."""
+        """Return the record to train on, in one of the shapes of `setblock.data.encoding`."""
         return {"prompt": self.prompt, "completion": self.completion}
 
 
 @dataclass(frozen=True)
 class ChatExample(Example):
-    """An example that training uses as a chat, with the tokenizer's template."""
+    """Hold an example that training uses as a chat, with the tokenizer's template."""
 
     @property
     def record(self) -> dict[str, Any]:
-        """The chat with its answer."""
+        """Return the chat with its answer."""
         return {"messages": [*self.messages, {"role": "assistant", "content": self.answer}]}
 
 
 @dataclass(frozen=True)
 class TextExample(Example):
-    """A text to continue."""
+    """Hold a text to continue."""
 
     @property
     def prompt(self) -> str:
-        """The text."""
+        """Return the text."""
         return self.question
 
     @property
     def completion(self) -> str | None:
-        """The continuation of the text."""
+        """Return the continuation of the text."""
         return self.answer
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judgement of an answer.
+    """Hold the judgement of an answer.
 
     Attributes:
         right: whether the whole answer is right. `accuracy` is the share of right answers.
@@ -91,7 +91,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Program:
-    """A Python program that ends normally only if the answer in it is right. It runs in the sandbox, never in this process."""
+    """Hold a Python program that ends normally only if the answer in it is right. It runs in the sandbox, never in this
+    process."""
 
     source: str
 
@@ -101,7 +102,7 @@ E = TypeVar("E", bound=Example)
 
 @dataclass(frozen=True)
 class Task(Generic[E]):
-    """A source of examples with a judge of their answers.
+    """Describe a source of examples with a judge of their answers.
 
     Attributes:
         name: its name on the command line and in recipes.
@@ -136,7 +137,7 @@ class Task(Generic[E]):
 
 
 def drawn(write: Callable[[random.Random], E | None], split: Split, *, key: str) -> Iterator[E]:
-    """Distinct examples of one split, the same for the same key, until `write` gives no new ones.
+    """Yield distinct examples of one split, the same for the same key, until `write` gives no new ones.
 
     Args:
         write: writes one example, of whichever split, from what it draws; None where the draw gives none.

@@ -1,4 +1,4 @@
-"""Generated arithmetic word problems with worked reasoning, in the manner of GSM8K.
+"""Generate arithmetic word problems with worked reasoning, in the manner of GSM8K.
 
 Knows how to write a problem, its reasoning and its answer, and which answers are right. Knows nothing of tokenizers or
 models. Numbers are small, mostly of one or two digits: a model of a few million parameters shall solve nearly all problems, so
@@ -30,7 +30,7 @@ GOODS = "pens books lamps hats cups plates shirts scarves bowls mugs games belts
 
 @dataclass(frozen=True)
 class WordProblem(Example):
-    """One problem. Its `answer` is the reasoning, which ends in `#### number`."""
+    """Hold one problem. Its `answer` is the reasoning, which ends in `#### number`."""
 
     number: int = 0
 
@@ -321,7 +321,7 @@ FAMILIES: dict[str, Callable[[random.Random], Draft]] = {
 
 
 def word_problems(split: Split, seed: int = 0) -> Iterator[WordProblem]:
-    """Endless distinct problems of one split."""
+    """Yield endless distinct problems of one split."""
     return drawn(_write, split, key=f"{split}-{seed}")
 
 
@@ -338,7 +338,7 @@ _FINAL_NUMBER = re.compile(r"####\s*(-?\d+)")
 
 
 def answer_in(text: str) -> int | None:
-    """The number after the last `####` of an answer, or None where there is none."""
+    """Return the number after the last `####` of an answer, or None where there is none."""
     found = _FINAL_NUMBER.findall(text)
     return int(found[-1]) if found else None
 

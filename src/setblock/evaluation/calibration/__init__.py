@@ -1,4 +1,4 @@
-"""Calibration: the fastest setting that loses no more than is tolerated, found with a statistical guarantee.
+"""Calibrate: find the fastest setting that loses no more than is tolerated, with a statistical guarantee.
 
     tolerance.py        what may be lost, how surely, and whether what was seen shows that less is lost
     pvalues.py          the exact tests behind that

@@ -1,4 +1,4 @@
-"""Where the result of a calibration is written: the SBD facts of the model's checkpoint, or of a copy.
+"""Write the result of a calibration to the SBD facts of the model's checkpoint, or of a copy.
 
 Knows folders. Knows nothing of how a setting was found.
 """
@@ -15,7 +15,7 @@ from setblock.model.sbd_model import SBDModel
 
 @dataclass(frozen=True)
 class CheckpointToWrite:
-    """Where a model is, and where its calibrations go; made by `checkpoint_to_write`.
+    """Hold where a model is, and where its calibrations go; made by `checkpoint_to_write`.
 
     Attributes:
         source: the model's folder; None where it is on a hub.

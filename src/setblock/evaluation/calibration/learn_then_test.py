@@ -1,4 +1,4 @@
-"""Calibration: the fastest setting of a sweep that keeps a tolerance, with a statistical guarantee.
+"""Find the fastest setting of a sweep that keeps a tolerance, with a statistical guarantee.
 
 Learn then Test (Angelopoulos et al. 2021) with fixed-sequence testing: the claim that a setting loses more than is tolerated
 is tested setting by setting in an order fixed beforehand, each at the full error rate, up to the first that is not rejected.
@@ -23,7 +23,7 @@ _FASTER = 1.05  # a setting worth a test is at least this much faster than the l
 
 @dataclass(frozen=True)
 class Tested:
-    """One test of the sequence.
+    """Hold one test of the sequence.
 
     Attributes:
         loss: the mean loss on the examples of the test.
@@ -41,7 +41,7 @@ class Tested:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a calibration found.
+    """Hold what a calibration found.
 
     Attributes:
         tests: in their order; the last one failed, unless all passed.
@@ -61,18 +61,19 @@ class Calibration:
 
     @property
     def by_construction(self) -> bool:
-        """Whether what was chosen is exact mode, which needs no test."""
+        """Return whether what was chosen is exact mode, which needs no test."""
         return self.chosen is not None and self.chosen is self.exact
 
     @property
     def nfe_speedup(self) -> float | None:
-        """The NFE speed-up of the chosen setting, on the examples of the tests."""
+        """Return the NFE speed-up of the chosen setting, on the examples of the tests."""
         if self.by_construction:
             return self.exact_speedup
         return next((test.nfe_speedup for test in self.tests if test.result is self.chosen), None)
 
     def records(self, *, domain: str, fingerprint: str) -> list[CalibratedSetting]:
-        """What a checkpoint is told: the fastest setting that passed, if one did, and exact mode, if it was swept."""
+        """Return what a checkpoint records: the fastest setting that passed, if one did, and exact mode, if it was
+        swept."""
         passed = sorted((test for test in self.tests if test.passed), key=lambda test: test.nfe_speedup)
         found = [(test.result, test.nfe_speedup, True) for test in passed[-1:]]
         if self.exact is not None and self.exact_speedup is not None:
@@ -91,7 +92,7 @@ class Calibration:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """What was chosen, and each test."""
+        """Return what was chosen, and each test."""
         return {
             "tolerance": asdict(self.tolerance),
             "chosen": self.chosen and self.chosen.point.to_json(),
@@ -185,7 +186,7 @@ def check_enough(examples: int, tolerance: Tolerance, *, ordering_share: float =
 
 
 def order_of_tests(results: Sequence[Result], examples: Sequence[int]) -> list[Result]:
-    """The results worth a test, from careful to careless, judged by some examples alone.
+    """Return the results that a test may choose, from careful to careless, judged by some examples only.
 
     How careless a setting is: the accuracy it lost, and the share of its tokens that are not plain decoding's, which tells
     settings apart where none has lost an answer. One is left out where one before it is as fast, or nearly.

@@ -1,4 +1,4 @@
-"""P-values of the claim that a setting loses too much, from what it lost on examples drawn like those to come.
+"""Compute p-values of the claim that a setting loses too much, from what it lost on examples drawn like those to come.
 
 Each is valid for any number of examples, without asymptotics: where the mean loss is `tolerance` or more, a p-value is at
 most u with a probability of at most u. Examples are independent and identically distributed; nothing else is assumed.
@@ -23,7 +23,8 @@ _BETS = 64
 
 @lru_cache(maxsize=4096)
 def paired_p_value(worse: int, better: int, examples: int, *, tolerance: float) -> float:
-    """Of the claim that P(loss = 1) - P(loss = -1) is at least `tolerance`: an exact unconditional test for paired answers.
+    """Return the p-value of the claim that P(loss = 1) - P(loss = -1) is at least `tolerance`: an exact unconditional
+    test for paired answers.
 
     The statistic is the score statistic of paired proportions (Tango 1998). Its distribution depends on one nuisance
     parameter, q = P(loss = -1); the p-value is the largest over a confidence interval of q, plus what that interval may miss
@@ -53,7 +54,7 @@ def paired_p_value(worse: int, better: int, examples: int, *, tolerance: float) 
 
 
 def mean_p_value(losses: Sequence[float], *, tolerance: float) -> float:
-    """Of the claim that the mean of losses in 0..1 is at least `tolerance`.
+    """Return the p-value of the claim that the mean of losses in 0..1 is at least `tolerance`.
 
     One over a wealth that, if the claim holds, is at most 1 on average: that of gamblers who stake a fixed share of it on
     each loss being below the tolerance (Waudby-Smith and Ramdas 2023, with bets that look at nothing). Half of the wealth is
@@ -78,7 +79,7 @@ def mean_p_value(losses: Sequence[float], *, tolerance: float) -> float:
 
 
 def _share_interval(successes: int, trials: int, *, error: float) -> tuple[float, float]:
-    """The Clopper-Pearson interval of a share, which misses it with a probability of at most `error`."""
+    """Return the Clopper-Pearson interval of a share, which misses it with a probability of at most `error`."""
     from scipy.stats import binomtest
 
     interval = binomtest(successes, trials).proportion_ci(1 - error, method="exact")
@@ -86,8 +87,8 @@ def _share_interval(successes: int, trials: int, *, error: float) -> tuple[float
 
 
 def _extreme(worse: int, better: int, examples: int, *, most_better: int, tolerance: float) -> NDArray[np.int64]:
-    """[most_better + 1] for each number of better answers the largest number of worse ones that is at least as extreme as what
-    was seen; -1 where none is.
+    """Return [most_better + 1] for each number of better answers the largest number of worse ones that is at least as
+    extreme as what was seen; -1 where none is.
 
     Made so that with an outcome every one with fewer worse and more better answers is in it too, whether or not the statistic
     says so: then it is least likely not to happen exactly where the claim only just holds.
@@ -102,8 +103,8 @@ def _extreme(worse: int, better: int, examples: int, *, most_better: int, tolera
 
 
 def _score(worse: NDArray[np.int64], better: NDArray[np.int64], examples: int, tolerance: float) -> Floats:
-    """Tango's statistic: how many standard errors the difference is above the tolerance, the error taken where the claim only
-    just holds. Negative speaks against the claim."""
+    """Return Tango's statistic: how many standard errors the difference is above the tolerance, the error taken where
+    the claim only just holds. Negative speaks against the claim."""
     n = examples
     linear = worse + better - tolerance * (2 * n - worse + better)
     q = (linear + np.sqrt(linear**2 + 8 * n * better * tolerance * (1 - tolerance))) / (4 * n)  # the likeliest there
@@ -115,7 +116,7 @@ def _score(worse: NDArray[np.int64], better: NDArray[np.int64], examples: int, t
 def _largest_probability(
     most_worse: NDArray[np.int64], examples: int, *, tolerance: float, low: float, high: float
 ) -> float:
-    """An upper bound of P(worse <= most_worse[better]) over q in low..high, where P(worse) = q + tolerance.
+    """Return an upper bound of P(worse <= most_worse[better]) over q in low..high, where P(worse) = q + tolerance.
 
     An event's probabilities P and P' under two distributions obey |asin sqrt P - asin sqrt P'| <= acos of the distributions'
     Bhattacharyya coefficient, which is the n-th power of one example's. Intervals in which the event could be more likely

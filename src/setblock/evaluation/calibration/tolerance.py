@@ -1,4 +1,5 @@
-"""Tolerances: what a calibrated setting may lose, how surely, and whether what was seen shows that it loses less."""
+"""Define tolerances: what a calibrated setting may lose, how surely, and whether what was seen shows that it loses
+less."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ MEASURES: tuple[Measure, ...] = ("accuracy", "tokens")
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What may be lost, of new examples like those that were seen.
+    """Describe what may be lost, of new examples like those that were seen.
 
     Attributes:
         measure: `accuracy`: the share of right answers that plain decoding has more. `tokens`: the share of an answer's tokens
@@ -39,23 +40,23 @@ class Tolerance:
 
     @property
     def text(self) -> str:
-        """In a few words."""
+        """Return the tolerance in a few words."""
         what = "points of accuracy lost" if self.measure == "accuracy" else "% of tokens not plain decoding's"
         return f"at most {100 * self.most:g} {what}, {100 * self.confidence:g}% confidence"
 
     def losses(self, result: Result) -> list[float]:
-        """The loss of each example. The tolerance applies to their mean."""
+        """Return the loss of each example. The tolerance applies to their mean."""
         return [*map(float, result.lost)] if self.measure == "accuracy" else result.differing
 
     def p_value(self, losses: Sequence[float]) -> float:
-        """The p-value of the claim that settings with these losses lose more than the tolerance."""
+        """Return the p-value of the claim that settings with these losses lose more than the tolerance."""
         if self.measure == "tokens":
             return mean_p_value(losses, tolerance=self.most)
         worse, better = sum(loss > 0 for loss in losses), sum(loss < 0 for loss in losses)
         return paired_p_value(worse, better, len(losses), tolerance=self.most)
 
     def least_examples(self) -> int:
-        """How many examples it takes for a setting that loses nothing on any of them to pass."""
+        """Return how many examples it takes for a setting that loses nothing on any of them to pass."""
         few, enough = 0, 1
         while self.p_value([0.0] * enough) > 1 - self.confidence:
             few, enough = enough, 2 * enough
@@ -69,7 +70,7 @@ class Tolerance:
 
 
 def tolerance_of(text: str, *, confidence: float) -> Tolerance:
-    """The tolerance that `MEASURE=PERCENT` says.
+    """Return the tolerance that `MEASURE=PERCENT` says.
 
     Raises:
         ParameterError: it is malformed or out of range.

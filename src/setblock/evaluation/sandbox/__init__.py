@@ -1,4 +1,4 @@
-"""The sandbox: run a program that nobody has read, and learn how it ended. Linux only; for any user, root too.
+"""Run a program that nobody has read, and learn how it ended. Linux only; for any user, root too.
 
     outside.py   starts a process, waits for it, ends it, and tells what became of the program
     inside.py    what runs in that process: it confines itself, for good, and only then compiles and runs the program

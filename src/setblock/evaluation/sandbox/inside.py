@@ -1,4 +1,4 @@
-"""What runs in a sandbox's process: it confines itself, for good, and only then compiles and runs the program.
+"""Confine a sandbox's process, for good, and only then compile and run the program.
 
 Knows the order of things. Knows nothing of who started it but how to tell it, line by line: `confined`, and then `finished`,
 `raised` or `exited`. Standard library only, and as little of it as will do, since every program waits for it.
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _confine(given: dict[str, Any]) -> None:
-    """Limits, then files, then system calls: each step still needs what the next one forbids."""
+    """Set limits, then restrict files, then system calls: each step still needs what the next one forbids."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != given["parent"]:  # it died before it was asked to be told
@@ -86,7 +86,7 @@ def _run(source: str, tell: "_Teller") -> None:
 
 
 class _Teller:
-    """Writes lines to the pipe that it was given."""
+    """Write lines to the pipe that it was given."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -1,4 +1,4 @@
-"""Landlock: which files this process, and none other, may still read or write.
+"""Restrict by Landlock which files this process may still read or write.
 
 Knows the three system calls and their structures (see landlock(7)). Knows nothing of programs. Standard library only: it is
 imported by the process that is to be confined.
@@ -25,7 +25,7 @@ TRUNCATION_SINCE = 3  # the first ABI that asks who may truncate a file opened f
 
 
 def landlock_abi() -> int:
-    """The version that the kernel has.
+    """Return the version that the kernel has.
 
     Raises:
         OSError: it has none, or it is turned off.
@@ -34,7 +34,7 @@ def landlock_abi() -> int:
 
 
 def restrict_files(readable: Iterable[str], writable: Iterable[str], *, abi: int) -> None:
-    """From here on, open for reading only what is `readable` or beneath it, and for writing only the files `writable`.
+    """Allow reading only of what is `readable` or beneath it, and writing only of the files `writable`, from here on.
 
     Nothing can be made, removed or renamed. Paths that don't exist are left out. Can't be undone. Asks for no_new_privs.
 

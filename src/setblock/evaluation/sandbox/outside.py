@@ -1,4 +1,4 @@
-"""Outside of the sandbox: start a confined process, wait for it, end it, and tell how it ended.
+"""Start a confined process from outside of the sandbox, wait for it, end it, and report how it ended.
 
 Knows processes. Knows nothing of how a process confines itself, which is `inside.py`'s.
 """
@@ -28,12 +28,12 @@ _MIB = 1 << 20
 
 
 class SandboxError(SetBlockError):
-    """Programs can't be confined here as was asked. The message says why, and what else there is."""
+    """Report that programs can't be confined here as was asked. The message says why, and what else there is."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use. All of it together: there is only one process.
+    """Limit what a program may use. All of it together: there is only one process.
 
     Attributes:
         seconds: wall-clock, the interpreter's start included; then it is killed. More than `cpu_seconds`, so that a verdict
@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended.
+    """Describe how a program ended.
 
     Attributes:
         status: `finished`: it ran to its last line. `raised`: an exception ended it. `exited`: it left before its last line, by
@@ -81,7 +81,7 @@ class Outcome:
 
     @property
     def finished(self) -> bool:
-        """Whether it ran to its last line: for a program that ends in assertions, whether they hold."""
+        """Return whether it ran to its last line: for a program that ends in assertions, whether they hold."""
         return self.status == "finished"
 
 
@@ -226,14 +226,16 @@ def _command(path: Path, *, limits: Limits, level: Level, landlock_abi: int | No
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """The same for every program, and nothing of ours: environments hold keys. One thread is all that libraries get."""
+    """Return the same environment for every program, with nothing of ours: environments hold keys. One thread is all
+    that libraries get."""
     threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
     python = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}  # an outcome must not depend on the order of a set
     return {"HOME": folder, "LANG": "C.UTF-8", "PATH": os.defpath, "TZ": "UTC", **python, **threads}
 
 
 def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    """Whether it ended in time. Afterwards it is gone in any case: there is no other process that it could have left."""
+    """Return whether it ended in time. Afterwards it is gone in any case: there is no other process that it could have
+    left."""
     try:
         process.wait(seconds)
         return True

@@ -1,4 +1,4 @@
-"""Seccomp: which system calls this process may still make, as a filter that the kernel runs before each.
+"""Restrict which system calls this process may still make, by a filter that the kernel runs before each.
 
 Knows numbers of calls and the filter's instructions (see seccomp(2)). Knows nothing of programs. A list of what is allowed, not
 of what is forbidden: a call that a later kernel brings is forbidden until it is named here. Standard library only.
@@ -46,11 +46,12 @@ _PR_SET_SECCOMP, _FILTER = 22, 2
 
 
 class UnknownMachineError(OSError):
-    """The machine's system calls are not in the table above."""
+    """Report that the machine's system calls are not in the table above."""
 
 
 def restrict_calls(*, no_open_with: int = 0) -> None:
-    """From here on, make no process or thread, no connection, no signal to another process, and run no other program.
+    """Forbid, from here on, to make a process or thread, a connection or a signal to another process, or to run another
+    program.
 
     Such a call fails with EPERM. Can't be undone. Asks for no_new_privs, and for a process of one thread.
 
