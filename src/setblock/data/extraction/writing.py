@@ -129,7 +129,9 @@ class Writer:
         return self.rng.choice((before + after, before + letter * 2 + after, before + after[0] + letter + after[1:]))
 
     def _laid_out(self, text: str) -> str:
-        text = re.sub(r"[ ]+$", "", text, flags=re.MULTILINE).replace(".m..", ".m.")
+        text = re.sub(r"[ ]+$", "", text, flags=re.MULTILINE)
+        # After `p.m.` or `S.A.` a sentence ends without a dot of its own.
+        text = re.sub(r"(?<!\.)\.\.(?!\.)", ".", text)
         text = re.sub(r"\n{3,}", "\n\n", text).strip()
         how = self.rng.random()
         if how < 0.1:
@@ -142,7 +144,7 @@ class Writer:
 def _numbered(text: str) -> str:
     """Make a word singular after one, turn `2 bag(s)` into `2 bags`, and write `an` before a vowel."""
     text = re.sub(r"\b(\w+) (\w+(?: \w+)?)\(s\)", lambda m: f"{m[1]} {m[2]}{'' if m[1] in ('1', 'one') else 's'}", text)
-    text = re.sub(r"\ba (?=[aeio])", "an ", text)
+    text = re.sub(r"\ba (?=[AEIOaeio])", "an ", text)
     return _ONE_OF_MANY.sub(lambda m: f"{m[1]} {_SINGULAR.get(m[2], m[2][:-1])}", text)
 
 
