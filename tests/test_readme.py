@@ -4,45 +4,14 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from fenced import blocks
 from setblock.training.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block of a Markdown file; `not_run` is the reason why it is not run, or None."""
-
-    line: int
-    language: str
-    content: str
-    not_run: str | None
-
-    @property
-    def targets(self) -> list[str]:
-        """Make targets, which `.ci/run` builds by itself: a test that ran `make test` would never end."""
-        return re.findall(r"^make (\w+)", self.content, flags=re.MULTILINE) if self.language == "bash" else []
-
-    @property
-    def runs_here(self) -> bool:
-        return self.language in ("bash", "python") and self.not_run is None and not self.targets
-
-
-def blocks(path: Path) -> list[Block]:
-    found = []
-    text = path.read_text()
-    pattern = re.compile(
-        r"(?:<!-- not run: (?P<reason>[^>]+) -->\n+)?^```(?P<language>\w*)\n(?P<content>.*?)^```$", re.M | re.S
-    )
-    for match in pattern.finditer(text):
-        line = text.count("\n", 0, match.start("language")) + 1
-        found.append(Block(line, match["language"], match["content"], match["reason"]))
-    return found
 
 
 README = blocks(ROOT / "README.md")

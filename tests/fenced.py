@@ -1,0 +1,44 @@
+"""Fenced blocks of Markdown pages."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page; `not_run` is the reason that a comment before it gives for not running it, or None."""
+
+    line: int
+    language: str
+    content: str
+    not_run: str | None
+
+    @property
+    def targets(self) -> list[str]:
+        """Make targets, which `.ci/run` builds by itself: a test that ran `make test` would never end."""
+        return re.findall(r"^make (\w+)", self.content, flags=re.MULTILINE) if self.language == "bash" else []
+
+    @property
+    def runs_here(self) -> bool:
+        return self.language in ("bash", "python") and self.not_run is None and not self.targets
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a block of bash; one with a here-document is one command."""
+        if "<<" in self.content:
+            return [self.content]
+        lines = (line.partition("  #")[0].strip() for line in self.content.replace("\\\n", " ").splitlines())
+        return [line for line in lines if line and not line.startswith("#")]
+
+
+def blocks(path: Path) -> list[Block]:
+    found = []
+    text = path.read_text()
+    pattern = re.compile(
+        r"(?:<!-- not run: (?P<reason>[^>]+) -->\n+)?^```(?P<language>\w*)\n(?P<content>.*?)^```$", re.M | re.S
+    )
+    for match in pattern.finditer(text):
+        line = text.count("\n", 0, match.start("language")) + 1
+        found.append(Block(line, match["language"], match["content"], match["reason"]))
+    return found
