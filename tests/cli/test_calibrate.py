@@ -155,7 +155,8 @@ def test_where_nothing_passes_exact_mode_is_offered(run, sbd_folder, sweep_file,
     found = run(*common, bad)
     assert (found.code, found.message) == (
         1,
-        "setblock: error: no setting passed; exact mode (--method exact) keeps any tolerance, but was not in the grid",
+        "setblock: error: no setting passed; exact mode (--method exact) keeps any tolerance, but was not in the grid: "
+        "sweep it, too, or allow a larger --tolerance",
     )
 
 

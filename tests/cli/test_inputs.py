@@ -51,7 +51,10 @@ def test_a_model_without_a_tokenizer(run, copied):
         path.unlink()
     outcome = run("generate", "Tom", "--model", copied)
     assert (outcome.code, outcome.stdout) == (1, "")
-    assert outcome.message == f"setblock: error: model {copied} has no tokenizer: the folder holds no tokenizer.json"
+    assert (
+        outcome.message
+        == f"setblock: error: model {copied} has no tokenizer: the folder holds no tokenizer.json; save its tokenizer there"
+    )
 
 
 def _started(arguments, **how):

@@ -336,4 +336,7 @@ def test_a_template_without_tools_is_a_400(trained_tokenizer: PreTrainedTokenize
 
     with serving(tiny(trained_tokenizer)) as other:
         error = error_of(other.chat(tools=[WEATHER]))
-    assert (error["param"], error["message"]) == ("tools", "the model's chat template has no place for tools")
+    assert (error["param"], error["message"]) == (
+        "tools",
+        "the model's chat template has no place for tools: leave tools out, or use a model that calls tools",
+    )

@@ -114,7 +114,8 @@ def calibrate(
         _show(calibration, domain=name, written=written, dry_run=dry_run)
     if calibration.chosen is None:
         raise SetBlockError(
-            "no setting passed; exact mode (--method exact) keeps any tolerance, but was not in the grid"
+            "no setting passed; exact mode (--method exact) keeps any tolerance, but was not in the grid: sweep "
+            "it, too, or allow a larger --tolerance"
         )
 
 
@@ -125,7 +126,9 @@ def _read(path: Path, model: "SBDModel") -> "list[Result]":
     results = read_results(path)
     theirs, ours = results[0].run["model"]["fingerprint"], model_fingerprint(model)
     if theirs != ours:
-        raise SetBlockError(f"{path} is of another model: its fingerprint is {theirs}, this model's {ours}")
+        raise SetBlockError(
+            f"{path} is of another model: its fingerprint is {theirs}, this model's {ours}; sweep this model"
+        )
     return results
 
 

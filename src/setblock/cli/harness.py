@@ -85,13 +85,13 @@ def evaluate_harness(
         if value is not None and value < least:
             raise ParameterError(f"{name} must be at least {least}, not {value}")
     if options.log_samples and options.output_path is None:
-        raise ParameterError("--log-samples needs --output-path")
+        raise ParameterError("--log-samples needs --output-path, the folder to write them to")
     silence_harness()
     silence_data_sets()
     index = task_index(options.include_path)
     names = matching_tasks(index, [name.strip() for name in (options.tasks or "").split(",") if name.strip()])
     if not names:
-        raise ParameterError("--tasks must name a task")
+        raise ParameterError("--tasks must name a task, such as gsm8k")
     check_confirmed(index, names, confirmed=options.confirm_run_unsafe_code)
     _make_folder(options.output_path)
 

@@ -31,7 +31,8 @@ class DocumentLimits:
     def __post_init__(self) -> None:
         if self.mask_token_id is not None and self.vocabulary is not None and self.mask_token_id >= self.vocabulary:
             raise SetBlockError(
-                f"the mask token's id {self.mask_token_id} is out of the model's vocabulary, 0..{self.vocabulary - 1}"
+                f"the mask token's id {self.mask_token_id} is out of the model's vocabulary, "
+                f"0..{self.vocabulary - 1}: the tokenizer is not the model's"
             )
 
     def length_of(self, length: int, where: str) -> int:

@@ -57,7 +57,9 @@ def chat_pieces(
             return _cut(text, _marked_spans(tokenizer, messages, tools, template))
         return _cut(text, _answer_spans(tokenizer, messages, tools, text))
     except _TemplateError as error:
-        raise SetBlockError(f"the chat template refuses the messages: {error}") from error.__cause__
+        raise SetBlockError(
+            f"the chat template refuses the messages: {error}; correct them, or name another template as data.chat_template"
+        ) from error.__cause__
 
 
 def read_template(path: str) -> str:
@@ -82,7 +84,7 @@ def _check_messages(messages: Any) -> None:
         raise SetBlockError("messages must be a list of at least one message")
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise SetBlockError(f"message {index} must be an object with a role")
+            raise SetBlockError(f"message {index} must be an object with a role, such as user or assistant")
         if "content" not in message and "tool_calls" not in message:
             raise SetBlockError(f"message {index} has no content")
 

@@ -57,7 +57,7 @@ def cached(encoder: Encoder, records: AnyRecords, *, cache_dir: str | None) -> d
             empty = False
             yield columns_of(document)
         if empty:
-            raise SetBlockError(f"data source {encoder.section.source} holds no documents")
+            raise SetBlockError(f"data source {encoder.section.source} holds no documents: it must hold at least one")
 
     try:
         # An interrupted build leaves nothing that a later one takes for whole, and of several processes only one builds.

@@ -68,7 +68,9 @@ class Encoder:
                 token where that is an error. Its message names the record.
         """
         if self.tokenizer.eos_token_id is None:
-            raise SetBlockError("the tokenizer has no end-of-text token to close documents with")
+            raise SetBlockError(
+                "the tokenizer has no end-of-text token to close documents with: set eos_token in its tokenizer_config.json"
+            )
         special = _special_tokens(self.tokenizer)
         records = iter(records)
         shape: RecordShape | None = None
@@ -194,7 +196,9 @@ def _held_apart(values: list[Any], shape: RecordShape, special: re.Pattern[str])
             message["content"] = f"\ue000{len(contents) - 1}\ue001"
     left = next((match[0] for text in _strings(messages) if (match := special.search(text))), None)
     if left is not None:
-        raise SetBlockError(f"{left!r} occurs outside of the content of a message, where it looks like the token")
+        raise SetBlockError(
+            f"{left!r} occurs outside of the content of a message, where it looks like the token: take it out"
+        )
     return [messages], contents
 
 

@@ -78,7 +78,10 @@ def pack(documents: Iterable[Document], *, row_length: int, pad_token_id: int) -
     def checked() -> Iterator[Document]:
         for index, document in enumerate(documents):
             if len(document) > row_length:
-                raise SetBlockError(f"document {index} has {len(document)} tokens, more than row_length {row_length}")
+                raise SetBlockError(
+                    f"document {index} has {len(document)} tokens, more than row_length {row_length}: raise "
+                    "row_length, or cut the document"
+                )
             yield document
 
     rows = fill(checked(), size=len, row_length=row_length)

@@ -118,7 +118,7 @@ class TaskRecords:
         for number, example in enumerate(islice(examples, self.section.documents), start=1):
             where = f"{name}, number {number}"
             if example.answer is None:
-                raise SetBlockError(f"{where} has no answer to train on")
+                raise SetBlockError(f"{where} has no answer to train on: name a task with answers, or your own records")
             yield SourceRecord(where, example.record)
 
 

@@ -73,7 +73,7 @@ def _endless(encoder: Encoder, records: Iterable[SourceRecord]) -> Iterator[Enco
             empty = False
             yield document
         if empty:  # else it would be begun again for ever
-            raise SetBlockError(f"data source {encoder.section.source} holds no documents")
+            raise SetBlockError(f"data source {encoder.section.source} holds no documents: it must hold at least one")
 
 
 class RowStream(IterableDataset[dict[str, Tensor]]):

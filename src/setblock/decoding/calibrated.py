@@ -76,5 +76,7 @@ def at_calibration(found: CalibratedSetting, settings: DecodingSettings) -> Deco
     try:
         point = point_from_json(found.point)
     except ParameterError as error:
-        raise SetBlockError(f"the model's calibrated setting for {found.domain} can't be used: {error}") from error
+        raise SetBlockError(
+            f"the model's calibrated setting for {found.domain} can't be used: {error}; run `setblock calibrate` again"
+        ) from error
     return point.settings(settings)

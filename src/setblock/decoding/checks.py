@@ -25,7 +25,9 @@ def limit_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
     if context is None:
         return prompt_length + (wanted or DEFAULT_MAX_NEW_TOKENS)
     if prompt_length >= context:
-        raise SetBlockError(f"prompt has {prompt_length} tokens; this model's context holds {context}, answer included")
+        raise SetBlockError(
+            f"prompt has {prompt_length} tokens; this model's context holds {context}, answer included: shorten the prompt"
+        )
     if wanted is None:
         return min(prompt_length + DEFAULT_MAX_NEW_TOKENS, context)
     if prompt_length + wanted > context:

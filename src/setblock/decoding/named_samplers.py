@@ -146,7 +146,7 @@ def sampler_named(name: Any, options: Mapping[str, Any]) -> "Sampler":
             raise ParameterError(f"{key} of sampler {name}: {error.errors()[0]['msg']}, not {value!r}") from error
     for key in known:
         if key not in values and key not in defaults_of(name):
-            raise ParameterError(f"sampler {name} needs {key}")
+            raise ParameterError(f"sampler {name} needs {key} among its options")
     sampler: Sampler = SAMPLERS[name](**values)
     return sampler
 

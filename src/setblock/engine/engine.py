@@ -68,7 +68,7 @@ class Engine:
         if request.settings.n != 1:
             raise ParameterError(f"n must be 1 in a request to the engine, not {request.settings.n}")
         if request.id in self._jobs:
-            raise SetBlockError(f"a request with id {request.id!r} is not finished yet")
+            raise SetBlockError(f"a request with id {request.id!r} is not finished yet: give another id")
         if len(self._waiting) >= self.limits.max_waiting:
             raise QueueFull(f"{len(self._waiting)} requests wait, and no more than that may")
         rows = open_rows(self._model, [request.prompt], [request.settings])

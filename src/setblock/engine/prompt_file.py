@@ -43,7 +43,7 @@ def read_prompts(path: Path) -> list[PromptLine]:
         if content.strip()
     ]
     if not lines:
-        raise SetBlockError(f"{path} holds no prompts")
+        raise SetBlockError(f"{path} holds no prompts: write an object a line, with the key prompt or messages")
     return lines
 
 
@@ -51,7 +51,7 @@ def _line(content: str, number: int, where: str) -> PromptLine:
     try:
         found = json.loads(content)
     except ValueError as error:
-        raise SetBlockError(f"{where} is not JSON ({error})") from error
+        raise SetBlockError(f"{where} is not JSON ({error}): write one object a line") from error
     if not isinstance(found, dict):
         raise SetBlockError(f"{where} must be an object, not {type(found).__name__}")
     unknown = sorted(found.keys() - {"prompt", "messages", "id"})

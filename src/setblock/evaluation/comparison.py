@@ -60,7 +60,7 @@ def compare(
     """
     blocks = settings or default_settings(model)
     if blocks.method == "ntp":
-        raise ParameterError("method must be sbd or exact, to be compared with ntp")
+        raise ParameterError(f"method must be sbd or exact, to be compared with ntp, not {blocks.method}")
     ntp = replace(blocks, method="ntp")
     for each in (blocks, ntp):  # blocks first: whatever they refuse is told at once
         for _ in islice(stream(model, prompt, settings=each, raw=raw), _WARM_UP_PASSES):

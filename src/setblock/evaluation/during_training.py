@@ -42,9 +42,14 @@ class DecodingEvaluator(TrainerCallback):
         if section.task not in TASKS:
             raise SetBlockError(f"evaluate_decoding.task must be one of {', '.join(TASKS)}, not {section.task!r}")
         if trainer.args.objective == "ntp":
-            raise SetBlockError("evaluate_decoding needs training.objective sbd: there are no blocks to decode without")
+            raise SetBlockError(
+                "evaluate_decoding needs training.objective sbd: there are no blocks to decode without; leave "
+                "evaluate_decoding out"
+            )
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-            raise SetBlockError("evaluate_decoding needs all weights in each process, and they are sharded")
+            raise SetBlockError(
+                "evaluate_decoding needs all weights in each process, and they are sharded: leave evaluate_decoding out"
+            )
         task, limit = TASKS[section.task], section.limit
         self._exam = exam_of(model, task, split="validation", limit=limit, batch_size=section.batch_size)
         self._trainer = trainer

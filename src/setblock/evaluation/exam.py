@@ -135,7 +135,7 @@ def exam_of(
     check_judge(task, level=level)
     examples = list(islice(task.examples(split, seed=seed), limit))
     if not examples:
-        raise SetBlockError(f"task {task.name} has no examples here")
+        raise SetBlockError(f"task {task.name} has no examples here, in split {split}")
     prompts, raw = prompts_of(task, examples, model)
     identity = task_identity(task, examples, split=split, seed=seed)
     return Exam(model, task, identity, examples, prompts, raw, batch_size, continuous, level)

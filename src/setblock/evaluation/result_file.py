@@ -95,7 +95,7 @@ def open_results(path: Path) -> Iterator[ResultFile]:
         try:
             lock.acquire(blocking=False)
         except Timeout as error:
-            raise SetBlockError(f"another process is writing to {path}") from error
+            raise SetBlockError(f"another process is writing to {path}: wait for it, or name another file") from error
         try:
             file.seek(0)
             content = file.read()

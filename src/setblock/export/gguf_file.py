@@ -36,10 +36,13 @@ def write_gguf(sbd: SBDModel, path: Path, *, weights: WeightType = "f16") -> Non
     """
     if sbd.gate is not None:
         raise SetBlockError(
-            "a model with an adapter on its future block can't be exported: llama.cpp has no place for it"
+            "a model with an adapter on its future block can't be exported: llama.cpp has no place for it; "
+            "--runtime transformers decodes the checkpoint"
         )
     if sbd.quantization is not None or sbd.prepacked:
-        raise SetBlockError("a model whose weights are quantised or prepacked can't be exported: load it without")
+        raise SetBlockError(
+            "a model whose weights are quantised or prepacked can't be exported: load it without --quantization and --prepack"
+        )
     model = sbd.model
 
     def write_words(writer: gguf.GGUFWriter) -> None:

@@ -44,7 +44,9 @@ def write_vocabulary(
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise SetBlockError("a tokenizer without tokenizer.json can't be exported")
+        raise SetBlockError(
+            "a tokenizer without tokenizer.json can't be exported: save a fast tokenizer with the model"
+        )
     whole = json.loads(backend.to_str())
     model = whole["model"]
     if model["type"] != "BPE":

@@ -135,7 +135,7 @@ def _refuse_arguments(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
     """Refuse what Transformers would keep from a callable."""
     for name in ("assistant_model", "prefix_allowed_tokens_fn", "synced_gpus", "negative_prompt_ids"):
         if kwargs.get(name):
-            raise ParameterError(f"{name} is not supported in set block decoding")
+            raise ParameterError(f"{name} is not supported in set block decoding: leave it out")
     if kwargs.get("cache_implementation") == "paged":
         raise ParameterError("cache_implementation='paged' is continuous batching, which can't decode in blocks")
     if model.generation_config.stop_strings is not None:
@@ -148,14 +148,16 @@ def _refuse_model_kwargs(model_kwargs: dict[str, Any], attention_mask: Tensor) -
     """Refuse inputs of the model other than tokens; a few are Transformers' own."""
     cache, positions = model_kwargs.get("past_key_values"), model_kwargs.get("position_ids")
     if cache is not None and getattr(cache, "_is_user_defined", False):
-        raise ParameterError("past_key_values is not supported in set block decoding, which has a cache of its own")
+        raise ParameterError(
+            "past_key_values is not supported in set block decoding, which keeps its own cache: leave it out"
+        )
     counted = (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 0)
     if positions is not None and not bool((positions == counted.to(positions.device)).all()):
         raise ParameterError("position_ids must be those that follow from attention_mask in set block decoding")
     for name in model_kwargs.keys() - {"past_key_values", "position_ids", "use_cache", "logits_to_keep"}:
         value = model_kwargs[name]
         if value is not None and value != {}:  # a multimodal model's, where there is text alone
-            raise ParameterError(f"{name} is not supported in set block decoding")
+            raise ParameterError(f"{name} is not supported in set block decoding: leave it out")
 
 
 class _NoTokenizer:
@@ -199,7 +201,7 @@ class _Columns:
         whole = min(unfinished, default=max(map(len, answers)))
         missing = any(len(answer) < whole for answer in answers)
         if missing and self._pad is None:
-            raise ParameterError("pad_token_id must be set where answers differ in length")
+            raise ParameterError("pad_token_id must be set where answers differ in length: pass pad_token_id=...")
         return torch.tensor([[*answer, *[self._pad] * whole][:whole] for answer in answers], dtype=torch.long)
 
     def stream_to(self, streamer: BaseStreamer) -> None:

@@ -82,7 +82,10 @@ def facts_from_json(recorded: Any, *, vocab_size: int, where: str) -> SBDFacts:
     fields: dict[str, Any] = dict(recorded)
     version = fields.get("version")
     if version != FORMAT_VERSION:
-        raise SetBlockError(f"{where}: {CONFIG_KEY}.version is {version!r}, this release reads {FORMAT_VERSION}")
+        raise SetBlockError(
+            f"{where}: {CONFIG_KEY}.version is {version!r}, this release reads {FORMAT_VERSION}: install a newer "
+            "release of setblock"
+        )
     unknown = sorted(fields.keys() - SBDFacts.__dataclass_fields__.keys())
     if unknown:
         raise SetBlockError(f"{where}: unknown key {CONFIG_KEY}.{unknown[0]}")

@@ -88,7 +88,9 @@ def metadata_of(source: str | Path) -> Metadata:
         fields = gguf.GGUFReader(source).fields
     except Exception as error:  # over a damaged file the reader raises anything
         reason = " ".join(str(error).split())
-        raise SetBlockError(f"model {source} is a damaged or truncated GGUF file: {reason}") from error
+        raise SetBlockError(
+            f"model {source} is a damaged or truncated GGUF file: {reason}; download it again"
+        ) from error
     return lambda key: str(fields[key].contents()) if key in fields else None
 
 

@@ -99,7 +99,9 @@ def load(
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if quantization is not None and facts is not None and facts.noisy_adapter:
-        raise SetBlockError(f"model {source} has an adapter on its future block, and can't be quantised")
+        raise SetBlockError(
+            f"model {source} has an adapter on its future block, and can't be quantised: load it without quantization"
+        )
 
     # 2. Its files
     tokenizer = _tokenizer_of(source, trust_remote_code, metadata)
@@ -177,7 +179,9 @@ def _tokenizer_of(source: str, trust_remote_code: bool, metadata: Metadata | Non
         return tokenizer_in(metadata, source)
     folder = Path(source)
     if folder.is_dir() and not any(path for pattern in _TOKENIZERS for path in folder.glob(pattern)):
-        raise SetBlockError(f"model {source} has no tokenizer: the folder holds no tokenizer.json")
+        raise SetBlockError(
+            f"model {source} has no tokenizer: the folder holds no tokenizer.json; save its tokenizer there"
+        )
     with _reading(source, "its tokenizer"):
         return AutoTokenizer.from_pretrained(**pretrained_arguments(source), trust_remote_code=trust_remote_code)
 
@@ -224,7 +228,9 @@ def _reading(source: str, part: str) -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        raise SetBlockError(f"model {source}: its safetensors file is corrupt or truncated ({_line(error)})") from error
+        raise SetBlockError(
+            f"model {source}: its safetensors file is corrupt or truncated ({_line(error)}): download it again"
+        ) from error
     except Exception as error:
         where = "" if Path(source).exists() else "there is no such folder, and from the hub: "
         kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
@@ -239,7 +245,9 @@ def _check_weights(source: str, report: dict[str, Any]) -> None:
         )
     missing = sorted(report["missing_keys"])
     if missing:
-        raise SetBlockError(f"model {source}: {len(missing)} of its weights are missing, {missing[0]} the first")
+        raise SetBlockError(
+            f"model {source}: {len(missing)} of its weights are missing, {missing[0]} the first; save or download it again"
+        )
 
 
 def refuse_unsupported(config: PretrainedConfig) -> None:

@@ -96,7 +96,9 @@ def prepack(model: PreTrainedModel) -> None:
         SetBlockError: the model is not on a CPU, or has no `nn.Linear`, or weights of a type that oneDNN does not have here.
     """
     if model.device.type != "cpu":
-        raise SetBlockError(f"weights can be prepacked on a CPU, and the model is on {model.device}")
+        raise SetBlockError(
+            f"weights can be prepacked on a CPU only, and the model is on {model.device}: leave prepacking out"
+        )
     places: dict[nn.Linear, list[tuple[nn.Module, str]]] = defaultdict(list)  # several where modules share a layer
     for module in model.modules():
         for name, child in module._modules.items():

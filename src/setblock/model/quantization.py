@@ -38,7 +38,7 @@ def four_bits() -> BitsAndBytesConfig:
         SetBlockError: there is no GPU, or bitsandbytes is not installed.
     """
     if not torch.cuda.is_available():
-        raise SetBlockError("quantisation nf4 needs a GPU, and there is none")
+        raise SetBlockError("quantisation nf4 needs a GPU, and there is none: use int8")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise SetBlockError("quantising to nf4 needs bitsandbytes: pip install bitsandbytes")
     return BitsAndBytesConfig(

@@ -35,12 +35,16 @@ def opened_turn(tokenizer: PreTrainedTokenizerBase, *, system: str | None = None
         SetBlockError: the tokenizer has no chat template, or the template does not write a user's message as it stands.
     """
     if tokenizer.chat_template is None:
-        raise SetBlockError("a model needs a chat template to write prompts, and this tokenizer has none")
+        raise SetBlockError(
+            "a model needs a chat template to write prompts, and this tokenizer has none: use an instruction-tuned model"
+        )
     messages = [] if system is None else [{"role": "system", "content": system}]
     rendered = str(tokenizer.apply_chat_template([*messages, {"role": "user", "content": _HERE}], tokenize=False))
     before, found, _ = rendered.partition(_HERE)
     if not found or not before:
-        raise SetBlockError("the chat template writes nothing before a user's message that would open it")
+        raise SetBlockError(
+            "the chat template writes nothing before a user's message that would open it: use another model"
+        )
     return list(tokenizer(before, add_special_tokens=False).input_ids)
 
 

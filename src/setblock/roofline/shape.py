@@ -106,7 +106,9 @@ def shape_of(config: Any, *, name: str | None = None) -> ModelShape:
         config = config.get_text_config()
     kind = str(_read(config, "model_type", default="unknown"))
     if _read(config, "kv_lora_rank"):
-        raise SetBlockError(f"{kind} has multi-head latent attention, which the roofline does not model")
+        raise SetBlockError(
+            f"{kind} has multi-head latent attention, which the roofline does not model: see docs/roofline.md"
+        )
     hidden = _size(config, "hidden_size", "n_embd")
     heads = _size(config, "num_attention_heads", "n_head")
     return ModelShape(
@@ -156,7 +158,9 @@ def _windows(config: Any, kind: str, number: int) -> list[int | None]:
         return [window] * number
     for each in kinds:
         if each not in ("full_attention", "sliding_attention"):
-            raise SetBlockError(f"{kind} has layers of type {each!r}, which the roofline does not model")
+            raise SetBlockError(
+                f"{kind} has layers of type {each!r}, which the roofline does not model: see docs/roofline.md"
+            )
     return [window if each == "sliding_attention" else None for each in kinds]
 
 

@@ -56,7 +56,7 @@ def read_keys(path: Path | None, variable: str | None) -> Keys:
             raise SetBlockError(f"can't read the API keys in {path}: {error}") from error
         keys = [line for line in lines if line and not line.startswith("#")]
         if not keys:
-            raise SetBlockError(f"{path} holds no API key")
+            raise SetBlockError(f"{path} holds no API key: write one a line")
         found += keys
     return Keys(found)
 

@@ -47,7 +47,9 @@ def listen(address: Address) -> tuple[socket.socket, Address]:
         bound.bind((address.host, address.port))
     except (OSError, OverflowError) as error:
         bound.close()
-        raise SetBlockError(f"can't listen on {address.host} port {address.port}: {error}") from error
+        raise SetBlockError(
+            f"can't listen on {address.host} port {address.port}: {error}; choose another --port or --host"
+        ) from error
     return bound, Address(address.host, bound.getsockname()[1])
 
 

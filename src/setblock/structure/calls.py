@@ -101,7 +101,9 @@ def call_form(tokenizer: PreTrainedTokenizerBase) -> CallForm:
     except (TemplateError, ValueError, TypeError, KeyError) as error:
         raise SetBlockError(f"the model's chat template has no place for tools: {error}") from error
     if asked == without:
-        raise SetBlockError("the model's chat template has no place for tools")
+        raise SetBlockError(
+            "the model's chat template has no place for tools: leave tools out, or use a model that calls tools"
+        )
     shared = next((place for place, (a, b) in enumerate(zip(asked, one, strict=False)) if a != b), len(asked))
     written = one[shared:]
     object_of = rf'\{{\s*"{_KEY}"\s*:\s*"{_VALUE}"\s*\}}'

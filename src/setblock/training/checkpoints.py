@@ -73,7 +73,9 @@ def recorded_recipe(folder: Path) -> tuple[Recipe, SBDConfig] | None:
         if "mixture" in content["data"]:
             content["data"].pop("split", None)  # its default, which is recorded, but belongs inside each source
     except (ValueError, KeyError, TypeError) as error:
-        raise SetBlockError(f"{path} is not the record of a run") from error
+        raise SetBlockError(
+            f"{path} is not the record of a run: delete it, or give another training.output_dir"
+        ) from error
     return checked_recipe(path, content, overrides={"training.output_dir": str(folder), "training.use_cpu": True})
 
 

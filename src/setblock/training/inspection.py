@@ -68,7 +68,7 @@ def inspected_row(recipe: Recipe, args: SBDConfig, *, row: int, evaluation: bool
     )
     rows = both.evaluation if evaluation else both.train
     if rows is None:
-        raise SetBlockError("the recipe has no data to evaluate on")
+        raise SetBlockError("the recipe has no data to evaluate on: set data.evaluation or data.evaluation_fraction")
     if isinstance(rows, RowDataset) and row >= len(rows):
         raise ParameterError(f"--row must be in 0..{len(rows) - 1}, not {row}")
     item = rows[row] if isinstance(rows, RowDataset) else next(islice(rows, row, None))

@@ -36,7 +36,9 @@ def merge_adapter(adapter: Path, output: Path, *, base: str | None = None) -> Pa
         raise SetBlockError(f"{adapter} is not in the folder of a run, whose recipe.json says what it was trained for")
     recipe, args = recorded
     if recipe.adapter is None:
-        raise SetBlockError(f"{run} is the folder of a run that trained no adapter")
+        raise SetBlockError(
+            f"{run} is the folder of a run that trained no adapter, so there is nothing to merge: use it as it is"
+        )
     if recipe.adapter.only_noisy:
         raise SetBlockError(
             f"{adapter} acts on the future block alone, and merged it would change plain decoding, too: use {run} as it is"

@@ -105,7 +105,9 @@ def checked_recipe(path: Path, content: Any, *, overrides: Mapping[str, Any] | N
     if recipe.model.path is not None and Path(recipe.model.path).resolve() == Path(arguments.output_dir).resolve():
         raise SetBlockError(f"recipe {path}: training.output_dir must not be model.path itself, {recipe.model.path!r}")
     if recipe.adapter is not None and recipe.adapter.only_noisy and arguments.objective == "ntp":
-        raise SetBlockError(f"recipe {path}: adapter.only_noisy trains nothing with training.objective ntp")
+        raise SetBlockError(
+            f"recipe {path}: adapter.only_noisy trains nothing with training.objective ntp: set one of the two differently"
+        )
     _check_together(path, recipe.data, arguments)
     return recipe, arguments
 
