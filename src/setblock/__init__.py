@@ -25,16 +25,14 @@ __all__ = [
     "stream",
 ]
 
-_HOMES = {
-    "DecodingSettings": "setblock.decoding.settings",
-    "EntropyBounded": "setblock.decoding.samplers",
-    "Generation": "setblock.decoding.generate",
-    "SBDModel": "setblock.model.sbd_model",
-    "SetBlockError": "setblock.errors",
-    "StreamChunk": "setblock.decoding.generate",
-    "generate": "setblock.decoding.generate",
-    "generate_batch": "setblock.decoding.generate",
-    "load": "setblock.model.loading",
-    "stream": "setblock.decoding.generate",
-}
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "decoding.generate": "Generation StreamChunk generate generate_batch stream",
+        "decoding.samplers": "EntropyBounded",
+        "decoding.settings": "DecodingSettings",
+        "errors": "SetBlockError",
+        "model.loading": "load",
+        "model.sbd_model": "SBDModel",
+    },
+)

@@ -21,3 +21,21 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the known word that is nearest to an unknown one, as part of a message. It is empty if none is near."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f", did you mean {close[0]!r}?" if close else ""
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of another library's error, in one line."""
+    return " ".join(str(error).split())
+
+
+def check_one_of(name: str, value: object, known: Iterable[str]) -> None:
+    """Raise `ParameterError` if a value is none of those that are known."""
+    if value not in (known := list(known)):
+        raise ParameterError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+
+
+def check_at_least(least: float, **values: float | None) -> None:
+    """Raise `ParameterError` if one of the values, each under its name, is smaller."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ParameterError(f"{name} must be at least {least}, not {value}")

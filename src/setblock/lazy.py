@@ -7,13 +7,14 @@ from importlib import import_module
 from typing import Any
 
 
-def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and the `__dir__` of a package whose names live in other modules.
+def lazily(package: str, offered: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and the `__dir__` of a package whose names live in its modules.
 
     Args:
         package: its `__name__`.
-        homes: the module of each name.
+        offered: by module of the package, the names, with spaces between them.
     """
+    homes = {name: f"{package}.{module}" for module, names in offered.items() for name in names.split()}
 
     def get(name: str) -> Any:
         if name not in homes:
@@ -22,7 +23,4 @@ def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
         setattr(sys.modules[package], name, value)
         return value
 
-    def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
-
-    return get, names
+    return get, lambda: sorted({*vars(sys.modules[package]), *homes})

@@ -279,7 +279,12 @@ def test_bad_values_are_one_line(run, recipe, tmp_path, override, said):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "can't read recipe"), (b"a: [1", "is not YAML"), (b"\xff", "is not YAML"), (b"- 1", "must be a mapping")],
+    [
+        (None, "can't read recipe"),
+        (b"a: [1", "is not YAML"),
+        (b"\xff", "must be valid UTF-8"),
+        (b"- 1", "must be a mapping"),
+    ],
 )
 def test_files_that_are_no_recipe(run, tmp_path, content, said):
     if content is not None:

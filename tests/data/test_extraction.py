@@ -16,7 +16,6 @@ import pytest
 
 from setblock.data.extraction import values
 from setblock.data.extraction.asking import FEWEST_TOKENS, MOST_TOKENS, tokens_about
-from setblock.data.extraction.inquiries import inquiries
 from setblock.data.extraction.kinds import Wording, kinds
 from setblock.data.extraction.locales import TEST_LOCALE, locales
 from setblock.data.extraction.records import is_right, record_in, right_fields
@@ -25,13 +24,14 @@ from setblock.data.extraction.values import Values
 from setblock.data.extraction.writing import _SLOT, Writer
 from setblock.data.splits import SPLITS, split_of
 from setblock.data.tasks import TASKS
+from setblock.data.tasks.extraction import extractions
 from setblock.errors import SetBlockError
 
 WORDINGS = [(kind, wording) for kind in kinds() for wording in kind.wordings]
 
 
 def some(split, count=150, seed=0, **options):
-    return list(itertools.islice(inquiries(split, seed, **options), count))
+    return list(itertools.islice(extractions(split, seed, **options), count))
 
 
 def written(kind, wording, locale="en_GB", seed=0, split="train"):
@@ -171,25 +171,25 @@ def test_what_is_left_out_is_null_and_what_is_told_in_part_is_not_asked_for():
     assert all(each.partly == {"company"} for each in messages)
     partly_told = [each for each in some("test", 300, own_wordings=True) if each.wording == "invoice-9"]
     assert partly_told
-    assert all("vendor" not in each.record for each in partly_told)
+    assert all("vendor" not in each.wanted for each in partly_told)
 
 
 def test_what_a_message_leaves_unclear_is_not_asked_for():
     unclear = {wording.name: {kind.fields[name].key for name in wording.unclear} for kind, wording in WORDINGS}
     messages = [each for split in ("train", "test") for each in some(split, 300) if unclear[each.wording]]
     assert len({each.wording for each in messages}) > 5
-    assert not [each for each in messages if unclear[each.wording] & each.record.keys()]
+    assert not [each for each in messages if unclear[each.wording] & each.wanted.keys()]
 
 
 def test_records_are_of_fair_length_and_tell_something():
     for split in SPLITS:
         for each in some(split):
-            length = tokens_about(json.dumps(each.record, ensure_ascii=False))
+            length = tokens_about(json.dumps(each.wanted, ensure_ascii=False))
             assert FEWEST_TOKENS <= length <= MOST_TOKENS
-            empty = [value for value in each.record.values() if value is None]
-            assert len(empty) < len(each.record)
-            assert all(key in each.question for key in each.record)
-    everything = [value for each in some("train", 400) for value in each.record.values()]
+            empty = [value for value in each.wanted.values() if value is None]
+            assert len(empty) < len(each.wanted)
+            assert all(key in each.question for key in each.wanted)
+    everything = [value for each in some("train", 400) for value in each.wanted.values()]
     assert {type(value) for value in everything} == {str, int, float, bool, list, type(None)}
     assert 0.05 < sum(value is None for value in everything) / len(everything) < 0.3
 
@@ -202,7 +202,7 @@ def test_a_date_that_could_be_read_in_two_ways_comes_with_its_order():
             assert style.convention == (order if re.match(r"\d\d?/", text) else None)
     ambiguous = [each for each in some("train", 400) if re.search(r"\b\d\d?([/.-])\d\d?\1\d{2,4}\b", each.question)]
     assert ambiguous
-    assert all(re.search("(day/month|month/day)/year", each.question) for each in ambiguous if asks_date(each.record))
+    assert all(re.search("(day/month|month/day)/year", each.question) for each in ambiguous if asks_date(each.wanted))
 
 
 def asks_date(record):
@@ -289,9 +289,9 @@ def test_the_messages_written_by_hand_are_of_fair_length_and_their_records_can_b
 def test_the_messages_are_the_same_in_every_process() -> None:
     code = """
 from itertools import islice
-from setblock.data.extraction.inquiries import inquiries
 from setblock.data.extraction.locales import locales
-found = list(islice(inquiries("train"), 150))
+from setblock.data.tasks.extraction import extractions
+found = list(islice(extractions("train"), 150))
 assert {each.locale for each in found} >= locales().keys() - {"pt_BR"}
 print(*map(repr, found), sep="\\n")
 """

@@ -73,20 +73,7 @@ def _setblock(
     """Set Block Decoding: several tokens per forward pass from any Hugging Face causal LM."""
 
 
-for command in (
-    generate,
-    compare,
-    trace,
-    evaluate,
-    sweep,
-    calibrate,
-    train,
-    merge,
-    export,
-    fetch,
-    serve,
-    roofline,
-):
+for command in (generate, compare, trace, evaluate, sweep, calibrate, train, merge, export, fetch, serve, roofline):
     app.command()(with_option_groups(command))
 
 data = typer.Typer(no_args_is_help=True, help="Inspect the data of a recipe, or let a model write prompts and answers.")

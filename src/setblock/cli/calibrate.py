@@ -2,23 +2,20 @@
 
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from setblock.cli.grid_options import GridOptions
-from setblock.cli.messages import print_json, progress, stdout_console
+from setblock.cli.messages import print_json, stdout_console
 from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.options import OUTPUT, TASK, JsonOption, SplitOption, option, option_group
 from setblock.cli.tasks import LimitOption, TaskOptions
 from setblock.data.tasks import task_named
-from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 
 if TYPE_CHECKING:
-    from setblock.data.tasks import Task
-    from setblock.evaluation.calibration import Calibration, Tolerance
-    from setblock.evaluation.grid import Grid
+    from setblock.evaluation.calibration import Calibration
     from setblock.evaluation.result import Result
     from setblock.model.sbd_model import SBDModel
 
@@ -81,8 +78,9 @@ def calibrate(
     every command then uses it unless an option sets something else.
     """
     from setblock.evaluation.calibration import calibrate as find
-    from setblock.evaluation.calibration import tolerance_of
+    from setblock.evaluation.calibration import check_enough, tolerance_of
     from setblock.evaluation.calibration.checkpoint import checkpoint_to_write
+    from setblock.evaluation.grid import points_of
     from setblock.evaluation.prompts import prompts_of_file
 
     # 1. What is asked for, and whether it can be
@@ -99,7 +97,12 @@ def calibrate(
     target = None if dry_run else checkpoint_to_write(model.path, copy=output, as_loaded=as_loaded)
 
     # 2. The outcomes
-    results = _decode(loaded, chosen, split, grids, task, tolerance=wanted) if sweep is None else _read(sweep, loaded)
+    if sweep is None:
+        examples = chosen.examples(split, seed=task.seed)
+        check_enough(sum(1 for _ in islice(examples, max(task.limit, 1))), wanted)  # before anything is decoded
+        results = task.swept(loaded, chosen, points_of(loaded, grids), split=split)
+    else:
+        results = _read(sweep, loaded)
 
     # 3. The choice
     calibration = find(results, wanted, seed=task.seed)
@@ -130,37 +133,6 @@ def _read(path: Path, model: "SBDModel") -> "list[Result]":
             f"{path} is of another model: its fingerprint is {theirs}, this model's {ours}; sweep this model"
         )
     return results
-
-
-def _decode(
-    model: "SBDModel",
-    chosen: "Task[Any]",
-    split: str,
-    grids: "list[Grid]",
-    task: CalibrateOptions,
-    *,
-    tolerance: "Tolerance",
-) -> "list[Result]":
-    from setblock.evaluation.calibration import check_enough
-    from setblock.evaluation.grid import points_of
-    from setblock.evaluation.run import sweep
-
-    points = points_of(model, grids)
-    count = sum(1 for _ in islice(chosen.examples(split, seed=task.seed), max(task.limit, 1)))
-    check_enough(count, tolerance)  # before anything is decoded
-    with progress() as tell:
-        return sweep(
-            model,
-            chosen,
-            points,
-            split=split,
-            seed=task.seed,
-            shared=DecodingSettings(max_new_tokens=task.max_new_tokens),
-            limit=task.limit,
-            batch_size=task.batch_size,
-            level=task.sandbox,
-            on_progress=lambda point, done: tell(f"{point.label} of {len(points) + 1} settings", done, count),
-        )
 
 
 def _show(calibration: "Calibration", *, domain: str, written: Path | None, dry_run: bool) -> None:

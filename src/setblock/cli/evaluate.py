@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from setblock.cli.decoding_options import DecodingOptions
-from setblock.cli.harness import TasksOptions, check_unused, evaluate_harness
+from setblock.cli.harness import TasksOptions, check_unused, cost_rows, evaluate_harness, in_lines
 from setblock.cli.messages import print_json, progress
 from setblock.cli.options import TASK, JsonOption, SplitOption, option, option_group
 from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
@@ -76,7 +76,7 @@ def evaluate(
 
     check_judge(chosen, level=sandbox)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
-    settings, choice = tuned(loaded, decoding.settings_for(loaded), model)
+    settings, told = tuned(loaded, decoding.settings_for(loaded), model)
     with progress() as tell:
         result = run(
             loaded,
@@ -92,7 +92,7 @@ def evaluate(
         )
     if as_json:
         asked = {"model": model.path or "bundled", "batch_size": batch_size}
-        print_json({**asked, **result.figures(), **({} if choice is None else {"tuned": choice})})
+        print_json({**asked, **result.figures(), **told})
     else:
         typer.echo(f"{_how(result, settings)}\n\n{_report(result)}")
 
@@ -115,23 +115,12 @@ def _report(result: "Result") -> str:
     rows += [(name, f"{score:.1%}") for name, score in result.scores.items()]
     if result.ntp is not None:
         rows += [] if result.ntp.accuracy is None else [("accuracy of ntp", f"{result.ntp.accuracy:.1%}")]
-        rows += [
-            ("identical to ntp", f"{result.identical_to_ntp:.1%} of the answers"),
-            ("tokens as in ntp", f"{result.token_agreement:.1%} of an answer's, on average"),
-        ]
+        rows.append(("tokens as in ntp", f"{result.token_agreement:.1%} of an answer's, on average"))
     if result.nll is not None:
         told = [("of ntp's", result.nll.ntp), ("of the task's own", result.nll.reference)]
         values = ", ".join(f"{_nats(value)} {whose}" for whose, value in told)
         rows.append(("nats a token", f"{_nats(result.nll.answers)} of the answers, {values}"))
-    forwards = result.outcomes.num_forwards / result.num_examples
-    rows += [
-        ("forwards", f"{forwards:.1f} a problem, prefill included"),
-        ("tokens per forward", f"{result.outcomes.tokens_per_forward:.2f}, prefill included"),
-    ]
-    if result.nfe_speedup is not None:
-        rows.append(("NFE speed-up", f"{result.nfe_speedup:.2f}x over ntp, prefill left out on both sides"))
-    rows.append(("seconds", f"{result.seconds:.1f} (ntp: {result.plain.seconds:.1f})"))
-    return "\n".join(f"{name:<20}{value}" for name, value in rows)
+    return in_lines([*rows, *cost_rows(result.figures())])
 
 
 def _nats(value: float | None) -> str:

@@ -9,11 +9,10 @@ import typer
 from setblock.cli.messages import print_json, silence_libraries
 from setblock.cli.options import JsonOption, option
 from setblock.errors import SetBlockError
+from setblock.integrations.llama_cpp.options import CacheType
+from setblock.integrations.llama_cpp.quantise import KQuant
 
-FileType = Literal[
-    "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0",
-    "q2_k", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k",
-]  # fmt: skip
+FileType = Literal[CacheType, KQuant]
 
 
 def export(
@@ -56,7 +55,7 @@ def export(
         write_gguf(loaded, file, weights=cast(WeightType, weights))
     else:
         from setblock.integrations.llama_cpp.library import library
-        from setblock.integrations.llama_cpp.quantise import KQuant, quantise
+        from setblock.integrations.llama_cpp.quantise import quantise
 
         library()
         with tempfile.TemporaryDirectory(prefix=".exporting-", dir=file.parent) as folder:

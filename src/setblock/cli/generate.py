@@ -14,10 +14,12 @@ from setblock.cli.prompt import read_prompt
 from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
+from setblock.files import read_text
 
 if TYPE_CHECKING:
-    from setblock.decoding.generation import Generation
-    from setblock.model.protocol import LanguageModel
+    from collections.abc import Iterator, Sequence
+
+    from setblock import Generation, StreamChunk
 
 DEFAULT_CONCURRENCY = 32
 
@@ -39,20 +41,11 @@ class GenerateOptions(DecodingOptions):
         from setblock.structure.kinds import structure_of
 
         found = {"json": self.json_schema, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
-        asked = {word: _read(value) if isinstance(value, Path) else value for word, value in found.items() if value}
+        asked = {word: read_text(value) if isinstance(value, Path) else value for word, value in found.items() if value}
         if len(asked) > 1:
             raise ParameterError("--json-schema, --regex, --choice and --grammar exclude each other: give one of them")
         settings = super().settings()
         return replace(settings, structure=structure_of(asked)) if asked else settings
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SetBlockError(f"can't read {path}: {error.strerror}") from error
-    except UnicodeError as error:
-        raise SetBlockError(f"{path} must be valid UTF-8") from error
 
 
 def generate(
@@ -97,6 +90,8 @@ def generate(
     Every forward pass counts: the prefill, passes over a block, and passes that commit a finished block and begin the next
     one. Several answers (--n) are not streamed, and --json prints them as {"answers": [...]}. --logprobs needs --json.
     """
+    from setblock import generate_batch, stream
+
     settings = decoding.settings()
     if source is not None or target is not None:
         if source is None or target is None or prompt is not None or as_events:
@@ -113,61 +108,45 @@ def generate(
         raise ParameterError(f"--events shows one answer: --n must be 1, not {settings.n}")
     text = read_prompt(prompt)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
-    settings, choice = tuned(loaded, decoding.settings_for(loaded), model)
-    told = {} if choice is None else {"tuned": choice}
-    if settings.n > 1:
-        _generate_several(loaded, text, settings, raw=raw, as_json=as_json, told=told)
+    settings, told = tuned(loaded, decoding.settings_for(loaded), model)
+    if settings.n == 1:
+        answer = stream(loaded, text, settings=settings, raw=raw)
+        _print_stream(answer, loaded.tokenizer, told, as_json=as_json, as_events=as_events)
     else:
-        _generate_one(loaded, text, settings, raw=raw, as_json=as_json, as_events=as_events, told=told)
+        _print_answers(
+            generate_batch(loaded, [text], settings=settings, raw=raw), loaded.tokenizer, told, as_json=as_json
+        )
 
 
-def _generate_one(
-    model: "LanguageModel",
-    prompt: str,
-    settings: DecodingSettings,
-    *,
-    raw: bool,
-    as_json: bool,
-    as_events: bool,
-    told: dict[str, Any],
+def _print_stream(
+    chunks: "Iterator[StreamChunk]", tokenizer: Any, told: dict[str, Any], *, as_json: bool, as_events: bool
 ) -> None:
-    from setblock import stream
     from setblock.decoding.answer_json import event_json, generation_json
 
-    for chunk in stream(model, prompt, settings=settings, raw=raw):
+    for chunk in chunks:
         if as_events:
-            print_json(event_json(chunk, model.tokenizer))
+            print_json(event_json(chunk, tokenizer))
         elif not as_json:
             typer.echo(chunk.text, nl=False)
         if chunk.generation is None:
             continue
         if as_events or as_json:
-            print_json({**generation_json(chunk.generation, model.tokenizer), **told})
+            print_json({**generation_json(chunk.generation, tokenizer), **told})
         else:
             typer.echo()
             print_figures(_figures(chunk.generation))
 
 
-def _generate_several(
-    model: "LanguageModel",
-    prompt: str,
-    settings: DecodingSettings,
-    *,
-    raw: bool,
-    as_json: bool,
-    told: dict[str, Any],
-) -> None:
-    from setblock import generate_batch
+def _print_answers(answers: "Sequence[Generation]", tokenizer: Any, told: dict[str, Any], *, as_json: bool) -> None:
     from setblock.decoding.answer_json import generation_json
 
-    answers = generate_batch(model, [prompt], settings=settings, raw=raw)
     if (failure := next((answer.error for answer in answers if answer.error is not None), None)) is not None:
         raise SetBlockError(failure.message)
     if as_json:
-        print_json({"answers": [generation_json(answer, model.tokenizer) for answer in answers], **told})
+        print_json({"answers": [generation_json(answer, tokenizer) for answer in answers], **told})
         return
     for number, answer in enumerate(answers, start=1):
-        stdout_console().print(f"-- answer {number} of {settings.n}", style="dim", markup=False)
+        stdout_console().print(f"-- answer {number} of {len(answers)}", style="dim", markup=False)
         typer.echo(answer.text)
         print_figures(_figures(answer))
 

@@ -41,14 +41,14 @@ def generate_file(
         from setblock.engine.prompts_answered import answer_prompts
 
         loaded = load_language_model(options, blocks=settings.method == "sbd")
-        settings, choice = tuned(loaded, decoding.settings_for(loaded), options)
+        settings, told = tuned(loaded, decoding.settings_for(loaded), options)
         with progress() as tell:
             done = answer_prompts(
                 loaded, lines, settings, answers, concurrency=concurrency, raw=raw, on_progress=partial(tell, "answers")
             )
         answers.finish()
     if as_json:
-        print_json({"output": str(target), **asdict(done), **({} if choice is None else {"tuned": choice})})
+        print_json({"output": str(target), **asdict(done), **told})
         return
     without = f", {done.failed} of them ended in an error" if done.failed else ""
     print_figures(

@@ -1,17 +1,18 @@
 """Run the language-model evaluation harness, and print its results in a few lines (`setblock evaluate --tasks`)."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from setblock.cli.messages import print_json, progress, silence_bars, silence_data_sets
+from setblock.cli.messages import print_json, silence_bars, silence_data_sets
 from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.options import option, option_group
 from setblock.cli.sampler import sampler_json, sampler_text
 from setblock.decoding.settings import DecodingSettings, offered_by
-from setblock.errors import ParameterError, SetBlockError
+from setblock.errors import ParameterError, SetBlockError, check_at_least
 
 
 @option_group("Tasks of lm-evaluation-harness")
@@ -69,7 +70,6 @@ def evaluate_harness(
         raise SetBlockError("--tasks needs lm-evaluation-harness: pip install 'setblock[eval]'") from error
     from setblock.integrations.lm_eval.runs import HarnessOptions, evaluate_tasks
     from setblock.integrations.lm_eval.tasks import (
-        check_confirmed,
         load_tasks,
         matching_tasks,
         silence_harness,
@@ -77,13 +77,8 @@ def evaluate_harness(
     )
 
     # 1. What is asked for, before anything is loaded
-    for name, value, least in (
-        ("limit", limit, 1),
-        ("batch_size", batch_size, 1),
-        ("num_fewshot", options.num_fewshot, 0),
-    ):
-        if value is not None and value < least:
-            raise ParameterError(f"{name} must be at least {least}, not {value}")
+    check_at_least(1, limit=limit, batch_size=batch_size)
+    check_at_least(0, num_fewshot=options.num_fewshot)
     if options.log_samples and options.output_path is None:
         raise ParameterError("--log-samples needs --output-path, the folder to write them to")
     silence_harness()
@@ -92,32 +87,29 @@ def evaluate_harness(
     names = matching_tasks(index, [name.strip() for name in (options.tasks or "").split(",") if name.strip()])
     if not names:
         raise ParameterError("--tasks must name a task, such as gsm8k")
-    check_confirmed(index, names, confirmed=options.confirm_run_unsafe_code)
     _make_folder(options.output_path)
 
-    # 2. The model and the tasks' data
+    # 2. The tasks' data, and the model
+    tasks = load_tasks(index, names, confirmed=options.confirm_run_unsafe_code)
     loaded = load_model(model, blocks=settings.method == "sbd")
-    tasks = load_tasks(index, names)
 
     # 3. The answers
-    with progress() as tell:
-        results, path = evaluate_tasks(
-            loaded,
-            tasks,
-            settings=settings,
-            options=HarnessOptions(
-                limit=limit,
-                num_fewshot=options.num_fewshot,
-                apply_chat_template=options.apply_chat_template,
-                generation=_generation(settings, gamma=gamma),
-                confirm_run_unsafe_code=options.confirm_run_unsafe_code,
-                log_samples=options.log_samples,
-            ),
-            batch_size=batch_size,
-            name="word-problems" if model.path is None else model.path,
-            output_path=options.output_path,
-            on_progress=lambda method, kind, done, total: tell(f"{method}, {kind}", done, total),
-        )
+    results, path = evaluate_tasks(
+        loaded,
+        tasks,
+        settings=settings,
+        options=HarnessOptions(
+            limit=limit,
+            num_fewshot=options.num_fewshot,
+            apply_chat_template=options.apply_chat_template,
+            generation=_generation(settings, gamma=gamma),
+            confirm_run_unsafe_code=options.confirm_run_unsafe_code,
+            log_samples=options.log_samples,
+        ),
+        batch_size=batch_size,
+        name="word-problems" if model.path is None else model.path,
+        output_path=options.output_path,
+    )
     if as_json:
         told = {"tasks": results["results"], "groups": results.get("groups", {}), "result_file": path and str(path)}
         print_json({**told, "method": settings.method, **sampler_json(settings)})
@@ -143,19 +135,25 @@ def report(of_task: dict[str, Any]) -> str:
         if f"ntp_{key}" in of_task:
             words.append(f"(ntp: {of_task[f'ntp_{key}']:.4f})")
         rows.append((metric if of_filter == "none" else f"{metric}, {of_filter}", " ".join(words)))
-
-    def cost(name: str) -> Any:
-        return of_task[f"{name},setblock"]
-
     if "num_answers,setblock" in of_task:
-        rows += [
-            ("identical to ntp", f"{cost('identical_to_ntp'):.1%} of the answers"),
-            ("forwards", f"{cost('mean_forwards'):.1f} an answer, prefill included"),
-            ("tokens per forward", f"{cost('tokens_per_forward'):.2f}, prefill included"),
-        ]
-        if cost("nfe_speedup") is not None:
-            rows.append(("NFE speed-up", f"{cost('nfe_speedup'):.2f}x over ntp, prefill left out on both sides"))
-        rows.append(("seconds", f"{cost('seconds'):.1f} (ntp: {cost('ntp_seconds'):.1f})"))
+        rows += cost_rows({key.removesuffix(",setblock"): value for key, value in of_task.items()})
+    return in_lines(rows)
+
+
+def cost_rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what answers cost beside plain decoding's, each figure with its name."""
+    rows = [
+        ("identical to ntp", f"{figures['identical_to_ntp']:.1%} of the answers"),
+        ("forwards", f"{figures['mean_forwards']:.1f} an answer, prefill included"),
+        ("tokens per forward", f"{figures['tokens_per_forward']:.2f}, prefill included"),
+    ]
+    if figures["nfe_speedup"] is not None:
+        rows.append(("NFE speed-up", f"{figures['nfe_speedup']:.2f}x over ntp, prefill left out on both sides"))
+    return [*rows, ("seconds", f"{figures['seconds']:.1f} (ntp: {figures['ntp_seconds']:.1f})")]
+
+
+def in_lines(rows: Sequence[tuple[str, str]]) -> str:
+    """Write a line for each name and its value."""
     width = max((len(name) for name, _ in rows), default=0) + 2
     return "\n".join(f"{name:<{width}}{value}" for name, value in rows)
 

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from setblock.cli.messages import print_message, silence_libraries
@@ -45,6 +46,13 @@ class ModelOptions:
         "--prepack/--no-prepack",
     )
 
+    @property
+    def source(self) -> str | Path:
+        """Return the folder, hub id or name of the model."""
+        from setblock.model.bundled import BUNDLED_MODEL
+
+        return BUNDLED_MODEL if self.path is None else self.path
+
 
 def load_model(options: ModelOptions, *, blocks: bool, fastest: bool = False) -> "SBDModel":
     """Load the model that the options name, or the bundled one.
@@ -58,22 +66,20 @@ def load_model(options: ModelOptions, *, blocks: bool, fastest: bool = False) ->
     """
     import torch
 
-    from setblock.model.bundled import BUNDLED_MODEL
     from setblock.model.loading import load
     from setblock.model.prepacked import prepacking_pays
 
     silence_libraries()
-    source = BUNDLED_MODEL if options.path is None else options.path
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     model = checked_for_blocks(
         lambda: load(
-            source,
+            options.source,
             dtype=dtype,
             device=options.device,
             trust_remote_code=options.trust_remote_code,
             quantization=options.quantization,
         ),
-        str(source),
+        str(options.source),
         blocks=blocks,
     )
     if options.prepack:

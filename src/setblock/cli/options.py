@@ -1,4 +1,4 @@
-"""Define options of no group that commands share, and the panels that `--help` shows all options in.
+"""Define the options of commands: each once, in groups that commands share, shown in the panels of `--help`.
 
 Knows typer. Knows nothing of what an option does.
 """

@@ -6,7 +6,7 @@ from typing import Any
 from setblock.cli.messages import print_json, silence_libraries, stdout_console
 from setblock.cli.options import JsonOption, option, option_group
 from setblock.cli.roofline_view import print_prediction, roofline_json
-from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.errors import SetBlockError, SetBlockWarning, one_line
 from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, Hardware, hardware_named
 from setblock.roofline.machine import THIS_MACHINE
 from setblock.roofline.precision import BITS, NumberType, Precision
@@ -98,7 +98,7 @@ def read_shape(source: str) -> tuple[ModelShape, str]:
     try:
         config = AutoConfig.from_pretrained(source)
     except Exception as error:  # Transformers raises anything over a broken or missing config
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise SetBlockError(f"can't read the config of model {source}: {reason}") from error
     try:
         refuse_unsupported(config)

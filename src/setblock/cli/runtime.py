@@ -90,10 +90,12 @@ def load_language_model(options: RuntimeOptions, *, blocks: bool) -> "LanguageMo
     return checked_for_blocks(lambda: load(path, how), path, blocks=blocks)
 
 
-def tuned(model: "LanguageModel", settings: DecodingSettings, options: RuntimeOptions) -> tuple[DecodingSettings, Any]:
-    """Return the settings at the block size that is fastest here, which a line reports, and the choice as JSON.
+def tuned(
+    model: "LanguageModel", settings: DecodingSettings, options: RuntimeOptions
+) -> tuple[DecodingSettings, dict[str, Any]]:
+    """Return the settings at the block size that is fastest here, and what JSON says of this choice. A line reports it.
 
-    Where nothing is to be chosen, the settings as they are, and None.
+    If nothing is to be chosen, the settings as they are and an empty dictionary.
     """
     from setblock.decoding.calibrated import leaves_point_open, with_calibration
 
@@ -102,15 +104,12 @@ def tuned(model: "LanguageModel", settings: DecodingSettings, options: RuntimeOp
         settings.method == "exact" and leaves_point_open(settings) and with_calibration(model, settings) == settings
     )
     if not wanted or not is_open:
-        return settings, None
+        return settings, {}
     from setblock.evaluation.block_choice import fastest_choice
     from setblock.evaluation.pass_costs import identity_of, remembered_costs
-    from setblock.model.bundled import BUNDLED_MODEL
 
     how = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in ("path", "tune")}
-    identity = identity_of(
-        BUNDLED_MODEL if options.path is None else options.path, llama_cpp=options.takes_llama_cpp, **how
-    )
+    identity = identity_of(options.source, llama_cpp=options.takes_llama_cpp, **how)
     choice = fastest_choice(remembered_costs(model, identity), model.facts)
     print_message(str(choice))
-    return choice.applied(settings), choice.to_json()
+    return choice.applied(settings), {"tuned": choice.to_json()}

@@ -18,7 +18,7 @@ from setblock.errors import ParameterError, SetBlockError
 from setblock.server.limits import ServerLimits
 
 if TYPE_CHECKING:
-    from setblock.model.protocol import LanguageModel
+    pass
 
 SERVER = "Server"
 KEYS_VARIABLE = "SETBLOCK_API_KEYS"
@@ -98,8 +98,9 @@ def serve(
     bound, address = listen(Address(host, port))
     loaded = load_language_model(model, blocks=False)
     default, _ = tuned(loaded, DecodingSettings(), model)
+    folder = Path(model.source)
     config = ServerConfig(
-        name=name or _name_of(model.path),
+        name=name or (folder.resolve().name if folder.is_dir() else str(model.source)),
         engine=of_engine,
         limits=of_server,
         keys=keys,
@@ -107,7 +108,8 @@ def serve(
         default=default,
         logs_text=log_text,
     )
-    _say_what_it_is(loaded, config.name)
+    if loaded.facts is None or not loaded.facts.block_sizes:
+        print_message(f"warning: {config.name} was never SBD-trained: method exact copies its drafts from the text")
     code = run(
         loaded,
         config,
@@ -128,15 +130,3 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _name_of(path: str | None) -> str:
-    from setblock.model.bundled import BUNDLED_MODEL
-
-    given = Path(BUNDLED_MODEL if path is None else path)
-    return given.resolve().name if given.is_dir() else str(path)
-
-
-def _say_what_it_is(model: "LanguageModel", name: str) -> None:
-    if model.facts is None or not model.facts.block_sizes:
-        print_message(f"warning: {name} was never SBD-trained: method exact copies its drafts from the text")

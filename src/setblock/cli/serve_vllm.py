@@ -73,12 +73,11 @@ def serve_by_vllm(
         SetBlockError: vLLM can't serve the model so, is not installed, or would let other machines in without a key.
     """
     from setblock.integrations.vllm.command import vllm_command
-    from setblock.model.bundled import BUNDLED_MODEL
 
     typed = [*(["--dtype", model.dtype] if model.dtype != "auto" else [])]
     typed += ["--trust-remote-code"] if model.trust_remote_code else []
     command = vllm_command(
-        BUNDLED_MODEL if model.path is None else model.path,
+        model.source,
         decoding=options.decoding,
         block_size=options.block_size,
         host=host,

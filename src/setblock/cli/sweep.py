@@ -7,12 +7,11 @@ from rich import box
 from rich.table import Table
 
 from setblock.cli.grid_options import GridOptions
-from setblock.cli.messages import print_json, progress, stdout_console
+from setblock.cli.messages import print_json, stdout_console
 from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.options import OUTPUT, JsonOption, option
 from setblock.cli.tasks import TaskOptions
 from setblock.data.tasks import task_named
-from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -71,26 +70,11 @@ def sweep(
 def _run(task: TaskOptions, model: ModelOptions, grid: GridOptions, out: Path | None) -> "list[Result]":
     from setblock.evaluation.grid import points_of
     from setblock.evaluation.judging import check_judge
-    from setblock.evaluation.run import sweep as run
 
     chosen, grids = task_named(task.task), grid.grids()
     check_judge(chosen, level=task.sandbox)
     loaded = load_model(model, blocks=True)
-    points = points_of(loaded, grids)
-    with progress() as tell:
-        return run(
-            loaded,
-            chosen,
-            points,
-            split=task.split,
-            seed=task.seed,
-            path=out,
-            shared=DecodingSettings(max_new_tokens=task.max_new_tokens),
-            limit=task.limit,
-            batch_size=task.batch_size,
-            level=task.sandbox,
-            on_progress=lambda point, done: tell(f"{point.label} of {len(points) + 1} settings", done, task.limit),
-        )
+    return task.swept(loaded, chosen, points_of(loaded, grids), split=task.split, out=out)
 
 
 def sweep_table(results: "list[Result]") -> Table:

@@ -60,19 +60,13 @@ class TrainView(TrainerCallback):
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=state.global_step)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Say what was logged: losses beside the bar, evaluations above it."""
-        text = log_text(logs or {})
+        logs = kwargs["logs"]
+        text = log_text(logs)
         if not text or not state.is_world_process_zero:
             return
-        evaluated = any(key.startswith("eval_") for key in logs or {})
+        evaluated = any(key.startswith("eval_") for key in logs)
         line = f"step {state.global_step}/{state.max_steps}: {'held out: ' if evaluated else ''}{text}"
         if self._progress is None:
             typer.echo(line)

@@ -11,12 +11,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RowDataset", "Task", "encode_pairs", "pack", "task_named", "unpacked"]
 
-_HOMES = {
-    "RowDataset": "setblock.data.packing",
-    "Task": "setblock.data.tasks",
-    "encode_pairs": "setblock.data.documents",
-    "pack": "setblock.data.packing",
-    "task_named": "setblock.data.tasks",
-    "unpacked": "setblock.data.packing",
-}
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = lazily(
+    __name__, {"documents": "encode_pairs", "packing": "RowDataset pack unpacked", "tasks": "Task task_named"}
+)

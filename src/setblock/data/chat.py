@@ -11,7 +11,8 @@ import jinja2
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, one_line
+from setblock.files import read_text
 
 Piece = tuple[str, bool]
 """A stretch of a document's text, and whether it carries loss."""
@@ -68,12 +69,9 @@ def read_template(path: str) -> str:
     Raises:
         SetBlockError: it can't be read, or is no Jinja template.
     """
+    template = read_text(Path(path), what="data.chat_template")
     try:
-        template = Path(path).read_text(encoding="utf-8")
         jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_MARKS.sub("", template))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SetBlockError(f"can't read data.chat_template {path}: {reason}") from error
     except jinja2.TemplateSyntaxError as error:
         raise SetBlockError(f"data.chat_template {path}, line {error.lineno}: {error.message}") from error
     return template
@@ -95,7 +93,7 @@ def _render(
     try:
         text: str = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
     except Exception as error:  # a template is a program: it raises anything over messages that it does not expect
-        raise _TemplateError(" ".join(str(error).split()) or type(error).__name__) from error
+        raise _TemplateError(one_line(error) or type(error).__name__) from error
     return text
 
 

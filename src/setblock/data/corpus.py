@@ -17,7 +17,7 @@ from datasets.exceptions import DatasetGenerationError
 
 from setblock.data.census import Census, DocumentLimits
 from setblock.data.documents import Document
-from setblock.data.encoding import EncodedDocument, Encoder
+from setblock.data.encoding import Encoder
 from setblock.data.records import AnyRecords
 from setblock.errors import SetBlockError, SetBlockWarning
 
@@ -37,11 +37,6 @@ FEATURES = Features(
 """What the cache holds of a document: `EncodedDocument`, and two sums that spare reading it."""
 
 
-def columns_of(document: EncodedDocument) -> dict[str, Any]:
-    """Return a document as a record of the cache."""
-    return {**vars(document), "length": len(document), "targets": sum(document.carries_loss)}
-
-
 def cached(encoder: Encoder, records: AnyRecords, *, cache_dir: str | None) -> datasets.Dataset:
     """Yield the documents of one source, tokenised once and kept on disk for as long as neither it nor the tokenizer
     changes.
@@ -55,7 +50,7 @@ def cached(encoder: Encoder, records: AnyRecords, *, cache_dir: str | None) -> d
         empty = True
         for document in encoder.documents(records):
             empty = False
-            yield columns_of(document)
+            yield {**vars(document), "length": len(document), "targets": sum(document.carries_loss)}
         if empty:
             raise SetBlockError(f"data source {encoder.section.source} holds no documents: it must hold at least one")
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,8 @@ class FileRecords:
         Raises:
             SetBlockError: a file can't be read, or a line of one is not a JSON object.
         """
-        every = (record for path in self.files for record in _records_of(path))
-        return islice(every, self.limit)
+        of_files = (_json_lines(p) if p.name.endswith(JSON_LINES) else _parquet_rows(p) for p in self.files)
+        return islice(chain.from_iterable(of_files), self.limit)
 
 
 class HubRecords:
@@ -165,10 +165,6 @@ def local_files(source: str) -> list[Path] | None:
         if not file.name.endswith(SUFFIXES):
             raise SetBlockError(f"data source {file}: {readable}")
     return files
-
-
-def _records_of(path: Path) -> Iterator[SourceRecord]:
-    return _json_lines(path) if path.name.endswith(JSON_LINES) else _parquet_rows(path)
 
 
 def _json_lines(path: Path) -> Iterator[SourceRecord]:

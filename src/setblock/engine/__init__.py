@@ -12,10 +12,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "EngineLimits", "Progress", "Request"]
 
-_HOMES = {
-    "Engine": "setblock.engine.engine",
-    "EngineLimits": "setblock.engine.limits",
-    "Progress": "setblock.engine.progress",
-    "Request": "setblock.engine.request",
-}
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = lazily(
+    __name__, {"engine": "Engine", "limits": "EngineLimits", "progress": "Progress", "request": "Request"}
+)

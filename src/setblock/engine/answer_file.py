@@ -4,12 +4,12 @@ Knows lines and files. Knows nothing of how answers are made.
 """
 
 import json
-import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from setblock.errors import SetBlockError
+from setblock.files import whole_lines, write_whole
 
 Key = tuple[int, int]
 """Line of the prompt, and number of the sample."""
@@ -28,23 +28,17 @@ class AnswerFile:
             raise SetBlockError(f"{path} exists already: name another file, or move it away")
         header = json.dumps(made, sort_keys=True)
         try:
-            self._file = open(self.part, "ab+")  # noqa: SIM115  # closed by `__exit__`
+            found, *lines = whole_lines(self.part) or [b""]
+            if found.decode() not in ("", header):
+                raise SetBlockError(
+                    f"{self.part} was made with other prompts, settings or model: delete it to start again"
+                )
+            self._file = open(self.part, "ab")  # noqa: SIM115  # closed by `__exit__`
         except OSError as error:
             raise SetBlockError(f"can't write {self.part}: {error.strerror}") from error
-        self._resume(header)
-
-    def _resume(self, header: str) -> None:
-        self._file.seek(0)
-        whole, _, _ = self._file.read().rpartition(b"\n")  # what has no end of line was being written
-        self._file.truncate(len(whole) + 1 if whole else 0)
-        first, *lines = whole.decode().split("\n")
-        if not first:
+        if not found:
             self._write(header)
-        elif first != header:
-            self._file.close()
-            raise SetBlockError(f"{self.part} was made with other prompts, settings or model: delete it to start again")
-        for line in lines:
-            answer = json.loads(line)
+        for answer in map(json.loads, lines):
             self.done.add((answer["line"], answer["sample"]))
 
     def add(self, key: Key, answer: dict[str, Any]) -> None:
@@ -60,9 +54,7 @@ class AnswerFile:
         """Sort the answers, which are all there, by their prompts, and give the file its name."""
         _, *lines = self.part.read_text().splitlines()
         ordered = sorted(map(json.loads, lines), key=lambda answer: (answer["line"], answer["sample"]))
-        whole = self.path.with_name(f"{self.path.name}.whole")
-        whole.write_text("".join(json.dumps(answer) + "\n" for answer in ordered))
-        os.replace(whole, self.path)
+        write_whole(self.path, "".join(json.dumps(answer) + "\n" for answer in ordered))
         self.part.unlink()
 
     def __enter__(self) -> "AnswerFile":

@@ -44,19 +44,7 @@ class Engine:
         self._rows: Rows | None = None  # of those that run, in the same order
         self._cancelled: dict[str, None] = {}
         self._arrivals = 0
-        self._counts = EngineFigures(
-            waiting=0,
-            running=0,
-            kv_tokens_used=0,
-            kv_tokens_cached=0,
-            kv_tokens_total=pages * page_tokens,
-            prefix_hit_tokens=0,
-            passes=0,
-            prefill_tokens=0,
-            block_tokens=0,
-            commit_tokens=0,
-            preemptions=0,
-        )
+        self._counts = EngineFigures(kv_tokens_total=pages * page_tokens)
 
     def submit(self, request: Request) -> None:
         """Add a request.

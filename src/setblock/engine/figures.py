@@ -21,14 +21,14 @@ class EngineFigures:
         preemptions: times that a request had to give its part of the cache to an older one.
     """
 
-    waiting: int
-    running: int
-    kv_tokens_used: int
-    kv_tokens_cached: int
-    kv_tokens_total: int
-    prefix_hit_tokens: int
-    passes: int
-    prefill_tokens: int
-    block_tokens: int
-    commit_tokens: int
-    preemptions: int
+    waiting: int = 0
+    running: int = 0
+    kv_tokens_used: int = 0
+    kv_tokens_cached: int = 0
+    kv_tokens_total: int = 0
+    prefix_hit_tokens: int = 0
+    passes: int = 0
+    prefill_tokens: int = 0
+    block_tokens: int = 0
+    commit_tokens: int = 0
+    preemptions: int = 0

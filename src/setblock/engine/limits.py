@@ -1,8 +1,8 @@
 """Define the limits of an engine's memory and work."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from setblock.errors import ParameterError
+from setblock.errors import check_at_least
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,4 @@ class EngineLimits:
     page_tokens: int = 16
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value < 1:
-                raise ParameterError(f"{field.name} must be at least 1, not {value}")
+        check_at_least(1, **vars(self))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from setblock.errors import SetBlockError
+from setblock.files import read_text
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,9 @@ def read_prompts(path: Path) -> list[PromptLine]:
     Raises:
         SetBlockError: there is no such file, or a line of it is no prompt; the message names the line.
     """
-    try:
-        text = path.read_bytes().decode()
-    except OSError as error:
-        raise SetBlockError(f"can't read {path}: {error.strerror}") from error
-    except UnicodeError as error:
-        raise SetBlockError(f"{path} must be valid UTF-8") from error
     lines = [
         _line(content, number, f"{path}, line {number}")
-        for number, content in enumerate(text.split("\n"), start=1)
+        for number, content in enumerate(read_text(path).split("\n"), start=1)
         if content.strip()
     ]
     if not lines:

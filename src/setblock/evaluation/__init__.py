@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Result", "calibrate", "compare", "evaluate", "sweep", "trace"]
 
-_HOMES = {
-    "Result": "setblock.evaluation.result",
-    "calibrate": "setblock.evaluation.calibration",
-    "compare": "setblock.evaluation.comparison",
-    "evaluate": "setblock.evaluation.run",
-    "sweep": "setblock.evaluation.run",
-    "trace": "setblock.evaluation.tracing",
-}
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "calibration": "calibrate",
+        "comparison": "compare",
+        "result": "Result",
+        "run": "evaluate sweep",
+        "tracing": "trace",
+    },
+)

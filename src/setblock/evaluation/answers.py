@@ -3,7 +3,7 @@
 Knows how an example is asked and which are decoded together. Knows nothing of what is right.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,9 +42,21 @@ def answers_to(
     Raises:
         SetBlockError: the model can't do what is asked.
     """
-    answer = _answer_continuously if continuous else _answer_in_batches
-    found = answer(prompts, model, settings, batch_size, raw, on_progress)
-    return [found[index] for index in range(len(prompts))]
+    found: Iterator[Iterable[tuple[int, Generation]]]
+    if continuous:
+        requests = [
+            Request(str(index), encode_prompt(model.tokenizer, prompt, raw=raw), replace(settings, n=1))
+            for index, prompt in enumerate(prompts)
+        ]
+        engine = Engine(model, limits_for(model, requests, concurrency=batch_size))
+        found = ([(int(request_id), answer)] for request_id, answer in answered(engine, requests))
+    else:
+        found = _answers_in_batches(prompts, model, settings, batch_size=batch_size, raw=raw)
+    answers: dict[int, Generation] = {}
+    for together in found:
+        answers.update(together)
+        on_progress(len(answers))
+    return [answers[index] for index in range(len(prompts))]
 
 
 def prompts_of(task: Task[Any], examples: Sequence[Example], model: LanguageModel) -> tuple[list[Prompt], bool]:
@@ -53,45 +65,15 @@ def prompts_of(task: Task[Any], examples: Sequence[Example], model: LanguageMode
     return [example.prompt if raw else example.messages for example in examples], raw
 
 
-def _answer_in_batches(
-    prompts: Sequence[Prompt],
-    model: LanguageModel,
-    settings: DecodingSettings,
-    batch_size: int,
-    raw: bool,
-    on_progress: Progress,
-) -> dict[int, Generation]:
-    """Answer prompts in batches of like length."""
+def _answers_in_batches(
+    prompts: Sequence[Prompt], model: LanguageModel, settings: DecodingSettings, *, batch_size: int, raw: bool
+) -> Iterator[Iterable[tuple[int, Generation]]]:
+    """Yield each batch's answers with the numbers of their prompts. Prompts of like length share a batch."""
     order = sorted(range(len(prompts)), key=lambda index: _length(prompts[index]))
-    answers: dict[int, Generation] = {}
     for first in range(0, len(order), batch_size):
         batch = order[first : first + batch_size]
-        together = generate_batch(model, [prompts[index] for index in batch], settings=settings, raw=raw)
-        answers.update(zip(batch, together, strict=True))
-        on_progress(len(answers))
-    return answers
-
-
-def _answer_continuously(
-    prompts: Sequence[Prompt],
-    model: LanguageModel,
-    settings: DecodingSettings,
-    batch_size: int,
-    raw: bool,
-    on_progress: Progress,
-) -> dict[int, Generation]:
-    settings = replace(settings, n=1)
-    requests = [
-        Request(str(index), encode_prompt(model.tokenizer, prompt, raw=raw), settings)
-        for index, prompt in enumerate(prompts)
-    ]
-    answers: dict[int, Generation] = {}
-    for request_id, generation in answered(
-        Engine(model, limits_for(model, requests, concurrency=batch_size)), requests
-    ):
-        answers[int(request_id)] = generation
-        on_progress(len(answers))
-    return answers
+        answers = generate_batch(model, [prompts[index] for index in batch], settings=settings, raw=raw)
+        yield zip(batch, answers, strict=True)
 
 
 def _length(prompt: Prompt) -> int:

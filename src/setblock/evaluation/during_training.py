@@ -16,7 +16,7 @@ from setblock.data.tasks import TASKS
 from setblock.decoding.operating_point import NTP, point_of
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
-from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.errors import SetBlockError, SetBlockWarning, check_one_of
 from setblock.evaluation.exam import Exam, exam_of
 from setblock.model.sbd_model import SBDModel
 from setblock.training.evaluation_section import DecodingEvaluationSection
@@ -39,8 +39,7 @@ class DecodingEvaluator(TrainerCallback):
         Raises:
             SetBlockError: there is no such task, the section asks for what decoding has not, or the weights are spread.
         """
-        if section.task not in TASKS:
-            raise SetBlockError(f"evaluate_decoding.task must be one of {', '.join(TASKS)}, not {section.task!r}")
+        check_one_of("evaluate_decoding.task", section.task, TASKS)
         if trainer.args.objective == "ntp":
             raise SetBlockError(
                 "evaluate_decoding needs training.objective sbd: there are no blocks to decode without; leave "

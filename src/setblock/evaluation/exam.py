@@ -14,7 +14,7 @@ from setblock.decoding.generation import Generation
 from setblock.decoding.operating_point import OperatingPoint
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import Prompt, encode_prompt
-from setblock.errors import ParameterError, SetBlockError
+from setblock.errors import SetBlockError, check_at_least
 from setblock.evaluation.answers import answers_to, prompts_of
 from setblock.evaluation.fingerprint import provenance, task_identity
 from setblock.evaluation.judging import check_judge, verdicts_on
@@ -129,9 +129,7 @@ def exam_of(
     Raises:
         SetBlockError: an argument is out of its range, the task has no examples, or its answers can't be judged here.
     """
-    for name, value in (("limit", limit), ("batch_size", batch_size)):
-        if value < 1:
-            raise ParameterError(f"{name} must be at least 1, not {value}")
+    check_at_least(1, limit=limit, batch_size=batch_size)
     check_judge(task, level=level)
     examples = list(islice(task.examples(split, seed=seed), limit))
     if not examples:

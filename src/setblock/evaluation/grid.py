@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from setblock.decoding.named_samplers import SAMPLERS, parameters_of, sampler_named
@@ -16,7 +15,7 @@ from setblock.decoding.operating_point import OperatingPoint, point_of
 from setblock.decoding.settings import POINT, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.sbd_model import SBDModel
-from setblock.training.yaml_loader import YAMLLoader
+from setblock.training.yaml_loader import read_yaml
 
 Grid = Mapping[str, Sequence[Any]]
 """A key and its values each; the grid is their product."""
@@ -73,12 +72,7 @@ def read_grids(path: Path) -> list[Grid]:
     Raises:
         SetBlockError: there is no such file, or it holds something else.
     """
-    try:
-        content = yaml.load(path.read_text(), Loader=YAMLLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SetBlockError(f"can't read {path}: {error}") from error
-    except yaml.YAMLError as error:
-        raise SetBlockError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    content = read_yaml(path)
     if not isinstance(content, list) or not all(isinstance(each, dict) and each for each in content):
         raise SetBlockError(f"{path} must be a list of mappings, such as `- {{sampler: factor, factor: [0.5, 1]}}`")
     return [

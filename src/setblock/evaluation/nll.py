@@ -3,6 +3,7 @@
 Knows token ids. Knows nothing of tasks, nor of how a text came about.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -39,11 +40,8 @@ def mean_nll(model: SBDModel, texts: Iterable[tuple[Sequence[int], Sequence[int]
     Returns:
         The mean over all tokens of all continuations; None where there is none.
     """
-    kept = [(context, continuation[: _room(model, context)]) for context, continuation in texts]
+    most = sys.maxsize if model.context_length is None else model.context_length
+    kept = [(context, continuation[: max(0, most - len(context))]) for context, continuation in texts]
     kept = [(context, continuation) for context, continuation in kept if continuation]
     count = sum(len(continuation) for _, continuation in kept)
     return -sum(each.logprob for each in likelihoods(model, kept)) / count if count else None
-
-
-def _room(model: SBDModel, context: Sequence[int]) -> int | None:
-    return None if model.context_length is None else max(0, model.context_length - len(context))

@@ -6,7 +6,7 @@ Knows which points are still to be decoded. Knows nothing of any task in particu
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -134,12 +134,7 @@ def sweep(
 
 def changed_settings(settings: DecodingSettings) -> dict[str, Any]:
     """Return the settings that belong to no operating point and differ from the default, as JSON holds them."""
-    default = DecodingSettings()
-    changed = {
-        field.name: getattr(settings, field.name)
-        for field in fields(settings)
-        if field.name not in _OF_POINTS and getattr(settings, field.name) != getattr(default, field.name)
-    }
+    changed = {name: value for name, value in settings.changed().items() if name not in _OF_POINTS}
     whole: dict[str, Any] = json.loads(json.dumps(changed, default=str))
     return whole
 

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from setblock.errors import ParameterError, SetBlockError
+from setblock.errors import SetBlockError, check_one_of
 from setblock.export.families import family_of, tensors_of, write_config
 from setblock.export.vocabulary import write_numbers, write_vocabulary
 from setblock.model.gguf import END_OF_TEXT_KEY, FACTS_KEY
@@ -70,8 +70,7 @@ def _write(
     model: PreTrainedModel, path: Path, weights: WeightType, write_words: Callable[[gguf.GGUFWriter], None]
 ) -> None:
     """Write config, vocabulary and weights, in this order."""
-    if weights not in get_args(WeightType):
-        raise ParameterError(f"type must be one of {', '.join(get_args(WeightType))}, not {weights!r}")
+    check_one_of("type", weights, get_args(WeightType))
     family = family_of(model)
     temporary = path.with_name(f".{path.name}.writing")
     writer = gguf.GGUFWriter(temporary, family.architecture)

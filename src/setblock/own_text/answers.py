@@ -19,8 +19,8 @@ from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import Prompt
 from setblock.errors import SetBlockError
+from setblock.files import whole_lines
 from setblock.model.sbd_model import SBDModel
-from setblock.own_text.whole_lines import whole_lines
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from setblock.engine.engine import Engine
 from setblock.engine.offline import answered, limits_for
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError
+from setblock.files import whole_lines
 from setblock.model.protocol import LanguageModel
-from setblock.own_text.whole_lines import whole_lines
 
 _HERE = "\ue000"  # stands for what the user writes
 _AT_ONCE = 32

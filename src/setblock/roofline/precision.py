@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from setblock.errors import ParameterError
+from setblock.errors import check_one_of
 
 NumberType = Literal["float32", "bfloat16", "float16", "float8", "int8", "int4"]
 BITS: dict[str, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "float8": 8, "int8": 8, "int4": 4}
@@ -25,9 +25,8 @@ class Precision:
     kv: str
 
     def __post_init__(self) -> None:
-        for name, value in (("activations", self.activations), ("weights", self.weights), ("kv", self.kv)):
-            if value not in BITS:
-                raise ParameterError(f"type of {name} must be one of {', '.join(BITS)}, not {value!r}")
+        for name, value in vars(self).items():
+            check_one_of(f"type of {name}", value, BITS)
 
     @classmethod
     def of(cls, activations: str, *, weights: str | None = None, kv: str | None = None) -> "Precision":

@@ -5,6 +5,7 @@ Knows costs and hardware. What it gives is a lower bound for a machine that over
 one, not a measurement.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -44,7 +45,8 @@ class Prediction:
 
     def operation_seconds(self, operation: Operation) -> float:
         """Return the predicted seconds of one operation."""
-        return max(self.arithmetic_seconds(operation), operation.bytes / self.hardware.bandwidth)
+        arithmetic = operation.flops / self.hardware.peak(operation.bits)
+        return max(arithmetic, operation.bytes / self.hardware.bandwidth)
 
     @property
     def weight_memory(self) -> float:
@@ -61,10 +63,6 @@ class Prediction:
         if self.hardware.memory is None:
             return None
         return max(0, int((self.hardware.memory - self.weight_memory) // self.kv_memory(length)))
-
-    def arithmetic_seconds(self, operation: Operation) -> float:
-        """Return the seconds of its arithmetic only, at the peak."""
-        return operation.flops / self.hardware.peak(operation.bits)
 
 
 def slowdown(prediction: Prediction, block_size: int, *, batch: int, kv_length: int) -> float:
@@ -108,14 +106,7 @@ def last_paying_batch(
 
     if pays(limit):
         return None
-    paying = [batch for batch in _powers_of_two(limit) if pays(batch)]
-    low = max(paying, default=0)
-    high = min(max(2 * low, 1), limit)  # low pays or is 0, high does not
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if pays(middle) else (low, middle)
-    return low
-
-
-def _powers_of_two(limit: int) -> list[int]:
-    return [2**i for i in range(limit.bit_length()) if 2**i <= limit]
+    powers = [2**i for i in range(limit.bit_length())]
+    low = max(filter(pays, powers), default=0)
+    larger = range(low + 1, max(2 * low, 1))
+    return low + bisect_left(larger, True, key=lambda batch: not pays(batch))

@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from setblock.errors import SetBlockError
+from setblock.files import read_text
 from setblock.server.errors import ApiError, too_many, unavailable, wrong_key
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -50,10 +51,7 @@ def read_keys(path: Path | None, variable: str | None) -> Keys:
     """
     found = [key.strip() for key in (variable or "").split(",") if key.strip()]
     if path is not None:
-        try:
-            lines = [line.strip() for line in path.read_text().splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise SetBlockError(f"can't read the API keys in {path}: {error}") from error
+        lines = map(str.strip, read_text(path, what="the API keys in").splitlines())
         keys = [line for line in lines if line and not line.startswith("#")]
         if not keys:
             raise SetBlockError(f"{path} holds no API key: write one a line")

@@ -3,7 +3,7 @@
 Knows the engine's figures and finished answers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -52,35 +52,37 @@ class Metrics:
     """Hold all that the server counts."""
 
     def __init__(self, figures: Callable[[], EngineFigures]) -> None:
-        self._registry = registry = CollectorRegistry()
-        registry.register(_EngineCollector(figures))
-        self.requests = Counter(
-            "setblock_http_requests", "HTTP requests, by route and status.", ["route", "status"], registry=registry
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(figures))
+        counter, histogram = self._counter, self._histogram
+        self.requests = counter("http_requests", "HTTP requests, by route and status.", "route", "status")
+        self.request_seconds = histogram(
+            "request_seconds", "From a request to the end of its answer.", _SECONDS, "route"
         )
-        self.request_seconds = Histogram(
-            "setblock_request_seconds", "From a request to the end of its answer.", ["route"],
-            buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
-        self.first_text_seconds = Histogram(
-            "setblock_time_to_first_token_seconds", "From a request to the first text of each of its answers.",
-            buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
-        self.gap_seconds = Histogram(
-            "setblock_inter_token_latency_seconds", "From one piece of an answer's text to the next.",
-            buckets=_GAPS, registry=registry,
-        )  # fmt: skip
-        self.revealed = Histogram(
-            "setblock_revealed_tokens_per_pass", "Tokens that a pass revealed in an answer, those past its end included.",
-            buckets=_TOKENS, registry=registry,
-        )  # fmt: skip
-        self.tokens_per_forward = Histogram(
-            "setblock_tokens_per_forward", "Tokens of an answer over its forward passes.", ["method"],
-            buckets=_TOKENS, registry=registry,
-        )  # fmt: skip
-        self.answers = Counter("setblock_answers", "Finished answers.", ["method", "finish_reason"], registry=registry)
-        self.prompt_tokens = Counter("setblock_prompt_tokens", "Tokens of prompts.", registry=registry)
-        self.generated_tokens = Counter("setblock_generated_tokens", "Tokens of finished answers.", registry=registry)
-        self.forwards = Counter("setblock_answer_forwards", "Forward passes of finished answers.", registry=registry)
+        self.first_text_seconds = histogram(
+            "time_to_first_token_seconds", "From a request to the first text of each of its answers.", _SECONDS
+        )
+        self.gap_seconds = histogram(
+            "inter_token_latency_seconds", "From one piece of an answer's text to the next.", _GAPS
+        )
+        self.revealed = histogram(
+            "revealed_tokens_per_pass",
+            "Tokens that a pass revealed in an answer, those past its end included.",
+            _TOKENS,
+        )
+        self.tokens_per_forward = histogram(
+            "tokens_per_forward", "Tokens of an answer over its forward passes.", _TOKENS, "method"
+        )
+        self.answers = counter("answers", "Finished answers.", "method", "finish_reason")
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
+        self.generated_tokens = counter("generated_tokens", "Tokens of finished answers.")
+        self.forwards = counter("answer_forwards", "Forward passes of finished answers.")
+
+    def _counter(self, name: str, told: str, *labels: str) -> Counter:
+        return Counter(f"setblock_{name}", told, labels, registry=self._registry)
+
+    def _histogram(self, name: str, told: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(f"setblock_{name}", told, labels, buckets=buckets, registry=self._registry)
 
     def finished(self, generation: Generation) -> None:
         """Count an answer."""

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, create_model, model_validator
 
 from setblock.decoding.setting import Setting
 from setblock.decoding.settings import MAX_LOGPROBS, MAX_STOP_STRINGS, offered_by
 from setblock.server.errors import unsupported
 from setblock.server.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHARACTERS, MOST, MOST_LISTED
-from setblock.server.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
+from setblock.server.tools import MAX_TOOLS, Body, Tool, ToolCall, ToolChoice
 
 _NO_FUNCTIONS = "use tools"
 _NO_OPENAI_PENALTY = "use repetition_penalty"
@@ -114,12 +114,6 @@ def _field(row: Setting) -> tuple[Any, Any]:
     if row.name in MOST_LISTED:
         kind = Annotated[kind, Field(max_length=MOST_LISTED[row.name])]
     return kind | None, Field(default=None, description=row.help)
-
-
-class Body(BaseModel):
-    """Accept the body of a request, with no unknown field in it."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=True)
 
 
 class StreamOptions(Body):

@@ -5,8 +5,10 @@ Knows finished answers and their tokens. Knows nothing of HTTP.
 
 import math
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Any, ClassVar
 
 from setblock.decoding.events import PassEvent, Reveal
 from setblock.decoding.generate import Generation
@@ -16,30 +18,41 @@ TokenText = Callable[[int], str]
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 
-class Shape(Protocol):
+class Shape(ABC):
     """Define what differs between the two."""
 
-    prefix: str
-    whole: str
-    piece: str
+    prefix: ClassVar[str]
+    whole: ClassVar[str]
+    piece: ClassVar[str]
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """Return a choice that says that an answer begins, where there is one."""
-
+    @abstractmethod
     def text(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
         """Return a choice with a piece of an answer; `final` if it is the last."""
 
-    def finish_reason(self, index: int, generation: Generation) -> str:
-        """Return why an answer ended, after its last piece."""
+    @abstractmethod
+    def answer(self, index: int, generation: Generation) -> dict[str, Any]:
+        """Return the whole text of an answer, as a field of a choice."""
 
+    @abstractmethod
     def logprobs(self, generation: Generation, text_of: TokenText) -> dict[str, Any]:
         """Return the log-probabilities of an answer."""
 
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Return a choice that says that an answer begins, if there is one."""
+        return None
+
+    def finish_reason(self, index: int, generation: Generation) -> str:
+        """Return why an answer ended, after its last piece."""
+        return generation.finish_reason
+
     def finished(self, index: int, generation: Generation, text_of: TokenText) -> dict[str, Any]:
         """Return a choice that is a whole answer."""
+        choice = _choice(index, **self.answer(index, generation))
+        logprobs = None if generation.logprobs is None else self.logprobs(generation, text_of)
+        return choice | {"logprobs": logprobs, "finish_reason": self.finish_reason(index, generation)}
 
 
-class ChatShape:
+class ChatShape(Shape):
     """Write the answers of `/v1/chat/completions`."""
 
     prefix = "chatcmpl"
@@ -54,9 +67,9 @@ class ChatShape:
         """See `Shape`."""
         return _choice(index, delta={"content": text} if text else {})
 
-    def finish_reason(self, index: int, generation: Generation) -> str:
+    def answer(self, index: int, generation: Generation) -> dict[str, Any]:
         """See `Shape`."""
-        return generation.finish_reason
+        return {"message": {"role": "assistant", "content": generation.text, "refusal": None}}
 
     def logprobs(self, generation: Generation, text_of: TokenText) -> dict[str, Any]:
         """See `Shape`."""
@@ -66,19 +79,11 @@ class ChatShape:
             encoded = None if "\ufffd" in text else list(text.encode())
             return {"token": text, "bytes": encoded, "logprob": max(logprob, _LEAST_LOGPROB)}
 
-        tokens = _with_logprobs(generation)
-        return {
-            "content": [
-                {**entry(token_id, found.logprob), "top_logprobs": [entry(*each) for each in found.alternatives]}
-                for token_id, found in tokens
-            ],
-            "refusal": None,
-        }
-
-    def finished(self, index: int, generation: Generation, text_of: TokenText) -> dict[str, Any]:
-        """See `Shape`."""
-        message = {"role": "assistant", "content": generation.text, "refusal": None}
-        return _finished(self, index, generation, text_of, message=message)
+        content = [
+            {**entry(token_id, found.logprob), "top_logprobs": [entry(*each) for each in found.alternatives]}
+            for token_id, found in _with_logprobs(generation)
+        ]
+        return {"content": content, "refusal": None}
 
 
 class CallingShape(ChatShape):
@@ -103,12 +108,7 @@ class CallingShape(ChatShape):
             index, delta={**({"content": content} if content else {}), **({"tool_calls": calls} if calls else {})}
         )
 
-    def finish_reason(self, index: int, generation: Generation) -> str:
-        """See `Shape`. A call that was cut at the limit was not made."""
-        made = index in self._readers and self._readers[index].calls > 0
-        return "tool_calls" if made and generation.finish_reason == "stop" else generation.finish_reason
-
-    def finished(self, index: int, generation: Generation, text_of: TokenText) -> dict[str, Any]:
+    def answer(self, index: int, generation: Generation) -> dict[str, Any]:
         """See `Shape`."""
         reader = self._readers[index] = CallReader(self._form)
         content, calls = _told(reader.read(generation.text, final=True))
@@ -117,7 +117,12 @@ class CallingShape(ChatShape):
             message["tool_calls"] = [
                 {"id": _call_id(), "type": "function", "function": call["function"]} for call in calls
             ]
-        return _finished(self, index, generation, text_of, message=message)
+        return {"message": message}
+
+    def finish_reason(self, index: int, generation: Generation) -> str:
+        """See `Shape`. A call that was cut at the limit was not made."""
+        made = index in self._readers and self._readers[index].calls > 0
+        return "tool_calls" if made and generation.finish_reason == "stop" else generation.finish_reason
 
 
 def _told(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
@@ -136,32 +141,24 @@ def _call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-class CompletionShape:
+class CompletionShape(Shape):
     """Write the answers of `/v1/completions`."""
 
     prefix = "cmpl"
-    whole = "text_completion"
-    piece = "text_completion"
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """See `Shape`."""
-        return None
+    whole = piece = "text_completion"
 
     def text(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
         """See `Shape`."""
         return _choice(index, text=text)
 
-    def finish_reason(self, index: int, generation: Generation) -> str:
+    def answer(self, index: int, generation: Generation) -> dict[str, Any]:
         """See `Shape`."""
-        return generation.finish_reason
+        return {"text": generation.text}
 
     def logprobs(self, generation: Generation, text_of: TokenText) -> dict[str, Any]:
         """See `Shape`."""
         tokens = _with_logprobs(generation)
-        texts, offsets, offset = [text_of(token_id) for token_id, _ in tokens], [], 0
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
+        texts = [text_of(token_id) for token_id, _ in tokens]
         return {
             "tokens": texts,
             "token_logprobs": [max(found.logprob, _LEAST_LOGPROB) for _, found in tokens],
@@ -169,12 +166,8 @@ class CompletionShape:
                 {text_of(each): max(logprob, _LEAST_LOGPROB) for each, logprob in found.alternatives}
                 for _, found in tokens
             ],
-            "text_offset": offsets,
+            "text_offset": list(accumulate(map(len, texts), initial=0))[:-1],
         }
-
-    def finished(self, index: int, generation: Generation, text_of: TokenText) -> dict[str, Any]:
-        """See `Shape`."""
-        return _finished(self, index, generation, text_of, text=generation.text)
 
 
 def usage_of(prompt_tokens: int, generations: list[Generation]) -> dict[str, Any]:
@@ -224,11 +217,6 @@ def tokens_json(generation: Generation, text_of: TokenText) -> list[dict[str, An
 
 def _choice(index: int, **fields: Any) -> dict[str, Any]:
     return {"index": index, **fields, "logprobs": None, "finish_reason": None}
-
-
-def _finished(shape: Shape, index: int, generation: Generation, text_of: TokenText, **fields: Any) -> dict[str, Any]:
-    logprobs = None if generation.logprobs is None else shape.logprobs(generation, text_of)
-    return _choice(index, **fields) | {"logprobs": logprobs, "finish_reason": shape.finish_reason(index, generation)}
 
 
 def _with_logprobs(generation: Generation) -> list[tuple[int, Any]]:

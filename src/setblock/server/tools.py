@@ -20,11 +20,13 @@ MAX_TOOLS = 128
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class Body(BaseModel):
+    """Accept the body of a request, with no unknown field in it."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=True)
 
 
-class Function(_Body):
+class Function(Body):
     """Describe a function that may be called. Its arguments are held to the schema, strict or not."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -33,34 +35,34 @@ class Function(_Body):
     strict: bool | None = None
 
 
-class Tool(_Body):
+class Tool(Body):
     """Describe a tool."""
 
     type: Literal["function"]
     function: Function
 
 
-class Named(_Body):
+class Named(Body):
     """Hold the name of a function."""
 
     name: str
 
 
-class NamedTool(_Body):
+class NamedTool(Body):
     """Name the one tool that is to be called."""
 
     type: Literal["function"]
     function: Named
 
 
-class CalledFunction(_Body):
+class CalledFunction(Body):
     """Hold a function with arguments, which are JSON in a text."""
 
     name: str
     arguments: str
 
 
-class ToolCall(_Body):
+class ToolCall(Body):
     """Hold a call in a message that comes back."""
 
     id: str | None = None

@@ -12,5 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "Grammar", "JsonObject", "JsonSchema", "Regex", "Structure"]
 
-_HOMES = dict.fromkeys(__all__, "setblock.structure.kinds")
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = lazily(__name__, {"kinds": " ".join(__all__)})

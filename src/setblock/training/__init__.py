@@ -11,10 +11,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Recipe", "SBDConfig", "SBDTrainer", "load_recipe"]
 
-_HOMES = {
-    "Recipe": "setblock.training.recipe",
-    "SBDConfig": "setblock.training.config",
-    "SBDTrainer": "setblock.training.trainer",
-    "load_recipe": "setblock.training.recipe",
-}
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = lazily(
+    __name__, {"config": "SBDConfig", "recipe": "Recipe load_recipe", "trainer": "SBDTrainer"}
+)

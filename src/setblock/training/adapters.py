@@ -6,7 +6,7 @@ Knows LoRA's settings and how PEFT puts it into a model. Knows nothing of data o
 from pydantic import Field
 from transformers import PreTrainedModel
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, one_line
 from setblock.model.adapter import gated, quiet_peft
 from setblock.model.sbd_model import SBDModel
 from setblock.section import Section
@@ -51,7 +51,7 @@ def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:
         with quiet_peft():
             wrapped: PreTrainedModel = get_peft_model(sbd.model, config)
     except (ValueError, RuntimeError, NotImplementedError) as error:
-        raise SetBlockError(f"adapter: {' '.join(str(error).split())}") from error
+        raise SetBlockError(f"adapter: {one_line(error)}") from error
     # Where this is set, PEFT asks the hub on each save whether the vocabulary has grown, and then saves all embeddings.
     config.base_model_name_or_path = None
     if section.only_noisy:

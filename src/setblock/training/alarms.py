@@ -26,16 +26,10 @@ class NTPLossAlarm(TrainerCallback):
         self._losses: list[float] = []
         self._warned = False
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Look at the loss of one log."""
-        if not logs or "ntp_loss" not in logs or self._warned or not state.is_world_process_zero:
+        logs = kwargs["logs"]
+        if "ntp_loss" not in logs or self._warned or not state.is_world_process_zero:
             return
         self._losses.append(float(logs["ntp_loss"]))
         if len(self._losses) % _WINDOW:

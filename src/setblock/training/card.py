@@ -4,7 +4,6 @@ Knows what a run leaves in its folder: recipe, metrics, config. Knows nothing of
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
@@ -13,6 +12,7 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
+from setblock.files import write_whole
 from setblock.training.metrics import read_metrics
 
 CARD_FILE = "README.md"
@@ -21,9 +21,7 @@ _PACKAGES = ("setblock", "torch", "transformers", "datasets", "tokenizers", "pef
 
 def write_card(folder: Path, *, recipe: Mapping[str, Any]) -> None:
     """Write the card of a finished run into its folder; see `model_card`."""
-    temporary = folder / f".{CARD_FILE}.tmp"
-    temporary.write_text(str(model_card(folder, recipe=recipe)), encoding="utf-8")
-    os.replace(temporary, folder / CARD_FILE)
+    write_whole(folder / CARD_FILE, str(model_card(folder, recipe=recipe)))
 
 
 def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:

@@ -5,7 +5,6 @@ Knows the folders that Transformers' `Trainer` and `SBDModel.save` write. Knows 
 
 import errno
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from setblock.errors import SetBlockError
+from setblock.files import write_whole
 from setblock.training.config import SBDConfig
 from setblock.training.recipe import Recipe, checked_recipe
 
@@ -53,9 +53,7 @@ def claim(folder: Path, recipe: Recipe, *, documents: str | None = None) -> None
                 f"{folder} holds a run with {key} {there!r}, not {here!r}: delete it, or give another training.output_dir"
             )
         return
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(wanted, indent=2) + "\n")
-    os.replace(temporary, path)
+    write_whole(path, json.dumps(wanted, indent=2) + "\n")
 
 
 def recorded_recipe(folder: Path) -> tuple[Recipe, SBDConfig] | None:

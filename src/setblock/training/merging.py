@@ -5,7 +5,7 @@ Knows runs, their checkpoints and PEFT's folders. Knows nothing of training loop
 
 from pathlib import Path
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, one_line
 from setblock.model.adapter import ADAPTER_FOLDER
 from setblock.training.checkpoints import recorded_recipe
 from setblock.training.result import merge
@@ -30,7 +30,8 @@ def merge_adapter(adapter: Path, output: Path, *, base: str | None = None) -> Pa
         raise SetBlockError(f"{adapter} holds no adapter: no adapter_config.json in it or in its {ADAPTER_FOLDER}/")
     if (output / "config.json").exists():
         raise SetBlockError(f"{output} holds a model already: give another --output")
-    run = next((parent for parent in (folder.resolve(), *folder.resolve().parents[:2]) if _is_run(parent)), None)
+    parents = (folder.resolve(), *folder.resolve().parents[:2])
+    run = next((parent for parent in parents if (parent / "recipe.json").is_file()), None)
     recorded = None if run is None else recorded_recipe(run)
     if recorded is None:
         raise SetBlockError(f"{adapter} is not in the folder of a run, whose recipe.json says what it was trained for")
@@ -49,10 +50,6 @@ def merge_adapter(adapter: Path, output: Path, *, base: str | None = None) -> Pa
     try:
         merge(sbd, folder)
     except (OSError, ValueError, RuntimeError) as error:  # of PEFT, over files that are broken or of another model
-        raise SetBlockError(f"can't merge {adapter}: {' '.join(str(error).split())[:300]}") from error
+        raise SetBlockError(f"can't merge {adapter}: {one_line(error)[:300]}") from error
     sbd.save(output)
     return output
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "recipe.json").is_file()

@@ -5,11 +5,13 @@ the older ones are deleted; this one outlives them.
 """
 
 import json
-import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from setblock.files import write_whole
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -21,28 +23,16 @@ class MetricsFile(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Drop what will be logged again."""
-        path = Path(args.output_dir) / METRICS_FILE
-        if not state.is_world_process_zero or not path.is_file():
-            return
-        kept = [
-            entry for entry in read_metrics(path.parent) if entry["step"] <= state.global_step and state.global_step
-        ]
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
-        os.replace(temporary, path)
+        folder, step = Path(args.output_dir), state.global_step
+        if state.is_world_process_zero and (folder / METRICS_FILE).is_file():
+            kept = [entry for entry in read_metrics(folder) if entry["step"] <= step and step]
+            write_whole(folder / METRICS_FILE, "".join(json.dumps(entry) + "\n" for entry in kept))
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Append one entry."""
-        if state.is_world_process_zero and logs:
+        if state.is_world_process_zero and kwargs["logs"]:
             with (Path(args.output_dir) / METRICS_FILE).open("a") as file:
-                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+                file.write(json.dumps({"step": state.global_step, **kwargs["logs"]}) + "\n")
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -51,8 +41,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     path = folder / METRICS_FILE
     entries = []
     for line in path.read_text().splitlines() if path.is_file() else []:
-        try:
+        with suppress(ValueError):  # the process was killed in the middle of it
             entries.append(json.loads(line))
-        except ValueError:  # the process was killed in the middle of it
-            continue
     return entries

@@ -93,13 +93,9 @@ def noised_runs(labels: np.ndarray, document_ids: np.ndarray, *, noise_on: Noise
     wanted = document_ids != PADDING
     if noise_on == "targets":
         wanted &= labels != IGNORE
-    changes = np.flatnonzero(np.diff(wanted, prepend=False, append=False) | _differs(document_ids))
+    starts_document = np.diff(document_ids, prepend=document_ids[:1], append=document_ids[-1:]) != 0  # [L + 1]
+    changes = np.flatnonzero(np.diff(wanted, prepend=False, append=False) | starts_document)
     return [(int(a), int(b)) for a, b in pairwise(changes) if wanted[a]]
-
-
-def _differs(ids: np.ndarray) -> np.ndarray:
-    """Return [L + 1] bool, True at each boundary between two unequal neighbours."""
-    return np.concatenate([[False], ids[1:] != ids[:-1], [False]])
 
 
 def noise_row(

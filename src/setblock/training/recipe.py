@@ -12,12 +12,12 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from setblock.data.section import DataSection
-from setblock.errors import SetBlockError, did_you_mean
+from setblock.errors import SetBlockError, did_you_mean, one_line
 from setblock.section import UNKNOWN_KEY, Section
 from setblock.training.adapters import AdapterSection
 from setblock.training.config import SBDConfig
 from setblock.training.evaluation_section import DecodingEvaluationSection
-from setblock.training.yaml_loader import YAMLLoader
+from setblock.training.yaml_loader import YAMLLoader, read_yaml
 
 
 class ModelSection(Section):
@@ -82,13 +82,7 @@ def load_recipe(path: str | Path, *, overrides: Mapping[str, Any] | None = None)
         SetBlockError: the file can't be read, or a key or value in it is not valid.
     """
     path = Path(path)
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=YAMLLoader)
-    except OSError as error:
-        raise SetBlockError(f"can't read recipe {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SetBlockError(f"recipe {path} is not YAML: {_one_line(error)}") from error
-    return checked_recipe(path, content, overrides=overrides)
+    return checked_recipe(path, read_yaml(path, what="recipe"), overrides=overrides)
 
 
 def checked_recipe(path: Path, content: Any, *, overrides: Mapping[str, Any] | None = None) -> tuple[Recipe, SBDConfig]:
@@ -140,7 +134,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     try:
         return key, yaml.load(value, Loader=YAMLLoader)
     except yaml.YAMLError as error:
-        raise SetBlockError(f"the value of override {key!r} is not YAML: {_one_line(error)}") from error
+        raise SetBlockError(f"the value of override {key!r} is not YAML: {one_line(error)}") from error
 
 
 def _override(content: dict[str, Any], key: str, value: Any) -> None:
@@ -167,11 +161,7 @@ def _training_arguments(path: Path, training: dict[str, Any]) -> SBDConfig:
     try:
         return SBDConfig(**checked)
     except (ValueError, TypeError, ImportError) as error:
-        raise SetBlockError(f"recipe {path}: training: {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+        raise SetBlockError(f"recipe {path}: training: {one_line(error)}") from error
 
 
 def _first_problem(error: ValidationError) -> str:

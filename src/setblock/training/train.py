@@ -21,7 +21,7 @@ from transformers.integrations import get_available_reporting_integrations
 from setblock.data.rows import corpus_texts, rows_of, use_chat_template
 from setblock.data.section import DataSection
 from setblock.data.tokenizer import train_tokenizer
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, one_line
 from setblock.model.loading import NotTrainedForBlocks, load, load_tokenizer, refuse_unsupported
 from setblock.model.probe import plan_attention
 from setblock.model.sbd_model import SBDModel
@@ -204,7 +204,7 @@ def _making_a_model() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise SetBlockError(f"model.config: can't make a model of it: {' '.join(str(error).split())}") from error
+        raise SetBlockError(f"model.config: can't make a model of it: {one_line(error)}") from error
 
 
 def context_length_of(config: PretrainedConfig) -> int:

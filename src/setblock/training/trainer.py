@@ -42,12 +42,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model if get_base_model is None else get_base_model()
 
 
-def _runs_halves(model: Any) -> bool:
-    """Return whether the noisy half of a model's input can run after the clean one: where attention is a function we
-    can wrap."""
-    return plan_of(unwrapped(model)).by_document
-
-
 def _check_cross_entropy(args: SBDConfig, head: SplitHead | None) -> None:
     """Refuse a way of computing the loss that this model or this machine has not."""
     wanted = args.cross_entropy
@@ -202,7 +196,9 @@ class SBDTrainer(Trainer):
             if model.training:
                 none = inputs.ntp.index[:0]
                 inputs = replace(inputs, ntp=Targets(none, none))
-                if self._frozen is not None and len(inputs.matp.index) and _runs_halves(unwrapped(self.model)):
+                # The noisy half can be run after the clean one where attention is a function that we can wrap.
+                runs_halves = plan_of(unwrapped(self.model)).by_document
+                if self._frozen is not None and len(inputs.matp.index) and runs_halves:
                     clean_half = self._frozen.clean_half
                     self._gate.open()
         return training_loss(

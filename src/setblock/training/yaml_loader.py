@@ -1,8 +1,13 @@
 """Read YAML files that people write, as they mean it."""
 
 import re
+from pathlib import Path
+from typing import Any
 
 import yaml
+
+from setblock.errors import SetBlockError, one_line
+from setblock.files import read_text
 
 _BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
 
@@ -18,3 +23,18 @@ YAMLLoader.yaml_implicit_resolvers = {
 }
 YAMLLoader.add_implicit_resolver(_BOOL, re.compile(r"(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 YAMLLoader.add_implicit_resolver(_FLOAT, re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
+
+
+def read_yaml(path: Path, *, what: str = "") -> Any:
+    """Return what a file holds.
+
+    Args:
+        what: what it is, for messages.
+
+    Raises:
+        SetBlockError: it can't be read, or is not YAML.
+    """
+    try:
+        return yaml.load(read_text(path, what=what), Loader=YAMLLoader)
+    except yaml.YAMLError as error:
+        raise SetBlockError(f"{what}{' ' if what else ''}{path} is not YAML: {one_line(error)}") from error

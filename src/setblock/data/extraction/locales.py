@@ -3,7 +3,7 @@
 Knows the file's form. Knows nothing of values, nor of who draws among the forms.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -50,11 +50,7 @@ def locales() -> dict[str, Locale]:
 
 
 def _locale(values: Mapping[str, Any], forms: Mapping[str, list[str]]) -> Locale:
-    listed = {key: tuple(_forms(each, forms)) for key, each in values.items() if isinstance(each, list)}
+    """Return a locale; what it lists are forms, or names of lists of them."""
+    lists = {key: each for key, each in values.items() if isinstance(each, list)}
+    listed = {key: tuple(form for each in named for form in forms.get(each, [each])) for key, named in lists.items()}
     return Locale(**{**values, **listed})
-
-
-def _forms(named: Iterable[str], forms: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yield forms, where some may be the name of a list of them."""
-    for each in named:
-        yield from forms.get(each, [each])

@@ -151,10 +151,8 @@ class Values:
 
     def _goods(self, told: str, other: Callable[[str], Value]) -> list[dict[str, Value]]:
         goods = self.rng.sample(_goods(), self.rng.choice((1, 2, 2, 3)))
-        return [{"name": each, "quantity": self._quantity_of_goods(), "price": self.money(2, 160)} for each in goods]
-
-    def _quantity_of_goods(self) -> int:
-        return self.rng.choice((1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 25, 30, 40, 50, 100))
+        counts = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 25, 30, 40, 50, 100)
+        return [{"name": each, "quantity": self.rng.choice(counts), "price": self.money(2, 160)} for each in goods]
 
     def _sum(self, told: str, other: Callable[[str], Value]) -> float:
         return round(float(sum(each["quantity"] * each["price"] for each in other(told))), 2)

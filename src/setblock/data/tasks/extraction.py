@@ -1,6 +1,7 @@
 """Ask for records: a message and a schema in, one JSON object out, asked as a chat.
 
-Knows how an answer is judged. The messages are in `setblock.data.extraction`.
+Knows which wordings and places a split may have, and how an answer is judged. Messages are written in
+`setblock.data.extraction`.
 """
 
 import random
@@ -11,15 +12,21 @@ from importlib.resources import files
 
 import yaml
 
-from setblock.data.extraction.inquiries import inquiries
+from setblock.data.extraction.asking import asked_fields, question, record_of
+from setblock.data.extraction.kinds import Kind, Wording, kinds
+from setblock.data.extraction.locales import TEST_LOCALE, locales
 from setblock.data.extraction.records import Record, is_right, record_in, right_fields, written
+from setblock.data.extraction.values import Values
+from setblock.data.extraction.writing import Writer
 from setblock.data.splits import Split
 from setblock.data.tasks.task import ChatExample, Task, Verdict
+
+_OWN_SHARE = 0.5  # of held-out splits, messages whose wording is in no other split
 
 
 @dataclass(frozen=True)
 class Extraction(ChatExample):
-    """Hold a message with the request for its record, which `answer` is as JSON.
+    """Hold a message with the request for its record, which `answer` is as JSON. Its identity is a name in the message.
 
     Attributes:
         wanted: the record.
@@ -33,10 +40,38 @@ class Extraction(ChatExample):
 
 
 def extractions(split: Split, seed: int = 0, *, own_wordings: bool = False) -> Iterator[Extraction]:
-    """Yield endless examples; see `setblock.data.extraction.inquiries`."""
-    for each in inquiries(split, seed, own_wordings=own_wordings):
-        answer = written(each.record)
-        yield Extraction(each.question, answer, each.identity, each.record, each.wording, each.locale)
+    """Yield endless distinct examples. Names of people and companies are of one split; so are half of all wordings,
+    which only the test split has, and a few that only the validation split has. The other half of a held-out split has
+    wordings of training.
+
+    Args:
+        own_wordings: give only wordings that no other split has.
+    """
+    rng = random.Random(f"extraction-{split}-{seed}")
+    by_split = {
+        each: [(kind, wording) for kind in kinds() for wording in kind.wordings if wording.split == each]
+        for each in ("train", split)
+    }
+    usual = [each for each in locales() if each != TEST_LOCALE]
+    seen: set[str] = set()
+    while True:
+        own = own_wordings or rng.random() < _OWN_SHARE
+        kind, wording = rng.choice(by_split[split if own else "train"])
+        locale = TEST_LOCALE if split == "test" and rng.random() < 0.2 else rng.choice(usual)
+        found = _write(kind, wording, locale, split, rng)
+        if found is not None and found.question not in seen:
+            seen.add(found.question)
+            yield found
+
+
+def _write(kind: Kind, wording: Wording, locale: str, split: Split, rng: random.Random) -> Extraction | None:
+    values = Values(locale, split, rng)
+    message = Writer(kind, values, rng).write(wording)
+    fields = asked_fields(kind, message, wording, rng)
+    if fields is None:
+        return None
+    record = record_of(fields, message)
+    return Extraction(question(message, fields), written(record), values.names[0], record, wording.name, locale)
 
 
 def handwritten(split: Split, seed: int = 0) -> Iterator[Extraction]:

@@ -1,6 +1,7 @@
 """Define tolerances: what a calibrated setting may lose, how surely, and whether what was seen shows that it loses
 less."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -57,16 +58,14 @@ class Tolerance:
 
     def least_examples(self) -> int:
         """Return how many examples it takes for a setting that loses nothing on any of them to pass."""
-        few, enough = 0, 1
-        while self.p_value([0.0] * enough) > 1 - self.confidence:
-            few, enough = enough, 2 * enough
-        while enough - few > 1:
-            middle = (few + enough) // 2
-            if self.p_value([0.0] * middle) > 1 - self.confidence:
-                few = middle
-            else:
-                enough = middle
-        return enough
+
+        def passes(count: int) -> bool:
+            return self.p_value([0.0] * count) <= 1 - self.confidence
+
+        enough = 1
+        while not passes(enough):
+            enough *= 2
+        return enough // 2 + 1 + bisect_left(range(enough // 2 + 1, enough), True, key=passes)
 
 
 def tolerance_of(text: str, *, confidence: float) -> Tolerance:

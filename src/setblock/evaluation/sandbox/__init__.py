@@ -19,4 +19,4 @@ if TYPE_CHECKING:
 __all__ = ["LEVELS", "Level", "Limits", "Outcome", "SandboxError", "check", "run", "run_all"]
 
 # On first use, since every program waits for `inside` to be imported, which needs none of it.
-__getattr__, __dir__ = lazily(__name__, dict.fromkeys(__all__, "setblock.evaluation.sandbox.outside"))
+__getattr__, __dir__ = lazily(__name__, {"outside": " ".join(__all__)})

@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Literal, get_args
 
-from setblock.errors import ParameterError, SetBlockError
+from setblock.errors import ParameterError, SetBlockError, check_one_of
 
 Level = Literal["confined", "files-readable"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -106,7 +106,9 @@ def run(
         SandboxError: it can't be confined like that here. Nothing of it has run then.
     """
     limits = limits or Limits()
-    _refuse_elsewhere(level)
+    check_one_of("level of a sandbox", level, LEVELS)
+    if sys.platform != "linux":
+        raise SandboxError(f"{_CANT}: it needs Linux, and this is {platform.system()}: use a Linux container")
     with (
         tempfile.TemporaryDirectory(prefix="setblock-", ignore_cleanup_errors=True) as folder,
         tempfile.TemporaryFile() as given,
@@ -269,13 +271,6 @@ def _ending(
 
 _CANT = "can't run programs in a sandbox here"
 _INSTEAD = "; to let them read all files that you can, and nothing worse, accept the level files-readable"
-
-
-def _refuse_elsewhere(level: Level) -> None:
-    if level not in LEVELS:
-        raise ParameterError(f"level of a sandbox must be one of {', '.join(LEVELS)}, not {level!r}")
-    if sys.platform != "linux":
-        raise SandboxError(f"{_CANT}: it needs Linux, and this is {platform.system()}: use a Linux container")
 
 
 def _text(file: IO[bytes], most: int) -> str:

@@ -10,9 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["LlamaModel", "LlamaOptions", "load"]
 
-_HOMES = {
-    "LlamaModel": "setblock.integrations.llama_cpp.model",
-    "LlamaOptions": "setblock.integrations.llama_cpp.options",
-    "load": "setblock.integrations.llama_cpp.model",
-}
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = lazily(__name__, {"model": "LlamaModel load", "options": "LlamaOptions"})

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, one_line
 from setblock.integrations.llama_cpp.options import LlamaOptions
 
 INSTALL = "pip install 'setblock[llama-cpp]'"
@@ -39,7 +39,7 @@ def library() -> Any:
         found.llama_log_set(_listener(found), None)
         found.llama_backend_init()
     except (ImportError, OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise SetBlockError(f"llama-cpp-python can't be used here: {reason}; install it again: {INSTALL}") from error
     return found
 

@@ -6,7 +6,7 @@ Knows names and ranges. Imports nothing heavy, so that the command line can offe
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from setblock.errors import ParameterError
+from setblock.errors import ParameterError, check_at_least, check_one_of
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 """What keys and values may be stored as, by GGML's names."""
@@ -43,13 +43,10 @@ class LlamaOptions:
     use_extra_bufts: bool | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("n_threads", 1), ("n_ctx", 1), ("n_ubatch", LEAST_UBATCH)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ParameterError(f"{name} must be at least {least}, not {value}")
+        check_at_least(1, n_threads=self.n_threads, n_ctx=self.n_ctx)
+        check_at_least(LEAST_UBATCH, n_ubatch=self.n_ubatch)
         for name, known in (("type_k", CacheType), ("type_v", CacheType), ("flash_attn", FlashAttention)):
-            if getattr(self, name) not in get_args(known):
-                raise ParameterError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
+            check_one_of(name, getattr(self, name), get_args(known))
         if self.flash_attn == "off" and self.has_quantised_values:
             raise ParameterError(f"type_v {self.type_v} needs flash_attn on or auto, not off")
 

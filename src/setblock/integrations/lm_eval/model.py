@@ -6,8 +6,7 @@ Knows the harness's requests. Knows nothing of tasks, nor of how a block is deco
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,8 +35,6 @@ DEFAULT_MAX_GEN_TOKS = 256  # as the harness's own models have it
 DEFAULT_MAX_LENGTH = 2048  # the same, where a model's config sets no limit
 _UNSAID_DEVICE = "cuda:0"  # the default of its command
 
-Progress = Callable[[str, int, int], None]
-
 
 class ShortenedRequest(SetBlockWarning):
     """Warn that a prompt and its answer's limit don't fit the model's context together."""
@@ -53,8 +50,6 @@ class SetBlockLM(TemplateLM):
     Attributes:
         settings: of a request whose task says nothing.
         answers: to each task, by its name, in the order of its requests.
-        on_progress: called after each batch with the kind of request, how many are answered and how many there are; without it
-            a bar is shown.
     """
 
     def __init__(
@@ -127,7 +122,6 @@ class SetBlockLM(TemplateLM):
         if enable_thinking is not None:
             self._template_arguments["enable_thinking"] = enable_thinking
         self.answers: dict[str, TimedAnswers] = {}
-        self.on_progress: Progress | None = None
 
     # What the harness asks of any model
 
@@ -234,9 +228,9 @@ class SetBlockLM(TemplateLM):
         return totals
 
     def _likelihoods(self, pairs: Sequence[tuple[list[int], list[int]]], *, disable_tqdm: bool) -> list[Likelihood]:
-        with self._progress("loglikelihood", len(pairs), disable=disable_tqdm) as done:
+        with _bar("loglikelihood", len(pairs), disable=disable_tqdm) as bar:
             return likelihoods(
-                self.model, pairs, batch_size=self.batch_size, max_length=self.max_length, on_progress=done
+                self.model, pairs, batch_size=self.batch_size, max_length=self.max_length, on_progress=bar.update
             )
 
     # Answers
@@ -248,12 +242,12 @@ class SetBlockLM(TemplateLM):
         by_task: dict[str, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             by_task[request.task_name or ""].append(index)
-        with self._progress("generate_until", len(requests), disable=disable_tqdm) as done:
+        with _bar("generate_until", len(requests), disable=disable_tqdm) as bar:
             # A task's requests share batches with no other's, so that the seconds are its own.
             for task, indices in by_task.items():
                 rows = {index: self._row(requests[index], repeat=seeds[index]) for index in indices}
                 started = time.perf_counter()
-                answers = self._answers(rows, done)
+                answers = self._answers(rows, bar.update)
                 seconds, before = time.perf_counter() - started, self.answers.get(task, TimedAnswers((), 0.0))
                 given = [answers[index] for index in indices]
                 self.answers[task] = TimedAnswers([*before.generations, *given], before.seconds + seconds)
@@ -314,17 +308,9 @@ class SetBlockLM(TemplateLM):
         assert isinstance(rendered, str)
         return rendered
 
-    @contextmanager
-    def _progress(self, kind: str, total: int, *, disable: bool) -> Iterator[Callable[[int], None]]:
-        with tqdm(total=total, desc=f"Running {kind} requests", disable=disable or self.on_progress is not None) as bar:
 
-            def done(count: int) -> None:
-                bar.n += count  # counts where the bar is off, too
-                bar.refresh()
-                if self.on_progress is not None:
-                    self.on_progress(kind, bar.n, total)
-
-            yield done
+def _bar(kind: str, total: int, *, disable: bool) -> tqdm:
+    return tqdm(total=total, desc=f"Running {kind} requests", disable=disable)
 
 
 def _repeats(requests: Sequence[Instance]) -> list[int]:

@@ -3,7 +3,7 @@
 Knows the harness's results. Knows nothing of tasks in particular, nor of the command line.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,6 @@ def evaluate_tasks(
     batch_size: int,
     name: str,
     output_path: Path | None = None,
-    on_progress: Callable[[str, str, int, int], None] | None = None,
 ) -> tuple[dict[str, Any], Path | None]:
     """Evaluate a model on tasks by the method of `settings`; where answers are generated, by NTP as well.
 
@@ -64,7 +63,6 @@ def evaluate_tasks(
         batch_size: how many requests a pass takes, at least 1.
         name: of the model, in the result.
         output_path: where the harness is to write its result file; None for nowhere.
-        on_progress: called with the method and what `SetBlockLM.on_progress` gets.
 
     Returns:
         The harness's results of the method, with the figures of `add_figures`; and the file they were written to.
@@ -73,12 +71,12 @@ def evaluate_tasks(
         SetBlockError: the model can't do what is asked, or the result file can't be written.
     """
     tracker = EvaluationTracker(output_path=None if output_path is None else str(output_path))
-    lm = _language_model(model, settings, batch_size, on_progress)
+    lm = SetBlockLM(model, settings=settings, batch_size=batch_size)
     results = _run(lm, tasks, options, name=name, tracker=tracker)
     if lm.answers:
         ntp_lm, ntp_results = lm, results
         if settings.method != "ntp":
-            ntp_lm = _language_model(model, replace(settings, method="ntp"), batch_size, on_progress)
+            ntp_lm = SetBlockLM(model, settings=replace(settings, method="ntp"), batch_size=batch_size)
             ntp_results = _run(ntp_lm, tasks, options, name=name)
         add_figures(results, lm, ntp_results=ntp_results, ntp_lm=ntp_lm)
     return results, None if output_path is None else _written(tracker, results)
@@ -99,18 +97,6 @@ def add_figures(results: dict[str, Any], lm: SetBlockLM, *, ntp_results: Mapping
         }
         figures = figures_of(answers, ntp=ntp_lm.answers[task])
         of_task |= plain | {f"{key},{FILTER}": value for key, value in figures.items()}
-
-
-def _language_model(
-    model: SBDModel,
-    settings: DecodingSettings,
-    batch_size: int,
-    on_progress: Callable[[str, str, int, int], None] | None,
-) -> SetBlockLM:
-    lm = SetBlockLM(model, settings=settings, batch_size=batch_size)
-    if on_progress is not None:
-        lm.on_progress = lambda kind, done, total: on_progress(settings.method, kind, done, total)
-    return lm
 
 
 def _run(

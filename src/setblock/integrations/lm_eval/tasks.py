@@ -1,18 +1,15 @@
-"""Find tasks of the harness by their names, ours among them, before any of their data is read.
+"""Find tasks of the harness by their names, ours among them.
 
 Knows the harness's index of tasks. Knows nothing of models.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from lm_eval.api.group import Group
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
-from lm_eval.tasks._index import Kind
-from lm_eval.tasks._yaml_loader import load_yaml
 
 from setblock.data.tasks.names import unknown_task
 from setblock.errors import ParameterError, SetBlockError
@@ -47,27 +44,14 @@ def matching_tasks(index: TaskManager, names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def check_confirmed(index: TaskManager, names: Iterable[str], *, confirmed: bool) -> None:
-    """Refuse tasks that run code which the model wrote, unless that was confirmed.
-
-    The one place where such tasks are let through: what runs their code in a sandbox can be asked for here.
-
-    Raises:
-        ParameterError: there is such a task.
-    """
-    for name in names:
-        for task in _members(index, name):
-            if not confirmed and _config(index, task).get("unsafe_code"):
-                raise ParameterError(
-                    f"task {task} runs code that the model wrote, on this machine and with your permissions; "
-                    "--confirm-run-unsafe-code allows it"
-                )
-
-
-def load_tasks(index: TaskManager, names: Sequence[str]) -> list[Task | Group]:
+def load_tasks(index: TaskManager, names: Sequence[str], *, confirmed: bool) -> list[Task | Group]:
     """Load tasks and groups with their data, which may be fetched from the hub.
 
+    Args:
+        confirmed: whether tasks may run code that the model wrote. What runs it in a sandbox needs no confirmation.
+
     Raises:
+        ParameterError: a task runs such code, and that was not confirmed.
         SetBlockError: the data or the file of one can't be read.
     """
     loaded: list[Task | Group] = []
@@ -77,6 +61,12 @@ def load_tasks(index: TaskManager, names: Sequence[str]) -> list[Task | Group]:
         except Exception as error:  # the harness, a task's own code and the data sets' library raise anything here
             line = (str(error).strip().splitlines() or [""])[0]
             raise SetBlockError(f"task {name} can't be loaded: {type(error).__name__}: {line}") from error
+        for task, each in found["tasks"].items():
+            if getattr(each, "UNSAFE_CODE", False) and not confirmed:
+                raise ParameterError(
+                    f"task {task} runs code that the model wrote, on this machine and with your permissions; "
+                    "--confirm-run-unsafe-code allows it"
+                )
         groups = found.get("groups", {})
         loaded += [groups[name]] if name in groups else list(found["tasks"].values())
     return loaded
@@ -85,29 +75,3 @@ def load_tasks(index: TaskManager, names: Sequence[str]) -> list[Task | Group]:
 def silence_harness() -> None:
     """Keep the harness from telling what it does; what matters of it becomes an error or a warning of ours."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-
-
-def _members(index: TaskManager, spec: Any) -> Iterator[str]:
-    """Yield the names of the tasks that a name, an entry of a group or a list of these refers to, at any depth."""
-    if isinstance(spec, list):
-        for each in spec:
-            yield from _members(index, each)
-    elif isinstance(spec, dict):
-        named = spec.get("group", spec.get("task"))
-        yield from _members(index, named if named in index.task_index else spec.get("task"))
-    elif isinstance(spec, str):
-        entry, inner = index.task_index.get(spec), _config(index, spec).get("task")
-        if entry is not None and entry.kind is Kind.TAG:
-            yield from _members(index, sorted(entry.tags))
-        elif isinstance(inner, list):
-            yield from _members(index, inner)
-        else:
-            yield spec
-
-
-def _config(index: TaskManager, name: str) -> dict[str, Any]:
-    """Return what a task's or group's file holds, without running the code that it names."""
-    entry = index.task_index.get(name)
-    if entry is None and Path(name).is_file():
-        return dict(load_yaml(Path(name), resolve_func=False))
-    return {} if entry is None else dict(entry.cfg or {})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from setblock.decoding.defaults import DEFAULT_BLOCK_SIZE
-from setblock.errors import ParameterError, SetBlockError
+from setblock.errors import ParameterError, SetBlockError, check_at_least, check_one_of
 from setblock.integrations.vllm.architectures import PREFIX, STOCK
 from setblock.integrations.vllm.config import facts_of
 from setblock.model.bundled import BUNDLED_MODEL
@@ -44,8 +44,7 @@ def vllm_command(
     Raises:
         SetBlockError: there is no such model, or vLLM can't decode it in blocks; says what can.
     """
-    if decoding not in get_args(Decoding):
-        raise ParameterError(f"decoding must be one of {', '.join(get_args(Decoding))}, not {decoding!r}")
+    check_one_of("decoding", decoding, get_args(Decoding))
     if not 0 <= port < 2**16:
         raise ParameterError(f"port must be between 0 and {2**16 - 1}, not {port}")
     command = ["vllm", "serve", str(model), "--host", host, "--port", str(port)]
@@ -77,8 +76,7 @@ def overrides_for(model: str | Path, *, block_size: int | None = None) -> dict[s
             f"model {model}: vLLM can't decode {name} in blocks, only {', '.join(STOCK)}; use `setblock serve`, or vLLM "
             "with next-token decoding"
         )
-    if block_size is not None and block_size < 1:
-        raise ParameterError(f"block_size must be at least 1, not {block_size}")
+    check_at_least(1, block_size=block_size)
     return {
         "architectures": [PREFIX + name],
         "canvas_length": block_size or min(DEFAULT_BLOCK_SIZE, max(facts.block_sizes)),
