@@ -5,6 +5,7 @@ Knows feeds and clocks. Knows nothing of what is gained by a pass. Results are r
 
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -44,10 +45,11 @@ class PassCosts:
     fuses_commit: bool
 
 
-def measured_costs(model: LanguageModel, *, sizes: tuple[int, ...] = SIZES) -> PassCosts:
+def measured_costs(model: LanguageModel) -> PassCosts:
     """Time passes of one request. Takes a second or a few."""
-    cached = CACHED if model.context_length is None else min(CACHED, model.context_length // 2)
-    sizes = tuple(each for each in sizes if model.context_length is None or cached + each <= model.context_length)
+    most = sys.maxsize if model.context_length is None else model.context_length
+    cached = min(CACHED, most // 2)
+    sizes = [size for size in SIZES if cached + size <= most]
     runner = model.runner(rows=1, capacity=cached + max(sizes))
     with torch.inference_mode():
         runner.logits(_feed(model, start=0, tokens=cached, in_block=False))

@@ -3,23 +3,14 @@
 No list of requirements goes with it. Transformers would refuse by that list even to load the model, which needs none of this.
 """
 
+import shutil
 from pathlib import Path
 
-CUSTOM_GENERATE = '''"""Set block decoding: `model.generate(..., custom_generate=CHECKPOINT, trust_remote_code=True)`."""
-
-
-def generate(*args, **kwargs):  # type: ignore[no-untyped-def]
-    """See `setblock.integrations.transformers.generate`."""
-    try:
-        from setblock.integrations.transformers import generate as generate_in_blocks
-    except ModuleNotFoundError as error:
-        raise ImportError("decoding this checkpoint in blocks needs setblock: pip install setblock") from error
-    return generate_in_blocks(*args, **kwargs)
-'''
+from setblock.model.bundled import BUNDLED_MODEL
 
 
 def write_custom_generate(checkpoint: Path) -> None:
-    """Write `custom_generate/generate.py` into a checkpoint."""
-    path = checkpoint / "custom_generate" / "generate.py"
-    path.parent.mkdir()
-    path.write_text(CUSTOM_GENERATE)
+    """Write `custom_generate/generate.py` into a checkpoint, as the bundled model has it."""
+    path = Path("custom_generate", "generate.py")
+    (checkpoint / path).parent.mkdir()
+    shutil.copyfile(BUNDLED_MODEL / path, checkpoint / path)

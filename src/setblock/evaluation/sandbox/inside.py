@@ -12,6 +12,7 @@ import signal
 import sys
 import traceback
 import types
+from collections.abc import Callable
 from typing import Any
 
 from setblock.evaluation.sandbox.landlock import TRUNCATION_SINCE, landlock_abi, restrict_files
@@ -27,7 +28,10 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     with open(given["program"], encoding="utf-8") as file:
         source = file.read()
-    tell = _Teller(given["status"])
+
+    def tell(line: str) -> None:
+        os.write(given["status"], line.replace("\n", " ").encode("utf-8", "replace") + b"\n")
+
     try:
         _confine(given)
     except OSError as error:
@@ -65,7 +69,7 @@ def _confine(given: dict[str, Any]) -> None:
     restrict_calls(no_open_with=forbidden)
 
 
-def _run(source: str, tell: "_Teller") -> None:
+def _run(source: str, tell: Callable[[str], None]) -> None:
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = ["program.py"]
@@ -83,14 +87,3 @@ def _run(source: str, tell: "_Teller") -> None:
         sys.stderr.write("".join(lines))
         sys.exit(1)
     tell("finished")
-
-
-class _Teller:
-    """Write lines to the pipe that it was given."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def __call__(self, line: str) -> None:
-        text = line.replace("\n", " ").encode("utf-8", "replace") + b"\n"
-        os.write(self._descriptor, text)
