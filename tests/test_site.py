@@ -5,6 +5,7 @@ import json
 import re
 import runpy
 from pathlib import Path
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import pytest
@@ -94,6 +95,22 @@ def test_recipe_keys_has_every_key():
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
     for field in dataclasses.fields(SBDConfig):
         assert (f"| `{field.name}` |" in training) == (field.name not in theirs), field.name
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (1, "1"), (1.0, "1.0"), (True, "true"), (False, "false"), (None, "null"), ("a", "a"), ((0.1,), "[0.1]")],
+)
+def test_recipe_keys_shows_defaults_as_yaml_has_them(value, shown):
+    assert hook("recipe_keys")["shown"](value) == shown
+    assert yaml.safe_load(shown) == (list(value) if isinstance(value, tuple) else value)
+
+
+def test_recipe_keys_shows_types_as_a_reader_of_yaml_sees_them():
+    type_name = hook("recipe_keys")["type_name"]
+    assert type_name(Literal["sdpa", "eager"] | None) == "`'sdpa', 'eager' or null`"
+    assert type_name(dict[str, Any] | None) == "`dict[str, Any] or null`"
+    assert type_name(tuple[DataSection, ...]) == "`tuple[DataSection, ...]`"
 
 
 def test_notebooks_show_their_code_and_what_it_printed():

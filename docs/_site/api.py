@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -33,7 +34,8 @@ def page(package: str) -> str:
         PluginError: a name, or a public method of one, has no docstring.
     """
     module = importlib.import_module(package)
-    parts = [f"# {package}", inspect.getdoc(module) or ""]
+    about = re.sub(r"docs/([\w-]+\.md)", r"[\1](../\1)", inspect.getdoc(module) or "")
+    parts = [f"# {package}", about]
     for name in sorted(module.__all__, key=lambda name: (name.isupper(), name.lower())):
         value = getattr(module, name)
         if lacking := undocumented(value):

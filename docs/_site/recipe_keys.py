@@ -2,8 +2,10 @@
 
 import dataclasses
 import inspect
+import json
 import re
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -87,25 +89,25 @@ def attributes(owner: type) -> dict[str, str]:
 
 def type_name(annotation: Any) -> str:
     """Return a type as a reader of YAML sees it."""
-    name = getattr(annotation, "__name__", "") if isinstance(annotation, type) and not get_args(annotation) else ""
-    text = name or re.sub(r"\b(?:typing|setblock)\.[\w.]*?(?=\w+\b)", "", str(annotation))
-    return (
-        "`"
-        + re.sub(r"Literal\[([^\]]*)\]", r"\1", text)
-        .replace("NoneType", "null")
-        .replace("None", "null")
-        .replace("|", "or")
-        + "`"
-    )
+    return f"`{kinds(annotation)}`"
+
+
+def kinds(annotation: Any) -> str:
+    """Return the kinds of value that a type has in YAML, with `or` between them."""
+    if get_origin(annotation) is Literal:
+        return ", ".join(repr(each) for each in get_args(annotation))
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(kinds(each) for each in get_args(annotation))
+    if annotation in (None, NoneType):
+        return "null"
+    if isinstance(annotation, type) and not get_args(annotation):
+        return annotation.__name__
+    return re.sub(r"\b[a-z_]+\.(?=\w)", "", str(annotation)).replace("None", "null").replace("|", "or")
 
 
 def shown(value: Any) -> str:
     """Return a default as YAML has it."""
-    return (
-        {None: "null", True: "true", False: "false"}.get(value, str(value))
-        if not isinstance(value, list)
-        else str(value)
-    )
+    return str(value) if isinstance(value, list | str) else json.dumps(value, default=str)
 
 
 def cell(text: str) -> str:

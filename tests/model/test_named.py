@@ -14,8 +14,9 @@ import setblock
 from setblock.errors import SetBlockError
 from setblock.export.gguf_file import write_gguf
 from setblock.model import named
+from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.gate import block_only
-from setblock.model.named import NAMED_MODELS, NamedModel, fetch
+from setblock.model.named import NAMED_MODELS, NamedModel, fetch, resolved
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapters import AdapterSection, add_adapter
 
@@ -194,3 +195,19 @@ def test_unknown_names_are_told_the_known_ones() -> None:
         SetBlockError, match=r"must be one of smollm2, smollm2-base, not 'smollm', did you mean 'smollm2'\?"
     ):
         fetch("smollm")
+
+
+def test_the_bundled_model_has_a_name_that_a_folder_takes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolved("bundled") == str(BUNDLED_MODEL)
+    (tmp_path / "bundled").mkdir()
+    assert resolved("bundled") == "bundled"
+
+
+def test_a_source_that_is_none_is_told_the_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(
+        SetBlockError, match=r"no such folder or name \(bundled, smollm2, smollm2-base\), and from the hub"
+    ):
+        setblock.load("smolm2")

@@ -40,7 +40,6 @@ def export(
     import torch
 
     from setblock.export.gguf_file import WeightType, write_gguf
-    from setblock.model.bundled import BUNDLED_MODEL
     from setblock.model.loading import load
 
     if file.suffix != ".gguf":
@@ -48,9 +47,7 @@ def export(
     if not file.parent.is_dir():
         raise SetBlockError(f"can't write {file}: there is no folder {file.parent}")
     silence_libraries()
-    loaded = load(
-        BUNDLED_MODEL if model == "bundled" else model, device="cpu", dtype=torch.float32 if weights == "f32" else None
-    )
+    loaded = load(model, device="cpu", dtype=torch.float32 if weights == "f32" else None)
     if weights in get_args(WeightType):
         write_gguf(loaded, file, weights=cast(WeightType, weights))
     else:

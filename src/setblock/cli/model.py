@@ -25,7 +25,7 @@ class ModelOptions:
 
     path: str | None = option(
         None,
-        "Folder, hub id or name (`setblock fetch`) of a causal LM, or a GGUF file. Default: the bundled model.",
+        "Folder, hub id or name (`setblock fetch`) of a causal LM, or a GGUF file. Default: `bundled`, the included model.",
         "--model",
     )
     dtype: Dtype = option("auto", "Type of the weights. auto: as in the checkpoint.")

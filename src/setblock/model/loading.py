@@ -35,7 +35,7 @@ from setblock.model.gguf import (
     tokenizer_in,
     weights_arguments,
 )
-from setblock.model.named import resolved
+from setblock.model.named import BUNDLED, NAMED_MODELS, resolved
 from setblock.model.probe import check_stored, plan_attention
 from setblock.model.quantization import Quantization, four_bits, quantize
 from setblock.model.sbd_model import SBDModel
@@ -64,8 +64,8 @@ def load(
     from the text. It can be trained.
 
     Args:
-        path: a folder, a hub id, a GGUF file or a name in `NAMED_MODELS`. The default is the bundled model. The weights of
-            a GGUF file are dequantised.
+        path: a folder, a hub id, a GGUF file, or a name: `bundled` or one of `NAMED_MODELS`. The default is the bundled
+            model. The weights of a GGUF file are dequantised.
         dtype: the type of the weights. The default is the checkpoint's own type.
         device: the device of the model. The default is a GPU if there is one.
         attn_implementation: `sdpa`, `flex_attention` or `eager`; the default is the fastest that the model allows.
@@ -232,7 +232,8 @@ def _reading(source: str, part: str) -> Iterator[None]:
             f"model {source}: its safetensors file is corrupt or truncated ({_line(error)}): download it again"
         ) from error
     except Exception as error:
-        where = "" if Path(source).exists() else "there is no such folder, and from the hub: "
+        names = "" if "/" in source else f" or name ({', '.join((BUNDLED, *NAMED_MODELS))})"
+        where = "" if Path(source).exists() else f"there is no such folder{names}, and from the hub: "
         kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
         raise SetBlockError(f"can't load model {source}: {where}{part}: {kind}{_line(error)}") from error
 

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from setblock.errors import SetBlockError, did_you_mean
 from setblock.model.adapter import ADAPTER_FOLDER
+from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.eight_bits import from_eight_bits, to_eight_bits
 from setblock.model.facts import CONFIG_KEY, read_facts
 from setblock.model.gguf import pretrained_arguments, weights_arguments
@@ -75,6 +76,9 @@ def _smollm2(adapter: Path | None) -> NamedModel:
     )
 
 
+BUNDLED = "bundled"
+"""Name of the model that comes with the package."""
+
 NAMED_MODELS: dict[str, NamedModel] = {
     "smollm2": _smollm2(None),
     "smollm2-base": _smollm2(None),
@@ -94,13 +98,15 @@ def is_named(source: str) -> bool:
 
 
 def resolved(source: str) -> str:
-    """Return the checkpoint's folder where `source` is a model's name; else `source` itself.
+    """Return the checkpoint's folder where `source` is a model's name, `bundled` among them; else `source` itself.
 
     The first use of an installed package's file makes the checkpoint, which takes some twenty seconds.
 
     Raises:
         SetBlockError: the model's file is not on this machine.
     """
+    if source == BUNDLED and not Path(source).is_dir():
+        return str(BUNDLED_MODEL)
     if not is_named(source):
         return source
     model = NAMED_MODELS[source]

@@ -23,7 +23,9 @@ from setblock.training.yaml_loader import YAMLLoader, read_yaml
 class ModelSection(Section):
     """Choose what to start from: a checkpoint, or a config and a tokenizer trained on the recipe's data."""
 
-    path: str | None = Field(None, description="a checkpoint's folder or hub id to start from")
+    path: str | None = Field(
+        None, description="the checkpoint to start from: a folder, a hub id or a name, such as `bundled`"
+    )
     config: dict[str, Any] | None = Field(
         None, description="a Transformers config, with model_type, to start from nothing"
     )
