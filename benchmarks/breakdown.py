@@ -6,7 +6,7 @@ operations that is, and how often the host waits.
 One request, block size 16, a model of about 100 million random weights. Each part is timed where the loop calls it, without
 the parts inside of it. On a GPU each part is waited for, so that parts add up to more than an undisturbed pass takes.
 Synchronisations are the operations of a pass whose result the host reads, or whose shape depends on values: on a GPU the
-host waits there. They and the operations are counted in runs of their own, on any device, of decoding as it goes on a GPU: of
+host waits there. They and the operations are counted in separate runs, on any device, of decoding as it runs on a GPU: of
 whole answers, and of a stream. A table for people, JSON on the last line.
 """
 
@@ -120,7 +120,7 @@ def measured(sbd: SBDModel, method: Method, options: argparse.Namespace) -> dict
 
 
 def counted(sbd: SBDModel, prompt: list[int], settings: DecodingSettings) -> dict[str, Any]:
-    """Return what a pass costs the host: operations in the model and beside it, and waits by line, of whole answers and
+    """Return what a pass costs the host: operations in the model and outside it, and waits by line, of whole answers and
     of a stream.
 
     Args:

@@ -5,7 +5,7 @@
 
 A fair draft is of the target's own family and knows its task. This one begins as the target's first layers, with its
 embeddings and tokenizer, and is trained by `benchmarks/draft.yaml` on the generator that the target was trained on. An
-interrupted run goes on where it stopped.
+interrupted run resumes where it stopped.
 """
 
 import argparse

@@ -1,25 +1,25 @@
-"""Measure everything that a GPU should answer, in stages that are saved piece by piece: a run that is stopped goes on
+"""Measure everything that a GPU should answer, in stages that are saved piece by piece: a run that is stopped resumes
 where it was.
 
     python benchmarks/gpu.py --out benchmarks/results/gpu.json
     python benchmarks/gpu.py --stages checks passes --minutes 9 --out benchmarks/results/gpu.json
     python benchmarks/gpu.py --quick
 
-Needs no network. The most valuable stages come first. `--minutes` begins no piece after so many; none but compiling and
-training takes more than one or two. A piece that fails is told of, saved with its error and tried again by the next run; the
+Needs no network. The most valuable stages come first. `--minutes` begins no piece after so many; only compiling and
+training take more than one or two. A piece that fails is reported, saved with its error and tried again by the next run; the
 exit status then is 1.
 
-- machine: bandwidth and peak that simple kernels reach, beside the data sheet's.
+- machine: bandwidth and peak that simple kernels reach, and the data sheet's.
 - checks: FlexAttention's forward and backward pass, exact mode, compiled passes, batches and quantised weights compute what
   plain ones do.
 - launches: operations and waits of a pass, and its calls of CUDA.
-- passes: an 8B model in bfloat16: passes over blocks of 1 to 64, batches of 1 to 32, two lengths; beside the roofline.
-- side_by_side: one request: ours, eager and compiled, beside Transformers' `generate`, its static cache and assisted
+- passes: an 8B model in bfloat16: passes over blocks of 1 to 64, batches of 1 to 32, two lengths; and the roofline.
+- side_by_side: one request: ours, eager and compiled, and Transformers' `generate`, its static cache and assisted
   generation.
 - graphs: the same passes eagerly, as CUDA graphs, and through torch.compile.
 - breakdown: where a pass's time goes.
-- growth: whole decoding of the 8B model at batches of 1 to 32, beside Transformers' `generate` and the roofline.
-- training: a training step at rows of 8k to 32k tokens through FlexAttention, beside plain next-token training.
+- growth: whole decoding of the 8B model at batches of 1 to 32, and Transformers' `generate` and the roofline.
+- training: a training step at rows of 8k to 32k tokens through FlexAttention, and plain next-token training.
 - recipe: the recipes of `--recipes`: trained, then decoded by all methods.
 
 Without a GPU the stages run in miniature only (`--quick`), which shows that they work and measures nothing.

@@ -10,7 +10,7 @@ speed-up, in turns. The first token of an answer, which a prefill gives, is fed 
 the passes that were counted, each as long as the model's shape and the machine's bandwidth and peak say; on a CPU those are
 measured first.
 
-With `--out` each cell is saved as it is done, and a run that was stopped goes on. `--minutes` stops it in time. A table for
+With `--out` each cell is saved as it is done, and a run that was stopped resumes. `--minutes` stops it in time. A table for
 people, JSON on the last line.
 """
 

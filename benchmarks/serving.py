@@ -1,11 +1,11 @@
-"""Load on a live server: how many tokens a second, and how long each client waits, in blocks beside plain decoding.
+"""Load on a live server: how many tokens a second, and how long each client waits, in blocks and by plain decoding.
 
     python benchmarks/serving.py load --out benchmarks/results/serving.json
     python benchmarks/serving.py soak --minutes 10 --out benchmarks/results/serving_soak.json
 
 `load`: N clients, each of which asks its next question when the last one is answered, for N = 1, 4, 8, 16, 32. `soak`: twice as
 many clients as the server takes, for minutes; 429 is expected and tried again, anything else that is not an answer is an error,
-and memory is to stay flat. Both start `setblock serve` as a process of its own unless --url names a server. A table for people,
+and memory is to stay flat. Both start `setblock serve` as a separate process unless --url names a server. A table for people,
 and one line of JSON at the end.
 """
 

@@ -7,7 +7,7 @@ generation and prompt lookup, and llama.cpp. All over the same weights and token
 
 `trained` is the bundled model on held-out word problems, or `--checkpoint` on `--task`. Its draft model for assisted generation
 is `--draft`, a model of a few layers trained for minutes by benchmarks/draft.py; without one that contender is left out. The
-others have random weights, and decode as they are told: blocks with the NFE speed-ups of `--nfe`, exact mode and assisted
+others have random weights, and decode as scripted: blocks with the NFE speed-ups of `--nfe`, exact mode and assisted
 generation with drafts of which `--acceptance` are right. Prompt lookup is left out there: a random model repeats itself, so
 that its n-grams would always be found. With `--prepack` ours is a copy of the model whose weights are laid out for the
 processor.

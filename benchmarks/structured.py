@@ -5,7 +5,7 @@
     python benchmarks/structured.py --model runs/smollm2-extraction-sbd --weights bfloat16 --messages 20
 
 Answers without a schema are as long as those with one, to the token, if the model does not end them before. The grammar's own
-time is that in which it is asked or told anything. With `--messages` the prompts are those of the task `extraction`, each with
+time is that in which it is asked or given anything. With `--messages` the prompts are those of the task `extraction`, each with
 a schema of the keys and types of its record, and whole records are judged.
 """
 

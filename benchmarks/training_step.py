@@ -8,7 +8,7 @@ weights on one noisy copy of the targets. The adapter step trains LoRA of rank `
 complementary copies of the targets, with frozen weights in bfloat16 under `--bf16`. Each step makes its inputs and mask, runs
 forward and backward, and updates the weights by AdamW. The steps take turns in one run, and every ratio is of two steps of one
 turn. Memory is the most that two steps held beyond the model's weights,
-with gradients and AdamW's state, in a process of its own: as Linux counts what is resident, or on a GPU as PyTorch counts
+with gradients and AdamW's state, in a separate process: as Linux counts what is resident, or on a GPU as PyTorch counts
 what is allocated. On a CPU the process keeps what it frees, as `setblock train` does. On a GPU, `--attention flex_attention`
 skips what the mask forbids, for rows of many thousand tokens. A table for people, JSON on the last line.
 """
@@ -180,7 +180,7 @@ def random(options: argparse.Namespace, *, half: bool = False) -> SBDModel:
 
 
 def memory_of(objective: str, share: float, options: argparse.Namespace) -> int | None:
-    """Return `peak_bytes`, on a CPU in a separate process: what a process once held, the system may go on counting."""
+    """Return `peak_bytes`, on a CPU in a separate process: what a process once held, the system may still count."""
     if options.quick or torch.cuda.is_available():
         return peak_bytes(objective, share, options)
     arguments = [sys.executable, __file__, *options.arguments, "--memory-of", f"{objective}:{share}"]

@@ -71,11 +71,11 @@ class Way:
     """Describe a way to decode: words for the server, and what its requests say.
 
     Attributes:
-        name: as it stands in the results.
+        name: as it is in the results.
         server: words of `vllm serve`; equal words and environment, one server.
         request: a request's further fields.
         environment: of the server.
-        base: the way that its throughput is told against.
+        base: the way that its throughput is compared with.
     """
 
     name: str

@@ -7,7 +7,7 @@ A study is a set of variants, each a few overrides of the recipe; `--list` names
 `model.path`, the next-token model, and trains for as many steps as give it the compute of `--steps` steps of the recipe: a
 variant whose step takes more noisy tokens gets fewer. With `--base short` they vary short training in small batches, at 7/15 of
 that compute, in place of the recipe. Runs are kept in `--out`, one folder each. What is finished is not run again, and what was
-interrupted goes on. `STUDY.jsonl` (`STUDY-short.jsonl`) has a line for each evaluation of each run, a picture beside it shows
+interrupted resumes. `STUDY.jsonl` (`STUDY-short.jsonl`) has a line for each evaluation of each run, a picture next to it shows
 them.
 """
 

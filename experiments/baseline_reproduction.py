@@ -1,4 +1,4 @@
-"""Measure whether learning blocks costs a model its plain decoding. NTP loss and accuracy of an SBD model beside its
+"""Measure whether learning blocks costs a model its plain decoding. NTP loss and accuracy of an SBD model and its
 next-token twin.
 
     python experiments/baseline_reproduction.py --twin runs/word-problems-twin --limit 1000 --out docs/experiments/baseline.md

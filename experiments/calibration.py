@@ -10,7 +10,7 @@ decoded.
    hindsight. Three ways to choose: from all settings of the file; from entropy-bounded ones with exact mode to fall back on;
    and from entropy-bounded ones alone.
 2. Transfer: with several files, one for each domain and of the same grid, what each domain's calibrated setting loses on the
-   others, beside a fixed gamma.
+   others, and a fixed gamma.
 
 The fresh part is a sample too: a setting that keeps the tolerance may break it there by chance, the more so the smaller it is.
 """
@@ -124,7 +124,7 @@ def split_lines(sweep: Sequence[Result], tolerance: Tolerance, options: argparse
 def one_split(
     sweep: Sequence[Result], bests: Sequence[Result], tolerance: Tolerance, *, seed: int, part: int
 ) -> SplitResult:
-    """Calibrate on one part, look at the other. Plain decoding stands in where nothing was found."""
+    """Calibrate on one part, look at the other. Plain decoding is used where nothing was found."""
     shuffled = list(range(sweep[0].num_examples))
     random.Random(seed).shuffle(shuffled)
     fresh = shuffled[part:]

@@ -4,13 +4,13 @@ idea).
     python experiments/wide_drafts.py --limit 200
 
 Exact mode checks a draft and drafts the block after it in one pass of 2k tokens. Where the check finds a mistake, the new block
-is lost, and one more pass drafts again from the corrected token. A pass with k blocks of masks beside the draft, one for each
+is lost, and one more pass drafts again from the corrected token. A pass with k blocks of masks next to the draft, one for each
 length that may be accepted, never loses its block: k + k*k tokens. It drafts before the corrected token is known, so the
 block's first place is a mask to the others.
 
 Both are counted here as plainly as can be, uncached, one prompt at a time: passes after the prefill, to the end of the answer.
 The wide pass's prefill is given its first draft for nothing. Prints one line of JSON. What a pass of k + k*k tokens costs
-beside one of 2k is `benchmarks/passes.py --block-sizes 16 136`'s to say (its fused pass of 136 feeds 272 tokens).
+compared with one of 2k is `benchmarks/passes.py --block-sizes 16 136`'s to say (its fused pass of 136 feeds 272 tokens).
 """
 
 import argparse

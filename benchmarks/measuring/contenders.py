@@ -28,7 +28,7 @@ class Answer:
     Attributes:
         token_ids: end-of-text included.
         passes: of the model after the prefill; None where nobody counts them.
-        prefill_seconds: None where it can't be told apart.
+        prefill_seconds: None where it can't be separated.
     """
 
     token_ids: list[int]

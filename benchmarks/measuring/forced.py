@@ -1,6 +1,6 @@
 """Force decoding of models of random weights to a script: passes cost what they cost, and the text has no meaning.
 
-Block decoding is told how many tokens a pass reveals, speculative decoding and exact mode how many of the drafted tokens
+Block decoding is given how many tokens a pass reveals, speculative decoding and exact mode how many of the drafted tokens
 are right. What the sampler and the draft model compute is computed all the same, so that a pass costs what it costs in use.
 """
 
@@ -52,7 +52,7 @@ class ScriptedDrafts:
     batch.
 
     Attributes:
-        state: the batch's state, set once it is open: a sampler is not told positions.
+        state: the batch's state, set once it is open: a sampler does not get positions.
     """
 
     def __init__(self, script: Script) -> None:

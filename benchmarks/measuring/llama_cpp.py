@@ -21,7 +21,7 @@ MISSING = [name for name in ("xllamacpp",) if importlib.util.find_spec(name) is 
 class LlamaCpp:
     """Decode one request at a time in llama.cpp, greedily and with nothing kept between requests.
 
-    It lives in a process of its own, which is stopped while it has nothing to do: its threads, waiting for work, would take
+    It lives in a separate process, which is stopped while it has nothing to do: its threads, waiting for work, would take
     time from whoever is measured next.
 
     Args:

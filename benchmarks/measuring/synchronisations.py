@@ -1,7 +1,7 @@
 """Count where a program waits for its device: operations whose result the host reads, or whose shape depends on values.
 
 Knows PyTorch's operations. Counts them on any device; only on a GPU do they cost anything, since there the host otherwise
-runs ahead. What is read of a `HostCopy` when the device has since been given another pass is no wait: the device goes on.
+runs ahead. What is read of a `HostCopy` when the device has since been given another pass is no wait: the device continues.
 """
 
 import sys

@@ -50,7 +50,7 @@ def recipe_pieces(options: argparse.Namespace) -> Pieces:
 
 
 def trained_by(recipe: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Run `setblock train`, stopped when the time is up; it goes on from its newest checkpoint."""
+    """Run `setblock train`, stopped when the time is up; it resumes from its newest checkpoint."""
     left = max(5.0, options.until - time.monotonic())
     started = time.monotonic()
     overrides = [part for each in options.set for part in ("--set", each)]

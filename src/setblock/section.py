@@ -1,6 +1,6 @@
 """Define a section of a recipe, which has its keys and no others.
 
-Knows how a key that is not among them is told. Knows nothing of what the keys mean.
+Knows how a key that is not among them is reported. Knows nothing of what the keys mean.
 """
 
 from collections.abc import Mapping

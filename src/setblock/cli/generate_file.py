@@ -22,7 +22,7 @@ def generate_file(
     raw: bool,
     as_json: bool,
 ) -> None:
-    """Answer every line of `source` into `target`; go on where an interrupted run stopped.
+    """Answer every line of `source` into `target`; continue where an interrupted run stopped.
 
     Raises:
         SetBlockError: a line is no prompt, or too long; a file can't be read or written.

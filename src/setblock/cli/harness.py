@@ -141,7 +141,7 @@ def report(of_task: dict[str, Any]) -> str:
 
 
 def cost_rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what answers cost beside plain decoding's, each figure with its name."""
+    """Return what answers and plain decoding's cost, each figure with its name."""
     rows = [
         ("identical to ntp", f"{figures['identical_to_ntp']:.1%} of the answers"),
         ("forwards", f"{figures['mean_forwards']:.1f} an answer, prefill included"),

@@ -39,7 +39,7 @@ def log_text(logs: Mapping[str, Any]) -> str:
 
 
 class TrainView(TrainerCallback):
-    """Show the progress of a run. Nothing but the main process shows anything."""
+    """Show the progress of a run. Only the main process shows anything."""
 
     def __init__(self, *, bar: bool) -> None:
         """Choose whether to draw a bar, on stderr; if not, each log is a line on stdout."""
@@ -61,7 +61,7 @@ class TrainView(TrainerCallback):
             self._progress.update(self._task, completed=state.global_step)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Say what was logged: losses beside the bar, evaluations above it."""
+        """Say what was logged: losses next to the bar, evaluations above it."""
         logs = kwargs["logs"]
         text = log_text(logs)
         if not text or not state.is_world_process_zero:

@@ -1,6 +1,7 @@
 """Count which documents are kept, how much of each, and how many were not.
 
-Knows lengths, token ids and the wishes of a recipe. Knows nothing of texts or rows. What is left out is counted here, and told.
+Knows lengths, token ids and the wishes of a recipe. Knows nothing of texts or rows. Counts and
+reports what is left out.
 """
 
 from collections.abc import Callable, Mapping

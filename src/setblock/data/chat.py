@@ -41,7 +41,7 @@ def chat_pieces(
         loss_on_all: let everything carry loss.
 
     Raises:
-        SetBlockError: there is no template, it refuses the messages, or it does not let answers be told apart exactly.
+        SetBlockError: there is no template, it refuses the messages, or it does not let answers be identified exactly.
     """
     _check_messages(messages)
     if tokenizer.chat_template is None:

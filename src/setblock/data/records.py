@@ -219,7 +219,7 @@ def _parquet_rows(path: Path) -> Iterator[SourceRecord]:
 def _reading(source: str, before: str = "") -> Iterator[None]:
     """Turn what `datasets` raises over what it can't find or read into a `SetBlockError`.
 
-    Builders, file systems and parsers raise anything, hence the width of the net; nothing but calls to `datasets` belongs
+    Builders, file systems and parsers raise anything, hence the width of the net; only calls to `datasets` belongs
     inside.
     """
     try:

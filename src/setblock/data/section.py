@@ -49,8 +49,8 @@ class SourceSection(_Texts):
 
 
 class EvaluationSection(_Texts):
-    """Choose texts to evaluate on. What is not given is as in the training section, `documents` excepted; beside a
-    mixture without a source of its own, that holds of each of its sources."""
+    """Choose texts to evaluate on. What is not given is as in the training section, `documents` excepted; next to a
+    mixture without a separate source, that holds of each of its sources."""
 
     source: str | None = None
 

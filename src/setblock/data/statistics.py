@@ -17,7 +17,7 @@ class Statistics(Census):
 
     Attributes:
         rows: how many; None of a stream, which has no end.
-        padding: share of the rows' tokens that are padding, in 0..1; None of a stream. Unpacked rows have none of their own.
+        padding: share of the rows' tokens that are padding, in 0..1; None of a stream. Unpacked rows have no padding.
     """
 
     rows: int | None = None

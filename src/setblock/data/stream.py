@@ -29,7 +29,7 @@ class DocumentStream:
     little.
 
     `datasets` can mix and shuffle what streams, too, but in a worker of a data loader it draws otherwise than outside of one:
-    a run could not go on with another number of workers.
+    a run could not continue with another number of workers.
 
     Attributes:
         sources: encoders, and the records each is to encode.

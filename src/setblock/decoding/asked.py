@@ -20,11 +20,11 @@ def settings_asked(
     offered: Collection[str] = tuple(SETTINGS),
     told: str = "parameter",
 ) -> DecodingSettings:
-    """Return the settings of `base`, with the values that are asked for in place of its own.
+    """Return the settings of `base`, with the values that are asked for in place of `base`'s.
 
     Args:
         asked: settings by their names in the table; `sampler` may be a name. Hyperparameters of the sampler are a mapping under
-            `sampler_options`, or stand beside it, as `gamma` does. Without a sampler they replace those of the one in `base`,
+            `sampler_options`, or are next to it, as `gamma` is. Without a sampler they replace those of the one in `base`,
             or of the method's own. What is None is as if it were not there.
         base: by default the settings of a request that says nothing.
         offered: the settings that may be asked for.

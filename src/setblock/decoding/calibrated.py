@@ -50,7 +50,7 @@ def leaves_point_open(settings: DecodingSettings) -> bool:
 def calibration_for(model: Trained, *, method: Method, domain: str | None = None) -> CalibratedSetting | None:
     """Return the calibrated setting of a method that a request gets, or None where there is none.
 
-    Where no domain is told and the model was calibrated for several, it is the most careful of theirs, the slowest.
+    Where no domain is given and the model was calibrated for several, it is the most careful of theirs, the slowest.
 
     Raises:
         ParameterError: the model was not calibrated for the domain.

@@ -14,12 +14,12 @@ from setblock.decoding.terms import RowTerms
 class Companion:
     """Follow one row, and perhaps restrict its tokens. A subclass overrides the methods that it needs.
 
-    After each pass it is told what has changed, in this order: `retract` and `reveal`, so that it always knows the row's answer
-    as far as it goes without a gap; then `read`, of which nothing is ever taken back.
+    After each pass it receives what has changed, in this order: `retract` and `reveal`, so that it always knows the row's
+    answer as far as it goes without a gap; then `read`, of which nothing is ever taken back.
 
     Attributes:
-        is_lazy: whether it need not hear of each pass at once, but may be told when somebody asks for its row.
-        constrains: whether it says what may come next. Then, in each pass, it is told tokens tentatively too (by `reveal`, and
+        is_lazy: whether it need not hear of each pass at once, but may hear of it when somebody asks for its row.
+        constrains: whether it says what may come next. Then, in each pass, it receives tokens tentatively too (by `reveal`, and
             soon after by `retract`).
         stop_length: of the answer, in tokens, once the companion wants it to end there; else None.
     """
@@ -39,7 +39,7 @@ class Companion:
 
     @classmethod
     def fill(cls, members: Sequence[Self], allowed: Tensor) -> None:
-        """Say what may come next: right after all that each of `members` was told.
+        """Say what may come next: right after all tokens that each of `members` has received.
 
         Tokens that end the answer are among them where it may end. Legality after a gap is not known, and never asked for: such
         positions stay masked. All rows' companions of one class are asked together.

@@ -22,11 +22,11 @@ class Accompanied:
 
     Attributes:
         companions: all of them.
-        heard: the tokens of the answer that they were told, as far as it goes without a gap.
+        heard: the tokens of the answer that they have received, as far as it goes without a gap.
         num_read: how many of them were certain.
         allowed: by place in the answer, what was allowed there when a token was put in its place; of places that are not
             certain.
-        is_over: whether they were told that no more will come.
+        is_over: whether they know that no more will come.
         is_stuck: whether no token that may be chosen is one that they allow, so that the answer ends in an error.
     """
 
@@ -48,7 +48,7 @@ class Accompanied:
         return [each for each in self.companions if each.constrains]
 
     def tell(self, token_ids: Sequence[int], *, certain: int, ends: Sequence[int], final: bool) -> int | None:
-        """Tell what has changed, and return where the answer is to stop, in tokens, if it is.
+        """Report what has changed, and return where the answer is to stop, in tokens, if it is.
 
         Args:
             token_ids: the answer from `num_read` on, as far as it goes without a gap.
@@ -108,7 +108,7 @@ class Companions:
     def hear(
         self, state: BatchState, rows: Sequence[int] | None = None, *, news: Sequence[RowNews] | None = None
     ) -> None:
-        """Tell what has become of `rows`, or, after a pass, of those whose companions listen. Ends answers that one of them
+        """Report what has become of `rows`, or, after a pass, of those whose companions listen. Ends answers that one of them
         wants to end. `news` of all rows, where they have been read, save a wait."""
         rows = self._listening if rows is None else rows
         if not rows:

@@ -32,7 +32,7 @@ class PassEvent:
         number: 0 for the prefill (for each pass of one that is cut into several), then 1, 2, ...
         kind: as it is counted in `PassCounts`.
         revealed: what it revealed, from left to right. May lie past the end of the answer, where that becomes known later.
-        corrected: in method `exact`, where a draft was wrong, and what stands there now; everything that was revealed to the
+        corrected: in method `exact`, where a draft was wrong, and what is there now; everything that was revealed to the
             right of it before this pass is void. None where the draft was right.
     """
 

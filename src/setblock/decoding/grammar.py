@@ -51,7 +51,7 @@ class GrammarMaker:
         """Return a guide at the beginning of an answer.
 
         Raises:
-            SetBlockError: the form can't be had with this model.
+            SetBlockError: the form is not possible with this model.
         """
         if not terms.ends:
             raise SetBlockError("structure needs a model with an end-of-text token: give stop_token_ids")

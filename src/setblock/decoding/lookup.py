@@ -36,7 +36,7 @@ class Copies(NamedTuple):
 def copied(tokens: Tensor, start: Tensor, *, size: int) -> Copies:
     """Return the continuation of the longest match of a text's end, the latest of equally long ones.
 
-    A match that ends right before the text's own end is continued by itself: after `a b a b` follows `a b`.
+    A match that ends right before the text's own end is continued automatically: after `a b a b` follows `a b`.
 
     Args:
         tokens: [B, C] int64, of which those up to `start` are known.
@@ -76,7 +76,7 @@ def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tenso
 
     Args:
         entropy: [B, k] float32, nats, of the distribution that each token of the draft was chosen from.
-        rows: [B] bool, rows that the pass was over, and whose tokens nothing but the model decides.
+        rows: [B] bool, rows that the pass was over, and whose tokens only the model decides.
     """
     # 1. The text up to the block's first token, and what followed it before
     positions = state.block_positions

@@ -174,7 +174,7 @@ def _guided(state: BatchState, reading: Reading, policy: Policy) -> tuple[Readin
 def write_pass(
     state: BatchState, reading: Reading, selection: RowSelection, policy: Policy, guided: GuidedBlock | None
 ) -> DecodingStep:
-    """Reveal what a sampler said, and go on. Where next-token decoding's text is promised, a block's first token is its own,
+    """Reveal what a sampler said, and continue. Where next-token decoding's text is promised, a block's first token is its own,
     and known at once. Without a guided block, nothing here waits for the device."""
     block, positions, is_next = reading.block, state.block_positions, state.takes_next
     reveal = selection.reveal

@@ -159,7 +159,7 @@ def sampler_asked(chosen: Any, options: Mapping[str, Any], *, default: "Sampler"
         options: hyperparameters that are to be others.
 
     Raises:
-        ParameterError: as in `sampler_named`, or `options` stand beside a sampler that has its own.
+        ParameterError: as in `sampler_named`, or `options` are given with a sampler that has options.
     """
     if chosen is None:
         return sampler_named(name_of(default), {**options_of(default), **options}) if options else default

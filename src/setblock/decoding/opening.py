@@ -19,7 +19,7 @@ def open_state(
     """Return the state of requests before their prefill.
 
     Args:
-        written: of each its prompt and, where it goes on after an interruption, what it has been given of its answer.
+        written: of each its prompt and, where it continues after an interruption, what it has been given of its answer.
     """
     tokens = torch.full((len(written), capacity_of(terms)), mask_of(facts))
     for row, token_ids in enumerate(written):

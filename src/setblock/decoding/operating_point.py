@@ -32,8 +32,8 @@ class OperatingPoint:
         sampler_options: its hyperparameters, all of them.
         block_size: k.
         adaptive_blocks: as in `DecodingSettings`.
-        draft_passes, draft_lookup: as in `DecodingSettings`; None but in method `exact`. A point of an earlier release leaves
-            `draft_lookup` open.
+        draft_passes, draft_lookup: as in `DecodingSettings`; None except in method `exact`. A point of an earlier release
+            leaves `draft_lookup` open.
     """
 
     method: Method
@@ -51,7 +51,7 @@ class OperatingPoint:
 
     @property
     def label(self) -> str:
-        """Return a few words for tables: `entropy-bounded 0.1, k 16`; hyperparameters at their defaults are told by
+        """Return a few words for tables: `entropy-bounded 0.1, k 16`; hyperparameters at their defaults are given by
         name if at all."""
         if self.method == "ntp":
             return "ntp"

@@ -64,7 +64,7 @@ def open_policy(
     """Return the policy of requests before their first pass, with new companions.
 
     Args:
-        texts: a further companion of each row, the last to be told; None for none.
+        texts: a further companion of each row, the last to hear; None for none.
     """
     samplers = RowSamplers(
         [EveryCandidate() if each.method == "ntp" else sampler_for(each) for each in settings], device=device

@@ -15,7 +15,7 @@ class Range:
         low: the least number.
         high: the greatest, included.
         above: whether `low` itself is left out.
-        far: whether `high` is so far off that only who passes it is told of it.
+        far: whether `high` is so large that only an error for a greater number names it.
         words: what an error says of the range, after `must be`. By default its bounds; empty where it has none.
     """
 

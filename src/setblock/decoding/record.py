@@ -23,7 +23,7 @@ class PassCounts:
     Attributes:
         prefill: passes over the prompt.
         block: passes over a block alone (over one token, in method `ntp`).
-        commit: passes that committed a block and, unless the runner commits in passes of their own, were the first pass of the
+        commit: passes that committed a block and, unless the runner commits in separate passes, were the first pass of the
             next one.
     """
 

@@ -34,7 +34,7 @@ class Setting:
         help: one or two sentences.
         range: of its numbers.
         most: of a list, how many at most.
-        metavar: stands for the value in the command line's help.
+        metavar: the value's name in the command line's help.
         group: what it is about.
         names: who offers it, and how they call it.
     """

@@ -1,6 +1,6 @@
 """Hold the state of a batch of requests: what is written, committed and revealed in each row.
 
-Knows tokens and positions. Knows nothing of models, logits or text. Rows are independent: each has a block of its own, at
+Knows tokens and positions. Knows nothing of models, logits or text. Rows are independent: each has its own block, at
 its own position, in its own pass.
 
     0 ........ committed ........ block_start ........ block_end
@@ -301,7 +301,7 @@ class BatchState:
 
     @torch.inference_mode()
     def evict(self) -> None:
-        """Mark all rows' cache as lost. It is fed again before they go on."""
+        """Mark all rows' cache as lost. It is fed again before they continue."""
         self.prefill_end = torch.where(self.prefilled, self.committed.clamp(min=self.prefill_end), self.prefill_end)
         self.committed, self.may_prefill = torch.zeros_like(self.committed), True
 

@@ -17,7 +17,7 @@ Key = tuple[int, int]
 
 class AnswerFile:
     """Collect answers for the file `path`. Until all are there they are in `path` + `.part`, in the order in which they
-    came, behind a line that says how they are made; a run that is made otherwise does not go on with them."""
+    came, behind a line that says how they are made; a run that is made otherwise does not continue them."""
 
     def __init__(self, path: Path, *, made: dict[str, Any]) -> None:
         """Open the part, or raise `SetBlockError` if a whole file exists, a part was made otherwise, or the folder is

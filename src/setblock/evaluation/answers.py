@@ -37,7 +37,7 @@ def answers_to(
         batch_size: how many are decoded at once.
         continuous: whether an answer that is finished makes room for the next (see `setblock.engine`), rather than wait for the
             longest of its batch. Neither changes an answer.
-        on_progress: called now and then with the number of prompts answered so far.
+        on_progress: called periodically with the number of prompts answered so far.
 
     Raises:
         SetBlockError: the model can't do what is asked.

@@ -1,4 +1,4 @@
-"""Judge the texts of answers to a task. Where a program tells, it is run in the sandbox.
+"""Judge the texts of answers to a task. Where a program decides, it is run in the sandbox.
 
 Knows tasks and the sandbox. Knows nothing of models, or of what scores are used for.
 """

@@ -19,8 +19,8 @@ class Likelihoods:
 
     Attributes:
         answers: of the method's answers; None where they have no tokens.
-        ntp: of NTP's answers; likewise.
-        reference: of the examples' own answers: how well the model knows such text at all; likewise.
+        ntp: the same of NTP's answers.
+        reference: of the examples' own answers: how well the model knows such text at all.
     """
 
     answers: float | None

@@ -62,7 +62,7 @@ def remembered_costs(model: LanguageModel, identity: Mapping[str, Any]) -> PassC
     """Return those that were measured here before, or new ones, which are remembered.
 
     Args:
-        identity: what tells the model, and how it is run, from others.
+        identity: what distinguishes the model, and how it is run, from others.
     """
     told = json.dumps({"machine": provenance()["hardware"], **identity}, sort_keys=True, default=str)
     path = cache_folder() / f"pass-costs-{hashlib.sha256(told.encode()).hexdigest()[:16]}.json"

@@ -46,7 +46,7 @@ def read_results(path: Path) -> list[Result]:
 
 
 def check_same(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Refuse to go on with a file that another run began.
+    """Refuse to continue a file that another run began.
 
     Raises:
         SetBlockError: model, task, shared settings or code are not the same.
@@ -80,7 +80,7 @@ class ResultFile:
 
 @contextmanager
 def open_results(path: Path) -> Iterator[ResultFile]:
-    """Open a file to go on with it, or make it. What an interruption left of a last line is cut off.
+    """Open a file to continue it, or make it. What an interruption left of a last line is cut off.
 
     Raises:
         SetBlockError: it can't be written, another process writes to it, or as in `read_results`.

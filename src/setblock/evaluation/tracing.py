@@ -119,7 +119,7 @@ def _text(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str:
 
 
 class _Tracer:
-    """Turn the chunks of one stream into passes, in order. Remembers what stands in the answer so far."""
+    """Turn the chunks of one stream into passes, in order. Remembers what the answer holds so far."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, *, prompt_length: int, ends: set[int], settings: DecodingSettings

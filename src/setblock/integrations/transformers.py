@@ -1,6 +1,6 @@
 """Set block decoding behind Transformers' own `generate`: a callable for `custom_generate`, and what a checkpoint's code calls.
 
-Knows what Transformers hands over and wants back. `generate` stands in for `model.generate`: it takes what Transformers would
+Knows what Transformers hands over and wants back. `generate` replaces `model.generate`: it takes what Transformers would
 not hand to a callable, and lets Transformers prepare the rest, so that arguments, defaults and warnings are its own.
 """
 

@@ -1,9 +1,9 @@
-"""Run an adapter of the future block in decoding: few products of the model's own type beside each layer's.
+"""Run an adapter of the future block in decoding: few products of the model's own type for each layer.
 
 Knows what PEFT has loaded, and takes its layers' place. Knows nothing of training (`setblock.model.adapter`).
 
 LoRA adds `B A x`. Layers that read one input x have one product `x Aᵀ`, which is zero for tokens outside the block; so what a
-layer adds to their outputs is zero, and they stay the base model's, to the bit.
+layer adds to their outputs is zero, and they stay exactly the base model's.
 """
 
 from collections.abc import Mapping, Sequence

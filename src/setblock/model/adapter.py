@@ -87,7 +87,7 @@ def check_output(output: Any, base: nn.Module) -> None:
 
 
 def _switch_off(layer: Any) -> None:
-    """Have one of PEFT's layers do nothing by itself, and its parameters still be trained."""
+    """Have one of PEFT's layers do nothing alone, and its parameters still be trained."""
     trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
     layer.enable_adapters(False)
     for parameter in trained:

@@ -1,7 +1,7 @@
 """Keep the key-value cache: one slot for each position of each row.
 
 Knows where keys and values are written. Knows nothing of blocks: a future block's noisy entries are written to the slots
-of its own positions, where the commit pass writes the exact ones over them, so a noisy entry never outlives its block.
+of its positions, where the commit pass writes the exact ones over them, so a noisy entry never outlives its block.
 """
 
 from typing import Any

@@ -25,7 +25,7 @@ class CalibratedSetting:
         tested: whether that was shown by a test; exact mode keeps it by what it is.
         nfe_speedup: on the examples of the test.
         num_examples: how many these were.
-        fingerprint: of the model, to tell weights that were changed since.
+        fingerprint: of the model, to detect weights that were changed since.
     """
 
     domain: str

@@ -4,7 +4,7 @@ Knows how rows are made of runs of tokens, and how Transformers calls attention.
 caller brings the runs, and the function that makes the `mask_mod` for a window.
 
 Without FlexAttention, a mask over whole rows forbids most of what is computed: a row of L clean tokens and as many noisy ones
-has 4 L² pairs. So a row is split into runs, and each run is attended by a call of its own to Transformers' own `sdpa`: a clean
+has 4 L² pairs. So a row is split into runs, and each run is attended by a separate call to Transformers' own `sdpa`: a clean
 document to itself, and a few noisy blocks of a document to each other and to the clean tokens before the last of them.
 """
 
@@ -61,7 +61,7 @@ class Layout:
 
     Attributes:
         rows: the runs of each row.
-        is_causal: clean runs are plainly causal, without masks; else each has a mask of its own.
+        is_causal: clean runs are plainly causal, without masks; else each has its own mask.
         half: which runs are the pass's own.
         clean_keys: where the keys of clean tokens are kept by a pass over these, and found by one over noisy tokens.
     """

@@ -25,7 +25,7 @@ class SBDFacts:
         logit_shift: whether the output at a masked position predicts that position (False, the paper) or the next (True).
         first_token_from_causal: whether a block's first token is read from the causal logit of the last committed token.
             Always so with `logit_shift`, where no block output predicts it.
-        noisy_adapter: whether the checkpoint holds, in a folder of its own, an adapter that acts on the future block alone.
+        noisy_adapter: whether the checkpoint holds, in a separate folder, an adapter that acts on the future block alone.
         calibrations: settings that were found to keep a tolerance, one for each domain and method at most.
         version: version of this format.
     """

@@ -29,7 +29,7 @@ class Feed:
         wanted: [A, m] bool, where they are; elsewhere anything may be given.
         targets: [A, m] int64, the positions whose tokens the outputs predict.
         is_fixed: whether the sizes are of the few that a compiled model is made for.
-        fuses_commit: whether what is committed is fed with the block behind it; otherwise the commit is a pass of its own.
+        fuses_commit: whether what is committed is fed with the block behind it; otherwise the commit is a separate pass.
         is_full: whether it is known to have no padding.
     """
 

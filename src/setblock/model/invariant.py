@@ -70,6 +70,6 @@ def is_invariant(dtype: torch.dtype, device: torch.device) -> bool:
 def least_rows(dtype: torch.dtype, device: torch.device) -> int:
     """Return the least number of tokens of a pass, and of outputs of its head.
 
-    Where passes are invariant these are two: a product of one row has a kernel of its own.
+    Where passes are invariant these are two: a product of one row has another kernel.
     """
     return 2 if is_invariant(dtype, device) else 1

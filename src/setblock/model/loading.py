@@ -222,7 +222,7 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 def _reading(source: str, part: str) -> Iterator[None]:
     """Turn whatever Transformers raises over a broken or missing file into a `SetBlockError`.
 
-    On such files it raises anything, from KeyError to ZeroDivisionError, hence the width of the net; nothing but calls
+    On such files it raises anything, from KeyError to ZeroDivisionError, hence the width of the net; only calls
     to Transformers belongs inside.
     """
     try:

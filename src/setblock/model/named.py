@@ -223,7 +223,7 @@ def _make_checkpoint(model: NamedModel, file: Path, folder: Path) -> None:
 
 
 def _sbd_model(model: NamedModel, source: str) -> SBDModel:
-    """Return the weights, the tokenizer and the facts. The adapter is not put into the model: it is saved beside the
+    """Return the weights, the tokenizer and the facts. The adapter is not put into the model: it is saved next to the
     weights."""
     weights = AutoModelForCausalLM.from_pretrained(**weights_arguments(source), dtype=torch.bfloat16)
     tokenizer = AutoTokenizer.from_pretrained(**pretrained_arguments(source))

@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 class PagedCache(Cache):
     """Hold a preallocated cache [slots + 2, H, D] for each layer. One slot more is never written and stays zero: it
-    stands in wherever a rectangle of keys is wider than a request. Another is never read: padding is written there.
+    is read wherever a rectangle of keys is wider than a request. Another is never read: padding is written there.
 
     Before each forward pass `write_to` says in which slots its tokens go; the pass then gets, in every layer, the whole cache.
     """

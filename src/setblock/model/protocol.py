@@ -40,7 +40,7 @@ class Runner(Protocol):
     @property
     def fuses_commit(self) -> bool:
         """Return whether a row may be fed tokens causally and a future block behind them in one pass. Where not, each
-        commit is a pass of its own."""
+        commit is a separate pass."""
         ...
 
     @property
@@ -73,7 +73,7 @@ class PagedRunner(Runner, Protocol):
 
         Args:
             pages: of each row, the pages that hold its positions, from the first on.
-            ids: of each row, a number of its own, as long as it is in the batch. A row that comes again is fed anew.
+            ids: of each row, a unique number, as long as it is in the batch. A row that comes again is fed anew.
         """
         ...
 

@@ -29,7 +29,7 @@ class Question:
 
     Attributes:
         where: names its record to a user.
-        prompt: a text to go on with, or the messages before the last answer.
+        prompt: a text to continue, or the messages before the last answer.
     """
 
     where: str
@@ -97,9 +97,9 @@ def regenerate(
 ) -> Regenerated:
     """Write the model's answers to a file of JSON lines, as a recipe's `data.source` reads it.
 
-    Goes on behind the last answer of the file, if there is one. An answer that did not end by itself is left out: a model that
-    learned it would learn to end where it was cut. At a temperature above 0, an answer depends on `settings.seed` and its
-    question's number alone.
+    Continues behind the last answer of the file, if there is one. An answer that did not end before the limit is left out:
+    a model that learned it would learn to end where it was cut. At a temperature above 0, an answer depends
+    on `settings.seed` and its question's number alone.
 
     Raises:
         SetBlockError: the file holds answers to other questions, can't be written, or a question can't be answered.

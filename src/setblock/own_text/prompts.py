@@ -60,7 +60,7 @@ def write_prompts(
     """Write prompts to a file of JSON lines, records of chats that hold a user's message alone.
 
     The i-th prompt depends on `settings.seed` + i alone, so that a file that was cut short is gone on with. A prompt that does
-    not end by itself, is almost empty or was written before is left out.
+    not end before the limit, is almost empty or was written before is left out.
 
     Args:
         count: how many the model is asked for; the file gets fewer.

@@ -7,5 +7,6 @@
     prediction.py          the time of a pass, and what follows from it
     speedup.py, tables.py  eq. 16, and the paper's tables 3 and 4
 
-Stands alone: it imports nothing else of this package but its errors. docs/roofline.md tells the model and what it leaves out.
+Independent: it imports nothing else of this package but its errors. docs/roofline.md describes the model and
+what it leaves out.
 """

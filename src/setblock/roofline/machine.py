@@ -22,7 +22,7 @@ def measured_hardware(dtype: "torch.dtype", *, device: "torch.device", seconds: 
     """Return the row that this machine would have in the table, with the peak of one type.
 
     Args:
-        dtype: of the matrix products; their rate stands for all types.
+        dtype: of the matrix products; their rate is taken for all types.
         device: the CPU, with as many threads as PyTorch uses, or a GPU.
         seconds: how long to repeat each of five small measurements. Of each, the fastest repeat counts.
     """

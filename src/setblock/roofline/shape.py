@@ -29,7 +29,7 @@ class LayerShape:
         width: of the feed-forward layer, or of one expert where there are experts.
         experts: 0 in a dense layer.
         active_experts: that each token goes through.
-        shared_width: of what every token goes through beside its experts.
+        shared_width: of what every token goes through in addition to its experts.
     """
 
     count: int

@@ -22,7 +22,7 @@ _LEAST_KEY = 8
 
 
 class Keys:
-    """Hold API keys. Which one a client gave, and how much of it was right, can't be told from how long it takes to say
+    """Hold API keys. Which one a client gave, and how much of it was right, can't be learned from how long it takes to say
     no."""
 
     def __init__(self, keys: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Define what clients send: OpenAI's parameters, and beside them the ones that only block decoding has.
+"""Define what clients send: OpenAI's parameters, and the ones that only block decoding has.
 
 Types and sizes are checked here; ranges by `DecodingSettings`, whose messages name them. What OpenAI has and this server has
 not is refused by name, never ignored.

@@ -1,4 +1,4 @@
-"""Define what the server answers with: OpenAI's objects, and beside their fields what only block decoding has.
+"""Define what the server answers with: OpenAI's objects, with fields for what only block decoding has.
 
 Fields that are not set are left out, so an extension appears only where it was asked for.
 """

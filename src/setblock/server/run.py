@@ -56,7 +56,7 @@ def listen(address: Address) -> tuple[socket.socket, Address]:
 def serve(
     model: LanguageModel, config: ServerConfig, bound: socket.socket, *, log_level: str, on_start: Callable[[], None]
 ) -> int:
-    """Serve until told to stop, by SIGTERM or SIGINT; a second one stops at once. `on_start` is called once it listens.
+    """Serve until asked to stop, by SIGTERM or SIGINT; a second one stops at once. `on_start` is called once it listens.
 
     Returns:
         The exit code: 1 where the engine died.

@@ -35,7 +35,7 @@ class Serving:
     Attributes:
         name: the model's id for clients.
         default: the settings of a request that says nothing.
-        facts: what /v1/models tells of the model.
+        facts: what /v1/models says of the model.
         logs_text: whether prompts and answers go into the log.
     """
 

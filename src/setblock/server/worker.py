@@ -119,7 +119,7 @@ class Worker:
             self._on_failure()
 
     def _take_in(self) -> bool:
-        """Tell the engine what has come in, waiting for something if it is idle. False once there is nothing more to do."""
+        """Give the engine what has come in, waiting for something if it is idle. False once there is nothing more to do."""
         while not (self._inbox.empty() and not self._engine.is_idle):
             message = self._inbox.get()
             if isinstance(message, _Stop):

@@ -1,7 +1,7 @@
 """Follow an answer through its grammar, and find what may come next.
 
-Knows one compiled grammar and token ids. Knows nothing of models or rows. No text that it is told is checked: only tokens that
-may come are told.
+Knows one compiled grammar and token ids. Knows nothing of models or rows. No text that it receives is checked: only tokens that
+may come are given to it.
 """
 
 from collections.abc import Sequence

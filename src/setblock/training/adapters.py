@@ -13,7 +13,7 @@ from setblock.section import Section
 
 
 class AdapterSection(Section):
-    """Hold the `adapter` section of a recipe: LoRA (arXiv 2106.09685), and the mask token's embedding beside it."""
+    """Hold the `adapter` section of a recipe: LoRA (arXiv 2106.09685), and the mask token's embedding."""
 
     r: int = Field(16, ge=1, description="rank of the update of each layer")
     alpha: int = Field(32, ge=1, description="the update is scaled by alpha / r")

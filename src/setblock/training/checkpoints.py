@@ -34,7 +34,7 @@ def claim(folder: Path, recipe: Recipe, *, documents: str | None = None) -> None
         documents: a hash of the documents that it is trained on, if it is known.
 
     Raises:
-        SetBlockError: it already holds the run of another recipe, or of other documents, which this one would silently go on
+        SetBlockError: it already holds the run of another recipe, or of other documents, which this one would silently continue
             with.
     """
     wanted = json.loads(recipe.model_dump_json())
@@ -119,7 +119,7 @@ def is_finished(folder: Path) -> bool:
 def telling_of_full_disks(folder: Path) -> Iterator[None]:
     """Turn what is raised where a disk is full into a `SetBlockError`, and make room: unfinished checkpoints are deleted.
 
-    What was whole before stays so: a run goes on from it.
+    What was whole before stays so: a run resumes from it.
     """
     try:
         yield

@@ -4,7 +4,7 @@ Knows logits and divergences, and what a teacher is. Knows nothing of which mode
 
 A masked token at position t stands where a next-token model that has read all before t says what comes there. That model sees
 more than the block does, and says more than which token it was. The teacher is the clean half of the same pass, which costs
-nothing but its logits, or the model that training began with (`setblock.training.frozen`), which costs a pass over the clean
+only its logits, or the model that training began with (`setblock.training.frozen`), which costs a pass over the clean
 half. Where the two see very different things it may also hurt, as BARD (2026) found when it distilled next-token models into
 block diffusion.
 """

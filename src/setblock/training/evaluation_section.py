@@ -9,7 +9,7 @@ from setblock.section import Section
 
 
 class DecodingEvaluationSection(Section):
-    """Decode a few held-out examples now and then, one token a pass and in blocks, so that speed is seen to grow."""
+    """Decode a few held-out examples periodically, one token a pass and in blocks, so that speed is seen to grow."""
 
     task: str = Field("word-problems", description="a task of `setblock evaluate`; its validation split is taken")
     limit: int = Field(32, ge=1, description="how many examples")

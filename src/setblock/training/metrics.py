@@ -17,7 +17,7 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class MetricsFile(TrainerCallback):
-    """Append each log to `metrics.jsonl`. A run that goes on from a checkpoint first drops what came after it."""
+    """Append each log to `metrics.jsonl`. A run that resumes from a checkpoint first drops what came after it."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

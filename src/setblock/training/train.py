@@ -47,7 +47,7 @@ def train(
 ) -> Path:
     """Train as a recipe says and save the result in its `output_dir`.
 
-    Goes on from the newest whole checkpoint there, if there is one, and leaves a finished run as it is. The final model
+    Resumes from the newest whole checkpoint there, if there is one, and leaves a finished run as it is. The final model
     appears only when it is whole. All that is logged is in `metrics.jsonl`. On a CPU, the process keeps from then on what
     memory it frees (`setblock.training.heap`).
 

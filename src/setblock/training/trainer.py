@@ -143,7 +143,7 @@ class SBDTrainer(Trainer):
     def _run_epoch(self, **kwargs: Any) -> None:
         """Run the Trainer's epoch, unless a resumed run has all its steps behind it: it would look only after one more.
 
-        Before it, the collator is told where in the training the epoch's first batch is.
+        Before it, the collator learns where in the training the epoch's first batch is.
         """
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True

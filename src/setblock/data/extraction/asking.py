@@ -42,7 +42,7 @@ def asked_fields(kind: Kind, message: WrittenMessage, wording: Wording, rng: ran
 
 
 def record_of(fields: Iterable[Field], message: WrittenMessage) -> Record:
-    """Return what a message says of fields: None where it doesn't tell one."""
+    """Return what a message says of fields: None where it has no value."""
     return {field.key: _plain(message.shown.get(field.name)) for field in fields}
 
 

@@ -2,8 +2,8 @@
 
 Knows choices and slots. Knows nothing of which fields are asked for.
 
-In a wording, `[a|b|]` stands for one of its parts, and parts may hold choices. `{field}` is its value as the message's style
-writes it, `{flag?yes:no}` one of two texts, `{first..last}` two dates, `{person.first}` a part that doesn't tell the whole, and
+In a wording, `[a|b|]` is one of its parts, and parts may hold choices. `{field}` is its value as the message's style
+writes it, `{flag?yes:no}` one of two texts, `{first..last}` two dates, `{person.first}` a part that isn't the whole, and
 `{field:how}` a value in a certain way. `¦` is a bar that separates no parts.
 """
 
@@ -37,8 +37,8 @@ class WrittenMessage:
 
     Attributes:
         text: the message.
-        shown: the fields it tells, with the values that a record has: dates and times are still such.
-        partly: fields of which it tells a part.
+        shown: the fields it shows, with the values that a record has: dates and times are still such.
+        partly: fields of which it shows a part.
         style: how its writer writes.
     """
 

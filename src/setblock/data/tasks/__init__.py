@@ -1,6 +1,6 @@
 """Define tasks: what models are asked here and trained on. Each file of this folder is one task, or a family of them.
 
-`TASKS` is the one table. A file enters it by having a `TASKS` of its own: a tuple of `Task`. Nothing else need be changed, for
+`TASKS` is the one table. A file enters it by having a variable `TASKS`: a tuple of `Task`. Nothing else need be changed, for
 `setblock evaluate --task`, sweeps, calibrations, `evaluate_decoding` of a recipe, and `data.source` all read the table.
 """
 

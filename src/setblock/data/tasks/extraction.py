@@ -31,7 +31,7 @@ class Extraction(ChatExample):
     Attributes:
         wanted: the record.
         wording: the name of the message's wording; empty where no generator wrote it.
-        locale: whose names and forms it has; likewise.
+        locale: whose names and forms it has; empty in the same case.
     """
 
     wanted: Record = field(default_factory=dict)

@@ -108,7 +108,7 @@ class Task(Generic[E]):
         name: its name on the command line and in recipes.
         asks: a short description.
         generate: of a split and a seed, the examples, in an order that is always the same. There may be no end of them.
-        judge: what an answer's text scores, or the program that tells; None where there is no one right answer. Then answers
+        judge: what an answer's text scores, or the program that decides; None where there is no one right answer. Then answers
             are only compared with plain decoding's, token for token and by how likely the model finds them.
         runs_code: whether `judge` returns programs.
         raw: whether the prompt is a text to continue without any chat template.

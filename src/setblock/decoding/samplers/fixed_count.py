@@ -13,7 +13,7 @@ from setblock.decoding.sampler import BlockView, Dial, Selection
 class FixedCount:
     """Reveal the `count` most confident positions, or all that there are.
 
-    Source: LLaDA's low-confidence remasking (arXiv 2502.09992), which is told the number of steps; the count is the tokens of
+    Source: LLaDA's low-confidence remasking (arXiv 2502.09992), which takes the number of steps; the count is the tokens of
     a block over its steps.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 Learn then Test (Angelopoulos et al. 2021) with fixed-sequence testing: the claim that a setting loses more than is tolerated
 is tested setting by setting in an order fixed beforehand, each at the full error rate, up to the first that is not rejected.
-The order comes from examples of its own (Pareto testing, Laufer-Goldshtein et al. 2022).
+The order comes from separate examples (Pareto testing, Laufer-Goldshtein et al. 2022).
 Knows outcomes. Knows nothing of models or files.
 """
 
@@ -188,7 +188,7 @@ def check_enough(examples: int, tolerance: Tolerance, *, ordering_share: float =
 def order_of_tests(results: Sequence[Result], examples: Sequence[int]) -> list[Result]:
     """Return the results that a test may choose, from careful to careless, judged by some examples only.
 
-    How careless a setting is: the accuracy it lost, and the share of its tokens that are not plain decoding's, which tells
+    How careless a setting is: the accuracy it lost, and the share of its tokens that are not plain decoding's, which separates
     settings apart where none has lost an answer. One is left out where one before it is as fast, or nearly.
     """
     if not examples:

@@ -1,7 +1,7 @@
 """Confine a sandbox's process, for good, and only then compile and run the program.
 
-Knows the order of things. Knows nothing of who started it but how to tell it, line by line: `confined`, and then `finished`,
-`raised` or `exited`. Standard library only, and as little of it as will do, since every program waits for it.
+Knows the order of things. Knows nothing of who started it but how to report to it, line by line: `confined`, and then
+`finished`, `raised` or `exited`. Standard library only, and as little of it as will do, since every program waits for it.
 """
 
 import ctypes

@@ -67,7 +67,7 @@ class Outcome:
             wall-clock and was killed.
         reason: the exception, exit code, signal or limit, in a line; empty where it finished.
         stdout: what it wrote; bytes that are not UTF-8 are replaced.
-        stderr: likewise, tracebacks among it.
+        stderr: the same, with tracebacks.
         seconds: wall-clock.
         level: how it was confined.
     """
@@ -93,7 +93,7 @@ def run(
     level: Level = "confined",
     landlock_abi: int | None = None,
 ) -> Outcome:
-    """Run a Python program in a process of its own that can harm nobody, and wait for its end.
+    """Run a Python program in a separate process that can harm nobody, and wait for its end.
 
     Args:
         program: its source, run as `__main__`. May be anything, also what doesn't compile.

@@ -87,7 +87,7 @@ class Context:
         """Return [M, V] float32, the logits of the M tokens that want them, in order.
 
         Args:
-            tokens: at most `most_tokens`; those of a sequence go on where it ends, in order.
+            tokens: at most `most_tokens`; those of a sequence continue where it ends, in order.
             is_causal: whether a token sees nothing behind it.
         """
         lib, count = self._file.lib, len(tokens)

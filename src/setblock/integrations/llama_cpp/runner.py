@@ -10,7 +10,7 @@ fused pass each causal token has a *helper*, a sequence that holds what was comm
                          committed, c0 c1                              c1
                          committed, c0                                 c0
 
-Cells are shared and computed once. Where sequences or room in a pass run short, a row's commit is a pass of its own within the
+Cells are shared and computed once. Where sequences or room in a pass run short, a row's commit is a separate pass within the
 same call, which gives the same logits.
 """
 

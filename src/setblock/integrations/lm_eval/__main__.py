@@ -2,7 +2,7 @@
 
     python -m setblock.integrations.lm_eval --model setblock --model_args method=exact --tasks gsm8k
 
-It is for releases of the harness that don't find models of other packages by themselves.
+It is for releases of the harness that don't find models of other packages automatically.
 """
 
 import sys
@@ -14,7 +14,7 @@ from setblock.integrations.lm_eval import model  # noqa: F401  importing it puts
 
 
 def main() -> None:
-    """Run the harness; a user's mistake that is ours to tell is one line, as in `setblock`."""
+    """Run the harness; a user's mistake that we report is one line, as in `setblock`."""
     try:
         cli_evaluate()
     except SetBlockError as error:

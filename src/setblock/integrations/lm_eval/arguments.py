@@ -40,7 +40,7 @@ def request_settings(
     """Return the settings of a request: those of `base`, except what its task or the user gives in generation
     arguments.
 
-    `until` ends the answer beside the stop strings of `base`. Without `do_sample` or a temperature it is greedy, as with
+    `until` ends the answer, as do the stop strings of `base`. Without `do_sample` or a temperature it is greedy, as with
     any model of the harness; with `do_sample` alone the temperature is 1.
 
     Raises:

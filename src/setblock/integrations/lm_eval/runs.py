@@ -83,7 +83,7 @@ def evaluate_tasks(
 
 
 def add_figures(results: dict[str, Any], lm: SetBlockLM, *, ntp_results: Mapping[str, Any], ntp_lm: SetBlockLM) -> None:
-    """Put what each task's answers cost beside its accuracy, and plain decoding's figures of the same examples.
+    """Put what each task's answers cost next to its accuracy, and plain decoding's figures of the same examples.
 
     For each metric from 0 to 1 of which more is better: plain decoding's value (`ntp_...`).
     """

