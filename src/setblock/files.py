@@ -1,10 +1,12 @@
 """Read and write text files: refused in one line, written whole or not at all, and without lines that were cut short.
 
-Knows files. Knows nothing of what is in them.
+Knows files, and how two records in them differ. Knows nothing of what they mean.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from setblock.errors import SetBlockError
 
@@ -42,3 +44,12 @@ def whole_lines(path: Path) -> list[bytes]:
     if len(whole) < len(content):
         os.truncate(path, len(whole))
     return whole.splitlines()
+
+
+def differences(recorded: Any, wanted: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the dotted keys at which two records differ, with both values."""
+    if isinstance(recorded, dict) and isinstance(wanted, dict):
+        for name in sorted(recorded.keys() | wanted.keys()):
+            yield from differences(recorded.get(name), wanted.get(name), f"{key}.{name}".lstrip("."))
+    elif recorded != wanted:
+        yield key, recorded, wanted

@@ -41,7 +41,7 @@ def test_a_file_a_picture_and_json(run, sbd_folder, tmp_path, monkeypatch):
     assert all(row["label"] in table for row in result["rows"])
     other = run("sweep", "--model", sbd_folder, *QUICK, *GRID, "--out", out, "--seed", 1)
     assert other.code == 1
-    assert "holds another sweep: its task is" in other.message
+    assert "holds another sweep: its task." in other.message
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,7 @@ from filelock import FileLock, Timeout
 from setblock.decoding.operating_point import NTP
 from setblock.errors import SetBlockError
 from setblock.evaluation.result import Result, result_from_json
-
-# What makes two runs the same sweep, and how to find it in a run's record
-_IDENTITY = {
-    "model": ("model", "fingerprint"),
-    "task": ("task",),
-    "settings": ("settings",),
-    "commit": ("code", "commit"),
-    "source code": ("code", "sources"),
-}
+from setblock.files import differences
 
 
 def read_results(path: Path) -> list[Result]:
@@ -51,13 +43,20 @@ def check_same(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -
     Raises:
         SetBlockError: model, task, shared settings or code are not the same.
     """
-    for what, keys in _IDENTITY.items():
-        before, now = _at(theirs, keys), _at(ours, keys)
-        if before != now:
-            raise SetBlockError(
-                f"{path} holds another sweep: its {what} is {_told(before, now)}, and now {_told(now, before)}; "
-                "write to another file"
-            )
+    for key, before, now in differences(_identity(theirs), _identity(ours)):
+        raise SetBlockError(f"{path} holds another sweep: its {key} is {before}, and now {now}; write to another file")
+
+
+def _identity(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what makes two runs the same sweep."""
+    model, code = run.get("model") or {}, run.get("code") or {}
+    return {
+        "model": model.get("fingerprint"),
+        "task": run.get("task"),
+        "settings": run.get("settings"),
+        "commit": code.get("commit"),
+        "source code": code.get("sources"),
+    }
 
 
 class ResultFile:
@@ -137,18 +136,3 @@ def _parse(path: Path, content: bytes) -> list[Result]:
             raise SetBlockError(f"{where} has {result.num_examples} examples, line 1 has {ntp.num_examples}")
         results.append(result)
     return results
-
-
-def _at(run: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
-    found: Any = run
-    for key in keys:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
-
-
-def _told(value: Any, other: Any) -> str:
-    """Return a value for a message: of two objects, only what differs."""
-    if isinstance(value, Mapping) and isinstance(other, Mapping):
-        differing = {key: each for key, each in value.items() if other.get(key) != each}
-        return json.dumps(differing) if differing else "without the other's"
-    return str(value)

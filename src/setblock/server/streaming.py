@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from starlette.responses import Response
@@ -28,31 +28,13 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        writer = asyncio.create_task(self._write(send))
-        reader = asyncio.create_task(left(receive))
-        try:
-            await asyncio.wait(
-                {writer, reader}, timeout=self._seconds + _LAST_WORDS, return_when=asyncio.FIRST_COMPLETED
-            )
-            if writer.done():
-                writer.result()
-        finally:
-            self._reply.close()
-            for task in (writer, reader):
-                task.cancel()
-            await asyncio.gather(writer, reader, return_exceptions=True)
+        await _first_of(receive, self._reply, self._write(send), seconds=self._seconds + _LAST_WORDS)
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for frame in self._frames:
             await send({"type": "http.response.body", "body": frame.encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def left(receive: Receive) -> None:
-    """Return when the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def unless_left(receive: Receive, reply: Reply, seconds: float) -> None:
@@ -62,20 +44,32 @@ async def unless_left(receive: Receive, reply: Reply, seconds: float) -> None:
         ClientLeft: the client did not.
         ApiError: it took longer than `seconds`, or something broke.
     """
-    answering, leaving = asyncio.create_task(reply.finished()), asyncio.create_task(left(receive))
+    is_done, has_left = await _first_of(receive, reply, reply.finished(), seconds=seconds)
+    if not is_done:
+        raise ClientLeft if has_left else timed_out(seconds)
+
+
+async def _first_of(
+    receive: Receive, reply: Reply, work: Coroutine[Any, Any, Any], *, seconds: float
+) -> tuple[bool, bool]:
+    """Wait until work on a reply is done, the client has left or time is over, and close the reply. Return which of the
+    first two is so."""
+    tasks = asyncio.create_task(work), asyncio.create_task(_left(receive))
     try:
-        await asyncio.wait({answering, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if answering.done():
-            answering.result()
-        elif leaving.done():
-            raise ClientLeft
-        else:
-            raise timed_out(seconds)
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            tasks[0].result()
+        return tasks[0].done(), tasks[1].done()
     finally:
         reply.close()
-        for task in (answering, leaving):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(answering, leaving, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class ClientLeft(Exception):  # noqa: N818  # nothing is wrong

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from setblock.errors import SetBlockError
-from setblock.files import write_whole
+from setblock.files import differences, write_whole
 from setblock.training.config import SBDConfig
 from setblock.training.recipe import Recipe, checked_recipe
 
@@ -43,7 +43,7 @@ def claim(folder: Path, recipe: Recipe, *, documents: str | None = None) -> None
     path = folder / _RECIPE_FILE
     if path.is_file():
         recorded = json.loads(path.read_text())
-        for key, there, here in _differences(recorded, wanted):
+        for key, there, here in differences(recorded, wanted):
             if key == "documents":
                 raise SetBlockError(
                     f"{folder} holds a run on other documents, the recipe's data has changed since: delete it, or give another "
@@ -82,15 +82,6 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
-
-
-def _differences(recorded: Any, wanted: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the dotted keys at which two recipes differ, with both values."""
-    if isinstance(recorded, dict) and isinstance(wanted, dict):
-        for name in sorted(recorded.keys() | wanted.keys()):
-            yield from _differences(recorded.get(name), wanted.get(name), f"{key}.{name}".lstrip("."))
-    elif recorded != wanted:
-        yield key, recorded, wanted
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -33,7 +33,7 @@ from setblock.training.heap import keep_freed_memory
 from setblock.training.metrics import MetricsFile
 from setblock.training.recipe import ModelSection, Recipe
 from setblock.training.result import save_result
-from setblock.training.trainer import SBDTrainer
+from setblock.training.trainer import SBDTrainer, prepare
 
 _TOKENIZER_TEXTS = 20_000
 
@@ -140,13 +140,7 @@ def prepared_model(
         )
     sbd = starting_model(section, recipe.data, device=device, has_adapter=recipe.adapter is not None)
     use_chat_template(recipe.data, sbd.tokenizer)
-    if args.objective == "sbd":
-        sbd.prepare_for_training(
-            block_sizes=args.block_sizes,
-            logit_shift=args.logit_shift,
-            first_token_from_causal=args.first_token_from_causal,
-            noisy_adapter=recipe.adapter is not None and recipe.adapter.only_noisy,
-        )
+    prepare(sbd, args, recipe.adapter)
     return sbd
 
 

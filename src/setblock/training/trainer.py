@@ -42,6 +42,17 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model if get_base_model is None else get_base_model()
 
 
+def prepare(sbd: SBDModel, args: SBDConfig, adapter: AdapterSection | None) -> None:
+    """Prepare a model for the objective: it gets a mask token if it has none. Nothing happens a second time."""
+    if args.objective == "sbd":
+        sbd.prepare_for_training(
+            block_sizes=args.block_sizes,
+            logit_shift=args.logit_shift,
+            first_token_from_causal=args.first_token_from_causal,
+            noisy_adapter=adapter is not None and adapter.only_noisy,
+        )
+
+
 def _check_cross_entropy(args: SBDConfig, head: SplitHead | None) -> None:
     """Refuse a way of computing the loss that this model or this machine has not."""
     wanted = args.cross_entropy
@@ -96,13 +107,7 @@ class SBDTrainer(Trainer):
                 f"SBDTrainer takes an SBDModel, as setblock.load gives it, not {type(sbd).__name__}: that has the mask token, "
                 "the end of text and all else"
             )
-        if args.objective == "sbd":
-            sbd.prepare_for_training(
-                block_sizes=args.block_sizes,
-                logit_shift=args.logit_shift,
-                first_token_from_causal=args.first_token_from_causal,
-                noisy_adapter=adapter is not None and adapter.only_noisy,
-            )
+        prepare(sbd, args, adapter)
         self._preparation = Preparation(
             args,
             mask_token_id=None if sbd.facts is None else sbd.facts.mask_token_id,
