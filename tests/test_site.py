@@ -77,6 +77,8 @@ def test_command_line_has_every_option():
     page = hook("command_line")["page"]()
     group = typer.main.get_command(app)
     assert "generate" in group.commands
+    assert "'setblock[quantize]'" in page
+    assert "[[PROMPT]]" not in page
     for name, command in group.commands.items():
         assert f"## setblock {name}" in page
         for option in (each for each in command.params if each.param_type_name == "option" and not each.hidden):

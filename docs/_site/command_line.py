@@ -54,8 +54,8 @@ def row(names: str, text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text that can be in a table."""
-    return " ".join(text.split()).replace("|", "\\|")
+    """Return text that can be in a table, without the terminal's escapes of brackets."""
+    return " ".join(text.split()).replace("\\[", "[").replace("|", "\\|")
 
 
 def paragraphs(text: str | None) -> str:

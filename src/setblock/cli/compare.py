@@ -36,7 +36,7 @@ def compare(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PROMPT]",
+            metavar="PROMPT",
             help="The text to answer; - reads it from stdin. Default: a held-out word problem, chosen by --seed.",
             show_default=False,
         ),
