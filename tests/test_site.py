@@ -78,6 +78,7 @@ def test_command_line_has_every_option():
     group = typer.main.get_command(app)
     assert "generate" in group.commands
     assert "'setblock[quantize]'" in page
+    assert "<code>--dtype &lt;auto&#124;float32" in page
     assert "[[PROMPT]]" not in page
     for name, command in group.commands.items():
         assert f"## setblock {name}" in page

@@ -1,6 +1,7 @@
 """Write the reference of the command line, from what `--help` says of each command."""
 
 from collections.abc import Iterator
+from html import escape
 from typing import Any
 
 import typer
@@ -50,12 +51,12 @@ def tables(command: Any, context: Any) -> list[str]:
 
 def row(names: str, text: str) -> str:
     """Return a row of a Markdown table."""
-    return f"| `{escaped(names)}` | {escaped(text).replace('<', '&lt;')} |"
+    return f"| <code>{escaped(names)}</code> | {escaped(text)} |"
 
 
 def escaped(text: str) -> str:
     """Return text that can be in a table, without the terminal's escapes of brackets."""
-    return " ".join(text.split()).replace("\\[", "[").replace("|", "\\|")
+    return escape(" ".join(text.split()).replace("\\[", "["), quote=False).replace("|", "&#124;")
 
 
 def paragraphs(text: str | None) -> str:
