@@ -1,5 +1,5 @@
-"""Run all benchmarks of a machine without a GPU, one after the other, as `make bench` does. Each is a command of its
-own, and takes minutes.
+"""Run all benchmarks of a machine without a GPU, one after the other, as `make bench` does. Each is a separate command,
+and takes minutes.
 
     python benchmarks/all.py
     python benchmarks/all.py --only side_by_side passes

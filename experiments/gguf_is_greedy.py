@@ -1,9 +1,9 @@
 """Compare `exact` on a float32 GGUF file with llama.cpp's own greedy decoding of it, token for token.
 
-    python experiments/gguf_is_greedy.py --model runs/smollm2-extraction-sbd --tasks instructions humaneval extraction --limit 67
+    python experiments/gguf_is_greedy.py --model runs/mine --tasks instructions humaneval extraction --limit 67
 
-The model is exported as float32, and both keep keys and values as float32. `exact` commits fused first, then with passes of its
-own, which must write the same tokens. Prints a line of JSON: how many answers are the same. Exits with 1 where one differs.
+The model is exported as float32, and both keep keys and values as float32. `exact` commits fused first, then in separate
+passes, which must write the same tokens. Prints a line of JSON: how many answers are the same. Exits with 1 where one differs.
 """
 
 import argparse

@@ -48,7 +48,8 @@ def test_docstrings_begin_with_a_verb(path):
 @pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_docstrings_have_plain_words(path):
     """The names that an `Args` section explains are code."""
-    texts = [re.sub(r"^ +\w+:|`[^`]*`", "", text, flags=re.MULTILINE) for _, text in docstrings(path.read_text())]
+    code = r"^ +\w+:|`[^`]*`"
+    texts = [" ".join(re.sub(code, "", text, flags=re.M).split()) for _, text in docstrings(path.read_text())]
     found = [re.search(pattern, text, re.IGNORECASE) for text in texts for pattern, _ in PROSE["WORDS"]]
     assert [f"{word[0]!r} in: {word.string}" for word in found if word] == []
 
