@@ -35,7 +35,7 @@ class _Commands(TyperGroup):
         silence_loggers()
         silence_bars()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of other libraries, which a user can't mend
+            warnings.simplefilter("ignore")  # of other libraries, which a user can't fix
             warnings.simplefilter("default", SetBlockWarning)  # each once
             warnings.showwarning = print_warning
             try:

@@ -13,7 +13,7 @@ from setblock.decoding.generate import Generation
 from setblock.decoding.text import AnswerText
 from setblock.evaluation.comparison import Comparison
 
-# The terminal's own colours, so that they read on its background whatever that is; neighbours are easily told apart.
+# The terminal's own colours, so that they read on its background whatever that is; neighbours are easy to distinguish.
 PALETTE = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 TITLES = {"ntp": "one token a pass", "sbd": "blocks", "exact": "blocks, each checked so that the text is ntp's"}

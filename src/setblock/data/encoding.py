@@ -177,7 +177,7 @@ class RecordShape:
 class _Spelled:
     pieces: list[Piece]
     spells_special: bool
-    contents: list[str] | None  # what placeholders in the pieces stand for; None where there are none
+    contents: list[str] | None  # what placeholders in the pieces represent; None where there are none
 
 
 _PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")

@@ -78,7 +78,7 @@ class DataSection(_Texts):
     evaluation_fraction: float | None = Field(
         None, gt=0, lt=1, description="share of the documents to hold out for evaluation"
     )
-    # Not part of what is trained: a run may go on with its cache elsewhere.
+    # Not part of what is trained: a run may resume with its cache elsewhere.
     cache_dir: str | None = Field(None, exclude=True, description="where tokenised documents are kept")
 
     @model_validator(mode="after")
@@ -115,7 +115,7 @@ class DataSection(_Texts):
             others = tuple(source.model_copy(update={"documents": None} | given) for source in self.mixture)
             return self.model_copy(update={"mixture": others, "evaluation": None, "streaming": False})
         alone = {"mixture": None, "evaluation": None, "streaming": False}
-        # Where evaluation has columns of its own, none is inherited: they may name another shape.
+        # Where evaluation names columns, none is inherited: they may name another shape.
         if any(name.endswith("_column") for name in given):
             alone |= {name: None for name in _Texts.model_fields if name.endswith("_column")}
         return self.model_copy(update=alone | {"documents": None} | given)

@@ -43,7 +43,7 @@ def settings_asked(
     for name, value in given.items():
         if name in options:
             raise ParameterError(f"{name} is given more than once")
-        if name != "gamma" and not hasattr(chosen, "select"):  # `sampler_asked` tells of these
+        if name != "gamma" and not hasattr(chosen, "select"):  # `sampler_asked` reports these
             _check_known(name, chosen or name_of(default), offered=offered, told=told)
         options[name] = value
     return replace(settings, sampler=sampler_asked(chosen, options, default=default))

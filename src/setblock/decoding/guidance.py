@@ -161,7 +161,7 @@ def guided_copies(state: BatchState, draft: Draft, copied: Draft, companions: Co
                 each.allowed[start + column] = allowed[0]
                 token_ids[row, column], reveal[row, column] = token_id, True
             elif token_id != int(copied.token_ids[row, column]):
-                is_copy = False  # the model's own token, from which the copy would go on otherwise
+                is_copy = False  # the model's own token, from which the copy would continue otherwise
             told += 1
             for guide in each.guides:
                 guide.reveal([token_id])

@@ -184,7 +184,7 @@ class DecodingSettings:
         "The required form of the answer: a JSON schema (as a dictionary, a text or a pydantic model), or an "
         "object of a class of setblock.structure.",
         group="answer",
-        but_not=("command line", "server", "vllm"),  # the first two have names of their own for each kind of form
+        but_not=("command line", "server", "vllm"),  # the first two have a name for each kind of form
     )
     companions: "Sequence[CompanionMaker]" = setting(
         (),

@@ -62,7 +62,7 @@ def compare(
     if blocks.method == "ntp":
         raise ParameterError(f"method must be sbd or exact, to be compared with ntp, not {blocks.method}")
     ntp = replace(blocks, method="ntp")
-    for each in (blocks, ntp):  # blocks first: whatever they refuse is told at once
+    for each in (blocks, ntp):  # blocks first: whatever they refuse is reported at once
         for _ in islice(stream(model, prompt, settings=each, raw=raw), _WARM_UP_PASSES):
             pass
     return Comparison(

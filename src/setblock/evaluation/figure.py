@@ -11,7 +11,7 @@ from setblock.errors import SetBlockError
 from setblock.evaluation.result import Result, pareto_front
 
 SUFFIXES = (".png", ".svg", ".pdf")
-# Okabe and Ito's colours, told apart by the colour-blind too; black is plain decoding's.
+# Okabe and Ito's colours, which the colour-blind can distinguish, too; black is plain decoding's.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#882255", "#44AA99", "#AA4499")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 

@@ -71,7 +71,7 @@ def evaluate(
     settings = with_calibration(model, settings or default_settings(model))
     point = point_of(model, settings)
     run = {"task": exam.identity, "settings": changed_settings(settings)}
-    points = {point: settings, NTP: replace(settings, method="ntp")}  # that first: what it refuses is told at once
+    points = {point: settings, NTP: replace(settings, method="ntp")}  # that first: what it refuses is reported at once
     answers = {at: exam.decode(how, partial(on_progress or _silent, at)) for at, how in points.items()}
     ntp = exam.result(run, NTP, answers[NTP], ntp=None)
     return ntp if point == NTP else exam.result(run, point, answers[point], ntp=ntp)

@@ -95,7 +95,7 @@ def sbd_generate(
     sbd = _sbd_model(model, tokenizer, ends=end_of_text_ids(generation_config))
     prompts = _prompts(
         input_ids, attention_mask
-    )  # each draws with a seed of its own: one that is there twice gets two answers
+    )  # each draws with its own seed: one that is there twice gets two answers
     batch = open_batch(sbd, prompts, [settings.of_sample(row) for row in range(len(prompts))])
     columns = _Columns(batch, pad_token_id=_pad_token_id(generation_config))
     if streamer is None:

@@ -20,7 +20,7 @@ from setblock.errors import SetBlockError
 from setblock.model.gate import Gate
 
 ADAPTER_FOLDER = "sbd_adapter"
-"""Where a checkpoint keeps its adapter. Transformers looks for one beside the weights, and so loads the base model alone."""
+"""Where a checkpoint keeps its adapter. Transformers looks for one next to the weights, and so loads the base model alone."""
 
 
 def gated(model: nn.Module) -> Gate:

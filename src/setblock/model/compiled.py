@@ -18,7 +18,7 @@ from setblock.model.invariant import least_rows
 from setblock.model.protocol import Function
 
 _MOST_SHAPES = 64
-"""Shapes that are compiled, each once; a model that meets more goes on uncompiled, and PyTorch says so."""
+"""Shapes that are compiled, each once; a model that meets more continues uncompiled, and PyTorch says so."""
 
 
 def _limits() -> dict[str, Any]:

@@ -132,7 +132,7 @@ def _attend(
 
 
 def _attention_function(module: nn.Module, implementation: str) -> Callable[..., tuple[Tensor, Any]]:
-    if implementation == "eager":  # each model's own, beside its attention layer
+    if implementation == "eager":  # each model's own, next to its attention layer
         eager: Callable[..., tuple[Tensor, Any]] = sys.modules[type(module).__module__].eager_attention_forward
         return eager
     name = GROUPED_SDPA if implementation == "sdpa" else implementation

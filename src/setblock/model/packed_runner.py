@@ -125,4 +125,4 @@ def rectangles_of(queries: Sequence[int], keys: Sequence[int]) -> list[list[int]
 
 
 FEW_PAIRS = 1 << 15
-"""What one more rectangle costs beside its pairs: calls that take their time however little they do."""
+"""What one more rectangle costs in addition to its pairs: calls that take their time however little they do."""

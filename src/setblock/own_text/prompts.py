@@ -19,7 +19,7 @@ from setblock.errors import SetBlockError
 from setblock.files import whole_lines
 from setblock.model.protocol import LanguageModel
 
-_HERE = "\ue000"  # stands for what the user writes
+_HERE = "\ue000"  # represents what the user writes
 _AT_ONCE = 32
 _SHORTEST = 8
 """Characters: what is shorter asks for nothing."""

@@ -81,5 +81,5 @@ def _memory(device: "torch.device") -> float | None:
         return float(torch.cuda.get_device_properties(device).total_memory)
     try:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):  # not a system that tells
+    except (AttributeError, ValueError, OSError):  # not a system that says
         return None

@@ -95,7 +95,7 @@ def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callab
     # From the inside out.
     app.add_middleware(BoundedBody, max_bytes=config.limits.max_body_bytes, seconds=config.limits.body_seconds)
     app.add_middleware(AccessControl, keys=config.keys, admission=serving.admission)
-    # A page elsewhere whose name was made to lead here could otherwise read what it is told.
+    # A page elsewhere whose name was made to lead here could otherwise read the answers.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=host_patterns(config.hosts), www_redirect=False)
     app.add_middleware(RequestLog, on_done=_counter(serving.metrics))
     return app

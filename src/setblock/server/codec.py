@@ -62,7 +62,7 @@ class Codec:
 
     async def warm(self) -> None:
         """Read the vocabulary for grammars, where there is an engine of them. It takes a second in which nothing else runs."""
-        with suppress(SetBlockError):  # told to those who ask for a form
+        with suppress(SetBlockError):  # reported to those who ask for a form
             await asyncio.to_thread(grammars_of, self._tokenizer)
 
     async def prepare(self, structure: Structure, *, param: str) -> None:

@@ -119,7 +119,7 @@ def _field(row: Setting) -> tuple[Any, Any]:
 class StreamOptions(Body):
     """Choose how an answer is streamed."""
 
-    include_usage: bool | None = Field(default=None, description="Send the usage in a chunk of its own, the last one.")
+    include_usage: bool | None = Field(default=None, description="Send the usage in a separate chunk, the last one.")
     include_obfuscation: bool | None = Field(default=None, description="Changes nothing: chunks are not padded.")
 
 
@@ -182,7 +182,9 @@ class DecodingBody(_Settings):
         default=None,
         description="The same for any form, as vLLM names them: one of `json`, `json_object`, `regex`, `choice`, `grammar`.",
     )
-    events: bool | None = Field(default=None, description="Tell what each forward pass revealed, where, how uncertain.")
+    events: bool | None = Field(
+        default=None, description="Report what each forward pass revealed, where, how uncertain."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -205,7 +207,7 @@ class ChatBody(DecodingBody):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = _number("The newer name of max_tokens.", 1)
-    logprobs: bool | None = Field(default=None, description="Tell how likely each token was.")
+    logprobs: bool | None = Field(default=None, description="Report how likely each token was.")
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
         default=None, description="Functions that the answer may call."
     )
@@ -220,7 +222,7 @@ class CompletionBody(DecodingBody):
     """Hold the body of POST /v1/completions."""
 
     prompt: Prompts = Field(description="One prompt or several: texts, continued as they stand, or token ids.")
-    logprobs: int | None = _number("Tell how likely each token was, and so many alternatives.", 0, MAX_LOGPROBS)
+    logprobs: int | None = _number("Report how likely each token was, and so many alternatives.", 0, MAX_LOGPROBS)
 
 
 class TokenizeBody(Body):

@@ -114,7 +114,7 @@ class _Server(uvicorn.Server):
         await self._serving.admission.drained(self._serving.limits.drain_seconds)
         left = self._serving.admission.active
         if left:
-            await self._serving.worker.stop()  # tells those who still wait
+            await self._serving.worker.stop()  # informs those who still wait
         logger.info("drained", extra={"fields": {"unfinished_requests": left}})
         self.should_exit = True
 

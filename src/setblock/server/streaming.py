@@ -13,7 +13,7 @@ from setblock.server.errors import ApiError, timed_out
 from setblock.server.serving import Reply, Serving
 from setblock.server.shapes import Shape, pass_json, tokens_json, usage_of
 
-_LAST_WORDS = 5.0  # seconds beyond the limit, in which a client can still be told that the limit was reached
+_LAST_WORDS = 5.0  # seconds beyond the limit, in which a client can still learn that the limit was reached
 
 
 class EventStream(Response):

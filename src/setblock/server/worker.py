@@ -19,7 +19,7 @@ from setblock.engine.request import Request
 logger = logging.getLogger(__name__)
 
 
-class EngineStopped(RuntimeError):  # noqa: N818  # as a rule it was told to
+class EngineStopped(RuntimeError):  # noqa: N818  # as a rule it was asked to
     """Report that the engine has stopped, or is asked to, before a request was answered."""
 
 

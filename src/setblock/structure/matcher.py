@@ -27,7 +27,7 @@ class Matcher:
         grammars = grammars_of(tokenizer)
         self._matcher = grammars.matcher(structure)
         self._ends, self._own_ends = list(ends), grammars.end_ids
-        self._beyond = 0  # tokens that were told from the one on that ended the answer
+        self._beyond = 0  # tokens that were received from the one on that ended the answer
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Append these tokens to the text."""

@@ -22,9 +22,9 @@ class AdapterSection(Section):
         "all-linear", min_length=1, description="names of layers, a pattern, or all linear layers but the head"
     )
     only_noisy: bool = Field(
-        False, description="act on the future block only: next-token decoding stays the base model's, to the bit"
+        False, description="act on the future block only: next-token decoding stays exactly the base model's"
     )
-    keep_adapter: bool = Field(False, description="save the adapter, too, beside the weights it was merged into")
+    keep_adapter: bool = Field(False, description="save the adapter, too, next to the weights it was merged into")
 
 
 def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:

@@ -21,7 +21,7 @@ from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.noising import Noising
 
 EVALUATION = 1 << 31
-"""Stands for the step in an evaluation's seed: the same noise every time, and no step's."""
+"""Replaces the step in an evaluation's seed: the same noise every time, and no step's."""
 
 
 @dataclass(frozen=True)

@@ -26,5 +26,5 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _VARIABLES):
         return False
     glibc = ctypes.CDLL(None)
-    settings = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1}  # no allocation is a mapping of its own, nothing is trimmed
+    settings = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1}  # no allocation is a separate mapping, nothing is trimmed
     return all(glibc.mallopt(parameter, value) == 1 for parameter, value in settings.items())

@@ -195,7 +195,7 @@ def doubled_inputs(
     batch, clean = rows["input_ids"].shape
     noisy = max(len(half.input_ids) for half in halves)
 
-    # Padding: its own document, and one block of its own, so that no query is left without a key.
+    # Padding: its own document, and its own block, so that no query is left without a key.
     input_ids = np.full((batch, noisy), end_of_text_id)
     position_ids = np.zeros((batch, noisy), dtype=np.int64)
     document_ids = np.full((batch, noisy), PADDING)
@@ -284,7 +284,7 @@ def _noisy_runs(half: NoisyHalf, *, padding: int) -> tuple[Run, ...]:
 def _causal_outputs(document_ids: np.ndarray, half: NoisyHalf, learned: np.ndarray, *, row_start: int) -> np.ndarray:
     """Return for each `learned` [N] token of a half which clean output predicts it, or -1; `document_ids` [L] are the
     row's."""
-    lengths = np.bincount(document_ids[document_ids != PADDING])  # documents stand in a row by number
+    lengths = np.bincount(document_ids[document_ids != PADDING])  # documents are in a row by number
     starts = np.cumsum(lengths) - lengths
     document, position = half.document_ids[learned], half.position_ids[learned]
     is_there = (position > 0) & (position < lengths[document])

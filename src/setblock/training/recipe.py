@@ -61,7 +61,7 @@ class Recipe(Section):
     data: DataSection
     training: dict[str, Any]
     adapter: AdapterSection | None = None
-    # Not part of what is trained: a run may go on with other evaluations.
+    # Not part of what is trained: a run may resume with other evaluations.
     evaluate_decoding: DecodingEvaluationSection | None = Field(None, exclude=True)
 
     @model_validator(mode="after")

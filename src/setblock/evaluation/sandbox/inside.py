@@ -45,7 +45,7 @@ def _confine(given: dict[str, Any]) -> None:
     """Set limits, then restrict files, then system calls: each step still needs what the next one forbids."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != given["parent"]:  # it died before it was asked to be told
+    if os.getppid() != given["parent"]:  # it died before the signal was set up
         os._exit(1)
     for name, soft, hard in given["limits"]:
         kind = getattr(resource, name)

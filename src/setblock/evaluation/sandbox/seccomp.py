@@ -36,7 +36,7 @@ _MACHINES = {
 
 _FCNTL = (0, 1, 2, 3, 4, 1030)  # duplicate, flags; but not F_SETOWN and F_SETSIG, which send signals to other processes
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # is it a terminal, how large, bytes to read, flags
-# O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, and the bit that tells O_TMPFILE from O_DIRECTORY
+# O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, and the bit that separates O_TMPFILE from O_DIRECTORY
 TRUNCATE, WRITE = 0o1000, 0o1 | 0o2 | 0o100 | 0o1000 | 0o20000000
 
 _LOAD, _EQUALS, _HAS_BITS, _RETURN = 0x20, 0x15, 0x45, 0x06

@@ -21,7 +21,7 @@ from setblock.integrations.lm_eval.model import SetBlockLM
 from setblock.model.sbd_model import SBDModel
 
 FILTER = "setblock"
-"""What stands for the harness's filter in the names of our figures: `tokens_per_forward,setblock`."""
+"""What replaces the harness's filter in the names of our figures: `tokens_per_forward,setblock`."""
 
 
 @dataclass(frozen=True)

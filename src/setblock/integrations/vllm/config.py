@@ -9,7 +9,7 @@ from setblock.integrations.vllm.parameters import Served
 from setblock.model.facts import SBDFacts, read_facts
 
 ADMISSION = "setblock.integrations.vllm.admission:BlockAdmission"
-# Not read from generation_config.json: block decoding has defaults of its own, and vLLM refuses a request with another
+# Not read from generation_config.json: block decoding has its own defaults, and vLLM refuses a request with another
 # temperature.
 _SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
@@ -62,7 +62,7 @@ def _refuse(vllm_config: Any, facts: SBDFacts) -> None:
     backend = getattr(vllm_config.attention_config.backend, "name", None)
     window = model_config.get_sliding_window()
     refusals = {
-        "--hf-overrides must set canvas_length, the largest block size, beside the architecture": getattr(
+        "--hf-overrides must set canvas_length, the largest block size, next to the architecture": getattr(
             model_config.hf_config, "canvas_length", None
         )
         is None,

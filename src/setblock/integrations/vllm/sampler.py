@@ -38,7 +38,7 @@ class BlockSampler:
             logits: [N, V], the rows of each request's block one after the other, then one row for each prompt that has ended.
         """
         device, num_reqs = logits.device, input_batch.num_reqs
-        # Blocks have logits of their own in vLLM's order; those of prompts that have ended were asked for behind them.
+        # Blocks have their own logits in vLLM's order; those of prompts that have ended were asked for behind them.
         fed = np.diff(input_batch.cu_num_logits_np[: num_reqs + 1]).astype(np.int64)
         blocks = np.flatnonzero(fed) if input_batch.num_draft_tokens else np.empty(0, dtype=np.int64)
         done = finished_prompts(input_batch)

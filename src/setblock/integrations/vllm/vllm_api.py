@@ -18,7 +18,7 @@ SUPPORTED = SpecifierSet(">=0.32.0,<0.33")
 
 # The names used here, and where vLLM has them.
 HOMES = {
-    # told the architectures, and what to do when one is configured
+    # receives the architectures, and what to do when one is configured
     "ModelRegistry": "vllm.model_executor.models:ModelRegistry",
     "MODELS_CONFIG_MAP": "vllm.model_executor.models.config:MODELS_CONFIG_MAP",
     "DiffusionConfig": "vllm.config:DiffusionConfig",
