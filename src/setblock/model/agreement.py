@@ -84,7 +84,7 @@ def check_decoding(runner: Runner, expected: Expected) -> None:
     everyone, ends = range(BATCH), [start + _BLOCK for start in _START]
     nothing, blocks = [0] * BATCH, [_BLOCK] * BATCH
     step = partial(_step, runner, expected)
-    step(everyone, nothing, _FIRST, nothing, "in a prefill of rows next to each other")
+    step(everyone, nothing, _FIRST, nothing, "in a prefill of rows beside each other")
     step(everyone, _FIRST, ends, blocks, "in a pass that commits a block and runs the next")
     step(everyone, _START, ends, blocks, "in a block pass")
     step([1], _START, [start + 1 for start in _START], nothing, "in a pass over one token")
