@@ -66,6 +66,7 @@ COMMANDS = tuple(
         ("growth_batch", "growth", "--batches,1,2,4,8,16,32,--kv-lengths,512", 9),
         ("growth_kv", "growth", "--batches,1,8,--kv-lengths,128,512,2048,8192,--rounds,2", 9),
         ("breakdown", "breakdown", "", 2),
+        ("prefill", "prefill", "", 9),
         ("training_step", "training_step", "", 9),
         ("structured", "structured", "", 3),
         ("local_models", "local_models", "--model,smollm2-base", 15),

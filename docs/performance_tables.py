@@ -228,6 +228,23 @@ def methods_table(methods: Json) -> str:
     return markdown(["ms of a pass", *methods], rows)
 
 
+def prefill_table(found: Json) -> str:
+    """Return a table with a row for each way and prompt."""
+    rows = [
+        [
+            each["dtype"],
+            f"{each['length']:,}",
+            way,
+            spread(row["seconds"]),
+            f"{row['over_transformers']:.2f}",
+            "yes" if row["same_token"] else "no",
+        ]
+        for each in found["lengths"].values()
+        for way, row in each["ways"].items()
+    ]
+    return markdown(["type", "prompt", "way", "seconds", "over Transformers", "same token"], rows)
+
+
 def training_table(found: Json) -> str:
     """Return a table with a row for each share of prompt tokens."""
     more = ("adapter_seconds", "adapter_ratio") if "adapter_ratio" in found["shares"][0] else ()
@@ -301,6 +318,7 @@ TABLES: dict[str, Callable[[Json], str]] = {
     "structured": structured_table,
     "growth": growth_table,
     "breakdown": breakdown_table,
+    "prefill": prefill_table,
     "training_step": training_table,
 }
 GPU_TABLES: dict[str, Callable[[Json], str]] = {

@@ -12,6 +12,7 @@ import breakdown
 import gpu
 import growth
 import passes
+import prefill
 import side_by_side
 import structured
 import training_step
@@ -41,7 +42,7 @@ def last_line(text: str) -> dict:
 
 
 @pytest.mark.parametrize(
-    "program", [passes, growth, breakdown, structured, training_step], ids=lambda each: each.__name__
+    "program", [passes, growth, breakdown, prefill, structured, training_step], ids=lambda each: each.__name__
 )
 def test_a_benchmark_ends_in_a_line_of_json(
     program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]

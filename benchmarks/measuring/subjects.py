@@ -5,7 +5,6 @@ Knows how to make models of random weights and how to fill a cache with noise, s
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -229,12 +228,20 @@ def passes(
     tokens = state.tokens[:, kv_length:fed].masked_fill(in_block, sbd.facts.mask_token_id)
     places = torch.arange(positions.numel(), device=sbd.device).view(batch, -1)[:, -block_size:]
     outputs = places.flatten()
-    forward = sbd.compiled.logits_at if sbd.compiled else partial(logits_at, sbd.model)
+    wrapped = sbd.compiled.model if sbd.compiled else None
 
     @torch.inference_mode()
     def model() -> Tensor:
         cache.write_to(rows=None, slots=positions, visible=fed)
-        logits = forward(outputs, input_ids=tokens, position_ids=positions, attention_mask=mask, cache=cache)
+        logits = logits_at(
+            sbd.model,
+            outputs,
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            cache=cache,
+            wrapped=wrapped,
+        )
         return logits.view(batch, block_size, -1)
 
     return {"library": library, "model": model}

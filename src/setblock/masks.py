@@ -124,9 +124,21 @@ def decode_mask(*, position_ids: Tensor, limits: Tensor, window: int | None = No
     return visible if window is None else and_masks(visible, slot_window(position_ids, window=window))
 
 
-def to_dense(mask_mod: MaskMod, *, batch: int, queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
-    """Evaluate a `mask_mod` to a boolean tensor [batch, 1, queries, keys], True where attention is allowed."""
-    index = torch.arange(max(batch, queries, keys), device=device)
+def to_dense(
+    mask_mod: MaskMod,
+    *,
+    batch: int,
+    queries: int,
+    keys: int,
+    device: torch.device | str = "cpu",
+    index: Tensor | None = None,
+) -> Tensor:
+    """Evaluate a `mask_mod` to a boolean tensor [batch, 1, queries, keys], True where attention is allowed.
+
+    Args:
+        index: 0, 1, 2, ... up to the largest of these sizes or further, for whoever has it.
+    """
+    index = torch.arange(max(batch, queries, keys), device=device) if index is None else index
     b, h = index[:batch].view(-1, 1, 1, 1), index[:1].view(1, 1, 1, 1)
     q_idx, kv_idx = index[:queries].view(1, 1, -1, 1), index[:keys].view(1, 1, 1, -1)
     return mask_mod(b, h, q_idx, kv_idx).expand(batch, 1, queries, keys)

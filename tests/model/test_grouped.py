@@ -61,7 +61,7 @@ def test_reads_the_cache_where_it_is(monkeypatch):
 def test_a_model_has_its_own_attention_back(usual, meanwhile):
     model = tiny_model("llama", vocab_size=32)
     model.config._attn_implementation = usual
-    with suppress(KeyboardInterrupt), grouped_attention(model):
+    with suppress(KeyboardInterrupt), grouped_attention(model).active():
         assert model.config._attn_implementation == meanwhile
         raise KeyboardInterrupt
     assert model.config._attn_implementation == usual

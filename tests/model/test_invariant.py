@@ -11,9 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from families import tiny_model, tiny_sbd
-from setblock.decoding.generate import generate_batch
+from setblock.decoding.generate import generate_batch, open_batch
 from setblock.decoding.settings import DecodingSettings
-from setblock.model.grouped import GROUPED_SDPA, mask_of_groups
+from setblock.model.grouped import GROUPED_SDPA, grouped_attention
 from setblock.model.invariant import invariant_attention
 
 SIZES = {
@@ -72,7 +72,7 @@ def test_bits_do_not_depend_on_what_shares_the_pass(dtype, size, first, row, cou
 
 
 @pytest.mark.parametrize("of_group", [1, 2, 4])
-@pytest.mark.parametrize("queries", [1, 9, 60])
+@pytest.mark.parametrize("queries", [1, 9, 600])
 def test_a_mask_made_once_for_a_pass_is_the_one_made_in_each_layer(of_group, queries):
     """Also for layers with other groups than the config says, and with more queries than a group is made of."""
     model = tiny_model("llama", vocab_size=40, dtype=torch.bfloat16)  # 2 heads of a group, of size 8
@@ -80,8 +80,8 @@ def test_a_mask_made_once_for_a_pass_is_the_one_made_in_each_layer(of_group, que
     query = torch.randn(1, queries, groups * of_group, size).transpose(1, 2).bfloat16()
     key, value = torch.randn(2, 1, groups, keys, size).bfloat16()
     mask = (torch.rand(1, 1, queries, keys) < 0.5).index_fill(3, torch.tensor([0]), True)
-    made = mask_of_groups(model, mask, queries=queries)
-    assert made.shape[2] == (queries if queries == 60 else 2 * queries)
+    made = grouped_attention(model).mask(mask, queries=queries)
+    assert made.shape[2] == (queries if queries == 600 else 2 * queries)
     module = SimpleNamespace(num_key_value_groups=of_group, is_causal=True)
     found, wanted = (ALL_ATTENTION_FUNCTIONS[GROUPED_SDPA](module, query, key, value, each)[0] for each in (made, mask))
     assert torch.equal(found, wanted)
@@ -99,3 +99,24 @@ def test_exact_mode_is_plain_decoding_to_the_bit(dtype, family, trained_tokenize
     alone = [generate_batch(model, [prompt], settings=settings[1])[0] for prompt in prompts]
     assert [each.token_ids for each in exact] == [each.token_ids for each in plain]
     assert [each.token_ids for each in alone] == [each.token_ids for each in exact]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_long_prompt_gets_the_same_bits_alone_and_in_a_batch(dtype, trained_tokenizer):
+    """Parts of prompts of all lengths beside each other: of the size of a part, just below and above, and of several parts."""
+    model = tiny_sbd("llama", trained_tokenizer, mode="shifted", dtype=dtype, max_position_embeddings=2048, **SIZES)
+    model.end_of_text_ids = ()
+    prompts = [[2 + (7 * row + place * place) % 200 for place in range(length)] for row, length in enumerate(LONG)]
+    settings = [DecodingSettings(method=method, block_size=8, max_new_tokens=24) for method in ("ntp", "exact")]
+    alone = [decoded(model, [prompt], settings[0])[0] for prompt in prompts]
+    assert [decoded(model, prompts, each) for each in settings] == [alone, alone]
+    assert len({tuple(each) for each in alone}) > 1
+
+
+LONG = (20, 400, 511, 512, 513, 1100)
+
+
+def decoded(model, prompts, settings):
+    batch = open_batch(model, prompts, [settings] * len(prompts))
+    batch.run()
+    return [batch.generation(row).token_ids for row in range(len(prompts))]

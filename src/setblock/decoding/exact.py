@@ -26,17 +26,23 @@ class Check:
 
     Attributes:
         token_ids: [B, m] next-token decoding's choices at the positions that were checked.
-        accepted: [B, m] bool, where the draft had the same.
-        replaced: [B, m] bool, where it had not, and the choice took its place: at most one in a row.
+        known: [B, m] bool, where they count.
+        first_wrong: [B, 1] the column of the first that differs from the draft; m where none does.
+        replaced: [B, m] bool, where that is, and the choice took the draft's place: at most one in a row.
         rejected: [B] bool, rows whose draft was cut.
-        entropy: [B, m] float32, nats, of the distribution where the draft was replaced.
     """
 
     token_ids: Tensor
-    accepted: Tensor
+    known: Tensor
+    first_wrong: Tensor
     replaced: Tensor
     rejected: Tensor
-    entropy: Tensor
+
+    @property
+    def accepted(self) -> Tensor:
+        """Return [B, m] bool, where the draft had the same."""
+        columns = torch.arange(self.known.shape[1], device=self.known.device)
+        return (columns < self.first_wrong) & self.known
 
 
 def check_drafts(state: BatchState, commit: Logits, *, draws: Draws) -> Check:
@@ -47,19 +53,10 @@ def check_drafts(state: BatchState, commit: Logits, *, draws: Draws) -> Check:
     best = commit.best.token_ids
     chosen = choose_tokens(commit.logits, draws, positions=commit.positions, best=best)  # [B, m]
     drafted = state.tokens.gather(1, commit.positions)
-    known = commit.known & ~state.failed[:, None]
     columns, count = state.columns[: chosen.shape[1]], chosen.shape[1]
-    first_wrong = columns.where((chosen != drafted) & known, count).amin(dim=1, keepdim=True)  # [B, 1]: m where none is
+    first_wrong = columns.where((chosen != drafted) & commit.known, count).amin(dim=1, keepdim=True)
     rejected = first_wrong[:, 0] < count
 
-    state.answer_end = torch.where(known.any(dim=1), state.committed, state.answer_end)
-    at = first_wrong.clamp(max=count - 1)
-    state.correct(rejected, commit.positions.gather(1, at)[:, 0], chosen.gather(1, at)[:, 0])
-    right = commit.logits.gather(1, at[..., None].expand(-1, -1, commit.logits.shape[-1]))  # [B, 1, V]
-    return Check(
-        token_ids=chosen,
-        accepted=(columns < first_wrong) & known,
-        replaced=columns == first_wrong,
-        rejected=rejected,
-        entropy=torch.special.entr(right.softmax(dim=-1)).sum(dim=-1).expand(-1, count),
-    )
+    state.write(chosen, commit.known, positions=commit.positions)  # what comes behind the first that differs is void
+    state.correct(rejected, (commit.positions[:, :1] + first_wrong)[:, 0])
+    return Check(chosen, commit.known, first_wrong, replaced=columns == first_wrong, rejected=rejected)

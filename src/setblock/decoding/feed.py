@@ -22,32 +22,26 @@ from setblock.model.feed import Feed
 
 def next_feed(state: BatchState, plan: PassPlan) -> Feed:
     """Return the next pass's inputs, and the outputs at which it is read."""
-    # 1. Tokens of the A rows that take part, and what each of them may see
+    # 1. Tokens of the A rows that take part
     part = plan.part
     end, committed, block_start = (part.of(each)[:, None] for each in (plan.end, state.committed, state.block_start))
     positions = committed + state.columns[: plan.queries]  # [A, Q]
     if plan.is_full:
-        is_real = torch.ones_like(positions, dtype=torch.bool)
-        in_block = positions >= block_start
+        is_real = state.everybody[: positions.shape[0], None].expand_as(positions)
     else:
         is_real = positions < end
-        in_block = is_real & (positions >= block_start)
         positions = positions * is_real
-    limits = torch.where(in_block, end, positions + 1)
 
     # 2. The outputs that predict masked tokens of the block and, of exact rows, what is committed
-    target = part.of(state.block_positions)  # [A, k]
-    source = part.of(state.block_sources)
-    wanted = part.of(state.candidates()) & (source < end)
-    outputs = (source - committed).clamp(0, plan.queries - 1)
+    target, wanted = part.of(state.block_positions), part.of(state.candidates())  # [A, k]
     if plan.checked > 0:
         checked = committed + state.columns[1 : plan.checked + 1]  # [A, m]
-        is_draft = (checked <= end) & (checked < block_start)
+        is_draft = checked < block_start
         if not state.is_all_exact:
             is_draft &= part.of(state.is_exact)[:, None]
-        target = torch.cat([target, checked], dim=1)
-        outputs = torch.cat([outputs, state.columns[: plan.checked].expand_as(checked)], dim=1)
-        wanted = torch.cat([wanted, is_draft], dim=1)
+        target, wanted = torch.cat([target, checked], dim=1), torch.cat([wanted, is_draft], dim=1)
+    source = target - part.of(state.shifts)[:, : target.shape[1]]
+    wanted = wanted & (source < end)
     is_prefill = None if plan.is_prefill is None else part.of(plan.is_prefill)
     if is_prefill is not None:  # of a prompt no draft is checked, nor is anything wanted that was given before
         wanted &= ~(is_prefill & part.of(state.prefilled))[:, None]
@@ -57,16 +51,16 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
         batch=state.batch,
         tokens=part.of(state.tokens).gather(1, positions),
         positions=positions,
+        block_start=block_start[:, 0],
         ends=end[:, 0],
         is_prefill=is_prefill,
         is_real=is_real,
-        in_block=in_block,
-        limits=limits,
         visible=plan.keys,
-        outputs=outputs,
+        outputs=(source - committed).clamp(0, plan.queries - 1),
         wanted=wanted,
         targets=target,
         fuses_commit=plan.fuses_commit,
         is_full=plan.is_full,
+        sees_all=plan.sees_all,
         is_fixed=plan.is_fixed,
     )

@@ -12,7 +12,7 @@ from setblock.decoding.events import PassEvent
 from setblock.decoding.generation import Generation
 from setblock.decoding.host_copy import HostCopy
 from setblock.decoding.loop import DecodingStep
-from setblock.decoding.plan import span_of, spans_ahead, standing
+from setblock.decoding.plan import Span, in_parts, span_of, spans_ahead, standing
 from setblock.decoding.rows import Rows, open_rows
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import Prompt, encode_prompt
@@ -56,8 +56,11 @@ class OpenBatch(Rows):
 
     def steps(self) -> Iterator[DecodingStep]:
         """Decode to the end (Algorithm 3), a step for each forward pass."""
-        while (spans := self.spans(self.runner)) and any(span.tokens for span in spans):
+        while (spans := self._spans()) and any(span.tokens for span in spans):
             yield self.step(self.runner, spans)
+
+    def _spans(self) -> list[Span]:
+        return in_parts(self.spans(self.runner), self.state.terms)
 
     def run(self) -> None:
         """Decode to the end, where nobody looks at the steps. What is decoded is the same.
@@ -69,8 +72,11 @@ class OpenBatch(Rows):
             for _ in self.steps():
                 pass
             return
-        spans = self.spans(self.runner)
+        spans = self._spans()
         self.step(self.runner, spans)
+        while any(span.is_cut for span in spans):
+            spans = self._spans()
+            self.step(self.runner, spans)
         self.state.may_prefill, before = False, self._where_rows_stand()
         while (ahead := spans_ahead(spans, self.state.terms)) and any(span.tokens for span in ahead):
             self.step(self.runner, ahead, is_ahead=True)
@@ -108,8 +114,12 @@ def open_batch(
         SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.
     """
     rows = open_rows(model, prompts, settings)
-    longest = max(terms.limit for terms in rows.state.terms)
-    return OpenBatch(**vars(rows), runner=model.runner(rows=len(prompts), capacity=longest))
+    longest, count = max(terms.limit for terms in rows.state.terms), len(prompts)
+    runner = model.runner(rows=count, capacity=longest)
+    if runner.fixed_keys is not None and (size := 1 << (count - 1).bit_length()) > count:
+        rows = rows.filled_up(size)
+        runner = model.runner(rows=size, capacity=longest)
+    return OpenBatch(**vars(rows), runner=runner)
 
 
 def stream(

@@ -13,22 +13,24 @@ from torch import Tensor
 from setblock.decoding.choice import Draws, choose_tokens, most_likely
 from setblock.decoding.companions import Companions
 from setblock.decoding.lookup import Draft
-from setblock.decoding.predictions import Logits
+from setblock.decoding.predictions import Logits, PassLogits
 from setblock.decoding.state import BatchState
 
 
-def guided_commit(state: BatchState, commit: Logits, companions: Companions) -> Logits:
-    """Return the logits at which drafts are checked. What may come at a place was asked when the draft was made: before
-    it stands the same."""
-    positions, known = commit.positions.tolist(), commit.known.tolist()
-    logits = commit.logits.clone()
+def guided_commit(state: BatchState, given: PassLogits, companions: Companions) -> PassLogits:
+    """Mask the logits at which drafts are checked. What may come at a place was asked when the draft was made: before it
+    stands the same."""
+    if given.commit is None:
+        return given
+    positions, known = given.commit.positions.tolist(), given.commit.known.tolist()
+    logits = given.all.logits.clone()
     for row in companions.constrained:
         start, allowed = state.terms[row].prompt_length, companions.rows[row].allowed
         for column, is_known in enumerate(known[row]):
             if is_known:
                 here = allowed[positions[row][column] - start].to(logits.device)
-                logits[row, column] = logits[row, column].masked_fill(~here, -torch.inf)
-    return commit.with_logits(logits)
+                logits[row, given.size + column].masked_fill_(~here, -torch.inf)
+    return PassLogits(given.all.with_logits(logits), given.size)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class DecodingStep:
         token_ids: int64, the tokens chosen for them.
         revealed: bool, positions that this pass revealed.
         at: int64, where its tokens stand: `BatchState.reveal`.
-        entropy: float32, nats, of the distribution at each masked position.
+        entropy: [B, k + m] float32, nats, of the distribution at each masked position; then where `check` replaced a draft.
         finished: [B] bool, rows whose answer is whole after the pass.
         logits: the model's logits that the pass gave.
         check: in method `exact`, what became of the drafts that the pass committed; None where it committed none.
@@ -69,9 +69,9 @@ class Reading:
     Attributes:
         given: the model's logits.
         block: those that the block's tokens are chosen from.
-        moments: of the distributions of the block.
-        known: [B, k] bool, where the pass says something that counts.
-        is_asked: [B] bool, rows where it does.
+        moments: of the distributions of the block; then of those where a draft was checked.
+        known: [B, k + m] bool, where they count: what the pass says, and where a draft was replaced.
+        is_asked: [B] bool, rows of whose block the pass says anything.
         candidates: [B, k] bool, masked positions that may be revealed.
         corrected: as in `BatchState.advance`.
         is_prefill, has_prefill, took_part, committed, check: as in `DecodingStep`.
@@ -91,11 +91,10 @@ class Reading:
     check: Check | None
 
 
-@torch.inference_mode()
 def absorb(
     state: BatchState, feed: Feed, logits: Tensor, policy: Policy, *, compiled: Compile = as_it_is
 ) -> DecodingStep:
-    """Apply a pass to the state: check, reveal, and move to the next block.
+    """Apply a pass to the state: check, reveal, and move to the next block. Needs inference mode.
 
     The prefill reveals a token too where the block's first token comes from the causal logit: it is known then.
 
@@ -113,16 +112,18 @@ def absorb(
     selection = policy.samplers.select(
         reading.block.logits,
         greatest=reading.block.best.logits,
-        moments=reading.moments,
+        moments=reading.moments.columns(0, state.block_width),
         candidates=reading.candidates,
         revealed=state.revealed,
-        is_new=state.block_passes == 0,
+        passes=state.block_passes,
         is_asked=reading.is_asked,
     )
     # 3. On to the next block, or to the end
     step: DecodingStep = (as_it_is if guided else compiled)(write_pass)(state, reading, selection, policy, guided)
     policy.companions.hear(state)
-    return replace(step, finished=state.finished)  # a stop string ends an answer, too
+    if state.finished is not step.finished:  # a stop string ends an answer, too
+        step = replace(step, finished=state.finished)
+    return step
 
 
 def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Reading:
@@ -135,22 +136,24 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
     if is_prefill is not None:
         committed &= ~is_prefill
     given = read_logits(state, feed, logits)
-    is_fused = None if given.commit is None else committed & (ends == state.block_end)
+    is_fused = None if feed.fuses_commit else ends == state.block_end
     state.commit(ends, has_prefill=is_prefill is not None)
     shaped = _shaped(given, state, policy)
-    state.failed = state.failed | _is_broken(shaped)
-    check, known, corrected = None, shaped.block.known, None
-    if shaped.commit is not None:
-        check = check_drafts(state, shaped.commit, draws=policy.draws)
-        known = known & ~check.rejected[:, None]
+    state.failed = state.failed | _is_broken(shaped.all)
+    shaped = shaped.known_unless(state.failed)
+    block, commit, check, corrected = shaped.block, shaped.commit, None, None
+    candidates = known = block.known
+    if commit is not None:
+        check = check_drafts(state, commit, draws=policy.draws)
+        candidates = candidates.masked_fill(check.rejected[:, None], False)
+        known = torch.cat([candidates, check.replaced], dim=1)
         corrected = check.rejected if is_fused is None else check.rejected & is_fused
-    candidates = known & ~state.failed[:, None]
     return Reading(
         given=given,
-        block=shaped.block,
-        moments=moments_of(shaped.block.logits, shaped.block.best.logits, candidates),
+        block=block,
+        moments=moments_of(shaped.all.logits, shaped.all.best.logits, known),
         known=known,
-        is_asked=known.any(dim=1),
+        is_asked=candidates.any(dim=1),
         candidates=candidates,
         corrected=corrected,
         is_prefill=state.nobody if is_prefill is None else is_prefill,
@@ -164,10 +167,12 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
 def _guided(state: BatchState, reading: Reading, policy: Policy) -> tuple[Reading, GuidedBlock]:
     """Return a reading under what companions allow."""
     if reading.check is not None:
+        state.settle()
         policy.companions.hear(state)  # drafts that were wrong; answers that end with what was right
     candidates = reading.candidates & ~state.finished[:, None]
     guided = guided_block(state, reading.block, candidates, policy.companions, draws=policy.draws)
-    moments = moments_of(guided.logits.logits, guided.logits.best.logits, guided.candidates)
+    of_block = moments_of(guided.logits.logits, guided.logits.best.logits, guided.candidates)
+    moments = of_block.before(reading.moments.columns(state.block_width, reading.known.shape[1]))
     return replace(reading, block=guided.logits, candidates=guided.candidates, moments=moments), guided
 
 
@@ -189,13 +194,13 @@ def write_pass(
         chosen = choose_tokens(chosen_from, policy.draws, positions=positions)
     entropy, is_asked = reading.moments.entropy, reading.is_asked
     if guided is not None:
-        reveal = guided.kept(reveal, chosen, revealed=state.revealed, entropy=entropy)
+        reveal = guided.kept(reveal, chosen, revealed=state.revealed, entropy=entropy[:, : state.block_width])
     state.block_passes = state.block_passes + (is_asked & ~reading.is_prefill if reading.has_prefill else is_asked)
     if guided is not None or state.copies_drafts:  # what is forced or copied may not be known to the model
         entropy = entropy.masked_fill(~reading.known, 0)
     if state.copies_drafts:
         draft = Draft(chosen, reveal)
-        copied = with_copies(state, draft, entropy=entropy, rows=reading.took_part)
+        copied = with_copies(state, draft, entropy=entropy[:, : state.block_width], rows=reading.took_part)
         if guided is not None:
             copied = guided_copies(state, draft, copied, policy.companions, vocab_size=policy.vocab_size)
         chosen, reveal = copied
@@ -219,23 +224,16 @@ def write_pass(
 
 def _shaped(logits: PassLogits, state: BatchState, policy: Policy) -> PassLogits:
     """Return the logits that tokens are chosen from, before the companions of the rows are asked."""
-    rules = policy.rules
-    seen = None if rules.penalty is None else first_seen(state, logits.block.logits.shape[-1])
-
-    def shaped(part: Logits) -> Logits:
-        logits = rules.apply(part.logits, positions=part.positions, first_seen=seen)
-        return part if logits is part.logits else part.with_logits(logits)
-
-    commit = None if logits.commit is None else shaped(logits.commit)
-    if commit is not None and policy.companions.constrained:
-        commit = guided_commit(state, commit, policy.companions)
-    return PassLogits(shaped(logits.block), commit)
+    rules, given = policy.rules, logits.all
+    seen = None if rules.penalty is None else first_seen(state, given.logits.shape[-1])
+    shaped = rules.apply(given.logits, positions=given.positions, first_seen=seen)
+    if shaped is not given.logits:
+        logits = PassLogits(given.with_logits(shaped), logits.size)
+    return guided_commit(state, logits, policy.companions) if policy.companions.constrained else logits
 
 
-def _is_broken(logits: PassLogits) -> Tensor:
+def _is_broken(logits: Logits) -> Tensor:
     """Return [B] bool, rows whose logits are not finite or leave no token to choose."""
-    parts = (logits.block,) if logits.commit is None else (logits.block, logits.commit)
-    greatest = [each.best.logits for each in parts]
+    greatest = logits.best.logits
     # What is no number, or infinite, is not 0 when it is taken from itself.
-    broken = [((most - most != 0) & each.known).any(dim=1) for each, most in zip(parts, greatest, strict=True)]
-    return broken[0] if len(broken) == 1 else broken[0] | broken[1]
+    return ((greatest - greatest != 0) & logits.known).any(dim=1)

@@ -36,11 +36,11 @@ def read_news(
         standing(state, fuses_commit=fuses_commit),
         torch.stack(scalars, dim=1),
         state.tokens.gather(1, window),
-        *_revealing(step.positions, step.revealed, step.token_ids, step.entropy),
+        *_revealing(step.positions, step.revealed, step.token_ids, step.entropy[:, : state.block_width]),
     ]
-    if step.check is not None and step.logits.commit is not None:
-        check = step.check
-        parts += _revealing(step.logits.commit.positions, check.replaced, check.token_ids, check.entropy)
+    commit, check = step.logits.commit, step.check
+    if commit is not None and check is not None:
+        parts += _revealing(commit.positions, check.replaced, check.token_ids, step.entropy[:, state.block_width :])
     widths = [part.shape[1] for part in parts]
     rows = HostCopy(torch.cat(parts, dim=1)).read()  # float64 holds each of these numbers as it is
     ends = list(accumulate(widths))

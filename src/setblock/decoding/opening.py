@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from setblock.decoding.state import NEVER, NO_TOKEN, BatchState, capacity_of, mask_of
+from setblock.decoding.state import NO_TOKEN, BatchState, capacity_of, mask_of
 from setblock.decoding.terms import RowTerms
 from setblock.model.facts import SBDFacts
 
@@ -57,7 +57,7 @@ def open_state(
         draft_passes=column([each.draft_passes for each in terms]),
         draft_lookup=column([each.draft_lookup if each.method == "exact" else 0 for each in terms]),
         text_end=start,
-        stop_end=torch.full_like(start, NEVER),
+        stop_end=limit,
         answer_end=start,
         finished=none.clone(),
         stopped=none.clone(),

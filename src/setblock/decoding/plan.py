@@ -36,6 +36,11 @@ class Span:
         """Return the number of tokens."""
         return self.end - self.start
 
+    @property
+    def is_alike(self) -> bool:
+        """Return whether each of them sees as much as the last one."""
+        return self.end - self.start == 1 or self.start >= self.block_start
+
 
 def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
     """Return what the next full pass feeds each row; a finished row is fed nothing. Waits for the device."""
@@ -45,15 +50,31 @@ def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
 
 
 def standing(state: BatchState, *, fuses_commit: bool) -> Tensor:
-    """Return [B, 4] int64 from which `span_of` computes what the next pass feeds each row."""
-    end = state.next_end(fuses_commit=fuses_commit)
-    return torch.stack((state.committed, end, state.block_start, state.prefill_end), dim=1)
+    """Return [B, 5] int64 from which `span_of` computes what the next pass feeds each row."""
+    end = state.next_end(fuses_commit=fuses_commit, commits_answers=True)
+    return torch.stack((state.committed, end, state.block_start, state.prefill_end, state.finished), dim=1)
 
 
 def span_of(row: Sequence[int]) -> Span:
     """Return the span that a row of `standing` describes."""
-    start, end, block_start, prefill_end = row
+    start, end, block_start, prefill_end, is_finished = row
+    end = start if is_finished else end
     return Span(start, end, block_start, is_prefill=start < min(end, prefill_end))
+
+
+def in_parts(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
+    """Return the spans with no more of each prompt than one pass is fed.
+
+    As long as any prompt has a whole part left, only whole parts are fed. A shorter one would be padded, and then other
+    kernels than alone would compute it.
+    """
+    fills = [span.is_prefill and span.tokens >= each.prefill_chunk for span, each in zip(spans, terms, strict=True)]
+    if not any(fills):
+        return list(spans)
+    ends = [
+        span.start + (each.prefill_chunk if fill else 0) for span, each, fill in zip(spans, terms, fills, strict=True)
+    ]
+    return [replace(span, end=end, is_cut=end < span.end) for span, end in zip(spans, ends, strict=True)]
 
 
 def spans_ahead(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
@@ -84,6 +105,7 @@ class PassPlan:
         checked: m, outputs of each row at which drafts are checked.
         keys: the position past the last that any row sees.
         is_full: whether it is known, of sizes that are not fixed, that each of these rows is fed Q tokens.
+        sees_all: whether it is known, too, that each of these tokens sees all that any row sees.
         fuses_commit: whether what is committed is fed with the block behind it.
         is_fixed: whether sizes are the same in every pass of a kind, at the price of padding.
     """
@@ -95,6 +117,7 @@ class PassPlan:
     checked: int
     keys: int
     is_full: bool
+    sees_all: bool
     fuses_commit: bool
     is_fixed: bool
 
@@ -131,6 +154,7 @@ def plan_pass(
     device = state.tokens.device
     is_cut, is_everyone = any(span.is_cut for span in spans), len(fed) == state.batch
     cut = torch.tensor([span.end for span in spans], device=device) if is_cut else None
+    is_full = not (is_ahead or is_fixed) and all(spans[row].tokens == queries for row in fed)
     return PassPlan(
         end=state.next_end(fuses_commit=fuses_commit) if cut is None else cut,
         is_prefill=torch.tensor([span.is_prefill for span in spans], device=device) if has_prefill else None,
@@ -139,7 +163,8 @@ def plan_pass(
         checked=checked,
         keys=keys,
         fuses_commit=fuses_commit,
-        is_full=not (is_ahead or is_fixed) and all(spans[row].tokens == queries for row in fed),
+        is_full=is_full,
+        sees_all=is_full and all(spans[row].end == keys and spans[row].is_alike for row in fed),
         is_fixed=is_fixed,
     )
 
@@ -159,7 +184,7 @@ class Part:
     """
 
     def __init__(self, rows: Tensor, *, batch: int) -> None:
-        self.rows, self.batch, self._is_all = rows, batch, len(rows) == batch
+        self.rows, self.batch, self._is_all = rows, batch, rows.shape[0] == batch
 
     def of(self, whole: Tensor) -> Tensor:
         """Return [A, ...] of what all rows have, [B, ...]; the argument itself where all rows take part."""

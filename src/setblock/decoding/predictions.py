@@ -34,19 +34,39 @@ class Logits:
         """Return the same positions with other logits."""
         return Logits(logits, self.positions, self.known, most_likely(logits))
 
+    def columns(self, first: int, last: int) -> "Logits":
+        """Return those of the columns from `first` to `last`."""
+        best = MostLikely(self.best.logits[:, first:last], self.best.token_ids[:, first:last])
+        return Logits(self.logits[:, first:last], self.positions[:, first:last], self.known[:, first:last], best)
+
 
 @dataclass(frozen=True)
 class PassLogits:
     """Hold the logits of a pass.
 
     Attributes:
-        block: ẑ of the k positions of each row's block. Known nowhere in a pass that only commits.
-        commit: z of the positions that exact rows committed in this pass, but for each row's first; None where no row committed
-            more than that one.
+        all: ẑ of the k positions of each row's block; then z of the m positions that exact rows committed in this pass, but for
+            each row's first.
+        size: k.
     """
 
-    block: Logits
-    commit: Logits | None
+    all: Logits
+    size: int
+
+    def known_unless(self, failed: Tensor) -> "PassLogits":
+        """Return the same logits, known nowhere in rows that `failed` [B] bool."""
+        known = self.all.known.masked_fill(failed[:, None], False)
+        return PassLogits(Logits(self.all.logits, self.all.positions, known, self.all.best), self.size)
+
+    @property
+    def block(self) -> Logits:
+        """Return those of the block. Known nowhere in a pass that only commits."""
+        return self.all.columns(0, self.size)
+
+    @property
+    def commit(self) -> Logits | None:
+        """Return those of what was committed; None where no row committed more than its first."""
+        return self.all.columns(self.size, self.all.known.shape[1]) if self.all.known.shape[1] > self.size else None
 
 
 def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
@@ -67,18 +87,15 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
         state.first_logits = part.put(first, state.first_logits)
 
     # 2. Of a block, a pass says something if it was fed; or where the first token is known as soon as what comes before it is
-    says = feed.ends > block_start
-    if state.has_causal:
-        says = says | part.of(state.is_causal)
-    if feed.is_prefill is not None:
-        says = says | (feed.is_prefill & (block_start == part.of(state.prompt_length)))
+    wanted = feed.wanted
+    if feed.is_prefill is not None or not feed.fuses_commit:  # else all that is wanted
+        says = feed.ends > block_start
+        if state.has_causal:
+            says = says | part.of(state.is_causal)
+        if feed.is_prefill is not None:
+            says = says | (feed.is_prefill & (block_start == part.of(state.prompt_length)))
+        wanted = wanted & (says[:, None] | (state.columns[: wanted.shape[1]] >= size))
 
     # 3. From the A rows that took part to all B
-    logits, target, wanted = (part.put(each) for each in (logits, feed.targets, feed.wanted))
-    best = most_likely(logits)
-    of_block = MostLikely(best.logits[:, :size], best.token_ids[:, :size])
-    block = Logits(logits[:, :size], target[:, :size], wanted[:, :size] & part.put(says)[:, None], of_block)
-    if target.shape[1] == size:
-        return PassLogits(block, None)
-    of_commit = MostLikely(best.logits[:, size:], best.token_ids[:, size:])
-    return PassLogits(block, Logits(logits[:, size:], target[:, size:], wanted[:, size:], of_commit))
+    logits, target, wanted = (part.put(each) for each in (logits, feed.targets, wanted))
+    return PassLogits(Logits(logits, target, wanted, most_likely(logits)), size)

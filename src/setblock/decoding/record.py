@@ -60,7 +60,7 @@ class Record:
     """Add up the steps of a batch. B rows, C positions, n alternatives of each token.
 
     Attributes:
-        commits: [B] bool, rows that have passes which commit a block; those of `ntp` have none.
+        commits: [B] bool, rows whose passes may commit a block; those of `ntp` commit tokens, which is not counted.
         prefill, commit: [B] int64, passes of these kinds so far.
         number: [B] int64, the number of each row's last pass: 0 is the prefill.
         revealing: [B, C] int64, the pass that revealed each position, 0 for the prefill.
@@ -87,20 +87,18 @@ class Record:
             self.number += step.took_part & ~step.is_prefill
         else:
             self.number += step.took_part
-        self.commit += step.committed & self.commits
-        number = self.number[:, None]
-        if step.check is not None and step.logits.commit is not None:
+        self.commit += step.committed
+        at, commit, check = step.at, step.logits.commit, step.check
+        if commit is not None and check is not None:
             if self.num_alternatives is not None:
-                self._keep(step.logits.commit, step.check.accepted | step.check.replaced, step.check.token_ids)
-            at = step.logits.commit.positions.where(step.check.replaced, self.nowhere)
-            self._write(number, step.check.entropy, at=at)
-        self._write(number, step.entropy, at=step.at)
-        self._keep(step.logits.block, step.revealed, step.token_ids)
-
-    def _write(self, number: Tensor, entropy: Tensor, *, at: Tensor) -> None:
-        """Write `number` [B, 1] and `entropy` [B, m] to columns `at` [B, m], of which only the last may occur twice."""
-        self.revealing.scatter_(1, at, number.expand_as(at))
-        self.entropies.scatter_(1, at, entropy)
+                self._keep(commit, check.accepted | check.replaced, check.token_ids)
+            # Each column is there once, but for the last, which nobody reads
+            nowhere = self.revealing.shape[1] - 1
+            at = torch.cat([at, commit.positions.where(check.replaced, nowhere)], dim=1)
+        self.revealing.scatter_(1, at, self.number[:, None].expand_as(at))
+        self.entropies.scatter_(1, at, step.entropy)
+        if self.num_alternatives is not None:
+            self._keep(step.logits.block, step.revealed, step.token_ids)
 
     @classmethod
     def joined(cls, records: Sequence["Record"], *, capacity: int) -> "Record":
@@ -124,14 +122,10 @@ class Record:
         cut = {name: parts[name][:, :capacity] for name in _OF_POSITIONS}
         return Record(**parts | cut, num_alternatives=self.num_alternatives)
 
-    @property
-    def nowhere(self) -> Tensor:
-        """Return the index of the last column, as a tensor on the device; what is written there is never read."""
-        return self.number.new_full((), self.revealing.shape[1] - 1)
-
     def counts(self, row: int) -> PassCounts:
         """Return the passes of one row."""
-        prefill, number, commit = torch.stack([self.prefill[row], self.number[row], self.commit[row]]).tolist()
+        counts = (self.prefill[row], self.number[row], self.commit[row] * self.commits[row])
+        prefill, number, commit = torch.stack(counts).tolist()
         return PassCounts(prefill=prefill, block=number - commit, commit=commit)
 
     def revealed_by(self, row: int, start: int, length: int) -> list[int]:
@@ -155,8 +149,6 @@ class Record:
 
     def _keep(self, logits: Logits, where: Tensor, token_ids: Tensor) -> None:
         """Keep the log-probabilities of `token_ids` [B, m] where `where` [B, m] bool says so."""
-        if self.num_alternatives is None:
-            return
         rows, columns = (where & logits.known).nonzero(as_tuple=True)  # what a grammar forces may have no logits
         positions = logits.positions[rows, columns]
         log_probs = logits.logits[rows, columns].log_softmax(dim=-1)  # [N, V]

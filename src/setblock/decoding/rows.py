@@ -18,6 +18,7 @@ from setblock.decoding.checks import (
     limit_of,
     warn_if_not_trained,
 )
+from setblock.decoding.companions import Accompanied, Companions
 from setblock.decoding.defaults import block_size_for, draft_lookup_for, draft_passes_for
 from setblock.decoding.feed import next_feed
 from setblock.decoding.generation import Failure, FinishReason, Generation
@@ -33,7 +34,7 @@ from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.state import BatchState
 from setblock.decoding.terms import RowTerms
 from setblock.decoding.text import AnswerText
-from setblock.model.feed import Feed
+from setblock.model.feed import PROMPT_PART, Feed
 from setblock.model.protocol import Compile, LanguageModel, Runner, as_it_is
 
 
@@ -77,6 +78,17 @@ class Rows:
             texts=[self.texts[row] for row in rows],
             started=[self.started[row] for row in rows],
         )
+
+    @torch.inference_mode()
+    def filled_up(self, size: int) -> "Rows":
+        """Return these rows, and behind them rows that have ended, `size` in all. A compiled model then meets few batch
+        sizes."""
+        missing = size - self.state.batch
+        rest = self.taken([0] * missing)
+        rest.policy = replace(rest.policy, companions=Companions([Accompanied(()) for _ in range(missing)]))
+        for row in range(missing):
+            rest.state.cut(row)
+        return Rows.joined([self, rest])
 
     def spans(self, runner: Runner) -> list[Span]:
         """Return what the runner's next full pass feeds each row; a finished row is fed nothing. Waits for the device
@@ -161,9 +173,10 @@ class Rows:
     def _finish_reason(self, row: int) -> FinishReason:
         if bool(self.state.failed[row]):
             return "error"
-        return "stop" if bool(self.state.stopped[row]) else "length"
+        return "stop" if self.state.has_stopped(row) else "length"
 
 
+@torch.inference_mode()  # as the passes are: what is compiled for tensors of one kind is not used for another
 def open_rows(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]) -> Rows:
     """Check requests against the model and lay out their rows; each is one answer. A row that says nothing of its sampler and
     its block gets what the model was calibrated to, if it was.
@@ -219,4 +232,5 @@ def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
         adaptive_blocks=settings.adaptive_blocks,
         draft_passes=draft_passes_for(settings),
         draft_lookup=draft_lookup_for(model.facts, settings),
+        prefill_chunk=settings.prefill_chunk or PROMPT_PART,
     )

@@ -52,7 +52,7 @@ class BlockView:
     @property
     def confidence(self) -> Tensor:
         """Return the probability [B, k] float32 of the most likely token. Only candidates have meaningful values."""
-        return self._moments.total.reciprocal()
+        return self._moments.confidence
 
     @cached_property
     def margin(self) -> Tensor:
@@ -69,33 +69,43 @@ class BlockView:
 
 
 class Moments(NamedTuple):
-    """Hold the entropy of distributions [...] in nats, and Z, the reciprocal of the most likely token's probability."""
+    """Hold the entropy of distributions [B, n] in nats, and the probability of the most likely token."""
 
     entropy: Tensor
-    total: Tensor
+    confidence: Tensor
+
+    def columns(self, first: int, last: int) -> "Moments":
+        """Return those of the columns from `first` to `last`."""
+        return Moments(self.entropy[:, first:last], self.confidence[:, first:last])
+
+    def before(self, others: "Moments") -> "Moments":
+        """Return these with others on their right."""
+        return Moments(*(torch.cat(pair, dim=1) for pair in zip(self, others, strict=True)))
 
 
 def moments_of(logits: Tensor, greatest: Tensor, candidates: Tensor) -> Moments:
     """Return the moments of logits [B, k, V] whose greatest values are given. Only candidates have meaningful values."""
     if devices.waits(logits.device) or torch.compiler.is_compiling():
-        return _moments(logits, greatest, columns=logits.shape[-1])
+        probs = logits.softmax(dim=-1)
+        return Moments(torch.special.entr(probs).sum(dim=-1), probs.amax(dim=-1))
     if logits.numel() <= _FEW_NUMBERS:
-        found = _moments(logits, greatest, columns=_TILE_COLUMNS)
+        found = _tiled_moments(logits, greatest)
     else:
         found = _moments_of_candidates(logits, greatest, candidates)
-    rest = ~candidates  # as if sure, so that they don't depend on how many rows there are
-    return Moments(found.entropy.masked_fill(rest, 0), found.total.masked_fill(rest, 1))
+    # The rest as if sure, so that they don't depend on how many rows there are
+    return Moments(found.entropy.where(candidates, 0), found.confidence.where(candidates, 1))
 
 
-def _moments(logits: Tensor, greatest: Tensor, *, columns: int) -> Moments:
-    """Return the moments of logits [..., V] whose greatest values are given, reading `columns` tokens at a time.
+def _tiled_moments(logits: Tensor, greatest: Tensor) -> Moments:
+    """Return the moments of logits [..., V] whose greatest values are given, reading `_TILE_COLUMNS` tokens at a time. On a
+    CPU this takes less time than a pass over all for each operation.
 
     With d = x - max(x), w = exp(d) and Z = sum(w): H = log Z - sum(w d) / Z, and the most likely token has probability 1 / Z. A
     vocabulary is long and decoding's own work is little else than reading it, so it is read as few times as can be: no
     probabilities are made.
     """
     total = product = None
-    for tile in torch.split(logits, columns, dim=-1):
+    for tile in torch.split(logits, _TILE_COLUMNS, dim=-1):
         below = (tile - greatest[..., None]).clamp_(min=_NEVER)
         weights = below.exp()
         of_tile, product_of_tile = weights.sum(dim=-1), below.mul_(weights).sum(dim=-1)
@@ -103,26 +113,26 @@ def _moments(logits: Tensor, greatest: Tensor, *, columns: int) -> Moments:
         product = product_of_tile if product is None else product + product_of_tile
     assert total is not None
     assert product is not None
-    return Moments(entropy=total.log() - product / total, total=total)
+    return Moments(entropy=total.log() - product / total, confidence=total.reciprocal())
 
 
 _NEVER = -1e4  # exp of it is 0; of a banned token's -inf, w d would not be a number
 
 
 def _moments_of_candidates(logits: Tensor, greatest: Tensor, candidates: Tensor) -> Moments:
-    """Return `_moments` [B, k] on a CPU, from each row's first candidate to its last; other values are arbitrary.
+    """Return `_tiled_moments` [B, k] on a CPU, from each row's first candidate to its last; other values are arbitrary.
     Arithmetic is slow there, and reading a value is not.
 
     The temporaries of a tile stay in the caches. Those of a whole vocabulary would be memory that is asked of the system anew
     each time, which takes longer than the arithmetic.
     """
-    entropy, total = torch.empty_like(greatest), torch.empty_like(greatest)
+    entropy, confidence = torch.empty_like(greatest), torch.empty_like(greatest)
     for row, wanted in enumerate(candidates.tolist()):
         if any(wanted):
             here = (row, slice(wanted.index(True), len(wanted) - wanted[::-1].index(True)))
-            found = _moments(logits[here], greatest[here], columns=_TILE_COLUMNS)
-            entropy[here], total[here] = found.entropy, found.total
-    return Moments(entropy, total)
+            found = _tiled_moments(logits[here], greatest[here])
+            entropy[here], confidence[here] = found.entropy, found.confidence
+    return Moments(entropy, confidence)
 
 
 _TILE_COLUMNS = 16384  # a megabyte for a block of 16
@@ -167,7 +177,7 @@ def at_least_one(reveal: Tensor, block: BlockView, *, score: Tensor) -> Tensor:
     """Return `reveal` [B, k] among the candidates, with at least one position of each row that has candidates. In a row
     without any, it is the candidate with the highest `score` [B, k] (the leftmost of a tie). So every pass reveals a
     token, and a block takes at most k passes."""
-    best = score.masked_fill(~block.candidates, -torch.inf).argmax(dim=-1, keepdim=True)  # [B, 1]
+    best = score.where(block.candidates, -torch.inf).argmax(dim=-1, keepdim=True)  # [B, 1]
     fallback = torch.zeros_like(block.candidates).scatter(-1, best, True)
     reveal = reveal & block.candidates
     return torch.where(reveal.any(dim=-1, keepdim=True), reveal, fallback & block.candidates)

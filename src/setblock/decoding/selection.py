@@ -88,7 +88,7 @@ class RowSamplers:
         greatest: Tensor,
         candidates: Tensor,
         revealed: Tensor,
-        is_new: Tensor,
+        passes: Tensor,
         is_asked: Tensor | None = None,
         moments: Moments | None = None,
     ) -> RowSelection:
@@ -96,21 +96,21 @@ class RowSamplers:
 
         Args:
             logits, greatest, candidates, revealed, moments: as in `BlockView`.
-            is_new: [B] bool, rows in whose block no pass has revealed anything yet; what was remembered of them is forgotten.
+            passes: [B] int64, how many have filled each row's block; where none, what was remembered is forgotten.
             is_asked: [B] bool, rows of which the pass says anything; what is remembered of others stays. None for all rows.
 
         Raises:
             SetBlockError: a sampler reveals nothing where there are candidates, or what is none.
         """
         if len(self._groups) == 1:
-            memory = self._recall(0, is_new, size=candidates.shape[1])
+            memory = self._recall(0, passes, size=candidates.shape[1])
             block = BlockView(logits, candidates, revealed, memory, greatest, moments)
             selection = self._ask(0, block, is_asked)
             return RowSelection(selection.reveal, selection.logits)
         reveal, changed = torch.zeros_like(candidates), None
         for index, (_, rows) in enumerate(self._groups):
-            memory = self._recall(index, is_new[rows], size=candidates.shape[1])
-            of_rows = None if moments is None else Moments(moments.entropy[rows], moments.total[rows])
+            memory = self._recall(index, passes[rows], size=candidates.shape[1])
+            of_rows = None if moments is None else Moments(*(each[rows] for each in moments))
             block = BlockView(logits[rows], candidates[rows], revealed[rows], memory, greatest[rows], of_rows)
             selection = self._ask(index, block, None if is_asked is None else is_asked[rows])
             reveal[rows] = selection.reveal
@@ -131,11 +131,12 @@ class RowSamplers:
         )
         return selection
 
-    def _recall(self, index: int, is_new: Tensor, *, size: int) -> Memory:
+    def _recall(self, index: int, passes: Tensor, *, size: int) -> Memory:
         """Return the memory of blocks of `size` that an earlier pass began."""
         kept = self._memories[index].items()
         return {
-            name: fitted(each, size).masked_fill(is_new.view(-1, *[1] * (each.dim() - 1)), 0) for name, each in kept
+            name: fitted(each, size).masked_fill(passes.view(-1, *[1] * (each.dim() - 1)) == 0, 0)
+            for name, each in kept
         }
 
 

@@ -77,6 +77,16 @@ class DecodingSettings:
         group="point",
     )
 
+    # How its prompt is fed
+    prefill_chunk: int | None = setting(
+        None,
+        "Maximum number of tokens of a prompt in one pass. A longer prompt is fed in several passes, which bounds the memory "
+        "of a pass. Default: 512.",
+        Range(1, MAX_TOKENS, far=True),
+        group="answer",
+        but_not=("server", "transformers", "vllm"),  # a scheduler has limits of its own
+    )
+
     # Where an answer ends
     max_new_tokens: int | None = setting(
         None,

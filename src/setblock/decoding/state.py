@@ -14,6 +14,7 @@ most ids that end an answer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,20 @@ from setblock.model.facts import SBDFacts
 
 NO_TOKEN = -1
 NEVER = torch.iinfo(torch.long).max
+
+
+class Settled(NamedTuple):
+    """Hold what a pass has made of the blocks.
+
+    Attributes:
+        end: [B] where the text's first gap is, or it ends; drafts included.
+        is_whole: [B] bool, rows whose block is.
+        has_first: [B] bool, rows whose block has its first token, right after what is committed; None where no row is exact.
+    """
+
+    end: Tensor
+    is_whole: Tensor
+    has_first: Tensor | None
 
 
 @dataclass
@@ -52,23 +67,25 @@ class BatchState:
         draft_passes: [B] of exact rows, after how many passes a draft is checked as far as it goes.
         draft_lookup: [B] of exact rows, how many tokens must match for a draft to be copied from the text; 0 for never.
         text_end: [B] the position up to which there is no gap; what stands before it may be a draft.
-        stop_end: [B] of exact rows, the position past the end-of-text that their text ends with, drafts included; else
-            `NEVER`.
+        stop_end: [B] the position past the last token that the text can have: past the end-of-text that it ends with, drafts
+            included; else its limit. An answer that reaches it is whole.
         answer_end: [B] the position up to which tokens are written and will not change: there are no gaps before it, and in
             exact rows they are next-token decoding's.
         finished: [B] bool.
-        stopped: [B] bool, rows that ended with an end-of-text or a stop string.
+        stopped: [B] bool, rows that `finish` ended.
         failed: [B] bool, rows whose logits were not numbers, or left no token. Nothing more is revealed in them; what they
             have is kept.
         first_logits: [B, V] float32 or None, the causal logits of the block's first token, from its first pass.
         may_prefill: for the host, whether any row may have to be fed its prompt, or what it had to give up.
         columns, rows: [C] and [B], 0, 1, 2, ...
-        nobody: [B] bool, no row.
+        nobody, everybody: [B] bool, no row, and all.
         block_positions: [B, k] the positions of each row's block, running past `block_end` where it is shorter than k.
         first_is_causal: [B] bool, rows whose block's first token is predicted by the last token before the block; None where no
             row's is.
-        takes_next: [B, k] bool, the first places of blocks where next-token decoding's text is promised: what the causal logit
-            says is taken as soon as it is known. None where no row's is.
+        takes_next: [B, k] bool, the first places of exact rows' blocks: what the causal logit says is taken as soon as it is
+            known. None where no row is exact.
+        shifts: [B, 2k - 1] how far before a position stands the output that predicts it: for the block's, and for those that
+            a commit checks.
         methods: of the rows, for the host, as are the next: whether all of them are exact, or never fed a block; whether any
             is never fed a block, is adaptive, or may have its drafts copied from the text.
     """
@@ -104,9 +121,11 @@ class BatchState:
     columns: Tensor = field(init=False)
     rows: Tensor = field(init=False)
     nobody: Tensor = field(init=False)
+    everybody: Tensor = field(init=False)
     block_positions: Tensor = field(init=False)
     first_is_causal: Tensor | None = field(init=False)
     takes_next: Tensor | None = field(init=False)
+    shifts: Tensor = field(init=False)
     methods: frozenset[str] = field(init=False)
     is_all_exact: bool = field(init=False)
     is_all_causal: bool = field(init=False)
@@ -129,29 +148,23 @@ class BatchState:
         device, methods = self.tokens.device, [each.method for each in self.terms]
         self.columns = torch.arange(self.tokens.shape[1], device=device)
         self.rows = torch.arange(self.batch, device=device)
-        self.nobody = torch.zeros_like(self.is_ntp)
+        self.nobody, self.everybody = torch.zeros_like(self.is_ntp), torch.ones_like(self.is_ntp)
         self.methods = frozenset(methods)
         self.is_all_exact = all(each == "exact" for each in methods)
         self.is_all_causal = self.facts is None or all(each == "ntp" for each in methods)
         self.has_causal = self.facts is None or "ntp" in methods
         self.has_adaptive = any(each.adaptive_blocks for each in self.terms)
         self.copies_drafts = any(each.method == "exact" and each.draft_lookup for each in self.terms)
-        is_first = self.columns[: self.block_width] == 0
-        is_next = self.is_ntp | self.is_exact
-        promises = self.has("ntp") or self.has("exact")
-        self.takes_next = is_next[:, None] & is_first if promises else None
-        self.first_is_causal = is_next if promises else None
+        self._is_first = is_first = self.columns[: self.block_width] == 0
+        self.takes_next = self.is_exact[:, None] & is_first if self.has("exact") else None
+        self.first_is_causal = self.is_ntp | self.is_exact if self.has("ntp") or self.has("exact") else None
         if self.facts is None or self.facts.first_token_from_causal:
             self.first_is_causal = torch.ones_like(self.is_ntp)
-        shifts = None if self.first_is_causal is None else (self.first_is_causal[:, None] & is_first).long()
-        is_shifted = self.facts is None or self.facts.logit_shift
-        self._shifts = torch.ones_like(is_first).long() if is_shifted else shifts
+        self.shifts = torch.ones((self.batch, 2 * self.block_width - 1), dtype=torch.long, device=device)
+        if self.facts is not None and not self.facts.logit_shift:
+            from_before = self.nobody if self.first_is_causal is None else self.first_is_causal
+            self.shifts[:, : self.block_width] = from_before[:, None] & is_first
         self.block_positions = self.block_start[:, None] + self.columns[: self.block_width]
-
-    @property
-    def block_sources(self) -> Tensor:
-        """Return [B, k] the position whose output predicts each position of the block."""
-        return self.block_positions if self._shifts is None else self.block_positions - self._shifts
 
     @property
     def is_causal(self) -> Tensor:
@@ -196,16 +209,42 @@ class BatchState:
         row that is finished has none."""
         return ~self.revealed & (self.block_positions < self.needed_end[:, None])
 
-    def reveal(self, chosen: Tensor, reveal: Tensor) -> Tensor:
-        """Fix `chosen` [B, k] tokens where `reveal` [B, k] bool says so.
+    def write(self, chosen: Tensor, where: Tensor, *, positions: Tensor) -> Tensor:
+        """Put `chosen` [B, n] tokens at `positions` [B, n] where `where` [B, n] bool says so.
 
         Returns:
-            [B, k] int64 where they stand: their positions, and a column that nobody reads where nothing is revealed.
+            [B, n] int64 where they stand: their positions, or else a column that nobody reads.
         """
-        at = self.block_positions.where(reveal, self.columns[-1])
+        at = positions.where(where, self.columns[-1])
         self.tokens.scatter_(1, at, chosen)
-        self.revealed |= reveal
         return at
+
+    def reveal(self, chosen: Tensor, reveal: Tensor) -> Tensor:
+        """Fix `chosen` [B, k] tokens where `reveal` [B, k] bool says so. Return what `write` does."""
+        self.revealed |= reveal
+        return self.write(chosen, reveal, positions=self.block_positions)
+
+    def settle(self) -> "Settled":
+        """Find how far the text goes without a gap, what of it is certain, and which answers are whole. Calling it again
+        changes nothing."""
+        # 1. Is the block whole, and does it end in an end-of-text?
+        first_stop = self._first_stop()
+        self.needed_end = torch.minimum(first_stop, self.block_end)
+        gap = self.block_end[:, None].where(self.revealed, self.block_positions).amin(dim=1)
+        end = torch.minimum(gap, self.needed_end)
+        self.stop_end = torch.where(first_stop <= end, end, self.stop_end)
+        # 2. Is the answer? Drafts are no part of it, and may end otherwise; but a first token comes from the causal logits
+        # after all that is certain
+        self.stop_end = torch.where(self.failed, self.answer_end, self.stop_end)
+        certain, has_first = end, None
+        if self.has("exact"):
+            has_first = self.revealed[:, 0] & (self.committed == self.block_start)
+            certain = torch.maximum(self.answer_end, self.committed + has_first)
+            certain = certain if self.is_all_exact else torch.where(self.is_exact, certain, end)
+        self.answer_end = torch.minimum(certain, self.stop_end)
+        self.finished = self.answer_end >= self.stop_end
+        self.text_end = torch.minimum(end, self.stop_end)
+        return Settled(end, end == self.needed_end, has_first)
 
     def advance(self, *, corrected: Tensor | None = None) -> None:
         """Finish rows whose answer is whole after a pass, and open the next block of rows that have finished theirs.
@@ -214,61 +253,35 @@ class BatchState:
             corrected: [B] bool, exact rows whose draft was cut, and whose next pass commits the corrected token together with
                 a first pass over the block behind it. A pass that only drafts behind that token would verify nothing.
         """
-        # 1. How far does the text go without a gap? Is the block whole, and does it end in an end-of-text?
-        after = self.block_positions + 1  # [B, k]
-        first_stop = after.where(self._is_stop(), NEVER).amin(dim=1)
-        self.needed_end = torch.minimum(first_stop, self.block_end)
-        gap = self.block_end[:, None].where(self.revealed, self.block_positions).amin(dim=1)
-        end = torch.minimum(gap, self.needed_end)
-        whole, ended = end == self.needed_end, first_stop <= end
-        # 2. Is the answer? Drafts are no part of it, and may end otherwise; but a first token comes from the causal logits
-        # after all that is certain
-        is_committed = self.committed == self.block_start
-        if self.has("exact"):
-            self.stop_end = torch.where(ended, end, self.stop_end)
-            certain = torch.where(self.revealed[:, 0] & is_committed, after[:, 0], self.answer_end)
-            self.answer_end = certain if self.is_all_exact else torch.where(self.is_exact, certain, end)
-            self.stopped = self.stopped | (self.answer_end >= self.stop_end)
-        else:
-            self.answer_end, self.stopped = end, self.stopped | ended
-        self.finished = self.finished | self.stopped | self.failed | (self.answer_end >= self.limit)
-        # 3. An adaptive block is done, and a draft that has had its passes, as far as they go without a gap
+        end, whole, has_first = self.settle()
         done = whole
+        # An adaptive block is done, and a draft that has had its passes, as far as they go without a gap
+        beyond = None
         if self.has_adaptive:
             done = whole | (self.is_adaptive & (end > self.block_start))
-        if self.has("exact"):
+            beyond = self._shifted(end - self.block_start) & (self.is_adaptive & ~whole)[:, None]
+        if has_first is not None:
             drafted = whole | (self.block_passes >= self.draft_passes)
             for also in (self.is_causal if self.has_causal else None, corrected):
                 drafted = drafted if also is None else drafted | also
-            submitted = is_committed & (end > self.block_start) & drafted
+            submitted = drafted & has_first
             done = submitted if self.is_all_exact else torch.where(self.is_exact, submitted, done)
-        beyond = None
-        if self.has_adaptive:
-            beyond = self._shifted(end - self.block_start) & (self.is_adaptive & ~whole)[:, None]
-        # 4. The next block; after the answer's end, or where a draft ends the text, an empty one
-        self.text_end = torch.where(self.finished, self.answer_end, end)
-        empty = self.finished | ended if self.has("exact") else self.finished
-        self._open_blocks(done | self.finished, self.text_end, empty=empty, revealed=beyond)
-
-    def _open_blocks(self, rows: Tensor, start: Tensor, *, empty: Tensor, revealed: Tensor | None) -> None:
-        """Begin a block of `rows` [B] bool at `start` [B]. It stops short at the row's limit, and at once where `empty` [B]. Of
-        its positions, `revealed` [B, k] are known already."""
-        end = start.where(empty, torch.minimum(start + self.block_size, self.limit))
-        self._move_blocks(rows, start, end=end, needed_end=end)
-        self.revealed = self.revealed & ~rows[:, None]
-        if revealed is not None:
-            self.revealed |= revealed & rows[:, None]
-            first_stop = (self.block_positions + 1).where(self._is_stop(), NEVER).amin(dim=1)
-            self.needed_end = torch.minimum(first_stop, self.block_end)
+        # The next block; after the answer's end, or where a draft ends the text, an empty one
+        done = done | self.finished
+        self._move_blocks(done, self.text_end)
+        self.revealed = self.revealed.masked_fill(done[:, None], False)
+        if beyond is not None:
+            self.revealed |= beyond & done[:, None]
+            self.needed_end = torch.minimum(self._first_stop(), self.block_end)
         if self.has("exact"):  # what was drafted behind a gap, or is wrong, is void
-            here = self.tokens.gather(1, self.block_positions)
-            self.tokens.scatter_(1, self.block_positions, here.where(self.revealed, mask_of(self.facts)))
+            self.tokens.scatter_(1, self.columns[-1].where(self.revealed, self.block_positions), mask_of(self.facts))
 
-    def _move_blocks(self, rows: Tensor, start: Tensor, *, end: Tensor, needed_end: Tensor) -> None:
+    def _move_blocks(self, rows: Tensor, start: Tensor) -> None:
+        """Begin a block of `rows` [B] bool at `start` [B]. It ends, at the latest, where the text does."""
         self.block_start = torch.where(rows, start, self.block_start)
         self.block_positions = self.block_start[:, None] + self.columns[: self.block_width]
-        self.block_end = torch.where(rows, end, self.block_end)
-        self.needed_end = torch.where(rows, needed_end, self.needed_end)
+        self.block_end = torch.minimum(self.block_start + self.block_size, self.stop_end)
+        self.needed_end = torch.where(rows, self.block_end, self.needed_end)
         self.block_passes = self.block_passes.masked_fill(rows, 0)
 
     # What the cache holds: here alone `committed` moves
@@ -280,19 +293,13 @@ class BatchState:
         if has_prefill:
             self.prefilled = self.prefilled | (self.committed >= self.prefill_end)
 
-    def correct(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
-        """Put the right `tokens` [B] at `positions` [B] of `rows` [B] bool, whose drafts were wrong from there on, and
-        begin a block with them. What comes before is committed."""
-        at, after = positions[:, None], positions + 1
-        self.tokens.scatter_(1, at, tokens.where(rows, self.tokens.gather(1, at)[:, 0])[:, None])
-        end = torch.minimum(positions + self.block_size, self.limit)
-        needed_end = after.where((tokens[:, None] == self.ends).any(dim=1), end)
-        self._move_blocks(rows, positions, end=end, needed_end=needed_end)
-        self.revealed = torch.where(rows[:, None], self.columns[: self.block_width] == 0, self.revealed)
+    def correct(self, rows: Tensor, positions: Tensor) -> None:
+        """Begin a block at `positions` [B] of `rows` [B] bool, where drafts were wrong and the right token stands now. What
+        comes before is committed."""
         self.committed = torch.where(rows, positions, self.committed)
-        self.text_end = torch.where(rows, after, self.text_end)
-        self.answer_end = torch.where(rows, after, self.answer_end)
-        self.stop_end = self.stop_end.masked_fill(rows, NEVER)
+        self.stop_end = torch.where(rows, self.limit, self.stop_end)
+        self._move_blocks(rows, positions)
+        self.revealed = torch.where(rows[:, None], self._is_first, self.revealed)
 
     @torch.inference_mode()
     def hold(self, length: int) -> None:
@@ -322,7 +329,7 @@ class BatchState:
         """End a row's answer at position `end`, and its blocks there."""
         here = self.rows == row
         self.finished, self.revealed = self.finished | here, self.revealed & ~here[:, None]
-        for each in ("answer_end", "text_end", "block_start", "block_end", "needed_end"):
+        for each in ("answer_end", "stop_end", "text_end", "block_start", "block_end", "needed_end"):
             setattr(self, each, getattr(self, each).masked_fill(here, end))
         self.block_positions = self.block_start[:, None] + self.columns[: self.block_width]
 
@@ -330,10 +337,16 @@ class BatchState:
         """Return [n] the tokens of a row's answer that will not change, the end-of-text included."""
         return self.tokens[row, self.terms[row].prompt_length : int(self.answer_end[row])]
 
-    def _is_stop(self) -> Tensor:
-        """Return [B, k] bool, revealed positions of the block that hold an end-of-text."""
+    def has_stopped(self, row: int) -> bool:
+        """Return whether a finished row ended with an end-of-text or a stop string. Waits for the device."""
+        last = self.answer(row)[-1:].tolist()
+        return bool(self.stopped[row]) or any(token_id in self.terms[row].ends for token_id in last)
+
+    def _first_stop(self) -> Tensor:
+        """Return [B] the position past the first end-of-text revealed in the block; `NEVER` where none is."""
         here = self.tokens.gather(1, self.block_positions)
-        return (here[..., None] == self.ends[:, None]).any(dim=-1) & self.revealed
+        is_end = here == self.ends if self.ends.shape[1] == 1 else (here[..., None] == self.ends[:, None]).any(dim=-1)
+        return (self.block_positions + 1).where(is_end & self.revealed, NEVER).amin(dim=1)
 
     def _shifted(self, run: Tensor) -> Tensor:
         """Return [B, k] bool, which positions of a block that begins `run` [B] later are revealed."""

@@ -6,6 +6,7 @@ Knows numbers. Knows nothing of what has become of the row.
 from dataclasses import dataclass
 
 from setblock.decoding.settings import Method
+from setblock.model.feed import PROMPT_PART
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class RowTerms:
         ends: token ids that end the answer.
         block_size: k; 1 in method `ntp`.
         adaptive_blocks: as in `DecodingSettings`.
-        draft_passes, draft_lookup: as in `DecodingSettings`.
+        draft_passes, draft_lookup, prefill_chunk: as in `DecodingSettings`.
     """
 
     method: Method
@@ -30,3 +31,4 @@ class RowTerms:
     adaptive_blocks: bool = False
     draft_passes: int = 1
     draft_lookup: int = 0
+    prefill_chunk: int = PROMPT_PART

@@ -108,18 +108,17 @@ def _feed(model: LanguageModel, *, start: int, tokens: int, in_block: bool) -> F
     """Return a pass of one row over `tokens` positions from `start` on, all outputs wanted but those of a prompt."""
     device, end = model.device, start + tokens
     positions = torch.arange(start, end, device=device)[None]
-    is_block = torch.full((1, tokens), in_block and model.facts is not None, device=device)
+    block_start = start if in_block and model.facts is not None else end
     outputs = torch.arange(tokens, device=device)[None] if start else torch.full((1, 1), tokens - 1, device=device)
     return Feed(
         rows=torch.zeros(1, dtype=torch.long, device=device),
         batch=1,
         tokens=positions % model.vocab_size,
         positions=positions,
+        block_start=torch.full((1,), block_start, device=device),
         ends=torch.full((1,), end, device=device),
         is_prefill=torch.full((1,), not start, device=device),
         is_real=torch.ones((1, tokens), dtype=torch.bool, device=device),
-        in_block=is_block,
-        limits=torch.where(is_block, end, positions + 1),
         visible=end,
         outputs=outputs,
         wanted=torch.ones_like(outputs, dtype=torch.bool),

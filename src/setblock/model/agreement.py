@@ -87,6 +87,7 @@ def check_decoding(runner: Runner, expected: Expected) -> None:
     step(everyone, nothing, _FIRST, nothing, "in a prefill of rows beside each other")
     step(everyone, _FIRST, ends, blocks, "in a pass that commits a block and runs the next")
     step(everyone, _START, ends, blocks, "in a block pass")
+    step([1], _START, ends, blocks, "in a block pass of a row alone")
     step([1], _START, [start + 1 for start in _START], nothing, "in a pass over one token")
     step(everyone, _START, ends, nothing, "in a pass that commits a block")
 
@@ -176,23 +177,22 @@ def _step(
     columns = torch.arange(max(ends[row] - starts[row] for row in rows), device=device)  # [Q]
     positions = start + columns  # [A, Q]
     is_real = positions < end
-    in_block = is_real & (positions >= end - block)
     safe = positions.masked_fill(~is_real, 0)
     feed = Feed(
         rows=index,
         batch=BATCH,
         tokens=torch.stack([expected.rows[row][safe[number]] for number, row in enumerate(rows)]),
         positions=safe,
+        block_start=(end - block)[:, 0],
         ends=end[:, 0],
         is_prefill=torch.zeros_like(index, dtype=torch.bool),
         is_real=is_real,
-        in_block=in_block,
-        limits=torch.where(in_block, end, positions + 1).masked_fill(~is_real, 1),
         visible=int(end.max()),
         outputs=columns.expand_as(positions),
         wanted=is_real,
         targets=positions,
-        is_fixed=False,
+        is_full=bool(is_real.all()),
+        sees_all=len(rows) == 1 and ends[rows[0]] - starts[rows[0]] == max(1, blocks[rows[0]]),
     )
     logits = runner.logits(feed)[is_real]
     wanted = [

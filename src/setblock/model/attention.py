@@ -118,25 +118,55 @@ def attention_mask(
     Transformers hands a 4D tensor or a `BlockMask` through untouched, and takes a dict of them, by layer type, where a
     model mixes layer types.
     """
-    implementation = implementation or config._attn_implementation
-
-    def realise(window: int | None) -> Tensor | BlockMask:
-        mask_mod = mask_mod_for(window)
-        if implementation == "flex_attention":
-            return to_block_mask(mask_mod, batch=batch, queries=queries, keys=keys, device=device)
-        allowed = to_dense(mask_mod, batch=batch, queries=queries, keys=keys, device=device)  # [B, 1, Q, K]
-        if implementation == "sdpa":
-            return allowed
-        # Eager attention adds its mask to the scores.
-        return torch.zeros((), dtype=dtype, device=device).where(allowed, torch.finfo(dtype).min)
-
-    return by_layer_type(config, realise)
+    most = max(batch, queries, keys)
+    form = mask_form(config, device=device, dtype=dtype, implementation=implementation, most=most)
+    return form.mask(mask_mod_for, batch=batch, queries=queries, keys=keys)
 
 
-def by_layer_type(config: PretrainedConfig, realise: Callable[[int | None], Tensor | BlockMask]) -> AttentionMask:
-    """Return the mask that `realise` makes for the model's window, or a dict of them, by layer type, where a model
-    mixes them."""
-    windows = layer_windows(config)
+@dataclass(frozen=True)
+class MaskForm:
+    """Make the masks that a model's layers take. A config takes long to ask, so whoever needs many masks asks it once.
+
+    Attributes:
+        windows: as `layer_windows` gives them.
+        implementation: Transformers' name of the attention implementation.
+        dtype: of the model.
+        index: 0, 1, 2, ... up to the largest batch, number of queries or of keys, on the model's device.
+    """
+
+    windows: dict[str, int | None]
+    implementation: str
+    dtype: torch.dtype
+    index: Tensor
+
+    def mask(
+        self, mask_mod_for: Callable[[int | None], MaskMod], *, batch: int, queries: int, keys: int
+    ) -> AttentionMask:
+        """See `attention_mask`."""
+
+        def realise(window: int | None) -> Tensor | BlockMask:
+            mask_mod = mask_mod_for(window)
+            if self.implementation == "flex_attention":
+                return to_block_mask(mask_mod, batch=batch, queries=queries, keys=keys, device=self.index.device)
+            allowed = to_dense(mask_mod, batch=batch, queries=queries, keys=keys, index=self.index)  # [B, 1, Q, K]
+            if self.implementation == "sdpa":
+                return allowed
+            # Eager attention adds its mask to the scores.
+            return torch.zeros((), dtype=self.dtype, device=allowed.device).where(allowed, torch.finfo(self.dtype).min)
+
+        return by_layer_type(self.windows, realise)
+
+
+def mask_form(
+    config: PretrainedConfig, *, device: torch.device, dtype: torch.dtype, most: int, implementation: str | None = None
+) -> MaskForm:
+    """Return the form for the attention implementation that is named, or else the model's, and sizes up to `most`."""
+    index = torch.arange(most, device=device)
+    return MaskForm(layer_windows(config), implementation or config._attn_implementation, dtype, index)
+
+
+def by_layer_type(windows: dict[str, int | None], realise: Callable[[int | None], Tensor | BlockMask]) -> AttentionMask:
+    """Return the mask that `realise` makes for the window, or a dict of them by layer type where a model mixes them."""
     if len(windows) == 1:
         return realise(next(iter(windows.values())))
     return {kind: realise(window) for kind, window in windows.items()}

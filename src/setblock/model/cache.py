@@ -21,6 +21,7 @@ class SlotCache(Cache):
     def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
         super().__init__(layers=[SlotLayer(batch=batch, capacity=capacity) for _ in range(layers)])
         self.batch, self.capacity = batch, capacity
+        self._everyone: Tensor | None = None
 
     def write_to(self, *, rows: Tensor | None, slots: Tensor, visible: int) -> None:
         """Set where the next forward pass writes.
@@ -30,7 +31,9 @@ class SlotCache(Cache):
             slots: [A, Q] slot of each token; a padding token's is `capacity`, which is never read.
             visible: how many slots, from the first on, the pass reads.
         """
-        written = torch.arange(self.batch, device=slots.device) if rows is None else rows
+        if self._everyone is None:
+            self._everyone = torch.arange(self.batch, device=slots.device)
+        written = self._everyone if rows is None else rows
         for layer in self.layers:
             layer.rows, layer.written, layer.slots, layer.visible = rows, written[:, None], slots, visible
 

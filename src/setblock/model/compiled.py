@@ -8,13 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
-from setblock.model.attention import AttentionMask
-from setblock.model.forward import SelectOutputs, filled_up
-from setblock.model.invariant import least_rows
 from setblock.model.protocol import Function
 
 _MOST_SHAPES = 64
@@ -29,14 +24,16 @@ def _limits() -> dict[str, Any]:
 
 
 class CompiledModel:
-    """Run `logits_at` compiled: a new shape compiles for seconds to a minute, and a known one never does."""
+    """Run a model and what is between its passes compiled: a new shape compiles for seconds to a minute, and a known one
+    never does.
+
+    Attributes:
+        model: what to call in the model's stead.
+    """
 
     def __init__(self, model: PreTrainedModel, *, backend: str) -> None:
         self._backend, self._functions = backend, dict[Function, Function]()
-        self._select, self._least = SelectOutputs(), least_rows(model.dtype, model.device)
-        # One hook that stays: putting one on for each pass would be a new function, and so a new compilation, each time.
-        model.get_output_embeddings().register_forward_pre_hook(self._select)
-        self._model: Callable[..., Any] = torch.compile(model, backend=backend, dynamic=False, **_limits())
+        self.model: Callable[..., Any] = torch.compile(model, backend=backend, dynamic=False, **_limits())
 
     def function(self, function: Function, /) -> Function:
         """Return what runs between passes, compiled as one graph in the same way; see
@@ -45,24 +42,6 @@ class CompiledModel:
             compiled = torch.compile(function, backend=self._backend, fullgraph=True, dynamic=False, **_limits())
             self._functions[function] = compiled
         return self._functions[function]
-
-    def logits_at(
-        self, index: Tensor, *, input_ids: Tensor, position_ids: Tensor, attention_mask: AttentionMask, cache: Cache
-    ) -> Tensor:
-        """See `setblock.model.forward.logits_at`; the cache is one that has been written to."""
-        self._select.index = filled_up(index, least=self._least)
-        try:
-            output = self._model(
-                input_ids=input_ids,
-                position_ids=position_ids,
-                attention_mask=attention_mask,
-                past_key_values=cache,
-                use_cache=True,
-            )
-        finally:
-            self._select.index = None
-        logits: Tensor = output.logits[0]
-        return logits[: len(index)]
 
 
 def fixed_capacity(needed: int) -> int:

@@ -109,7 +109,7 @@ def document_masks(
             masks += [mask_mod(b, head, q[:, None], k[None]).flatten() for q, k in _places(layout, row, device)]
         return torch.cat(masks)[None, None, None]
 
-    return by_layer_type(config, realise)
+    return by_layer_type(layer_windows(config), realise)
 
 
 def _places(layout: Layout, row: RowRuns, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:

@@ -3,7 +3,7 @@
 Knows how to call a model. Knows nothing of what the tokens mean.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,8 +28,8 @@ class SelectOutputs:
     still happen.
     """
 
-    def __init__(self, index: Tensor | None = None) -> None:
-        self.index = index
+    def __init__(self) -> None:
+        self.index: Tensor | None = None
 
     def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Replace the head's inputs, the hidden states [B, T, D] first. Returns them with [1, M, D] in their place."""
@@ -39,14 +39,25 @@ class SelectOutputs:
         return (hidden.reshape(-1, hidden.shape[-1])[self.index][None], *args[1:])
 
 
+_HOOK = "_setblock_select_outputs"
+
+
 @contextmanager
 def head_reads_only(model: PreTrainedModel, index: Tensor) -> Iterator[None]:
-    """Make the LM head see only the hidden states at `index` [M] of the flattened [B * T] sequence."""
-    handle = model.get_output_embeddings().register_forward_pre_hook(SelectOutputs(index))
+    """Show the LM head only the hidden states at `index` [M] of the flattened [B * T] sequence, for a while."""
+    head = model.get_output_embeddings()
+    hook: SelectOutputs | None = getattr(head, _HOOK, None)
+    if (
+        hook is None
+    ):  # one that stays: putting one on for each pass would take longer, and be a new compilation each time
+        hook = SelectOutputs()
+        head.register_forward_pre_hook(hook)
+        setattr(head, _HOOK, hook)
+    hook.index = index
     try:
         yield
     finally:
-        handle.remove()
+        hook.index = None
 
 
 def logits_at(
@@ -57,7 +68,8 @@ def logits_at(
     position_ids: Tensor,
     attention_mask: AttentionMask,
     cache: Cache | None = None,
-    wrapped: nn.Module | None = None,
+    wrapped: Callable[..., Any] | None = None,
+    least: int | None = None,
     **more: Any,
 ) -> Tensor:
     """Run the model once and return the logits [M, V] at `index` [M] of the flattened [B * T] inputs.
@@ -67,11 +79,12 @@ def logits_at(
         input_ids, position_ids: [B, T].
         attention_mask: from `setblock.model.attention.attention_mask`.
         cache: where the keys and values go, and come from; None for a pass without a cache.
-        wrapped: what to call in the model's stead, where a trainer has wrapped it.
+        wrapped: what to call in the model's stead, where a trainer has wrapped it, or it was compiled.
+        least: what `least_rows` says of the model, where it is known already.
         more: for the attention function, to which Transformers hands what it does not know.
     """
-    wanted = len(index)
-    with head_reads_only(model, filled_up(index, least=least_rows(model.dtype, model.device))):
+    wanted, least = len(index), least_rows(model.dtype, model.device) if least is None else least
+    with head_reads_only(model, filled_up(index, least=least)):
         output = (model if wrapped is None else wrapped)(
             input_ids=input_ids,
             position_ids=position_ids,

@@ -9,22 +9,19 @@ fast kernel on CUDA under a mask.) In half precision on a CPU the attention is `
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from setblock.model.attention import OURS, AttentionMask, attention_by, plan_of
+from setblock.model.attention import OURS, AttentionMask, attention_by, layer_windows, plan_of
+from setblock.model.feed import PROMPT_PART
 from setblock.model.invariant import added, invariant_attention, is_invariant
 
 GROUPED_SDPA = f"{OURS}grouped_sdpa"
-
-
-def grouped_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Replace the attention of a model whose plan allows it by the one below; other models keep theirs."""
-    return attention_by(GROUPED_SDPA, model.config.get_text_config()) if plan_of(model).grouped else nullcontext()
 
 
 def _grouped_sdpa(
@@ -38,14 +35,21 @@ def _grouped_sdpa(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as Transformers calls it: query [B, H, Q, D], key and value [B, H', K, D], mask [B, 1, Q, K]. Returns [B,
-    Q, H, D].
+    """Attend as Transformers asks: query [B, H, Q, D], key and value [B, H', K, D], mask [B, 1, Q, K] or `SEES_ALL`. Returns
+    [B, Q, H, D].
 
-    Transformers' `sdpa` is left what is not plain masked attention, and so many queries that their masks outweigh the keys.
+    Transformers' `sdpa` is left what is not plain masked attention, and so many queries that their masks outweigh the keys
+    (`_most`).
     """
     (batch, heads, queries, size), groups = query.shape, key.shape[1]
-    of_group = heads // groups  # G
     is_plain = not dropout and all(kwargs.get(name) is None for name in _SPECIAL)
+    if attention_mask is not None and attention_mask.shape[-1] == 0:
+        if is_plain:
+            together = query.reshape(batch, groups, -1, size)
+            attended = torch.nn.functional.scaled_dot_product_attention(together, key, value, scale=scaling)
+            return attended.view(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
+        attention_mask = query.new_zeros((1, 1, queries, key.shape[2]))
+    of_group = heads // groups  # G
     must_be_invariant = is_invariant(query.dtype, query.device)
     gains = of_group > 1 or must_be_invariant
     if (
@@ -53,7 +57,7 @@ def _grouped_sdpa(
         or attention_mask is None
         or attention_mask.shape[1] > 1
         or not is_plain
-        or queries > _most(groups, size)
+        or queries > _most(groups, size, must_be_invariant=must_be_invariant)
     ):
         if attention_mask is not None and attention_mask.shape[2] > queries:  # was made for a group
             attention_mask = attention_mask[:, :, :queries].to(query.dtype)
@@ -64,6 +68,8 @@ def _grouped_sdpa(
     query, mask = query.reshape(batch, groups, of_group * queries, size), attention_mask
     if mask.shape[2] != of_group * queries:
         mask = mask[:, :, :queries].repeat(1, 1, of_group, 1)
+    if not (must_be_invariant or mask.dtype in (torch.bool, query.dtype)):
+        mask = mask.to(query.dtype)
     if must_be_invariant:
         attended = invariant_attention(query, key, value, mask, scale=size**-0.5 if scaling is None else scaling)
     else:
@@ -72,32 +78,73 @@ def _grouped_sdpa(
     return attended.view(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
 
 
-def mask_of_groups(model: PreTrainedModel, mask: AttentionMask, *, queries: int) -> AttentionMask:
-    """Return the mask [B, 1, G Q, K] of a group's queries, made once for a pass; else the attention makes it in every
-    layer.
+@dataclass(frozen=True)
+class GroupedAttention:
+    """Call the attention above in a model's passes, if its plan allows it. A model and its config take long to ask, so each
+    runner asks once.
 
-    Only where that attention is invariant, and adds its mask in float32. Elsewhere, and with too many queries, the mask is
-    left as it is. A layer with other groups takes the first Q.
+    Attributes:
+        config: of the text model.
+        is_used: whether the model's attention plan allows it; others keep theirs.
+        needs_masks: whether a pass whose queries see every key needs a mask; else `SEES_ALL` says so.
+        of_group: G, query heads that share a key head.
+        most_queries: with more, a mask is left as it is.
+        dtype: of what is added to the scores.
     """
-    config = model.config.get_text_config()
+
+    config: PretrainedConfig
+    is_used: bool
+    needs_masks: bool
+    of_group: int
+    most_queries: int
+    dtype: torch.dtype
+
+    def active(self) -> AbstractContextManager[None]:
+        """Have the model's layers call it for a while."""
+        return attention_by(GROUPED_SDPA, self.config) if self.is_used else nullcontext()
+
+    def mask(self, mask: AttentionMask, *, queries: int) -> AttentionMask:
+        """Return the mask [B, 1, G Q, K] that is added to the scores of a group's queries, of a mask [B, 1, Q, K] of where they
+        may look; or those of each layer type. Else every layer makes it. A layer with other groups takes the first Q."""
+        if queries > self.most_queries:
+            return mask
+        if isinstance(mask, dict):
+            return {kind: self._repeated(part) for kind, part in mask.items() if isinstance(part, Tensor)}
+        return self._repeated(mask) if isinstance(mask, Tensor) else mask
+
+    def _repeated(self, mask: Tensor) -> Tensor:
+        mask = added(mask).to(self.dtype)
+        return mask.expand(-1, -1, self.of_group, -1) if mask.shape[2] == 1 else mask.repeat(1, 1, self.of_group, 1)
+
+
+SEES_ALL = (1, 1, 1, 0)
+"""The shape of a mask that leaves nothing out. Where Transformers is given none, it makes one of its own."""
+
+
+def grouped_attention(model: PreTrainedModel) -> GroupedAttention:
+    """Return how a model's passes call it."""
+    config, is_used = model.config.get_text_config(), plan_of(model).grouped
     heads = getattr(config, "num_attention_heads", 1)
     groups = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
-    if not (plan_of(model).grouped and is_invariant(model.dtype, model.device)) or queries > _most(groups, size):
-        return mask
+    must_be_invariant = is_invariant(model.dtype, model.device)
+    most = _most(groups, size, must_be_invariant=must_be_invariant)
+    return GroupedAttention(
+        config,
+        is_used=is_used,
+        needs_masks=not is_used or must_be_invariant or set(layer_windows(config).values()) != {None},
+        of_group=heads // groups,
+        most_queries=most if is_used and (heads > groups or must_be_invariant) else 0,
+        dtype=torch.float32 if must_be_invariant else model.dtype,
+    )
 
-    def repeated(part: Tensor) -> Tensor:
-        return added(part).repeat(1, 1, heads // groups, 1)
 
-    if isinstance(mask, dict):
-        return {kind: repeated(part) for kind, part in mask.items() if isinstance(part, Tensor)}
-    return repeated(mask) if isinstance(mask, Tensor) else mask
+def _most(groups: int, size: int, *, must_be_invariant: bool) -> int:
+    """Return the queries for which the mask [Q, K] of each head of a group is less to write than keys and values [H', K, D].
 
-
-def _most(groups: int, size: int) -> int:
-    """Return the queries up to which writing each head's mask [Q, K] is cheaper than writing keys and values [H', K,
-    D]."""
-    return 2 * groups * size
+    Where a token must get the same bits in each pass, these are all but a whole part of a prompt, which is never padded.
+    """
+    return PROMPT_PART - 1 if must_be_invariant else 2 * groups * size
 
 
 _SPECIAL = ("position_bias", "softcap", "cache")

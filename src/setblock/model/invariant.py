@@ -58,7 +58,7 @@ def invariant_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor,
 
 def added(mask: Tensor) -> Tensor:
     """Return what a mask adds to scores, float32: 0 where a bool mask is True, and minus infinity elsewhere."""
-    return mask.float() if mask.dtype != torch.bool else torch.zeros((), device=mask.device).where(mask, -torch.inf)
+    return mask.float() if mask.dtype != torch.bool else torch.where(mask, 0.0, -torch.inf)
 
 
 def is_invariant(dtype: torch.dtype, device: torch.device) -> bool:

@@ -97,9 +97,9 @@ def test_a_row_that_begins_a_block_forgets_the_last(name: str, data: st.DataObje
     def reveals(asked: RowSamplers, said: Passes) -> list[torch.Tensor]:
         found, revealed = [], torch.zeros_like(said.needed)
         for number, logits in enumerate(said.logits):
-            is_new = torch.full((len(revealed),), number == 0)
+            passes = torch.full((len(revealed),), number)
             candidates = said.needed & ~revealed
-            of_row = {"candidates": candidates, "revealed": revealed, "is_new": is_new}
+            of_row = {"candidates": candidates, "revealed": revealed, "passes": passes}
             found.append(asked.select(logits, greatest=logits.amax(dim=-1), **of_row).reveal)
             revealed = revealed | found[-1]
         return found

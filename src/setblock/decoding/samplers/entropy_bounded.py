@@ -43,7 +43,7 @@ class EntropyBounded:
     def select(self, block: BlockView) -> Selection:
         """See `setblock.decoding.sampler.Sampler`."""
         doubt = block.entropy if self.proxy == "entropy" else -getattr(block, self.proxy)  # [B, k]
-        ordered, order = doubt.masked_fill(~block.candidates, math.inf).sort(dim=-1, stable=True)  # [B, k]
+        ordered, order = doubt.where(block.candidates, math.inf).sort(dim=-1, stable=True)  # [B, k]
         entropy = ordered if self.proxy == "entropy" else block.entropy.gather(-1, order)
         if self.proxy == "entropy":
             bound = F.pad(entropy.cumsum(dim=-1), (1, -1))  # the sum without its last, which is its largest

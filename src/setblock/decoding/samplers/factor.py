@@ -31,7 +31,7 @@ class Factor:
 
     def select(self, block: BlockView) -> Selection:
         """See `setblock.decoding.sampler.Sampler`."""
-        confidence = block.confidence.masked_fill(~block.candidates, -torch.inf)
+        confidence = block.confidence.where(block.candidates, -torch.inf)
         ordered, order = confidence.sort(dim=-1, descending=True, stable=True)  # [B, k]
         n = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device)
         within = (n + 1) * (1 - ordered) <= self.factor  # a prefix: both factors grow with n

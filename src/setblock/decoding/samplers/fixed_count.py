@@ -30,8 +30,6 @@ class FixedCount:
 
     def select(self, block: BlockView) -> Selection:
         """See `setblock.decoding.sampler.Sampler`."""
-        confidence = block.confidence.masked_fill(~block.candidates, -torch.inf)
-        order = confidence.argsort(dim=-1, descending=True, stable=True)  # [B, k]
-        rank = torch.arange(order.shape[-1], device=order.device).expand_as(order)
-        reveal = torch.zeros_like(block.candidates).scatter(-1, order, rank < self.count)
-        return Selection(reveal & block.candidates)
+        confidence = block.confidence.where(block.candidates, -torch.inf)
+        rank = confidence.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)  # [B, k]
+        return Selection((rank < self.count) & block.candidates)

@@ -169,6 +169,7 @@ class BlockSlots:
             checked=state.block_width - 1 if has_exact else 0,
             keys=state.tokens.shape[1],
             is_full=False,
+            sees_all=False,
             fuses_commit=False,
             is_fixed=True,
         )
