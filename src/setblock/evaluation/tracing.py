@@ -153,7 +153,7 @@ class _Tracer:
         end = min((index for index, each in self._standing.items() if each.is_end), default=places[-1] + 1)
         masked = [
             (place, entropy)
-            for place, entropy, is_known in zip(places, step.entropy[0].tolist(), known, strict=True)
+            for place, entropy, is_known in zip(places, step.entropy[0, : len(places)].tolist(), known, strict=True)
             if is_known and place not in self._standing and place < end
         ]
         in_block = [place for place in places if place in self._standing] + [place for place, _ in masked]

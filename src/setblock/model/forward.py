@@ -42,22 +42,30 @@ class SelectOutputs:
 _HOOK = "_setblock_select_outputs"
 
 
+def keep_hook(model: PreTrainedModel) -> None:
+    """Put on the LM head the hook that `head_reads_only` uses, for good. Without it each pass puts on one of its own, which
+    takes longer, and is a new compilation each time."""
+    head = model.get_output_embeddings()
+    if not hasattr(head, _HOOK):
+        hook = SelectOutputs()
+        head.register_forward_pre_hook(hook)
+        setattr(head, _HOOK, hook)
+
+
 @contextmanager
 def head_reads_only(model: PreTrainedModel, index: Tensor) -> Iterator[None]:
     """Show the LM head only the hidden states at `index` [M] of the flattened [B * T] sequence, for a while."""
     head = model.get_output_embeddings()
-    hook: SelectOutputs | None = getattr(head, _HOOK, None)
-    if (
-        hook is None
-    ):  # one that stays: putting one on for each pass would take longer, and be a new compilation each time
-        hook = SelectOutputs()
-        head.register_forward_pre_hook(hook)
-        setattr(head, _HOOK, hook)
+    kept: SelectOutputs | None = getattr(head, _HOOK, None)
+    hook = SelectOutputs() if kept is None else kept
+    handle = head.register_forward_pre_hook(hook) if kept is None else None
     hook.index = index
     try:
         yield
     finally:
         hook.index = None
+        if handle is not None:
+            handle.remove()
 
 
 def logits_at(

@@ -15,7 +15,7 @@ from setblock.model.attention import AttentionMask, mask_form
 from setblock.model.cache import SlotCache
 from setblock.model.compiled import CompiledModel
 from setblock.model.feed import Feed
-from setblock.model.forward import logits_at
+from setblock.model.forward import keep_hook, logits_at
 from setblock.model.gate import block_only, gate_of
 from setblock.model.grouped import SEES_ALL, grouped_attention
 from setblock.model.invariant import CHUNK, is_invariant, least_rows
@@ -36,6 +36,7 @@ class PaddedRunner:
         most = max(cache.batch, 2 * cache.capacity)  # a pass of padding feeds twice a block
         self._form = mask_form(config, device=device, dtype=dtype, most=most)
         self._attention = grouped_attention(model)
+        keep_hook(model)
         self._has_gate = gate_of(model) is not None
         self._sees_all = torch.empty(SEES_ALL, dtype=dtype, device=device)
 

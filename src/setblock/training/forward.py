@@ -135,7 +135,7 @@ def training_loss(
     def take_loss(_: nn.Module, args: tuple[Tensor, ...]) -> None:
         found.append(loss_of(args[0].reshape(-1, args[0].shape[-1])[outputs]))
 
-    handle = head.module.register_forward_pre_hook(take_loss)
+    handle = head.module.register_forward_pre_hook(take_loss, prepend=True)  # before the head reads only some
     try:
         logits = run(index[:0])  # [0, V]
     finally:

@@ -58,7 +58,8 @@ class FrozenModel:
         handle = None
         if head is not None:
             handle = head.module.register_forward_pre_hook(
-                lambda _, args: kept.append(args[0].reshape(-1, args[0].shape[-1])[index])
+                lambda _, args: kept.append(args[0].reshape(-1, args[0].shape[-1])[index]),
+                prepend=True,  # before the head reads only some
             )
         try:
             with torch.no_grad(), self._without_adapter():
