@@ -43,7 +43,7 @@ _HOOK = "_setblock_select_outputs"
 
 
 def keep_hook(model: PreTrainedModel) -> None:
-    """Put on the LM head the hook that `head_reads_only` uses, for good. Without it each pass puts on one of its own, which
+    """Put on the LM head the hook that `head_reads_only` uses, for good. Without it each pass puts one on and off, which
     takes longer, and is a new compilation each time."""
     head = model.get_output_embeddings()
     if not hasattr(head, _HOOK):
