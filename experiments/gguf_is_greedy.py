@@ -82,7 +82,7 @@ def compared(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def greedy(stock: llama_cpp.Llama, prompt: list[int], model: LlamaModel, tokens: int) -> list[int]:
     """Return llama.cpp's own answer."""
-    stock.reset()  # type: ignore[no-untyped-call]
+    stock.reset()
     written: list[int] = []
     for token_id in stock.generate(prompt, temp=0.0, repeat_penalty=1.0, reset=True):
         written.append(token_id)
