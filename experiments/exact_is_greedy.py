@@ -1,67 +1,231 @@
-"""Compare exact mode with Transformers' own greedy `generate`, token for token, on held-out word problems.
+"""Compare exact mode with greedy next-token decoding, token for token: our plain loop's, and the runtime's own.
 
-    python experiments/exact_is_greedy.py --limit 1000
+    python experiments/exact_is_greedy.py --model smollm2 --out experiments/results/exact_is_greedy_bfloat16.jsonl
+    python experiments/exact_is_greedy.py --model f32.gguf --tasks instructions humaneval --out gguf.jsonl
 
-Prints one line of JSON: how many answers are the same, and how many passes they took. Exits with 1 where one differs.
+Each prompt is decoded plainly and exactly, alone and in a batch, and by the runtime's own loop: Transformers' `generate`, or
+llama.cpp's for a GGUF file. There, exact mode also commits in passes of their own, without the next block in them. In half
+precision logits often differ in their last bit only, so a pass that sums in another order gives another text.
+
+Appends one line of JSON for each prompt. The same command continues an interrupted run. Prints one line of JSON: the shares of
+equal texts in all lines of the file, and the passes after the prefill. Exits with 1 where exact mode's text is not plain
+decoding's.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+from unittest.mock import patch
 
 import torch
 from rich.progress import track
 
 import setblock
-from setblock.data.tasks.word_problems import word_problems
+from setblock.data.tasks import TASKS, Example, Task, task_named
 from setblock.decoding.generate import generate_batch
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.generation import Generation
+from setblock.decoding.settings import DecodingSettings, Method
 from setblock.decoding.text import encode_prompt
+from setblock.evaluation.answers import prompts_of
+from setblock.integrations.llama_cpp import LlamaModel, LlamaOptions
+from setblock.integrations.llama_cpp import load as load_gguf
+from setblock.model.protocol import LanguageModel
+from setblock.model.sbd_model import SBDModel
 
-MAX_NEW_TOKENS = 256
+PAIRS = {
+    "exact_is_plain_alone": ("exact alone", "plain alone"),
+    "exact_is_plain_in_batches": ("exact in batches", "plain in batches"),
+    "plain_in_batches_is_plain_alone": ("plain in batches", "plain alone"),
+    "exact_in_batches_is_plain_alone": ("exact in batches", "plain alone"),
+    "plain_is_the_runtimes": ("plain alone", "runtime"),
+    "exact_is_the_runtimes": ("exact alone", "runtime"),
+    "separate_commits_are_fused_ones": ("exact, separate commits", "exact alone"),
+}
+"""What is compared, where there are both."""
 
 
-def main() -> None:
-    """Decode by both, compare, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="folder or hub id; by default the bundled model")
-    parser.add_argument("--limit", type=int, default=1000, help="how many problems")
-    parser.add_argument("--batch-size", type=int, default=100, help="of exact mode; generate gets one prompt at a time")
-    options = parser.parse_args()
-    model = setblock.load(options.model) if options.model else setblock.load()
-    questions = [problem.question for problem in islice(word_problems("test"), options.limit)]
-    settings = DecodingSettings(method="exact", max_new_tokens=MAX_NEW_TOKENS)
-    ours = [
-        answer
-        for first in range(0, len(questions), options.batch_size)
-        for answer in generate_batch(model, questions[first : first + options.batch_size], settings=settings)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Decode what is missing, append it, print the shares."""
+    options = parse_options(arguments)
+    done = {(each["task"], each["prompt"]) for each in lines_of(options.out)}
+    missing = [
+        (task, first, batch)
+        for task in map(task_named, options.tasks)
+        for first, batch in batches(task, options)
+        if (task.name, first + len(batch) - 1) not in done
     ]
-    different, passes = [], 0
-    for question, answer in track(list(zip(questions, ours, strict=True)), description="generate", transient=True):
-        prompt = torch.tensor([encode_prompt(model.tokenizer, question)], device=model.device)
-        with torch.inference_mode():
-            output = model.model.generate(
-                input_ids=prompt,
-                attention_mask=torch.ones_like(prompt),
-                do_sample=False,
-                max_new_tokens=MAX_NEW_TOKENS,
-            )
-        theirs = output[0, prompt.shape[1] :].tolist()
-        passes += len(theirs) - 1  # the first token comes from the prefill
-        if theirs != answer.token_ids:
-            different.append(question)
-    mine = sum(answer.passes.decoding for answer in ours)
-    result = {
-        "problems": len(questions),
-        "identical": len(questions) - len(different),
-        "generate_passes": passes,
-        "exact_passes": mine,
-        "nfe_speedup": passes / mine,
-        "different": different,
+    if missing:
+        runtime = opened(options)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        for task, first, batch in track(missing, description="batches", transient=True):
+            lines = [json.dumps(line) + "\n" for line in compared(runtime, task, first, batch, options)]
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write("".join(lines))
+    found = summary(lines_of(options.out))
+    print(json.dumps(found))
+    sys.exit(min(found["exact_is_plain_alone"], found["exact_is_plain_in_batches"]) < 1)
+
+
+class Runtime(Protocol):
+    """Hold a model, and decode greedily without this package."""
+
+    dtype: str
+
+    @property
+    def model(self) -> LanguageModel:
+        """Return the model."""
+        ...
+
+    def greedy(self, prompt: list[int], *, tokens: int) -> list[int]:
+        """Return the token ids of the answer, at most `tokens`."""
+        ...
+
+
+class Torch:
+    """Run a checkpoint in PyTorch; `generate` of Transformers is its own loop."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        dtype = None if options.dtype is None else getattr(torch, options.dtype)
+        self.model: SBDModel = setblock.load(options.model, dtype=dtype)
+        self.dtype = str(self.model.model.dtype).removeprefix("torch.")
+        if options.prepack:
+            self.model.prepack()
+
+    @torch.inference_mode()
+    def greedy(self, prompt: list[int], *, tokens: int) -> list[int]:
+        """See `Runtime`."""
+        ids = torch.tensor([prompt], device=self.model.device)
+        pad = self.model.tokenizer.pad_token_id
+        output = self.model.model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=tokens,
+            pad_token_id=0 if pad is None else pad,
+        )
+        found: list[int] = output[0, len(prompt) :].tolist()
+        return found
+
+
+class LlamaCpp:
+    """Run a GGUF file in llama.cpp, keys and values in float32; llama-cpp-python's generator is its own loop."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        import llama_cpp
+
+        threads = torch.get_num_threads()
+        self.model: LlamaModel = load_gguf(options.model, LlamaOptions(n_threads=threads, type_k="f32", type_v="f32"))
+        self.dtype = "gguf"
+        types = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
+        self._stock: Any = llama_cpp.Llama(
+            options.model,
+            n_ctx=self.model.context_length,
+            n_threads=threads,
+            n_threads_batch=threads,
+            verbose=False,
+            **types,
+        )
+
+    def greedy(self, prompt: list[int], *, tokens: int) -> list[int]:
+        """See `Runtime`."""
+        self._stock.reset()
+        written: list[int] = []
+        for token_id in self._stock.generate(prompt, temp=0.0, repeat_penalty=1.0, reset=True):
+            written.append(token_id)
+            if token_id in self.model.end_of_text_ids or len(written) == tokens:
+                break
+        return written
+
+
+def opened(options: argparse.Namespace) -> Runtime:
+    """Return the model in its runtime."""
+    return LlamaCpp(options) if options.model.endswith(".gguf") else Torch(options)
+
+
+def compared(
+    runtime: Runtime, task: Task[Any], first: int, batch: Sequence[Example], options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a batch of prompts."""
+    model = runtime.model
+    asked, raw = prompts_of(task, batch, model)
+    prompts = [encode_prompt(model.tokenizer, each, raw=raw) for each in asked]
+
+    def together(method: Method, prompts: Sequence[list[int]] = prompts) -> list[Generation]:
+        settings = DecodingSettings(method=method, max_new_tokens=options.max_new_tokens)
+        return generate_batch(model, prompts, settings=settings)
+
+    def alone(method: Method) -> list[Generation]:
+        return [each for prompt in prompts for each in together(method, [prompt])]
+
+    ours = {
+        "plain alone": alone("ntp"),
+        "plain in batches": together("ntp"),
+        "exact alone": alone("exact"),
+        "exact in batches": together("exact"),
     }
-    print(json.dumps(result))
-    sys.exit(1 if different else 0)
+    if isinstance(model, LlamaModel):
+        with patch.object(model, "_own", None):  # as where the probe finds no fused commit
+            ours["exact, separate commits"] = alone("exact")
+    texts = {way: [each.token_ids for each in found] for way, found in ours.items()}
+    texts["runtime"] = [runtime.greedy(prompt, tokens=options.max_new_tokens) for prompt in prompts]
+    for place in range(len(prompts)):
+        yield {
+            "task": task.name,
+            "prompt": first + place,
+            "model": options.model,
+            "dtype": runtime.dtype,
+            "prepacked": options.prepack,
+            "tokens": len(texts["plain alone"][place]),
+            "plain_passes": ours["plain alone"][place].passes.decoding,
+            "exact_passes": ours["exact alone"][place].passes.decoding,
+            **{
+                name: texts[one][place] == texts[other][place]
+                for name, (one, other) in PAIRS.items()
+                if one in texts and other in texts
+            },
+        }
+
+
+def batches(task: Task[Any], options: argparse.Namespace) -> Iterator[tuple[int, list[Example]]]:
+    """Yield the prompts, with the number of each batch's first."""
+    examples = list(islice(task.examples("test", seed=0), options.limit))
+    for first in range(0, len(examples), options.batch_size):
+        yield first, examples[first : first + options.batch_size]
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of earlier runs."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the share of prompts for which each pair of texts is equal, and the passes in all."""
+    plain, exact = (sum(each[name] for each in lines) for name in ("plain_passes", "exact_passes"))
+    shares = {name: sum(each[name] for each in lines) / len(lines) for name in PAIRS if name in lines[0]}
+    return {"prompts": len(lines), **shares, "plain_passes": plain, "exact_passes": exact, "nfe_speedup": plain / exact}
+
+
+def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", default="smollm2", help="folder, hub id, short name or GGUF file (smollm2)")
+    add("--tasks", nargs="+", choices=list(TASKS), default=["installed-functions", "instructions"])
+    add("--limit", type=int, default=150, help="prompts of each task (150)")
+    add("--batch-size", type=int, default=8)
+    add("--max-new-tokens", type=int, default=128)
+    add("--dtype", choices=("bfloat16", "float16", "float32"), help="to compute in (the checkpoint's)")
+    add("--prepack", action="store_true", help="prepack the weights, for generate too")
+    add("--out", type=Path, required=True, help="the lines, appended")
+    options = parser.parse_args(arguments)
+    for name in ("limit", "batch_size", "max_new_tokens"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}")
+    return options
 
 
 if __name__ == "__main__":
