@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from answers import assert_same, drawn_settings
+from answers import assert_same, decoded, drawn_settings
 from families import MODES, tiny_sbd
 from measuring.operations import Operations
 from measuring.synchronisations import Synchronisations, as_on_an_accelerator
@@ -15,6 +15,7 @@ from setblock.decoding.generate import OpenBatch, open_batch
 from setblock.decoding.plan import spans_ahead
 from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.decoding.settings import DecodingSettings, Method
+from setblock.model.sbd_model import SBDModel
 
 SETTINGS = {
     "ntp": DecodingSettings(method="ntp", max_new_tokens=64),
@@ -60,6 +61,20 @@ def test_a_stream_waits_once_a_pass(name: str, tokenizer: PreTrainedTokenizerBas
     assert waits.total == passes > 4, waits.counts
 
 
+def assert_ahead_is_the_same(sbd: SBDModel, prompts: list[list[int]], settings: list[DecodingSettings]) -> None:
+    """The answers and the passes of `run` on an accelerator are those of `steps`."""
+    expected = decoded(sbd, prompts, settings)
+    with as_on_an_accelerator():
+        ahead = open_batch(sbd, prompts, settings)
+        assert ahead._can_run_ahead
+        ahead.run()
+    for row in range(len(prompts)):
+        ours, theirs = ahead.generation(row), expected.generation(row)
+        assert_same(ours, theirs)
+        assert (ours.passes, ours.revealed_by) == (theirs.passes, theirs.revealed_by)
+        assert ours.entropy == pytest.approx(theirs.entropy, abs=1e-3)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", range(4))
 def test_passes_that_are_fed_ahead_give_the_same(
@@ -70,34 +85,48 @@ def test_passes_that_are_fed_ahead_give_the_same(
     sbd.end_of_text_ids = tuple(range(2, 14))
     rng = random.Random(seed)
     settings = [replace(drawn_settings(rng, tokenizer), stop=(), n=1) for _ in range(3)]
-    expected = open_batch(sbd, prompts, settings)
-    for _ in expected.steps():
-        pass
-    with as_on_an_accelerator():
-        ahead = open_batch(sbd, prompts, settings)
-        assert ahead._can_run_ahead
-        ahead.run()
-    for row in range(3):
-        ours, theirs = ahead.generation(row), expected.generation(row)
-        assert_same(ours, theirs)
-        assert (ours.passes, ours.revealed_by) == (theirs.passes, theirs.revealed_by)
-        assert ours.entropy == pytest.approx(theirs.entropy, abs=1e-3)
+    assert_ahead_is_the_same(sbd, prompts, settings)
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("size", [1, 5, 16])
 @pytest.mark.parametrize("method", ["ntp", "sbd", "exact"])
 def test_what_is_fed_ahead_bounds_what_a_pass_needs(
-    method: Method, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+    method: Method, size: int, adaptive: bool, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
-    """Of each pass that is not over a prompt, from what the pass before it fed."""
+    """Of each pass that is not over a prompt, from what the pass before it fed; a prompt's own may fill a whole block."""
     sbd = tiny_sbd("llama", tokenizer, mode="shifted")
+    sbd.end_of_text_ids = ()
     settings = DecodingSettings(
-        method=method, sampler=EntropyBounded(4.0), block_size=5, max_new_tokens=33, draft_passes=None
+        method=method,
+        sampler=EntropyBounded(4.0),
+        block_size=size,
+        adaptive_blocks=adaptive,
+        draft_lookup=1,
+        max_new_tokens=33,
     )
-    batch: OpenBatch = open_batch(sbd, prompts, [settings] * len(prompts))
+    repeated = [3, 4] * 10  # which is copied
+    batch: OpenBatch = open_batch(sbd, [*prompts, repeated], [settings] * (1 + len(prompts)))
     before = batch.spans(batch.runner)
     for _ in batch.steps():
         bounds, before = spans_ahead(before, batch.state.terms), batch.spans(batch.runner)
         for bound, span in zip(bounds, before, strict=True):
+            assert bound.start >= 0
             assert span.tokens <= bound.tokens
             assert span.tokens == 0 or span.end <= bound.end
             assert span.tokens == 0 or span.block_start - span.start <= bound.block_start - bound.start
+
+
+@pytest.mark.parametrize("length", [1, 3, 20])
+@pytest.mark.parametrize("new_tokens", [1, 2, 9, 17])
+def test_a_block_larger_than_the_whole_text_is_fed_ahead(
+    new_tokens: int, length: int, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted", dtype=torch.float64)
+    sbd.end_of_text_ids = ()
+    prompt = ([3, 4] * length)[:length]
+    for method in ("sbd", "exact"):
+        settings = DecodingSettings(
+            method=method, block_size=16, adaptive_blocks=True, draft_lookup=1, max_new_tokens=new_tokens
+        )
+        assert_ahead_is_the_same(sbd, [prompt], [settings])

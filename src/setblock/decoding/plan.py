@@ -86,9 +86,12 @@ def spans_ahead(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
             end = min(span.end + 1, each.limit - 1)  # an answer's last token is never fed
             bound = Span(span.end, end, end, is_prefill=False)
         else:
-            # The block may be new, and the one before it be committed
-            end = min(span.end + each.block_size, each.limit)
-            bound = Span(end - 2 * each.block_size, end, end - each.block_size, is_prefill=False)
+            # The block may be new, and the one before it be committed. Where a prompt ends, its pass may fill a block as well
+            size = each.block_size
+            first, reach = (span.end, span.end + size) if span.is_prefill else (span.start, span.end)
+            end = min(reach + size, each.limit)
+            start = max(first, end - 2 * size)
+            bound = Span(start, end, min(start + size, end), is_prefill=False)
         ahead.append(bound if span.tokens else replace(bound, start=end))
     return ahead
 
