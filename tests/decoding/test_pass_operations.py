@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from answers import assert_same, decoded, drawn_settings
+from answers import decoded, drawn_settings
+from decoding.ahead import assert_ahead_is_the_same
 from families import MODES, tiny_sbd
 from measuring.operations import Operations
 from measuring.synchronisations import Synchronisations, as_on_an_accelerator
@@ -15,7 +16,6 @@ from setblock.decoding.generate import OpenBatch, open_batch
 from setblock.decoding.plan import spans_ahead
 from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.decoding.settings import DecodingSettings, Method
-from setblock.model.sbd_model import SBDModel
 
 SETTINGS = {
     "ntp": DecodingSettings(method="ntp", max_new_tokens=64),
@@ -61,20 +61,6 @@ def test_a_stream_waits_once_a_pass(name: str, tokenizer: PreTrainedTokenizerBas
     assert waits.total == passes > 4, waits.counts
 
 
-def assert_ahead_is_the_same(sbd: SBDModel, prompts: list[list[int]], settings: list[DecodingSettings]) -> None:
-    """The answers and the passes of `run` on an accelerator are those of `steps`."""
-    expected = decoded(sbd, prompts, settings)
-    with as_on_an_accelerator():
-        ahead = open_batch(sbd, prompts, settings)
-        assert ahead._can_run_ahead
-        ahead.run()
-    for row in range(len(prompts)):
-        ours, theirs = ahead.generation(row), expected.generation(row)
-        assert_same(ours, theirs)
-        assert (ours.passes, ours.revealed_by) == (theirs.passes, theirs.revealed_by)
-        assert ours.entropy == pytest.approx(theirs.entropy, abs=1e-3)
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", range(4))
 def test_passes_that_are_fed_ahead_give_the_same(
@@ -85,7 +71,7 @@ def test_passes_that_are_fed_ahead_give_the_same(
     sbd.end_of_text_ids = tuple(range(2, 14))
     rng = random.Random(seed)
     settings = [replace(drawn_settings(rng, tokenizer), stop=(), n=1) for _ in range(3)]
-    assert_ahead_is_the_same(sbd, prompts, settings)
+    assert_ahead_is_the_same(sbd, prompts, settings, expected=decoded(sbd, prompts, settings))
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -129,4 +115,4 @@ def test_a_block_larger_than_the_whole_text_is_fed_ahead(
         settings = DecodingSettings(
             method=method, block_size=16, adaptive_blocks=True, draft_lookup=1, max_new_tokens=new_tokens
         )
-        assert_ahead_is_the_same(sbd, [prompt], [settings])
+        assert_ahead_is_the_same(sbd, [prompt], [settings], expected=decoded(sbd, [prompt], [settings]))

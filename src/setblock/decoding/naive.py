@@ -50,6 +50,7 @@ def naive_decode(
         # 3. Reveal
         reachable = range(1) if at_prefill else range(len(block))
         chosen, memory = _reveal(model, logits, block, reachable, sampler, memory)
+        memory = _nothing() if at_prefill else memory  # it fills no block
         tokens = _choose(logits, settings, start)
         for i in chosen:
             block[i] = tokens[i]
