@@ -9,6 +9,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 REPRESENTATIVE = (
     "llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "phi3 (longrope)", "falcon", "stablelm", "mixtral",
     "deepseek_v3", "doge (window of 16)", "electra (encoder)", "qwen2_vl", "bart (more decoder layers)", "bert (untied)",
+    "gemma4_text",
 )  # fmt: skip
 """The cases that are in `make test`."""
 

@@ -90,6 +90,7 @@ def test_presets_are_the_models_that_they_name(preset, parameters, active):
         ({"model_type": "llama"}, "no valid hidden_size"),
         ({"hidden_size": 8, "num_attention_heads": 0}, "no valid num_attention_heads: 0"),
         (FAMILIES["llama"] | {"vocab_size": 9, "kv_lora_rank": 4, "model_type": "deepseek_v3"}, "latent attention"),
+        (FAMILIES["llama"] | {"per_layer_config": {"1": {"head_dim": 4}}}, "layers of different sizes"),
         (FAMILIES["llama"] | {"vocab_size": 9, "layer_types": ["linear_attention"] * 3}, "'linear_attention'"),
     ],
 )

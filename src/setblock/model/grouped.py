@@ -124,9 +124,11 @@ SEES_ALL = (1, 1, 1, 0)
 def grouped_attention(model: PreTrainedModel) -> GroupedAttention:
     """Return how a model's passes call it."""
     config, is_used = model.config.get_text_config(), plan_of(model).grouped
-    heads = getattr(config, "num_attention_heads", 1)
-    groups = getattr(config, "num_key_value_heads", None) or heads
-    size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
+    # Where layers differ in size, one stands for all: a layer with other groups takes the first Q of the mask
+    layer = config.per_layer_config[0] if getattr(config, "is_heterogeneous", False) else config
+    heads = getattr(layer, "num_attention_heads", 1)
+    groups = getattr(layer, "num_key_value_heads", None) or heads
+    size = getattr(layer, "head_dim", None) or getattr(layer, "hidden_size", 0) // heads
     must_be_invariant = is_invariant(model.dtype, model.device)
     most = _most(groups, size, must_be_invariant=must_be_invariant)
     return GroupedAttention(

@@ -109,6 +109,10 @@ def shape_of(config: Any, *, name: str | None = None) -> ModelShape:
         raise SetBlockError(
             f"{kind} has multi-head latent attention, which the roofline does not model: see docs/roofline.md"
         )
+    if _read(config, "is_heterogeneous", "per_layer_config"):
+        raise SetBlockError(
+            f"{kind} has layers of different sizes, which the roofline does not model: see docs/roofline.md"
+        )
     hidden = _size(config, "hidden_size", "n_embd")
     heads = _size(config, "num_attention_heads", "n_head")
     return ModelShape(
