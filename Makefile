@@ -34,11 +34,14 @@ $(READY): pyproject.toml constraints.txt
 PROMPT ?= Write unit tests for a Python function add(a, b).
 export PROMPT
 
-demo: $(READY) ## answer plainly and in blocks: SmolLM2 a prompt (make demo PROMPT="..."), the included model a problem
-	@echo "== SmolLM2-135M-Instruct, never trained for blocks: its drafts are copied from the text"
-	@if $(BIN)/setblock fetch smollm2; then $(BIN)/setblock compare --model smollm2 "$$PROMPT"; \
-		else echo "== it can't be had here, so it is left out"; fi
-	@echo "== the included model, trained for blocks"
+demo: $(READY) ## plain decoding and blocks side by side: a message as JSON, an own prompt (PROMPT="..."), a word problem
+	@if $(BIN)/setblock fetch smollm2-records && $(BIN)/setblock fetch smollm2; then \
+		echo "== SmolLM2-135M-Instruct, trained in blocks to write messages as JSON"; \
+		$(BIN)/setblock compare --model smollm2-records; \
+		echo "== SmolLM2-135M-Instruct, never trained for blocks: its drafts are copied from the text"; \
+		$(BIN)/setblock compare --model smollm2 "$$PROMPT"; \
+		else echo "== SmolLM2 can't be had here, so it is left out"; fi
+	@echo "== the included model of 4.6M parameters, trained for blocks"
 	@$(BIN)/setblock compare
 
 test: $(READY) ## run the tests, on as many cores as there are

@@ -4,8 +4,8 @@
     python experiments/exact_is_greedy.py --model f32.gguf --tasks instructions humaneval --out gguf.jsonl
 
 Each prompt is decoded plainly and exactly, alone and in a batch, and by the runtime's own loop: Transformers' `generate`, or
-llama.cpp's for a GGUF file. There, exact mode is tried with separate commits, too: passes without the next block in them. In half
-precision logits often differ in their last bit only, so a pass that sums in another order gives another text.
+llama.cpp's for a GGUF file. There, exact mode is tried with separate commits, too: passes without the next block in them.
+In half precision logits often differ in their last bit only, so a pass that sums in another order gives another text.
 
 Appends one line of JSON for each prompt. The same command continues an interrupted run. Prints one line of JSON: the shares of
 equal texts in all lines of the file, and the passes after the prefill. Exits with 1 where exact mode's text is not plain

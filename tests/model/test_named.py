@@ -16,8 +16,9 @@ from setblock.export.gguf_file import write_gguf
 from setblock.model import named
 from setblock.model.bundled import BUNDLED_MODEL
 from setblock.model.gate import block_only
-from setblock.model.named import NAMED_MODELS, NamedModel, fetch, resolved
+from setblock.model.named import NAMED_MODELS, NamedModel, example_prompt, fetch, resolved
 from setblock.model.sbd_model import SBDModel
+from setblock.model.shipping import ship_adapter, ship_delta
 from setblock.training.adapters import AdapterSection, add_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore::setblock.model.loading.NotTrainedForBlocks")
@@ -78,8 +79,9 @@ def tiny(
         file="tiny.gguf",
         file_sha256=_hash(file),
         mask_token=str(trained_tokenizer.convert_ids_to_tokens(7)),
-        adapter=None,
+        shipped=None,
         megabytes=1,
+        example="Hello",
     )
     monkeypatch.setitem(NAMED_MODELS, "tiny", model)
     monkeypatch.setenv("SETBLOCK_HOME", str(tmp_path / "home"))
@@ -148,8 +150,8 @@ def test_an_adapter_goes_with_the_model_and_leaves_plain_decoding_alone(
     fetch("tiny")
     base = setblock.load("tiny")
     run = _trained_run(base, tmp_path / "run")
-    named.ship_adapter(run, tmp_path / "shipped")
-    monkeypatch.setitem(NAMED_MODELS, "tiny", dataclasses.replace(tiny, adapter=tmp_path / "shipped"))
+    ship_adapter(run, tmp_path / "shipped")
+    monkeypatch.setitem(NAMED_MODELS, "tiny", dataclasses.replace(tiny, shipped=tmp_path / "shipped"))
 
     sbd = setblock.load("tiny")
     assert sbd.facts is not None
@@ -164,6 +166,36 @@ def test_an_adapter_goes_with_the_model_and_leaves_plain_decoding_alone(
             drafted = sbd.model(tokens).logits
     assert torch.equal(plain[:, :3], expected[:, :3])
     assert not torch.equal(plain[:, 3:], drafted[:, 3:])
+
+
+def test_a_delta_makes_the_model_that_was_trained(
+    tiny: NamedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = fetch("tiny")
+    trained = setblock.load(base, dtype=torch.float32)
+    trained.prepare_for_training(block_sizes=[4, 8], logit_shift=True)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in trained.model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    trained.save(tmp_path / "run")
+    ship_delta(tmp_path / "run", tmp_path / "shipped", base=base)
+    monkeypatch.setitem(NAMED_MODELS, "tiny", dataclasses.replace(tiny, shipped=tmp_path / "shipped"))
+
+    sbd = setblock.load("tiny")
+    assert sbd.facts == trained.facts
+    of_base = dict(setblock.load(base).model.named_parameters())
+    for name, weight in sbd.model.named_parameters():
+        wanted = trained.model.get_parameter(name)
+        assert (weight - wanted).norm() < 0.7 * (of_base[name] - wanted).norm(), name
+
+
+def test_a_run_that_trained_an_adapter_has_no_delta(tiny: NamedModel, tmp_path: Path) -> None:
+    base = fetch("tiny")
+    run = _trained_run(setblock.load(base), tmp_path / "run")
+    with pytest.raises(SetBlockError, match="holds no model whose weights were all trained for blocks"):
+        ship_delta(run, tmp_path / "shipped", base=base)
+    assert not (tmp_path / "shipped").exists()
 
 
 def base_logits(
@@ -190,9 +222,20 @@ def _trained_run(base: SBDModel, folder: Path) -> Path:
     return folder
 
 
+def test_each_name_has_an_example_and_a_folder_of_that_name_has_none(
+    tiny: NamedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert example_prompt("tiny") == "Hello"
+    assert example_prompt("bundled") is None
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    assert example_prompt("tiny") is None
+
+
 def test_unknown_names_are_told_the_known_ones() -> None:
     with pytest.raises(
-        SetBlockError, match=r"must be one of smollm2, smollm2-base, not 'smollm', did you mean 'smollm2'\?"
+        SetBlockError,
+        match=r"must be one of smollm2, smollm2-base, smollm2-records, not 'smollm', did you mean 'smollm2'\?",
     ):
         fetch("smollm")
 
@@ -208,6 +251,7 @@ def test_a_source_that_is_none_is_told_the_names(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(
-        SetBlockError, match=r"no such folder or name \(bundled, smollm2, smollm2-base\), and from the hub"
+        SetBlockError,
+        match=r"no such folder or name \(bundled, smollm2, smollm2-base, smollm2-records\), and from the hub",
     ):
         setblock.load("smolm2")

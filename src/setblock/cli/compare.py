@@ -37,7 +37,8 @@ def compare(
         str | None,
         typer.Argument(
             metavar="PROMPT",
-            help="The text to answer; - reads it from stdin. Default: a held-out word problem, chosen by --seed.",
+            help="The text to answer; - reads it from stdin. Default: a fitting example for models of `setblock fetch`, else a "
+            "held-out word problem, chosen by --seed.",
             show_default=False,
         ),
     ] = None,
@@ -53,10 +54,11 @@ def compare(
     from setblock.cli.comparison_view import print_comparison
     from setblock.data.tasks.word_problems import word_problems
     from setblock.evaluation.comparison import compare as run
+    from setblock.model.named import example_prompt
 
     settings = decoding.settings()
     expected = None
-    text = None if prompt is None else read_prompt(prompt)
+    text = example_prompt(str(model.source)) if prompt is None else read_prompt(prompt)
     loaded = load_model(model, blocks=settings.method == "sbd")
     settings = decoding.settings_for(loaded)
     if text is None:

@@ -13,7 +13,8 @@ def fetch(
         str,
         typer.Argument(
             metavar="NAME",
-            help="smollm2: SmolLM2-135M-Instruct for use. smollm2-base: the same model for fine-tuning.",
+            help="smollm2: SmolLM2-135M-Instruct for use. smollm2-base: the same model for fine-tuning. smollm2-records: the "
+            "same, trained in blocks to write messages as JSON records.",
             show_default=False,
         ),
     ] = "smollm2",
@@ -31,4 +32,4 @@ def fetch(
     if json:
         print_json({"model": name, "folder": str(folder)})
     else:
-        print_message(f'{name} is ready: setblock generate --model {name} "Why is the sky blue?"')
+        print_message(f"{name} is ready: setblock compare --model {name}")

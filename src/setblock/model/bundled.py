@@ -1,6 +1,9 @@
-"""Find the reference model that comes with the package: the default of every command."""
+"""Find what comes with the package: the reference model, the default of every command, and what named models add."""
 
 from pathlib import Path
 
-BUNDLED_MODEL = Path(__file__).parent.parent / "assets" / "word-problems"
+ASSETS = Path(__file__).parent.parent / "assets"
+"""Folder of all of it."""
+
+BUNDLED_MODEL = ASSETS / "word-problems"
 """Folder of the bundled SBD model, fine-tuned by `recipes/word-problems-sbd.yaml`."""

