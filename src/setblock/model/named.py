@@ -87,9 +87,15 @@ BUNDLED = "bundled"
 
 _QUESTION = "Write unit tests for a Python function add(a, b)."
 _MESSAGE = """\
-JSON record with the keys name, company, phone, meeting_date. Missing: null. Dates: YYYY-MM-DD.
+JSON record with the keys guest, email, arrival, departure, rooms, breakfast. Missing: null. Dates: YYYY-MM-DD.
 
-Hi, this is Ana Torres of Brightwater Ltd (555 0134). Shall we meet on 4 March 2025?"""
+Dear Sir or Madam,
+
+I would like two rooms from the 3rd to the 7th of August 2026, with breakfast if possible. My e-mail is \
+p.lindqvist@posteo.example.
+
+Kind regards,
+Per Lindqvist"""
 
 NAMED_MODELS: dict[str, NamedModel] = {
     "smollm2": _smollm2(None, example=_QUESTION),
