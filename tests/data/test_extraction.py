@@ -169,7 +169,7 @@ def test_what_is_left_out_is_null_and_what_is_told_in_part_is_not_asked_for():
         frozenset({"name", "other"}),
     }
     assert all(each.partly == {"company"} for each in messages)
-    partly_told = [each for each in some("test", 300, own_wordings=True) if each.wording == "invoice-9"]
+    partly_told = [each for each in some("test", 3000, own_wordings=True) if each.wording == "invoice-9"]
     assert partly_told
     assert all("vendor" not in each.wanted for each in partly_told)
 
