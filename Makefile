@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_FLAGS ?=
+QUIETLY := --quiet --log $(VENV)/install.log
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_REQUIRE_VIRTUALENV := 1
@@ -25,9 +26,9 @@ $(READY): pyproject.toml constraints.txt
 	@echo "== 1/3 virtual environment in $(VENV)"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "== 2/3 build backends"
-	@$(BIN)/python -m pip install -c constraints.txt hatchling hatch-vcs editables setuptools
-	@echo "== 3/3 setblock and its dependencies; PyTorch is the large one"
-	@$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt hatchling hatch-vcs editables setuptools
+	@echo "== 3/3 setblock and its dependencies: PyTorch is large, so this takes minutes ($(VENV)/install.log has the details)"
+	@$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 	@echo "== ready"
 

@@ -43,13 +43,13 @@ def written(kind, wording, locale="en_GB", seed=0, split="train"):
 def test_there_are_many_kinds_and_half_of_all_wordings_are_held_out_for_the_test():
     of = {split: {wording.name for _, wording in WORDINGS if wording.split == split} for split in SPLITS}
     assert len(kinds()) >= 10
-    assert len(WORDINGS) >= 320
+    assert len(WORDINGS) >= 900
     assert len({wording.text for _, wording in WORDINGS}) == len(WORDINGS)
     assert len(of["test"]) >= len(of["train"])
     for kind in kinds():
         count = Counter(wording.split for wording in kind.wordings)
-        assert count["train"] >= 10
-        assert count["test"] >= 10
+        assert count["train"] >= 28
+        assert count["test"] >= 30
         assert count["validation"] >= 1
     assert {each.wording for each in some("train")} <= of["train"]
     assert {each.wording for each in some("validation")} <= of["train"] | of["validation"]
