@@ -23,9 +23,10 @@ import torch
 
 from measuring.forced import FixedCount
 from measuring.operations import Operations
-from measuring.output import at_least_one, begin, finish, machine, parser_of, show, table
+from measuring.output import at_least_one, begin, finish, parser_of, show
 from measuring.subjects import SIZES, random_model, random_prompt
 from measuring.synchronisations import Synchronisations, as_on_an_accelerator
+from measuring.tables import markdown
 from measuring.timing import synchronise
 from setblock.decoding import loop, rows, samplers
 from setblock.decoding.generate import open_batch
@@ -70,7 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "prompt": options.prompt,
         "methods": {method: measured(sbd, method, options) for method in METHODS},
     }
-    show(breakdown_table(results, machine(results)))
     show(operation_table(results))
     show(synchronisation_table(results))
     finish(results, options)
@@ -169,44 +169,26 @@ def timing(seconds: dict[str, float], sbd: SBDModel) -> Iterator[None]:
         yield
 
 
-def breakdown_table(results: dict[str, Any], where: str) -> Any:
-    """Return a table with one column for each method."""
-    methods = results["methods"].values()
-    made = table(
-        f"{results['parameters'] / 1e6:.0f}M parameters, {results['dtype']}, vocabulary {results['vocabulary']:,}, "
-        f"block size {results['block_size']}; {where}",
-        *("part", *results["methods"]),
-        caption="ms of a pass after the prefill, medians",
-    )
-    for part in (*PARTS, HEAD):
-        made.add_row(part, *(f"{row['milliseconds'][part]:.3f}" for row in methods))
-    made.add_row("all but the model", *(f"{row['loop_milliseconds']:.3f}" for row in methods))
-    made.add_row("over the model", *(f"{row['loop_over_model']:.1%}" for row in methods))
-    return made
-
-
-def synchronisation_table(results: dict[str, Any]) -> Any:
+def synchronisation_table(results: dict[str, Any]) -> str:
     """Return a table with a row for each line of code that waits."""
-    made = _counts("The host waits for the device, times a pass", results, "synchronisations")
-    streaming = (row["streaming_synchronisations"] for row in results["methods"].values())
-    made.add_row("all, of a stream", *(f"{each:.2f}" for each in streaming))
-    return made
+    streaming = [f"{row['streaming_synchronisations']:.2f}" for row in results["methods"].values()]
+    return _counts(
+        "The host waits for the device, times a pass", results, "synchronisations", ["all, of a stream", *streaming]
+    )
 
 
-def operation_table(results: dict[str, Any]) -> Any:
+def operation_table(results: dict[str, Any]) -> str:
     """Return a table with a row for each function that runs operations."""
-    made = _counts("Operations of a pass beside the model", results, "operations")
-    made.add_row("in the model", *(f"{row['operations_in_model']:.1f}" for row in results["methods"].values()))
-    return made
+    in_model = [f"{row['operations_in_model']:.1f}" for row in results["methods"].values()]
+    return _counts("Operations of a pass beside the model", results, "operations", ["in the model", *in_model])
 
 
-def _counts(title: str, results: dict[str, Any], key: str) -> Any:
+def _counts(title: str, results: dict[str, Any], key: str, last: list[str]) -> str:
     by_method = {name: row[key] for name, row in results["methods"].items()}
-    made = table(title, "where", *by_method)
-    for line in sorted({line for each in by_method.values() for line in each}):
-        made.add_row(line, *(f"{each.get(line, 0):.2f}" for each in by_method.values()))
-    made.add_row("all", *(f"{sum(each.values()):.2f}" for each in by_method.values()))
-    return made
+    lines = sorted({line for each in by_method.values() for line in each})
+    rows = [[line, *(f"{each.get(line, 0):.2f}" for each in by_method.values())] for line in lines]
+    rows += [["all", *(f"{sum(each.values()):.2f}" for each in by_method.values())], last]
+    return f"{title}:\n\n{markdown(['where', *by_method], rows)}"
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -11,22 +11,18 @@ A table for people, and one line of JSON at the end.
 
 import argparse
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 import setblock
-from measuring.hardware import provenance
-from measuring.timing import seconds, spread
+from measuring.output import begin, finish, parser_of
+from measuring.timing import spread, timed
 from setblock.data.tasks.word_problems import word_problems
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt
@@ -46,40 +42,28 @@ CONTENDERS = ("engine sbd", "engine exact", "engine ntp", "transformers generate
 def main() -> None:
     """Measure, print, and write."""
     options = parse_options()
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    results = begin("engine", options) | {"requests": options.requests, "rounds": options.rounds, "rows": []}
     sbd = setblock.load(options.model) if options.model else setblock.load()
     problems = itertools.islice(word_problems("test"), options.requests)
     prompts = [encode_prompt(sbd.tokenizer, problem.question) for problem in problems]
-    rows: list[dict[str, Any]] = []
     for concurrency in options.concurrency:
-        rows += measured(sbd, prompts, concurrency, options)
-    results = {
-        "benchmark": "engine",
-        **provenance(),
-        "requests": options.requests,
-        "rounds": options.rounds,
-        "rows": rows,
-    }
-    Console().print(table_of(results))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps(results))
+        results["rows"] += measured(sbd, prompts, concurrency, options)
+    finish(results, options)
 
 
 def parse_options() -> argparse.Namespace:
     """Return the options of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", help="folder or hub id (the bundled model)")
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16, 32])
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--max-new-tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, help="PyTorch's threads (its own choice)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON there too")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.quick:
+        options.requests, options.concurrency, options.max_new_tokens, options.rounds = 2, [2], 8, 1
+    return options
 
 
 def measured(sbd: SBDModel, prompts: Prompts, concurrency: int, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -92,15 +76,14 @@ def measured(sbd: SBDModel, prompts: Prompts, concurrency: int, options: argpars
         for name in options.contenders:
             if name in failed:
                 continue
-            contender, written = contender_of(name, sbd, options.max_new_tokens), list[int]()
+            contender = contender_of(name, sbd, options.max_new_tokens)
             try:
-                taken = seconds(partial(answer, contender, prompts, concurrency, written))
+                tokens[name], taken = timed(partial(contender, prompts, concurrency))
             except (RuntimeError, ValueError, TypeError, AttributeError, ImportError) as error:  # of Transformers
                 if name.startswith("engine"):
                     raise
                 failed[name] = str(error).splitlines()[0] if str(error) else type(error).__name__
                 continue
-            tokens[name] = written[0]
             if round_:
                 times[name].append(taken)
     rows = []
@@ -113,11 +96,6 @@ def measured(sbd: SBDModel, prompts: Prompts, concurrency: int, options: argpars
             row |= {"tokens": tokens[name], "tokens_per_second": asdict(spread(speeds))}
         rows.append(row)
     return rows
-
-
-def answer(contender: Contender, prompts: Prompts, concurrency: int, written: list[int]) -> None:
-    """Answer the prompts; put into `written` how many tokens that took."""
-    written.append(contender(prompts, concurrency))
 
 
 def contender_of(name: str, sbd: SBDModel, max_new_tokens: int) -> Contender:
@@ -170,31 +148,6 @@ def answer_length(token_ids: Sequence[int], sbd: SBDModel) -> int:
     """Return the number of tokens up to the first end-of-text, which counts."""
     ends = [place for place, token_id in enumerate(token_ids) if token_id in sbd.end_of_text_ids]
     return ends[0] + 1 if ends else len(token_ids)
-
-
-def table_of(results: dict[str, Any]) -> Table:
-    """Return a table of tokens per second, with a row for each contender and a column for each concurrency."""
-    concurrencies = list(dict.fromkeys(row["concurrency"] for row in results["rows"]))
-    table = Table(
-        title=f"tokens per second, {results['requests']} requests, {results['gpu'] or results['cpu']}, "
-        f"{results['threads']} threads",
-        caption="median (quartiles) by requests at once",
-    )
-    table.add_column("")
-    for concurrency in concurrencies:
-        table.add_column(str(concurrency), justify="right")
-    for name in dict.fromkeys(row["contender"] for row in results["rows"]):
-        cells = [cell_of(row) for row in results["rows"] if row["contender"] == name]
-        table.add_row(name, *cells)
-    return table
-
-
-def cell_of(row: dict[str, Any]) -> str:
-    """Return a median with its quartiles, or a dash where a contender can't run."""
-    if "failed" in row:
-        return "-"
-    found = row["tokens_per_second"]
-    return f"{found['median']:.0f} ({found['lower_quartile']:.0f}-{found['upper_quartile']:.0f})"
 
 
 if __name__ == "__main__":

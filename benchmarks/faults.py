@@ -17,6 +17,7 @@ import httpx2 as httpx
 from rich.console import Console
 from rich.table import Table
 
+from measuring.hardware import resident_bytes
 from server_process import ServerProcess, server_process
 
 MESSAGES = [{"role": "user", "content": "Maya has 12 apples. Maya finds 7 more. How many apples does Maya have now?"}]
@@ -64,7 +65,7 @@ def idle_connections(server: ServerProcess) -> str:
     """Open 1,000 connections that say nothing."""
     address = urlsplit(server.url)
     idle = [socket.create_connection((address.hostname, address.port), timeout=SECONDS) for _ in range(1000)]
-    before = server.resident_bytes()
+    before = resident_bytes(process=server.process.pid)
     answer = whole_answer(server.url)
     for connection in idle:
         connection.close()
@@ -111,7 +112,7 @@ def slow_readers(server: ServerProcess) -> str:
         stuck.append(connection)
     answer = whole_answer(server.url)
     wait_for(lambda: server.figures()["setblock_running_requests"] == 0, "the engine waited for readers")
-    memory = server.resident_bytes()
+    memory = resident_bytes(process=server.process.pid)
     for connection in stuck:
         connection.close()
     return f"answered {answer!r} beside them; the engine waited for none; {memory / 2**20:.0f} MiB"

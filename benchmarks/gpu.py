@@ -34,22 +34,20 @@ from typing import Any
 
 import torch
 
-from measuring.output import begin, finish, note, parser_of, read, rounded, write
+from measuring.hardware import DEVICE
+from measuring.output import begin, finish, note, parser_of, resumed, rounded, write
 from measuring.subjects import SIZES
 from stages import STAGES
-from stages.piece import DEVICE
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the stages' pieces that are not there yet, until the time is up."""
     options = parse_options(arguments)
-    results = begin("gpu", options) | {"stages": {}}
-    found = read(options.out, like=results) if options.out else None
-    if found is not None:
-        results["stages"] = found["stages"]
+    results = begin("gpu", options)
+    stages = resumed(results, options, kept="stages")
     failed = 0
     for stage in options.stages:
-        done = results["stages"].setdefault(stage, {})
+        done = stages.setdefault(stage, {})
         for name, piece in STAGES[stage](options):
             if name in done and "error" not in done[name]:
                 continue

@@ -23,28 +23,13 @@ from typing import Any
 import torch
 
 from measuring.forced import FixedCount
-from measuring.hardware import roofline_hardware
-from measuring.output import (
-    at_least_one,
-    begin,
-    finish,
-    machine,
-    note,
-    parser_of,
-    read,
-    show,
-    table,
-    with_quartiles,
-    write,
-)
+from measuring.hardware import prediction_of, roofline_hardware
+from measuring.output import at_least_one, begin, finish, note, parser_of, resumed, write
 from measuring.subjects import SIZES, dynamic_cache, opened, random_model, random_prompt
 from measuring.timing import seconds, spread
 from setblock.decoding.settings import DecodingSettings
 from setblock.model.sbd_model import SBDModel
 from setblock.roofline.hardware import Hardware
-from setblock.roofline.precision import Precision
-from setblock.roofline.prediction import Prediction
-from setblock.roofline.shape import shape_of
 
 PLAIN, OURS_PLAIN = "Transformers generate", "ours, plain"
 
@@ -56,25 +41,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = begin("growth", options)
     dtype = getattr(torch, options.dtype)
     sbd = random_model(SIZES[options.size], dtype=dtype, block_size=options.block_size)
-    hardware = roofline_hardware(dtype, device=sbd.device, quick=options.quick)
+    hardware = roofline_hardware(dtype, quick=options.quick)
     results |= {"size": options.size, "dtype": options.dtype, "parameters": sbd.num_parameters}
-    results |= {"block_size": options.block_size, "roofline": told(hardware), "cells": {}}
-    found = read(options.out, like=results) if options.out else None
-    if found is not None:
-        results["cells"] = found["cells"]
+    results |= {"block_size": options.block_size, "roofline": told(hardware)}
+    cells = resumed(results, options, kept="cells")
     for kv_length in options.kv_lengths:
         for batch in options.batches:
             name = f"batch {batch}, {kv_length} cached"
-            if name in results["cells"]:
+            if name in cells:
                 continue
             if time.monotonic() > until:
                 note(f"{options.minutes:g} minutes are over; the same command goes on")
                 break
             note(name)
-            results["cells"][name] = cell(sbd, batch, kv_length, hardware, options)
+            cells[name] = cell(sbd, batch, kv_length, options)
             if options.out:
                 write(results, options.out)
-    show(growth_table(results, machine(results)))
     finish(results, options)
 
 
@@ -83,10 +65,10 @@ def told(hardware: Hardware) -> dict[str, Any]:
     return {"name": hardware.name, "bandwidth": hardware.bandwidth, "peaks": dict(hardware.peaks)}
 
 
-def cell(sbd: SBDModel, batch: int, kv_length: int, hardware: Hardware, options: argparse.Namespace) -> dict[str, Any]:
+def cell(sbd: SBDModel, batch: int, kv_length: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return one batch size and one length; or why it was not measured."""
     most = kv_length + options.tokens
-    prediction = Prediction(shape=shape_of(sbd.model.config), hardware=hardware, precision=Precision.of(options.dtype))
+    prediction = prediction_of(sbd.model.config, options)
     # Ours and Transformers' caches are there in turns, but growing one by concatenation holds it twice in a layer
     needed = batch * prediction.kv_memory(most) * 1.25
     if needed > options.gib * 2**30:
@@ -168,31 +150,6 @@ def transformers_seconds(sbd: SBDModel, batch: int, kv_length: int, options: arg
             pad_token_id=0,
         )
     )
-
-
-def growth_table(results: dict[str, Any], where: str) -> Any:
-    """Return a table with a row for each cell and way."""
-    made = table(
-        f"{results['size']}, {results['parameters'] / 1e6:.0f}M parameters, {results['dtype']}, "
-        f"block size {results['block_size']}; {where}",
-        *("cell", "way", "µs per token", "over Transformers", "over ours, plain", "roofline says", "of its speed"),
-        caption="medians (quartiles)",
-    )
-    for name, each in results["cells"].items():
-        if "left_out" in each:
-            made.add_row(name, each["left_out"])
-        for way, row in each.get("ways", {}).items():
-            share = row["predicted_seconds_per_token"] / row["seconds_per_token"]["median"]
-            made.add_row(
-                name,
-                way,
-                with_quartiles(row["seconds_per_token"], scale=1e6, digits=0),
-                with_quartiles(row["over_transformers"]),
-                with_quartiles(row["over_ours_plain"]),
-                f"{row['predicted_over_plain']:.2f}",
-                f"{share:.0%}",
-            )
-    return made
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 import setblock
 from measuring.contenders import Answer, Contender, ours
-from measuring.output import at_least_one, begin, finish, machine, note, parser_of, show, table, with_quartiles
+from measuring.output import at_least_one, begin, finish, note, parser_of
 from measuring.timing import spread, timed
 from setblock.data.tasks import TASKS, task_named
 from setblock.decoding.settings import DecodingSettings
@@ -64,7 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 draft = path.with_name(f"draft-{weights}.gguf")
                 write_gguf(setblock.load(options.draft), draft, weights=weights)
             results["types"][weights] = of_file(path, draft, options)
-            show(table_of(weights, results["types"][weights], machine(results)))
     finish(results, options)
 
 
@@ -181,20 +180,6 @@ def llama(path: Path, model: LlamaModel, *, threads: int, draft_model: Any = Non
         verbose=False,
         draft_model=draft_model,
     )
-
-
-def table_of(weights: str, row: dict[str, Any], where: str) -> Any:
-    """Return a table with a row for each contender."""
-    made = table(f"{weights}; {where}", "contender", "tokens/s", "over llama.cpp", "passes", "same text", caption=None)
-    for name, each in row["contenders"].items():
-        made.add_row(
-            name,
-            f"{each['tokens_per_second']:.1f}",
-            with_quartiles(each["over_llama_cpp"]),
-            "-" if each["passes"] is None else str(each["passes"]),
-            f"{each['same_as_llama_cpp']:.0%}",
-        )
-    return made
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -27,7 +27,7 @@ import torch
 
 import setblock
 from measuring.hardware import roofline_hardware
-from measuring.output import at_least_one, begin, finish, machine, note, parser_of, show, table, with_quartiles
+from measuring.output import at_least_one, begin, finish, note, parser_of
 from measuring.subjects import SIZES, PassKind, compiled, passes, random_model
 from measuring.timing import Spread, interleaved, seconds
 from setblock.model.bundled import BUNDLED_MODEL
@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write."""
     options = parse_options(arguments)
     results = begin("passes", options) | measured(options)
-    show(pass_table(results, machine(results)))
+    for variant, each in results["variants"].items():
+        note(f"{variant}, eq. 16: {', '.join(f'{speedup:.2f} for {nfe}' for nfe, speedup in each['eq_16'].items())}")
     finish(results, options)
 
 
@@ -120,7 +121,7 @@ def config_of(size: str) -> dict[str, Any]:
 def variant_rows(variant: str, times: dict[str, Spread], options: argparse.Namespace) -> dict[str, Any]:
     """Return times of one variant's passes, what the roofline says of them, and what eq. 16 makes of them."""
     dtype, k = variant.split()[0], options.block_size
-    hardware = roofline_hardware(getattr(torch, dtype), device=device_of(), quick=options.quick)
+    hardware = roofline_hardware(getattr(torch, dtype), quick=options.quick)
     precision = Precision.of(dtype, weights="int8" if "int8" in variant else None)
     config = {**config_of(options.size), "max_position_embeddings": 1}
     prediction = Prediction(shape=shape_of(config), hardware=hardware, precision=precision)
@@ -144,38 +145,6 @@ def variant_rows(variant: str, times: dict[str, Spread], options: argparse.Names
         "passes": rows,
         "eq_16": {str(nfe): predicted_speedup(k / nfe, block_size=k, **cost) for nfe in NFE_SPEEDUPS if nfe <= k},
     }
-
-
-def device_of() -> torch.device:
-    """Return the device where models are made."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def pass_table(results: dict[str, Any], where: str) -> Any:
-    """Return a table with a row for each pass."""
-    made = table(
-        f"{results['size']}, {results['parameters'] / 1e6:.0f}M parameters, batch {results['batch']}, "
-        f"{results['kv_length']:,} cached positions; {where}",
-        *("weights", "pass", "library, ms", "x", "model alone, ms", "x", "roofline, ms", "x", "of its speed"),
-        caption="medians (quartiles); x: over the one-token pass",
-    )
-    for variant, each in results["variants"].items():
-        one = each["passes"]["one token"]["roofline"]
-        for name, row in each["passes"].items():
-            made.add_row(
-                variant,
-                name,
-                with_quartiles(row["library"], scale=1e3),
-                f"{row['library_over_one_token']:.2f}",
-                with_quartiles(row["model"], scale=1e3),
-                f"{row['model_over_one_token']:.2f}",
-                f"{1e3 * row['roofline']:.2f}",
-                f"{row['roofline'] / one:.2f}",
-                f"{row['roofline'] / row['model']['median']:.0%}",
-            )
-        speedups = ", ".join(f"{speedup:.2f} for {nfe}" for nfe, speedup in each["eq_16"].items())
-        made.add_row("", f"eq. 16: {speedups}", end_section=True)
-    return made
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:

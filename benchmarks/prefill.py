@@ -14,19 +14,7 @@ from typing import Any
 
 import torch
 
-from measuring.output import (
-    at_least_one,
-    begin,
-    finish,
-    machine,
-    note,
-    parser_of,
-    read,
-    show,
-    table,
-    with_quartiles,
-    write,
-)
+from measuring.output import at_least_one, begin, finish, note, parser_of, resumed, write
 from measuring.subjects import SIZES, random_model, random_prompt
 from measuring.timing import interleaved
 from setblock.decoding.generate import open_batch
@@ -39,21 +27,18 @@ TRANSFORMERS = "Transformers generate"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write."""
     options = parse_options(arguments)
-    results = begin("prefill", options) | {"size": options.size, "lengths": {}}
-    found = read(options.out, like=results) if options.out else None
-    if found is not None:
-        results["lengths"] = found["lengths"]
+    results = begin("prefill", options) | {"size": options.size}
+    lengths = resumed(results, options, kept="lengths")
     for dtype in options.dtypes:
         sbd = random_model(SIZES[options.size], dtype=getattr(torch, dtype))
         results["parameters"] = sbd.num_parameters
         for length in options.lengths:
             name = f"{dtype}, {length} tokens"
-            if name not in results["lengths"]:
+            if name not in lengths:
                 note(name)
-                results["lengths"][name] = {"dtype": dtype, "length": length, "ways": measured(sbd, length, options)}
+                lengths[name] = {"dtype": dtype, "length": length, "ways": measured(sbd, length, options)}
                 if options.out:
                     write(results, options.out)
-    show(prefill_table(results, machine(results)))
     finish(results, options)
 
 
@@ -89,23 +74,6 @@ def measured(sbd: SBDModel, length: int, options: argparse.Namespace) -> dict[st
         }
         for name, spread in times.items()
     }
-
-
-def prefill_table(results: dict[str, Any], where: str) -> Any:
-    """Make a table with a row for each way and length."""
-    made = table(
-        f"{results['parameters'] / 1e6:.0f}M parameters; {where}",
-        *("prompt", "way", "seconds", "over Transformers", "same token"),
-    )
-    for name, each in results["lengths"].items():
-        for way, row in each["ways"].items():
-            cells = (
-                with_quartiles(row["seconds"]),
-                f"{row['over_transformers']:.2f}",
-                "yes" if row["same_token"] else "no",
-            )
-            made.add_row(name, way, *cells)
-    return made
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:

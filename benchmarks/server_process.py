@@ -26,13 +26,6 @@ class ServerProcess:
     process: "subprocess.Popen[bytes]"
     log: IO[str]
 
-    def resident_bytes(self) -> int:
-        """Return the memory that it holds."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"^VmRSS:\s+(\d+) kB", status, flags=re.MULTILINE)
-        assert found is not None
-        return 1024 * int(found[1])
-
     def figures(self) -> dict[str, float]:
         """Return its metrics, those with labels added up."""
         found: dict[str, float] = {}

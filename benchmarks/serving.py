@@ -26,7 +26,8 @@ import httpx2 as httpx
 from rich.console import Console
 from rich.table import Table
 
-from measuring.hardware import provenance
+from measuring.hardware import provenance, resident_bytes
+from measuring.output import finish
 from server_process import ServerProcess, server_process
 from setblock.data.tasks.word_problems import word_problems
 
@@ -71,9 +72,7 @@ def main() -> None:
             url = server.url
         run = soak if options.mode == "soak" else load
         results = {"benchmark": f"serving {options.mode}", **provenance(), **run(url, server, options)}
-    if options.out is not None:
-        options.out.write_text(json.dumps(results, indent=2) + "\n")
-    print(json.dumps(results))
+    finish(results, options)
 
 
 def parse_options() -> argparse.Namespace:
@@ -165,7 +164,7 @@ async def soaked(
 
     async def watch() -> None:
         while time.monotonic() < deadline and server.process.poll() is None:
-            memory.append((time.monotonic() - started, server.resident_bytes()))
+            memory.append((time.monotonic() - started, resident_bytes(process=server.process.pid)))
             await asyncio.sleep(2)
 
     questions = (problem.question for problem in itertools.cycle(itertools.islice(word_problems("validation"), 500)))

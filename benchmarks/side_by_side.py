@@ -33,7 +33,7 @@ from measuring.comparison import OURS_PLAIN, PLAIN, compared
 from measuring.contenders import Contender, llama_cpp, ours, ours_scripted, transformers
 from measuring.forced import FixedCount, Script
 from measuring.llama_cpp import MISSING
-from measuring.output import at_least_one, begin, finish, machine, note, parser_of, show, table, with_quartiles
+from measuring.output import at_least_one, begin, finish, note, parser_of
 from measuring.subjects import DRAFTS, SIZES, compiled, prepacked, random_model, random_prompt
 from setblock.data.tasks import TASKS, task_named
 from setblock.decoding.settings import DecodingSettings
@@ -55,7 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.subjects:
         note(name)
         results["subjects"][name] = (trained if name == "trained" else random)(name, options)
-        show(subject_table(name, results["subjects"][name], machine(results)))
     finish(results, options)
 
 
@@ -211,37 +210,6 @@ def llama_cpps(
             made.append(llama_cpp(f"{name}, n-gram", sbd.model, folder, weights=weights, ngram=True, **common))
         if draft is not None:
             made.append(llama_cpp(f"{name} with draft", sbd.model, folder, weights=weights, draft=draft, **common))
-    return made
-
-
-def subject_table(name: str, subject: dict[str, Any], where: str) -> Any:
-    """Return a table with a row for each contender."""
-    made = table(
-        f"{name}: {subject['parameters'] / 1e6:.1f}M parameters, {subject['dtype']}; {where}",
-        *(
-            "contender",
-            "tokens/s",
-            "speed-up over Transformers",
-            "over ours, plain",
-            "after the prefill",
-            "eq. 16",
-            "in passes",
-        ),
-        *("same text", "right"),
-        caption=f"whole answers, prefill included unless said otherwise; medians (quartiles) of {subject['rounds']} rounds",
-    )
-    for contender, row in subject["contenders"].items():
-        made.add_row(
-            contender,
-            f"{row['tokens_per_second']:.1f}",
-            with_quartiles(row["over_transformers"]),
-            with_quartiles(row["over_ours_plain"]),
-            f"{after['median']:.2f}" if (after := row.get("after_prefill_over_ours_plain")) else "",
-            f"{row['predicted_speedup']:.2f}" if "predicted_speedup" in row else "",
-            f"{row['nfe_speedup']:.2f}" if row["nfe_speedup"] else "",
-            f"{row['same_as_plain']:.1%}",
-            f"{row['right_answers']:.1%}" if "right_answers" in row else "",
-        )
     return made
 
 

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 import setblock
-from measuring.output import at_least_one, begin, finish, machine, note, parser_of, show, table
+from measuring.output import at_least_one, begin, finish, note, parser_of
 from setblock import DecodingSettings, generate
 from setblock.data.tasks import Verdict
 from setblock.data.tasks.extraction import TASKS, Extraction
@@ -133,25 +133,6 @@ def main(arguments: list[str] | None = None) -> None:
     for method in methods:
         note(f"method {method}")
         results["methods"][method] = measured(model, method, cases)
-    made = table(
-        f"JSON answers of {results['model']}, {machine(results)}",
-        *(
-            "method",
-            "tokens",
-            "passes with",
-            "passes without",
-            "seconds with",
-            "seconds without",
-            "grammar, % of a pass",
-            "right with",
-            "right without",
-        ),
-    )
-    for method, row in results["methods"].items():
-        cells = (row["tokens"], row["passes"], row["passes_without"], row["seconds"], row["seconds_without"])
-        right = (f"{row[each]:.0%}" if each in row else "" for each in ("right", "right_without"))
-        made.add_row(method, *(f"{each:.3g}" for each in cells), f"{100 * row['grammar_share']:.1f}", *right)
-    show(made)
     finish(results, options)
 
 

@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from measuring.output import at_least_one, begin, finish, machine, parser_of, show, table, with_quartiles
+from measuring.hardware import resident_bytes
+from measuring.output import at_least_one, begin, finish, parser_of
 from measuring.subjects import SIZES, random_model
 from measuring.timing import seconds, spread
 from setblock.data.documents import Document
@@ -56,7 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(peak_bytes(objective, float(share), options)))
         return
     results = begin("training_step", options) | measured(options)
-    show(step_table(results, machine(results)))
     finish(results, options)
 
 
@@ -196,41 +196,16 @@ def peak_bytes(objective: str, share: float, options: argparse.Namespace) -> int
         held = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
     elif RESET_PEAK.exists():
-        held = resident("VmRSS")
+        held = resident_bytes()
         RESET_PEAK.write_text("5")
     else:
         return None
     for _ in range(2):
         step()
-    return (torch.cuda.max_memory_allocated() if torch.cuda.is_available() else resident("VmHWM")) - held
+    return (torch.cuda.max_memory_allocated() if torch.cuda.is_available() else resident_bytes("VmHWM")) - held
 
 
 RESET_PEAK = Path("/proc/self/clear_refs")  # Linux: a 5 makes the peak what is resident now
-
-
-def resident(field: str) -> int:
-    """Return the bytes of this process in memory, now (`VmRSS`) or at most (`VmHWM`)."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) * 1024
-
-
-def step_table(results: dict[str, Any], where: str) -> Any:
-    """Return a table with one row for each share of prompt tokens."""
-    made = table(
-        f"{results['parameters'] / 1e6:.0f}M parameters, {results['rows']} rows of {results['row_length']:,} tokens, "
-        f"{results['attention'] or 'default'} attention; {where}",
-        *("prompt tokens", "plain step, s", "SBD step, s", "SBD / plain", "adapter step, s", "adapter / plain"),
-        *("plain, MiB", "SBD, MiB", "adapter, MiB"),
-        caption="seconds and ratios: medians (quartiles); memory: beyond the model's weights",
-    )
-    for row in results["shares"]:
-        made.add_row(
-            f"{row['prompt_share']:.0%}",
-            *(with_quartiles(row[name]) for name in ("ntp_seconds", "sbd_seconds", "ratio")),
-            *(with_quartiles(row[name]) for name in ("adapter_seconds", "adapter_ratio")),
-            *("-" if peak is None else f"{peak / 2**20:,.0f}" for peak in row["peak_bytes"].values()),
-        )
-    return made
 
 
 SETTINGS = (

@@ -32,6 +32,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from measuring.hardware import provenance
+from measuring.output import write
 from setblock.data.tasks.word_problems import word_problems
 from setblock.errors import SetBlockError
 from setblock.integrations.vllm.command import NGRAM, overrides_for
@@ -145,7 +146,8 @@ def main() -> None:
                         progress.update(bar, description=_key(way, level))
                         found = _bench(options, way, level, prompts=prompts, folder=Path(folder))
                         results["measured"][_key(way, level)] = {"way": asdict(way), "concurrency": level, **found}
-                        _write(options.out, results)
+                        if options.out is not None:
+                            write(results, options.out)
                         progress.advance(bar)
     Console().print(table(results))
 
@@ -260,15 +262,6 @@ def _bench(options: argparse.Namespace, way: Way, level: int, *, prompts: Path, 
     if whole["completed"] < options.num_prompts:
         raise SetBlockError(f"{way.name}: {whole['completed']} of {options.num_prompts} requests were answered")
     return {name: whole[name] for name in KEPT if name in whole}
-
-
-def _write(path: Path | None, results: dict[str, Any]) -> None:
-    if path is None:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(results, indent=1) + "\n")
-    new.replace(path)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.markdown import Markdown
 
 from measuring.hardware import provenance
+from measuring.tables import TABLES, origin
 
 _SAME_MACHINE = ("cpu", "threads", "gpu", "torch")
 
@@ -47,10 +48,13 @@ def begin(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def finish(results: Mapping[str, Any], options: argparse.Namespace) -> None:
-    """Write the file, if one was asked for, and print the line of JSON."""
+    """Print the table, if the benchmark has one; write the file, if one was asked for; print the line of JSON."""
+    found = rounded(results)
+    if found["benchmark"] in TABLES:
+        show(f"{origin(found)}\n\n{TABLES[found['benchmark']](found)}")
     if options.out:
         write(results, options.out)
-    print(json.dumps(rounded(results)))
+    print(json.dumps(found))
 
 
 def write(results: Mapping[str, Any], path: Path) -> None:
@@ -79,34 +83,23 @@ def read(path: Path, *, like: Mapping[str, Any]) -> dict[str, Any] | None:
     return found
 
 
+def resumed(results: dict[str, Any], options: argparse.Namespace, *, kept: str) -> dict[str, Any]:
+    """Return the entry `kept` of the results, with what an earlier run left of it in the file."""
+    found = read(options.out, like=results) if options.out else None
+    results[kept] = {} if found is None else found[kept]
+    entry: dict[str, Any] = results[kept]
+    return entry
+
+
 def note(text: str) -> None:
     """Say what is being done."""
     print(f"== {text}", flush=True)
 
 
-def table(title: str, *columns: str, caption: str | None = None) -> Table:
-    """Return a table whose first column is text and whose others are numbers."""
-    made = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
-    for index, column in enumerate(columns):
-        made.add_column(column, justify="right" if index else "left")
-    return made
-
-
-def show(made: Table) -> None:
-    """Print a table, as wide as it is where nobody watches."""
+def show(text: str) -> None:
+    """Print Markdown, as wide as it is where nobody watches."""
     console = Console()
-    (console if console.is_terminal else Console(width=160)).print(made)
-
-
-def machine(results: Mapping[str, Any]) -> str:
-    """Return what it was measured on, for a table's title."""
-    return f"{results['gpu'] or results['cpu']}, {results['threads']} threads"
-
-
-def with_quartiles(spread: Mapping[str, float], *, scale: float = 1, digits: int = 2) -> str:
-    """Return median and quartiles."""
-    median, lower, upper = (scale * spread[name] for name in ("median", "lower_quartile", "upper_quartile"))
-    return f"{median:.{digits}f} ({lower:.{digits}f}-{upper:.{digits}f})"
+    (console if console.is_terminal else Console(width=160)).print(Markdown(text))
 
 
 def rounded(value: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
+from measuring.hardware import DEVICE
 from setblock.data.tokenizer import train_tokenizer
 from setblock.decoding.feed import next_feed
 from setblock.decoding.generate import OpenBatch, open_batch
@@ -78,7 +79,7 @@ def random_model(
         **config, max_position_embeddings=context, bos_token_id=None, eos_token_id=None, pad_token_id=0
     )
     torch.manual_seed(0)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+    with DEVICE:
         model = AutoModelForCausalLM.from_config(made, dtype=dtype, attn_implementation=attention).eval()
     return prepared(model, block_size=block_size)
 

@@ -9,9 +9,8 @@ import torch
 
 import growth
 import side_by_side
-from measuring.hardware import roofline_hardware
 from measuring.subjects import SIZES, random_model
-from stages.piece import DEVICE, Pieces, once
+from stages.piece import Pieces, once
 
 
 def growth_pieces(options: argparse.Namespace) -> Pieces:
@@ -20,13 +19,12 @@ def growth_pieces(options: argparse.Namespace) -> Pieces:
     sizes = ["--size", options.size, "--dtype", options.dtype, "--gib", "90"]
     nfe = ["--nfe", *(["4"] if options.quick else ["2", "4", "8"])]
     its = growth.parse_options([*sizes, *numbers, *nfe])
-    dtype = getattr(torch, options.dtype)
-    shared = once(lambda: random_model(SIZES[options.size], dtype=dtype))
+    its.quick = options.quick
+    shared = once(lambda: random_model(SIZES[options.size], dtype=getattr(torch, options.dtype)))
     for kv_length, batch in itertools.product(options.kv_lengths, options.batches):
 
         def piece(kv_length: int = kv_length, batch: int = batch) -> dict[str, Any]:
-            hardware = roofline_hardware(dtype, device=DEVICE, quick=options.quick)
-            return growth.cell(shared(), batch, kv_length, hardware, its)
+            return growth.cell(shared(), batch, kv_length, its)
 
         yield f"batch {batch}, {kv_length} cached", piece
 
@@ -39,20 +37,8 @@ def side_by_side_pieces(options: argparse.Namespace) -> Pieces:
             continue
         numbers = ["--tokens", "128", "--rounds", "5"]
         if options.quick:
-            numbers = [
-                "--tokens",
-                "16",
-                "--rounds",
-                "1",
-                "--prompt",
-                "8",
-                "--repeats",
-                "1",
-                "--nfe",
-                "4",
-                "--backend",
-                "eager",
-            ]
+            numbers = ["--tokens", "16", "--rounds", "1", "--prompt", "8", "--repeats", "1", "--nfe", "4"]
+            numbers += ["--backend", "eager"]
         arguments = ["--subjects", subject, *numbers, "--no-llama-cpp", *(["--compile"] if suffix else [])]
         its = side_by_side.parse_options(arguments)
         run = side_by_side.trained if subject == "trained" else side_by_side.random

@@ -9,12 +9,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import breakdown
+from measuring.hardware import DEVICE
 from measuring.subjects import SIZES, random_model, random_prompt
 from setblock.decoding.generate import open_batch
 from setblock.decoding.samplers import FixedCount
 from setblock.decoding.settings import DecodingSettings
 from setblock.model.sbd_model import SBDModel
-from stages.piece import DEVICE, Pieces, once
+from stages.piece import Pieces, once
 
 _CALLS = ("LaunchKernel", "GraphLaunch", "Memcpy", "Synchronize")
 """Calls of CUDA's runtime, by a part of their names."""

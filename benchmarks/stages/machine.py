@@ -8,9 +8,9 @@ import torch
 
 import growth
 from measuring import checks
-from measuring.hardware import roofline_hardware
+from measuring.hardware import DEVICE, roofline_hardware
 from setblock.roofline.machine import measured_hardware
-from stages.piece import DEVICE, Pieces
+from stages.piece import Pieces
 
 
 def machine_pieces(options: argparse.Namespace) -> Pieces:
@@ -18,7 +18,7 @@ def machine_pieces(options: argparse.Namespace) -> Pieces:
 
     def piece() -> dict[str, Any]:
         dtype = getattr(torch, options.dtype)
-        taken = roofline_hardware(dtype, device=DEVICE, quick=options.quick)
+        taken = roofline_hardware(dtype, quick=options.quick)
         reached = taken if options.quick else measured_hardware(dtype, device=DEVICE, seconds=1)
         return {
             "reached": growth.told(reached),

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from measuring import checks
+from measuring.hardware import DEVICE, prediction_of
 from measuring.subjects import SIZES, PassKind, compiled, noisy_cache, passes, random_model
 from measuring.timing import interleaved
-from stages.piece import DEVICE, Pieces, once, prediction_of
+from stages.piece import Pieces, once
 
 KINDS: tuple[PassKind, ...] = ("one token", "block", "fused")
 
@@ -25,7 +26,7 @@ def pass_pieces(options: argparse.Namespace) -> Pieces:
 
         def piece(kv_length: int = kv_length, batch: int = batch) -> dict[str, Any]:
             sbd, at = shared(), {"batch": batch, "kv_length": kv_length}
-            prediction = prediction_of(sbd, options)
+            prediction = prediction_of(sbd.model.config, options)
             actions, predicted = {}, {}
             # One cache for all: at the longest and largest, each of its own would not fit
             cache = noisy_cache(sbd, batch=batch, cached=kv_length, capacity=kv_length + 2 * max(block_sizes))

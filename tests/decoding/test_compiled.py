@@ -21,7 +21,7 @@ from setblock.decoding.plan import Span, fixed_sizes, plan_pass
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings, Method
 from setblock.decoding.terms import RowTerms
-from setblock.model.compiled import fixed_capacity
+from setblock.model.feed import fixed_capacity
 from setblock.model.sbd_model import SBDModel
 
 PROMPTS = [text[:length] for text, length in zip(TEXTS, (12, 50, 3, 30, 20, 9), strict=False)]

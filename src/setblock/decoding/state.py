@@ -22,6 +22,7 @@ from torch import Tensor
 from setblock.decoding.settings import Method
 from setblock.decoding.terms import RowTerms
 from setblock.model.facts import SBDFacts
+from setblock.model.feed import fixed_capacity
 
 NO_TOKEN = -1
 NEVER = torch.iinfo(torch.long).max
@@ -356,12 +357,8 @@ class BatchState:
 
 
 def capacity_of(terms: Sequence[RowTerms]) -> int:
-    """Return C, past every row's block, rounded up to one of few values so that compiled code is used again."""
-    needed = max(each.limit for each in terms) + max(each.block_size for each in terms)
-    return max(_SMALLEST_CAPACITY, 1 << (needed - 1).bit_length())
-
-
-_SMALLEST_CAPACITY = 256
+    """Return C, past every row's block, rounded up."""
+    return fixed_capacity(max(each.limit for each in terms) + max(each.block_size for each in terms))
 
 
 def mask_of(facts: SBDFacts | None) -> int:

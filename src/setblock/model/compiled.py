@@ -42,11 +42,3 @@ class CompiledModel:
             compiled = torch.compile(function, backend=self._backend, fullgraph=True, dynamic=False, **_limits())
             self._functions[function] = compiled
         return self._functions[function]
-
-
-def fixed_capacity(needed: int) -> int:
-    """Return the positions to allocate where sizes are fixed: few values for requests of many lengths."""
-    return max(_SMALLEST_CAPACITY, 1 << (needed - 1).bit_length())
-
-
-_SMALLEST_CAPACITY = 256

@@ -17,9 +17,10 @@ from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.model.adapter import ADAPTER_FOLDER
 from setblock.model.attention import context_length, plan_of
 from setblock.model.cache import SlotCache
-from setblock.model.compiled import CompiledModel, fixed_capacity
+from setblock.model.compiled import CompiledModel
 from setblock.model.custom_generate import write_custom_generate
 from setblock.model.facts import SBDFacts
+from setblock.model.feed import fixed_capacity
 from setblock.model.gate import gate_of
 from setblock.model.invariant import CHUNK, is_invariant
 from setblock.model.joined import join_adapted
