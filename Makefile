@@ -18,7 +18,7 @@ help: ## list the targets
 		while IFS='|' read -r target what; do printf '%-12s %s\n' "$$target" "$$what"; done
 	@echo "The environment is made with '$(PYTHON)'; another: make PYTHON=/path/to/python3.12 demo"
 
-setup: $(READY) ## make the virtual environment and install into it (the other targets do it by themselves)
+setup: $(READY) ## make the virtual environment and install into it (the other targets do so automatically)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -41,7 +41,7 @@ demo: $(READY) ## plain decoding and blocks side by side: a message as JSON, an 
 		$(BIN)/setblock compare --model smollm2-records; \
 		echo "== SmolLM2-135M-Instruct, never trained for blocks: its drafts are copied from the text"; \
 		$(BIN)/setblock compare --model smollm2 "$$PROMPT"; \
-		else echo "== SmolLM2 can't be had here, so it is left out"; fi
+		else echo "== SmolLM2 is not available here, so it is left out"; fi
 	@echo "== the included model of 4.6M parameters, trained for blocks"
 	@$(BIN)/setblock compare
 

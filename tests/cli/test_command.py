@@ -54,7 +54,8 @@ def test_python_m_setblock_streams(sbd_folder):
 
 
 @pytest.mark.parametrize(
-    "command", ["generate", "compare", "trace", "evaluate", "sweep", "calibrate", "train", "merge", "serve"]
+    "command",
+    ["generate", "compare", "trace", "evaluate", "sweep", "calibrate", "train", "merge", "export", "serve", "roofline"],
 )
 def test_every_option_is_explained(command):
     parameters = get_command(app).commands[command].params

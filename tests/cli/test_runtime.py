@@ -86,7 +86,7 @@ def test_evaluate(run, file):
     [
         (lambda whole: whole[: len(whole) // 2], "llama.cpp can't load model"),
         (lambda whole: whole[:100], "llama.cpp can't load model"),
-        (lambda whole: b"PK" + whole, "is no GGUF file"),
+        (lambda whole: b"PK" + whole, "is not a GGUF file"),
         (
             lambda whole: whole.replace(
                 b"\x05\x00\x00\x00\x00\x00\x00\x00llama", b"\x05\x00\x00\x00\x00\x00\x00\x00lhama"

@@ -69,7 +69,7 @@ def test_options_become_limits(run, served, ntp_folder, tmp_path):
     outcome = run(
         "serve", "--model", ntp_folder, "--port", 0, "--host", "0.0.0.0", "--key-file", tmp_path / "keys", *options
     )  # fmt: skip
-    assert "never SBD-trained" in outcome.stderr
+    assert "never trained for blocks" in outcome.stderr
     ((_, config, _, _),) = served
     assert (config.engine.max_running, config.engine.kv_tokens, config.limits.max_requests) == (3, 99, 4)
     assert (config.limits.request_seconds, config.name, config.logs_text) == (2.5, "it", True)

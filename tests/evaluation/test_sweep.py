@@ -176,11 +176,11 @@ def test_two_processes_do_not_write_to_one_file(model, finished, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"name": "ntp"}\n', "line 1 is no result of a sweep: it has no 'date'"),
-        (b"nothing\n", "line 1 is no result of a sweep: Expecting value"),
-        (b"\xff\xfe\n", "line 1 is no result of a sweep"),
-        (b"[1]\n", "line 1 is no result of a sweep"),
-        (b"", "holds no result of plain decoding"),
+        (b'{"name": "ntp"}\n', "line 1 is not a result of a sweep: it has no 'date'"),
+        (b"nothing\n", "line 1 is not a result of a sweep: Expecting value"),
+        (b"\xff\xfe\n", "line 1 is not a result of a sweep"),
+        (b"[1]\n", "line 1 is not a result of a sweep"),
+        (b"", "has no result of plain decoding"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, message):

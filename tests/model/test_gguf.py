@@ -85,7 +85,7 @@ def test_it_warns_that_it_was_not_trained_for_blocks(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "can't read the file: No such file or directory"), (b"PK\x03\x04 not", "is no GGUF file")],
+    [(None, "can't read the file: No such file or directory"), (b"PK\x03\x04 not", "is not a GGUF file")],
 )
 def test_other_files_are_refused_in_a_line(tmp_path: Path, content: bytes | None, reason: str) -> None:
     path = tmp_path / "x.gguf"

@@ -141,7 +141,7 @@ def test_a_model_that_was_never_trained_for_blocks(tokenizer: PreTrainedTokenize
     """It loads with a warning, decodes one token a pass, and can be prepared for training."""
     model = tiny_model("llama", vocab_size=len(tokenizer))
     SBDModel(model, tokenizer).save(tmp_path)
-    with pytest.warns(NotTrainedForBlocks, match="was never SBD-trained: method 'exact' copies its drafts"):
+    with pytest.warns(NotTrainedForBlocks, match="was never trained for blocks: method 'exact' copies its drafts"):
         sbd = load(tmp_path, device="cpu")
     assert sbd.facts is None
     assert generate(sbd, "How many?", settings=DecodingSettings(method="ntp", max_new_tokens=3)).num_tokens <= 3

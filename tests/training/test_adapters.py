@@ -313,7 +313,7 @@ def test_the_gate_in_other_families(tokenizer: PreTrainedTokenizerBase, family: 
 
 def test_experts_are_refused(tokenizer: PreTrainedTokenizerBase) -> None:
     """A gate that some layer does not heed would be none."""
-    with pytest.raises(SetBlockError, match=r"only_noisy can't be had with .*mlp.* name other layers"):
+    with pytest.raises(SetBlockError, match=r"only_noisy does not work with .*mlp.* name other layers"):
         trainable(tokenizer, "mixtral", only_noisy=True)
 
 

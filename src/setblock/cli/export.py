@@ -27,7 +27,7 @@ def export(
     weights: FileType = option(
         "f16",
         "Type of the stored matrices, by llama.cpp's names. Types with a k in their names need llama.cpp (pip install "
-        "'setblock[llama-cpp]').",
+        "'setblock\\[llama-cpp]').",
         "--type",
     ),
     as_json: JsonOption = False,

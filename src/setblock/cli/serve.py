@@ -109,7 +109,9 @@ def serve(
         logs_text=log_text,
     )
     if loaded.facts is None or not loaded.facts.block_sizes:
-        print_message(f"warning: {config.name} was never SBD-trained: method exact copies its drafts from the text")
+        print_message(
+            f"warning: {config.name} was never trained for blocks: method exact copies its drafts from the text"
+        )
     code = run(
         loaded,
         config,

@@ -149,7 +149,7 @@ def local_files(source: str) -> list[Path] | None:
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES))
         if not files:
-            raise SetBlockError(f"data source {source}: the folder holds no file of records; {readable}")
+            raise SetBlockError(f"data source {source}: the folder has no file of records; {readable}")
         return files
     if not path.exists() and glob.has_magic(source):
         files = sorted(Path(match) for match in glob.glob(str(path), recursive=True) if Path(match).is_file())
@@ -182,7 +182,7 @@ def _json_lines(path: Path) -> Iterator[SourceRecord]:
                     columns = json.loads(line.rstrip())
                 except ValueError as error:  # also of bytes that are not UTF-8
                     raise SetBlockError(
-                        f"{where}: not JSON ({_reason(error)}); a file holds one object a line"
+                        f"{where}: not JSON ({_reason(error)}); a file must have one object per line"
                     ) from error
                 if not isinstance(columns, dict):
                     raise SetBlockError(f"{where}: a record must be a JSON object, not {_KINDS[type(columns)]}")

@@ -58,7 +58,7 @@ class Engine:
         if request.id in self._jobs:
             raise SetBlockError(f"a request with id {request.id!r} is not finished yet: give another id")
         if len(self._waiting) >= self.limits.max_waiting:
-            raise QueueFull(f"{len(self._waiting)} requests wait, and no more than that may")
+            raise QueueFull(f"{len(self._waiting)} requests are waiting, the most that may wait: try again later")
         rows = open_rows(self._model, [request.prompt], [request.settings])
         needed, total = rows.state.terms[0].limit, self._counts.kv_tokens_total
         if needed > total:

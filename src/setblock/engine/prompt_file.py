@@ -38,7 +38,7 @@ def read_prompts(path: Path) -> list[PromptLine]:
         if content.strip()
     ]
     if not lines:
-        raise SetBlockError(f"{path} holds no prompts: write an object a line, with the key prompt or messages")
+        raise SetBlockError(f"{path} has no prompts: write one object per line, with the key prompt or messages")
     return lines
 
 
@@ -46,12 +46,12 @@ def _line(content: str, number: int, where: str) -> PromptLine:
     try:
         found = json.loads(content)
     except ValueError as error:
-        raise SetBlockError(f"{where} is not JSON ({error}): write one object a line") from error
+        raise SetBlockError(f"{where} is not JSON ({error}): write one object per line") from error
     if not isinstance(found, dict):
         raise SetBlockError(f"{where} must be an object, not {type(found).__name__}")
     unknown = sorted(found.keys() - {"prompt", "messages", "id"})
     if unknown:
-        raise SetBlockError(f"{where}: unknown key {unknown[0]!r}; there are prompt, messages and id")
+        raise SetBlockError(f"{where}: unknown key {unknown[0]!r}; the keys are prompt, messages and id")
     if ("prompt" in found) == ("messages" in found):
         raise SetBlockError(f"{where} must have either prompt or messages")
     name = found.get("id")

@@ -31,9 +31,7 @@ def read_results(path: Path) -> list[Result]:
         raise SetBlockError(f"can't read {path}: {error.strerror}") from error
     found = _parse(path, content[: _whole_length(content)])
     if not found:
-        raise SetBlockError(
-            f"{path} holds no result of plain decoding: it is no file of `setblock sweep`, or an empty one"
-        )
+        raise SetBlockError(f"{path} has no result of plain decoding: it is empty, or not a file of `setblock sweep`")
     return found
 
 
@@ -127,7 +125,7 @@ def _parse(path: Path, content: bytes) -> list[Result]:
         try:
             result = result_from_json(json.loads(line), ntp=ntp)
         except ValueError as error:  # of JSON, of its encoding, or of a result
-            raise SetBlockError(f"{where} is no result of a sweep: {error}") from error
+            raise SetBlockError(f"{where} is not a result of a sweep: {error}") from error
         if ntp is None and result.point != NTP:
             raise SetBlockError(f"{where} must be plain decoding, method ntp")
         if not isinstance(result.run, dict) or (ntp is not None and result.run != ntp.run):

@@ -56,17 +56,19 @@ def family_of(model: PreTrainedModel) -> Family:
     family = FAMILIES.get(config.model_type)
     if family is None:
         raise SetBlockError(
-            f"models of type {config.model_type} can't be exported; there are {', '.join(FAMILIES)}. llama.cpp's own "
+            f"models of type {config.model_type} can't be exported, only {', '.join(FAMILIES)}; llama.cpp's own "
             "convert_hf_to_gguf.py knows more"
         )
     scalar, head_dim = getattr(config, "query_pre_attn_scalar", None), _head_dim(config)
     if scalar is not None and scalar != head_dim:
-        raise SetBlockError(f"query_pre_attn_scalar {scalar} can't be exported: only {head_dim}, the size of a head")
+        raise SetBlockError(
+            f"query_pre_attn_scalar {scalar} can't be exported: it must be the size of a head, {head_dim}"
+        )
     window = [kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or ()]
     if family.pattern and window != [(layer + 1) % family.pattern > 0 for layer in range(len(window))]:
         raise SetBlockError(
-            f"layer_types of this {config.model_type} can't be exported: every layer but each {family.pattern}. has a window "
-            "in llama.cpp"
+            f"layer_types of this {config.model_type} can't be exported: llama.cpp expects a window in every layer "
+            f"except every Nth, N = {family.pattern}"
         )
     for kind, rope in _ropes(config).items():
         if rope["rope_type"] not in ("default", "linear", "llama3"):

@@ -50,7 +50,7 @@ def write_vocabulary(
     whole = json.loads(backend.to_str())
     model = whole["model"]
     if model["type"] != "BPE":
-        raise SetBlockError(f"a {model['type']} tokenizer can't be exported: only BPE")
+        raise SetBlockError(f"a {model['type']} tokenizer can't be exported: only BPE tokenizers can")
     merges = [each if isinstance(each, list) else each.split(" ") for each in model["merges"]]
     tokens = [tokenizer.convert_ids_to_tokens(number) for number in range(min(size, len(tokenizer)))]
     tokens = [f"[PAD{number}]" if each is None else each for number, each in enumerate(tokens)]

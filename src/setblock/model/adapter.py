@@ -54,7 +54,7 @@ def check_layer(layer: Any, name: str) -> None:
 
     if isinstance(layer, ParamWrapper) or not layer.lora_B:
         raise SetBlockError(
-            f"adapter.only_noisy can't be had with {name}, whose weights PEFT changes for all tokens at once: name "
+            f"adapter.only_noisy does not work with {name}, whose weights PEFT changes for all tokens at once: name "
             "other layers in adapter.target_modules, such as [q_proj, k_proj, v_proj, o_proj]"
         )
 
@@ -81,7 +81,7 @@ def check_output(output: Any, base: nn.Module) -> None:
     """Raise `SetBlockError` where the base layer gives something else than a tensor."""
     if not isinstance(output, Tensor):
         raise SetBlockError(
-            f"adapter.only_noisy can't be had with a {type(base).__name__}, which gives more than one tensor: name other "
+            f"adapter.only_noisy does not work with a {type(base).__name__}, which returns several tensors: name other "
             "layers in adapter.target_modules, such as [q_proj, k_proj, v_proj, o_proj]"
         )
 

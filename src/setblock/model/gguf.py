@@ -48,7 +48,7 @@ def check_gguf(source: str | Path) -> None:
     except OSError as error:
         raise SetBlockError(f"model {source}: can't read the file: {error.strerror}") from error
     if magic != _MAGIC:
-        raise SetBlockError(f"model {source} is no GGUF file: it does not begin with {_MAGIC.decode()!r}")
+        raise SetBlockError(f"model {source} is not a GGUF file: it does not begin with {_MAGIC.decode()!r}")
 
 
 def pretrained_arguments(source: str) -> dict[str, str]:
@@ -138,4 +138,4 @@ def _json(metadata: Metadata, key: str, source: str | Path) -> Any:
     try:
         return None if text is None else json.loads(text)
     except ValueError as error:
-        raise SetBlockError(f"model {source}: {key} is no JSON: {error}") from error
+        raise SetBlockError(f"model {source}: {key} is not JSON: {error}") from error

@@ -46,7 +46,7 @@ class ShorterContext(SetBlockWarning):
 
 
 class NotTrainedForBlocks(SetBlockWarning):
-    """Warn that the model was never SBD-trained."""
+    """Warn that the model was never trained for blocks."""
 
 
 def load(
@@ -60,8 +60,8 @@ def load(
 ) -> SBDModel:
     """Load a causal LM from a local folder, a hub id, a GGUF file or by a short name such as `smollm2`.
 
-    A model that was never SBD-trained loads with a warning. It decodes by `ntp` and by `exact`, which then copies its drafts
-    from the text. It can be trained.
+    A model that was never trained for blocks loads with a warning. It decodes by `ntp` and by `exact`, which then copies its
+    drafts from the text. It can be trained.
 
     Args:
         path: a folder, a hub id, a GGUF file, or a name: `bundled` or one of `NAMED_MODELS`. The default is the bundled
@@ -149,10 +149,11 @@ def load(
 
 
 def warn_if_untrained(source: str, facts: SBDFacts | None) -> None:
-    """Warn of a model that was never SBD-trained, in the name of the caller's caller."""
+    """Warn of a model that was never trained for blocks, in the name of the caller's caller."""
     if facts is None or not facts.block_sizes:
         warnings.warn(
-            f"{source} was never SBD-trained: method 'exact' copies its drafts from the text; `setblock train` does better",
+            f"{source} was never trained for blocks: method 'exact' copies its drafts from the text; fine-tune it with "
+            "`setblock train` to gain more",
             NotTrainedForBlocks,
             stacklevel=3,
         )
@@ -180,7 +181,7 @@ def _tokenizer_of(source: str, trust_remote_code: bool, metadata: Metadata | Non
     folder = Path(source)
     if folder.is_dir() and not any(path for pattern in _TOKENIZERS for path in folder.glob(pattern)):
         raise SetBlockError(
-            f"model {source} has no tokenizer: the folder holds no tokenizer.json; save its tokenizer there"
+            f"model {source} has no tokenizer: the folder has no tokenizer.json; save the tokenizer there"
         )
     with _reading(source, "its tokenizer"):
         return AutoTokenizer.from_pretrained(**pretrained_arguments(source), trust_remote_code=trust_remote_code)
@@ -199,9 +200,9 @@ def _check_source(source: str) -> None:
         check_gguf(source)
     elif folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise SetBlockError(f"model {source} is no checkpoint: the folder holds no config.json")
+            raise SetBlockError(f"model {source} is not a checkpoint: the folder has no config.json")
         if not any(folder.glob("*.safetensors")):
-            raise SetBlockError(f"model {source} holds no safetensors file{_other_weights(folder)}")
+            raise SetBlockError(f"model {source} has no safetensors file{_other_weights(folder)}")
     elif folder.exists():
         raise SetBlockError(f"model {source} is a file, not a checkpoint folder")
     elif not _HUB_ID.fullmatch(source):

@@ -29,7 +29,7 @@ class Keys:
         for key in keys:
             if len(key) < _LEAST_KEY or not key.isascii() or not key.isprintable() or " " in key:
                 raise SetBlockError(
-                    f"an API key must be at least {_LEAST_KEY} printable ASCII characters without blanks"
+                    f"an API key must be at least {_LEAST_KEY} printable ASCII characters without spaces"
                 )
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
@@ -54,7 +54,7 @@ def read_keys(path: Path | None, variable: str | None) -> Keys:
         lines = map(str.strip, read_text(path, what="the API keys in").splitlines())
         keys = [line for line in lines if line and not line.startswith("#")]
         if not keys:
-            raise SetBlockError(f"{path} holds no API key: write one a line")
+            raise SetBlockError(f"{path} has no API key: write one per line")
         found += keys
     return Keys(found)
 

@@ -32,8 +32,8 @@ class _EngineCollector(Collector):
             ("waiting_requests", "Answers that wait for a place.", now.waiting),
             ("running_requests", "Answers that are being decoded.", now.running),
             ("kv_tokens_used", "Positions of the cache that running answers hold.", now.kv_tokens_used),
-            ("kv_tokens_cached", "Positions kept for prompts that begin alike.", now.kv_tokens_cached),
-            ("kv_tokens_limit", "Positions of the cache that there are.", now.kv_tokens_total),
+            ("kv_tokens_cached", "Positions of finished text in the prefix cache.", now.kv_tokens_cached),
+            ("kv_tokens_limit", "Positions of the whole cache.", now.kv_tokens_total),
         ):
             yield GaugeMetricFamily(f"setblock_{name}", told, value=value)
         for name, told, value in (

@@ -26,15 +26,15 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "function_call": ((None, "none"), _NO_FUNCTIONS),
     "presence_penalty": ((None, 0), _NO_OPENAI_PENALTY),
     "frequency_penalty": ((None, 0), _NO_OPENAI_PENALTY),
-    "modalities": ((None, ["text"]), "text is all that there is"),
-    "audio": ((None,), "text is all that there is"),
-    "prediction": ((None,), "drafts are made by the model itself (method exact)"),
-    "web_search_options": ((None,), "the server reaches nothing outside of it"),
-    "reasoning_effort": ((None,), "the model has no such dial"),
-    "verbosity": ((None,), "the model has no such dial"),
+    "modalities": ((None, ["text"]), "only text comes in and goes out"),
+    "audio": ((None,), "only text comes in and goes out"),
+    "prediction": ((None,), "method exact drafts with the model itself"),
+    "web_search_options": ((None,), "the server opens no outside connections"),
+    "reasoning_effort": ((None,), "the model has no such setting"),
+    "verbosity": ((None,), "the model has no such setting"),
     "store": ((None, False), "answers are not kept"),
-    "suffix": ((None, ""), "text is written onwards only"),
-    "echo": ((None, False), "the prompt is not given back, nor its log-probabilities"),
+    "suffix": ((None, ""), "text can only be continued"),
+    "echo": ((None, False), "the prompt and its log-probabilities are not returned"),
     "best_of": ((None, 1), "use n"),
 }
 # What may come along and changes nothing.
@@ -183,7 +183,7 @@ class DecodingBody(_Settings):
         description="The same for any form, as vLLM names them: one of `json`, `json_object`, `regex`, `choice`, `grammar`.",
     )
     events: bool | None = Field(
-        default=None, description="Report what each forward pass revealed, where, how uncertain."
+        default=None, description="Report the tokens that each forward pass revealed, with positions and entropies."
     )
 
     @model_validator(mode="before")
@@ -207,29 +207,36 @@ class ChatBody(DecodingBody):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = _number("The newer name of max_tokens.", 1)
-    logprobs: bool | None = Field(default=None, description="Report how likely each token was.")
+    logprobs: bool | None = Field(default=None, description="Report the log-probability of each token.")
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
         default=None, description="Functions that the answer may call."
     )
     tool_choice: ToolChoice | None = Field(
-        default=None, description="Whether it has to call one, and which. Default: `auto`, where there are tools."
+        default=None,
+        description="Whether the answer must call a function, and which one. Default: `auto`, where there are tools.",
     )
-    parallel_tool_calls: bool | None = Field(default=None, description="Whether it may call several. Default: true.")
-    top_logprobs: int | None = _number("And the most likely ones in its place.", 0, MAX_LOGPROBS)
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="Whether the answer may call several functions. Default: true."
+    )
+    top_logprobs: int | None = _number("Also report this many of the most likely tokens in its place.", 0, MAX_LOGPROBS)
 
 
 class CompletionBody(DecodingBody):
     """Hold the body of POST /v1/completions."""
 
-    prompt: Prompts = Field(description="One prompt or several: texts, continued as they stand, or token ids.")
-    logprobs: int | None = _number("Report how likely each token was, and so many alternatives.", 0, MAX_LOGPROBS)
+    prompt: Prompts = Field(
+        description="One prompt or several: texts, continued without a chat template, or token ids."
+    )
+    logprobs: int | None = _number(
+        "Report the log-probability of each token, and this many of its most likely alternatives.", 0, MAX_LOGPROBS
+    )
 
 
 class TokenizeBody(Body):
     """Hold the body of POST /tokenize."""
 
     model: str | None = None
-    prompt: str | None = Field(default=None, description="A text as it stands.")
+    prompt: str | None = Field(default=None, description="A text, encoded without a chat template.")
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
 
     @model_validator(mode="after")

@@ -11,13 +11,15 @@ from setblock.section import Section
 class DecodingEvaluationSection(Section):
     """Decode a few held-out examples periodically, one token a pass and in blocks, so that speed is seen to grow."""
 
-    task: str = Field("word-problems", description="a task of `setblock evaluate`; its validation split is taken")
+    task: str = Field(
+        "word-problems", description="a task of `setblock evaluate`; the evaluation uses its validation split"
+    )
     limit: int = Field(32, ge=1, description="how many examples")
     every: int = Field(
         250, ge=1, description="optimiser steps between two evaluations; one comes before the first step"
     )
     gammas: tuple[float, ...] = Field((0.1,), min_length=1, description="entropy bounds to decode with")
-    exact: bool = Field(True, description="decode in method exact, too: the speed-up that loses nothing")
-    block_size: int | None = Field(None, ge=1, description="null: as decoding has it by default")
-    max_new_tokens: int | None = Field(None, ge=1, description="null: as decoding has it by default")
+    exact: bool = Field(True, description="also decode in method exact")
+    block_size: int | None = Field(None, ge=1, description="null: the default of decoding")
+    max_new_tokens: int | None = Field(None, ge=1, description="null: the default of decoding")
     batch_size: int = Field(32, ge=1, description="examples decoded at once")

@@ -50,5 +50,5 @@ def test_it_finds_the_own_sequence(kind: type[Context], own: int | None, both: B
 def test_causal_attention_alone_is_refused(both: Both) -> None:
     _, llama = both
     context = Causal(ModelFile(llama.path, EXACT), EXACT, cells=1, sequences=PROBED_SEQUENCES)
-    with pytest.raises(SetBlockError, match="causally alone"):
+    with pytest.raises(SetBlockError, match="only causal attention"):
         own_sequence(context, vocab_size=llama.vocab_size)

@@ -28,7 +28,7 @@ def own_sequence(context: Context, *, vocab_size: int) -> int | None:
     one, other, last, changed = ((7 + 11 * number) % vocab_size for number in range(4))
     seen, unseen = (_pass(context, [one, each], is_causal=False)[0] for each in (last, changed))
     if torch.equal(seen, unseen):
-        raise SetBlockError("llama.cpp computes this model's attention causally alone, so it can't decode in blocks")
+        raise SetBlockError("llama.cpp computes only causal attention for this model, so it can't decode in blocks")
 
     # All sequences hold one token, but the probed one, which holds another: which of them has the next token seen?
     after_one, after_other = (_pass(context, [each, last], is_causal=True)[1] for each in (one, other))

@@ -30,7 +30,7 @@ def settings_from(arguments: Mapping[str, Any]) -> DecodingSettings:
     """
     for name in arguments:
         if name in _OF_A_REQUEST and name not in _OF_THE_MODEL:
-            raise ParameterError(f"model argument {name!r} is of a request: give it as --gen_kwargs")
+            raise ParameterError(f"model argument {name!r} belongs to a request: give it with --gen_kwargs")
     return settings_asked(arguments, offered=_OF_THE_MODEL, told="model argument")
 
 

@@ -69,21 +69,22 @@ def _refuse(vllm_config: Any, facts: SBDFacts) -> None:
         "blocks need vLLM's Model Runner V2: set VLLM_USE_V2_MODEL_RUNNER=1 (it needs Triton)": not (
             vllm_config.use_v2_model_runner
         ),
-        "blocks don't go with pipeline parallelism; use --tensor-parallel-size or --data-parallel-size": (
+        "blocks do not work with pipeline parallelism: use --tensor-parallel-size or --data-parallel-size": (
             parallel.pipeline_parallel_size > 1
         ),
-        "blocks don't go with context parallelism; use --tensor-parallel-size or --data-parallel-size": (
+        "blocks do not work with context parallelism: use --tensor-parallel-size or --data-parallel-size": (
             getattr(parallel, "decode_context_parallel_size", 1) > 1
             or getattr(parallel, "prefill_context_parallel_size", 1) > 1
         ),
-        "blocks don't go with --speculative-config: leave one of them out": vllm_config.speculative_config is not None,
-        "--attention-backend FLASHINFER has no attention in both directions within a request: use TRITON_ATTN or FLASH_ATTN": (
+        "blocks do not work with --speculative-config: leave one of the two out": vllm_config.speculative_config
+        is not None,
+        "--attention-backend FLASHINFER does not attend in both directions within a block: use TRITON_ATTN or FLASH_ATTN": (
             backend is not None and backend.startswith("FLASHINFER")
         ),
-        f"sliding windows ({window} tokens) are only served up to their length: --max-model-len {window}": (
+        f"a sliding window of {window} tokens is only served up to its length: set --max-model-len {window}": (
             window is not None and window < model_config.max_model_len
         ),
-        "this checkpoint has an adapter on its future block, which vLLM can't load: merge it, or use `setblock serve`": (
+        "this checkpoint has an adapter on its future block, which vLLM can't load: use `setblock serve`": (
             facts.noisy_adapter
         ),
     }
