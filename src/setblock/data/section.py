@@ -20,11 +20,11 @@ class _Texts(Section):
     name: str | None = Field(None, description="configuration (subset) of a hub data set")
     split: str = Field("train", description="split of a hub data set or a task; local files have none")
     revision: str | None = Field(None, description="commit, tag or branch of a hub data set")
-    documents: int | None = Field(None, ge=1, description="take only the first so many; null: all that there are")
-    messages_column: str | None = None
-    prompt_column: str | None = None
-    completion_column: str | None = None
-    text_column: str | None = None
+    documents: int | None = Field(None, ge=1, description="take only this many, from the start; null: all")
+    messages_column: str | None = Field(None, description="column of chats; null: `messages`")
+    prompt_column: str | None = Field(None, description="column of prompts; null: `prompt`")
+    completion_column: str | None = Field(None, description="column of completions; null: `completion`")
+    text_column: str | None = Field(None, description="column of plain texts; null: `text`")
 
     @model_validator(mode="after")
     def _one_shape(self) -> "_Texts":
@@ -43,20 +43,20 @@ class SourceSection(_Texts):
 
     source: str = Field(description="a file, folder or glob pattern, a task, or a hub id")
     weight: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="share of the documents drawn, against the others'"
+        1.0, gt=0, allow_inf_nan=False, description="relative share of the documents that come from this source"
     )
-    seed: int = Field(0, description="of a task's examples")
+    seed: int = Field(0, description="seed of a task's examples")
 
 
 class EvaluationSection(_Texts):
-    """Choose texts to evaluate on. What is not given is as in the training section, `documents` excepted; next to a
-    mixture without a separate source, that holds of each of its sources."""
+    """Choose texts to evaluate on. Keys that are left out, except `documents`, are those of the training data. With a
+    mixture and no `source` here, this holds for each of its sources."""
 
-    source: str | None = None
+    source: str | None = Field(None, description="as `data.source`; null: the source of the training data")
 
 
 class DataSection(_Texts):
-    """Choose the texts of tasks, local files or hub data sets, of one or a mixture."""
+    """Choose the texts: one source or a mixture of tasks, local files and hub data sets."""
 
     moved = {"evaluation_documents": "evaluation: {split: validation, documents: N}"}  # noqa: RUF012
 
@@ -64,22 +64,24 @@ class DataSection(_Texts):
     mixture: tuple[SourceSection, ...] | None = Field(None, min_length=1, description="several sources in one epoch")
     streaming: bool = Field(False, description="read, tokenise and pack while training; nothing is kept on disk")
     shuffle_buffer: int = Field(1000, ge=1, description="with streaming: documents among which the next one is drawn")
-    seed: int = Field(0, description="of a task's examples, and of the mixture's and the shuffle buffer's draws")
+    seed: int = Field(0, description="seed of a task's examples, of the mixture and of the shuffle buffer")
     loss_on: LossOn = Field("assistant", description="what carries loss: completions and assistant messages, or all")
     special_tokens: SpecialTokens = Field(
-        "error", description="what becomes of a document whose own text spells a special token"
+        "error", description="what to do with a document whose text contains the name of a special token"
     )
-    chat_template: str | None = Field(None, description="a Jinja file to use in place of the tokenizer's own template")
+    chat_template: str | None = Field(None, description="a Jinja file to use instead of the tokenizer's template")
     row_length: int | None = Field(
-        None, ge=2, description="pack documents into rows this long; null: a row each, unpacked"
+        None, ge=2, description="pack documents into rows of this many tokens; null: one document per row"
     )
-    too_long: TooLong = Field("error", description="what becomes of a document longer than a row or the context")
-    evaluation: EvaluationSection | None = None
+    too_long: TooLong = Field("error", description="what to do with a document longer than a row or the context")
+    evaluation: EvaluationSection | None = Field(None, description="texts to evaluate on, see below")
     evaluation_fraction: float | None = Field(
         None, gt=0, lt=1, description="share of the documents to hold out for evaluation"
     )
     # Not part of what is trained: a run may resume with its cache elsewhere.
-    cache_dir: str | None = Field(None, exclude=True, description="where tokenised documents are kept")
+    cache_dir: str | None = Field(
+        None, exclude=True, description="folder for tokenised documents; null: the cache of `datasets`"
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> "DataSection":

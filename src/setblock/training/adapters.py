@@ -17,14 +17,16 @@ class AdapterSection(Section):
 
     r: int = Field(16, ge=1, description="rank of the update of each layer")
     alpha: int = Field(32, ge=1, description="the update is scaled by alpha / r")
-    dropout: float = Field(0.0, ge=0, lt=1, description="of the update's inputs, in training")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the inputs of the update, in training")
     target_modules: str | list[str] = Field(
-        "all-linear", min_length=1, description="names of layers, a pattern, or all linear layers but the head"
+        "all-linear",
+        min_length=1,
+        description="names of layers, a regular expression, or `all-linear`: all linear layers except the head",
     )
     only_noisy: bool = Field(
         False, description="act on the future block only: next-token decoding stays exactly the base model's"
     )
-    keep_adapter: bool = Field(False, description="save the adapter, too, next to the weights it was merged into")
+    keep_adapter: bool = Field(False, description="also save the adapter, next to the weights that it was merged into")
 
 
 def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:

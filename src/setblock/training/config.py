@@ -16,25 +16,25 @@ class SBDConfig(Noising, TrainingArguments):
     options of the noisy half are fields as well; `setblock.training.noising.Noising` describes them.
 
     Attributes:
-        objective: `sbd`: next-token and masked-token prediction (eq. 14). `ntp`: next-token prediction alone, without the
-            doubled input: what a model is before it is fine-tuned, and what it is compared with afterwards.
-        block_sizes: the block sizes k that each optimiser step draws one from (Algorithm 1).
-        ntp_weight: weight of the next-token term. 0 drops it, which ruins NTP mode (paper, section 4, ablation).
-        matp_weight: weight of the masked-token term.
+        objective: `sbd`: next-token and masked-token prediction (eq. 14). `ntp`: next-token prediction only, for a base model
+            or for a comparison.
+        block_sizes: the block sizes k. Each optimiser step draws one of them (Algorithm 1).
+        ntp_weight: the weight of the next-token term. 0 drops it, which ruins plain decoding (paper, section 4, ablation).
+        matp_weight: the weight of the masked-token term.
         logit_shift: False: the output at a masked position predicts that position (the paper). True: it predicts the next
-            one, as next-token weights already do, and converts in far fewer tokens.
-        first_token_from_causal: with unshifted logits, decode a block's first token from the causal logit that the commit
-            pass gives anyway. Always so with `logit_shift`. Recorded in the checkpoint; changes nothing in training.
+            one, as in pretraining, so a model learns blocks from far fewer tokens.
+        first_token_from_causal: with unshifted logits, decode the first token of a block from the causal logit that the
+            commit pass computes anyway. Always on with `logit_shift`. It changes decoding only, and the checkpoint records it.
         matrix_optimizer: `adamw`: Transformers' `optim` for all parameters. `muon`: Muon for the matrices inside the model,
             AdamW for the rest, at the same learning rate.
-        cross_entropy: `auto`: with all logits at once where they are few, in chunks where they are many
-            (`setblock.training.cross_entropy`). `plain`, `chunked`: always so. `liger`: by Liger's kernel, on a GPU.
-        block_size_curriculum: the share of the training over which the block sizes grow: only the smallest is drawn at its
-            beginning, all are from its end on (see `setblock.training.block_sizes`). 0: all from the first step (the paper).
-        distillation_weight: weight of a third term: at each masked token, the divergence from a teacher's next-token
-            distribution there to the model's (see `setblock.training.distillation`). 0: none (the paper).
-        teacher: whose distribution that is. `clean_half`: the model's own, as the same pass computes it. `base`: that of the
-            model training began with, frozen.
+        cross_entropy: `plain`: compute all logits at once. `chunked`: compute them in chunks, which needs less memory.
+            `auto`: `chunked` for many logits, else `plain`. `liger`: Liger's kernel, on a GPU.
+        block_size_curriculum: the share of the training over which the block sizes grow. The first step draws the smallest
+            only, and after this share all are drawn. 0: all from the first step (the paper).
+        distillation_weight: the weight of a third term: at each masked token, the divergence of the model's distribution
+            from a teacher's next-token distribution. 0: none (the paper).
+        teacher: the teacher of that term. `clean_half`: the model itself, from the clean half of the same pass. `base`: the
+            model before training, frozen.
     """
 
     objective: Literal["sbd", "ntp"] = "sbd"

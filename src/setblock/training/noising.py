@@ -34,10 +34,10 @@ class Noising:
             even.
         full_mask_share: the share of blocks that are fully masked, as in the first pass of a block (TiDAR, arXiv 2511.08923,
             masks all blocks fully).
-        mask_places: the places that a mask rate η masks in a block. `anywhere` (the paper): each with probability η. `growing`:
-            the one at place j of k with probability η^(2 - (2j + 1) / k), so later places more often. `tail`: all after a
-            prefix, the last floor(η (n + 1)) of n tokens, as in blocks that are revealed from the left. CARD (Ruan et
-            al., 2026) also moves its noise to the tail.
+        mask_places: the positions of a block that a mask rate η masks. `anywhere` (the paper): each with probability η.
+            `growing`: position j of k with probability η^(2 - (2j + 1) / k), so later ones more often. `tail`: the last
+            floor(η (n + 1)) of n tokens, as in blocks that are revealed from the left. CARD (Ruan et al., 2026) also moves
+            its noise to the tail.
     """
 
     mask_rate_per: MaskRatePer = "document"

@@ -27,16 +27,18 @@ class ModelSection(Section):
         None, description="the checkpoint to start from: a folder, a hub id or a name, such as `bundled`"
     )
     config: dict[str, Any] | None = Field(
-        None, description="a Transformers config, with model_type, to start from nothing"
+        None, description="a Transformers config with model_type, to start from random weights"
     )
-    vocab_size: int | None = Field(None, description="with config: ids of the tokenizer that is trained on the data")
+    vocab_size: int | None = Field(
+        None, description="with config: vocabulary size of the tokenizer, which is trained on the data"
+    )
     seed: int = Field(0, description="with config: seed of the random weights")
     dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="with path: type of the weights; null: float32, under an adapter the checkpoint's own"
+        None, description="with path: type of the weights; null: float32, or with an adapter the checkpoint's type"
     )
     attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = Field(
         None,
-        description="null: the fastest that the model allows with a dense mask; flex_attention: for long rows, on a GPU",
+        description="null: the fastest one that is right for the model; flex_attention: for long rows, on a GPU",
     )
     quantization: Literal["nf4"] | None = Field(
         None, description="with an adapter, on a GPU: hold the frozen weights in four bits"
