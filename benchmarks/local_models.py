@@ -14,7 +14,7 @@ The task is `--task`, by default messages to be written as JSON. A table for peo
 
 import argparse
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
@@ -23,7 +23,6 @@ from statistics import median
 from typing import Any, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 import setblock
@@ -37,9 +36,10 @@ from setblock.evaluation.answers import prompts_of
 from setblock.evaluation.block_choice import fastest_choice
 from setblock.evaluation.pass_costs import PassCosts, measured_costs
 from setblock.export.gguf_file import WeightType, write_gguf
-from setblock.integrations.llama_cpp import LlamaModel, LlamaOptions
+from setblock.integrations.llama_cpp import LlamaModel
 from setblock.integrations.llama_cpp import load as load_gguf
 from setblock.integrations.llama_cpp.library import INSTALL, is_installed
+from setblock.integrations.llama_cpp.naive import stock_answer, stock_llama
 
 PLAIN, NGRAM, DRAFT = "llama.cpp", "llama.cpp, n-gram", "llama.cpp, draft model"
 FLAT = 1.05
@@ -75,8 +75,7 @@ def of_file(path: Path, draft: Path | None, options: argparse.Namespace) -> dict
     """
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-    threads = torch.get_num_threads()
-    model = load_gguf(path, LlamaOptions(n_threads=threads))
+    model = load_gguf(path)
     task = task_named(options.task)
     asked, raw = prompts_of(task, list(islice(task.examples("test", seed=options.seed), options.prompts)), model)
     prompts = [encode_prompt(model.tokenizer, each, raw=raw) for each in asked]
@@ -87,13 +86,10 @@ def of_file(path: Path, draft: Path | None, options: argparse.Namespace) -> dict
     torch_choice = fastest_choice(measured_costs(sbd), sbd.facts)
     drafts: dict[str, Any] = {NGRAM: LlamaPromptLookupDecoding(num_pred_tokens=options.draft_tokens)}
     if draft is not None:
-        drafts[DRAFT] = SmallModel(draft, model, threads=threads, tokens=options.draft_tokens)
+        drafts[DRAFT] = SmallModel(draft, model, tokens=options.draft_tokens)
     contenders = [
-        stock(PLAIN, path, model, threads=threads, tokens=options.tokens),
-        *(
-            stock(name, path, model, threads=threads, tokens=options.tokens, drafts=each)
-            for name, each in drafts.items()
-        ),
+        stock(PLAIN, path, model, tokens=options.tokens),
+        *(stock(name, path, model, tokens=options.tokens, drafts=each) for name, each in drafts.items()),
         ours("ours, plain", model, DecodingSettings(method="ntp", max_new_tokens=options.tokens)),
         ours("ours, exact", model, choice.applied(limit)),
         ours("ours, exact, PyTorch", sbd, torch_choice.applied(limit)),
@@ -138,48 +134,23 @@ def flat_speedup(model: LlamaModel, costs: PassCosts) -> float:
     return fastest_choice(flat, model.facts).speedup
 
 
-def stock(name: str, path: Path, model: LlamaModel, *, threads: int, tokens: int, drafts: Any = None) -> Contender:
-    """Return llama-cpp-python's own generator, with drafts from n-grams of the text where `ngram` says how many tokens."""
-    engine = llama(path, model, threads=threads, draft_model=drafts)
-
-    def decode(prompt: list[int]) -> Answer:
-        engine.reset()
-        written: list[int] = []
-        for token_id in engine.generate(prompt, temp=0.0, repeat_penalty=1.0, reset=True):
-            written.append(token_id)
-            if token_id in model.end_of_text_ids or len(written) == tokens:
-                break
-        return Answer(written)
-
-    return Contender(name, decode, True)
+def stock(name: str, path: Path, model: LlamaModel, *, tokens: int, drafts: Any = None) -> Contender:
+    """Return llama-cpp-python's own generator, with its speculation where there are `drafts`."""
+    llama = stock_llama(path, model, draft_model=drafts)
+    return Contender(name, lambda prompt: Answer(stock_answer(llama, model, prompt, max_new_tokens=tokens)), True)
 
 
 class SmallModel:
     """Draft by another file's greedy decoding: a `LlamaDraftModel`, of which llama-cpp-python has only the n-gram one."""
 
-    def __init__(self, path: Path, target: LlamaModel, *, threads: int, tokens: int) -> None:
-        self._engine = llama(path, target, threads=threads)
+    def __init__(self, path: Path, target: LlamaModel, *, tokens: int) -> None:
+        self._engine = stock_llama(path, target)
         self._tokens = tokens
 
     def __call__(self, input_ids: NDArray[np.intc], /, **_: Any) -> NDArray[np.intc]:
         """Return the next tokens [n] of the text [L]; what both texts share with the last call stays in the cache."""
         written = self._engine.generate(input_ids.tolist(), temp=0.0, repeat_penalty=1.0, reset=True)
         return np.array(list(islice(written, self._tokens)), dtype=np.intc)
-
-
-def llama(path: Path, model: LlamaModel, *, threads: int, draft_model: Any = None) -> Any:
-    """Return llama-cpp-python's own object over a file, with the model's context."""
-    import llama_cpp
-
-    made: Callable[..., Any] = llama_cpp.Llama
-    return made(
-        str(path),
-        n_ctx=model.context_length,
-        n_threads=threads,
-        n_threads_batch=threads,
-        verbose=False,
-        draft_model=draft_model,
-    )
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -19,6 +19,7 @@ from measuring.subjects import SIZES, random_model, random_prompt
 from measuring.timing import interleaved
 from setblock.decoding.generate import open_batch
 from setblock.decoding.settings import DecodingSettings
+from setblock.model.naive import transformers_answer
 from setblock.model.sbd_model import SBDModel
 
 TRANSFORMERS = "Transformers generate"
@@ -46,13 +47,8 @@ def measured(sbd: SBDModel, length: int, options: argparse.Namespace) -> dict[st
     """Time the first token, and see whether it is the one that Transformers gives."""
     prompt = random_prompt(sbd, length)
 
-    @torch.inference_mode()
     def theirs() -> int:
-        ids = torch.tensor([prompt], device=sbd.device)
-        output = sbd.model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False
-        )
-        return int(output[0, -1])
+        return transformers_answer(sbd.model, prompt, max_new_tokens=1)[0]
 
     def ours(chunk: int) -> int:
         settings = DecodingSettings(method="ntp", max_new_tokens=1, prefill_chunk=chunk)

@@ -33,6 +33,8 @@ from setblock.decoding.text import encode_prompt
 from setblock.evaluation.answers import prompts_of
 from setblock.integrations.llama_cpp import LlamaModel, LlamaOptions
 from setblock.integrations.llama_cpp import load as load_gguf
+from setblock.integrations.llama_cpp.naive import stock_answer, stock_llama
+from setblock.model.naive import transformers_answer
 from setblock.model.protocol import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
@@ -95,20 +97,9 @@ class Torch:
         if options.prepack:
             self.model.prepack()
 
-    @torch.inference_mode()
     def greedy(self, prompt: list[int], *, tokens: int) -> list[int]:
         """See `Runtime`."""
-        ids = torch.tensor([prompt], device=self.model.device)
-        pad = self.model.tokenizer.pad_token_id
-        output = self.model.model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=tokens,
-            pad_token_id=0 if pad is None else pad,
-        )
-        found: list[int] = output[0, len(prompt) :].tolist()
-        return found
+        return transformers_answer(self.model.model, prompt, max_new_tokens=tokens)
 
 
 class LlamaCpp:
@@ -117,28 +108,14 @@ class LlamaCpp:
     def __init__(self, options: argparse.Namespace) -> None:
         import llama_cpp
 
-        threads = torch.get_num_threads()
-        self.model: LlamaModel = load_gguf(options.model, LlamaOptions(n_threads=threads, type_k="f32", type_v="f32"))
+        self.model: LlamaModel = load_gguf(options.model, LlamaOptions(type_k="f32", type_v="f32"))
         self.dtype = "gguf"
         types = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
-        self._stock: Any = llama_cpp.Llama(
-            options.model,
-            n_ctx=self.model.context_length,
-            n_threads=threads,
-            n_threads_batch=threads,
-            verbose=False,
-            **types,
-        )
+        self._stock = stock_llama(options.model, self.model, **types)
 
     def greedy(self, prompt: list[int], *, tokens: int) -> list[int]:
         """See `Runtime`."""
-        self._stock.reset()
-        written: list[int] = []
-        for token_id in self._stock.generate(prompt, temp=0.0, repeat_penalty=1.0, reset=True):
-            written.append(token_id)
-            if token_id in self.model.end_of_text_ids or len(written) == tokens:
-                break
-        return written
+        return stock_answer(self._stock, self.model, prompt, max_new_tokens=tokens)
 
 
 def opened(options: argparse.Namespace) -> Runtime:

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from measuring.forced import Script, ScriptedDrafts, scripted
 from measuring.timing import synchronise
 from setblock.decoding.generate import open_batch
 from setblock.decoding.settings import DecodingSettings
 from setblock.export.gguf_file import WeightType, write_numbered_gguf
+from setblock.model.naive import transformers_answer
 from setblock.model.protocol import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
@@ -108,20 +107,10 @@ def transformers(
     counted = None if options.get("cache_implementation") == "static" else _PassCounter(model)
 
     def decode(prompt: list[int]) -> Answer:
-        ids = torch.tensor([prompt], device=model.device)
         drafting = nullcontext() if script is None else scripted(assistant, script())
         with drafting, nullcontext() if counted is None else counted:
-            written = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                use_cache=True,
-                max_new_tokens=max_new_tokens,
-                pad_token_id=0,
-                **options,
-            )
-        passes = None if counted is None else counted.count - 1
-        return Answer(written[0, len(prompt) :].tolist(), passes)
+            written = transformers_answer(model, prompt, max_new_tokens=max_new_tokens, **options)
+        return Answer(written, None if counted is None else counted.count - 1)
 
     return Contender(name, decode, True)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from setblock.evaluation import fingerprint
-from setblock.roofline.hardware import HARDWARE, Hardware
+from setblock.roofline.hardware import HARDWARE, Hardware, hardware_of_device
 from setblock.roofline.machine import measured_hardware
 from setblock.roofline.precision import Precision
 from setblock.roofline.prediction import Prediction
@@ -39,12 +39,8 @@ def roofline_hardware(dtype: torch.dtype, *, quick: bool) -> Hardware:
     measured ones. In miniature, where nothing is measured, any row of the table."""
     if quick:
         return HARDWARE["l4"]
-    if DEVICE.type == "cuda":
-        words = torch.cuda.get_device_name(DEVICE).lower().replace("-", " ").split()
-        for name in HARDWARE:
-            if set(name.split("-")) <= set(words):
-                return HARDWARE[name]
-    return measured_hardware(dtype, device=DEVICE)
+    known = hardware_of_device(torch.cuda.get_device_name(DEVICE)) if DEVICE.type == "cuda" else None
+    return known or measured_hardware(dtype, device=DEVICE)
 
 
 def prediction_of(config: Any, options: argparse.Namespace) -> Prediction:

@@ -263,13 +263,11 @@ def machine_table(pieces: Json) -> str:
 def engine_table(found: Json) -> str:
     """Return a table with a row for each contender, and a column for each number of requests at once."""
     at_once = list(dict.fromkeys(row["concurrency"] for row in found["rows"]))
-    rows = [
-        [name, *("-" if "failed" in row else spread(row["tokens_per_second"]) for row in of_name)]
-        for name in dict.fromkeys(row["contender"] for row in found["rows"])
-        for of_name in [[row for row in found["rows"] if row["contender"] == name]]
-    ]
+    rows: dict[str, list[str]] = {}
+    for row in found["rows"]:
+        rows.setdefault(row["contender"], []).append("-" if "failed" in row else spread(row["tokens_per_second"]))
     title = f"Tokens per second of {found['requests']} requests, by requests at once."
-    return f"{title}\n\n{markdown(['', *map(str, at_once)], rows)}"
+    return f"{title}\n\n{markdown(['', *map(str, at_once)], [[name, *cells] for name, cells in rows.items()])}"
 
 
 def lines_of(cells: Json, across: str, other: str) -> Iterator[tuple[str, dict[str, list[float]]]]:

@@ -12,15 +12,16 @@ from transformers import PreTrainedModel
 
 from families import tiny_model
 from setblock.data.documents import Document
-from setblock.data.packing import PADDING, RowCollator, RowDataset, pack, unpacked
+from setblock.data.packing import PADDING, RowDataset, pack, unpacked
 from setblock.masks import CLEAN, to_dense, train_mask
 from setblock.training import inputs as inputs_module
-from setblock.training.forward import training_logits
-from setblock.training.inputs import TrainingInputs, doubled_inputs
-from setblock.training.loss import SBDLoss, sbd_loss
+from setblock.training.inputs import TrainingInputs
+from setblock.training.loss import SBDLoss
 from setblock.training.noising import Noising
+from training import doubling
+from training.doubling import END, batch_of
 
-VOCABULARY, MASK, END = 40, 1, 0
+VOCABULARY = 40
 
 
 @pytest.fixture(scope="module")
@@ -47,27 +48,18 @@ def packed_order(documents: list[Document], row_length: int) -> list[Document]:
     return [documents[i] for i in np.concatenate(starts)]
 
 
-def doubled(rows: RowDataset, *, block_size: int, **options: Any) -> TrainingInputs:
+def doubled(rows: RowDataset, **options: Any) -> TrainingInputs:
     """All rows as one batch. Their noise is one sequence of draws, so that it falls on the documents in their order."""
     rng = np.random.default_rng(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inputs_module.np.random, "default_rng", lambda seed: rng)
-        return doubled_inputs(
-            RowCollator(pad_token_id=END)([rows[i] for i in range(len(rows))]),
-            block_size=block_size,
-            noising=Noising(**options.pop("noising", {})),
-            mask_token_id=MASK,
-            end_of_text_id=END,
-            context_length=64,
-            seed=(0,),
-            **options,
-        )
+        noising = Noising(**options.pop("noising", {}))
+        return doubling.doubled(batch_of(rows), noising=noising, context_length=64, seed=(0,), **options)
 
 
 @torch.no_grad()
 def losses(model: PreTrainedModel, inputs: TrainingInputs) -> SBDLoss:
-    logits = training_logits(model, inputs, torch.cat([inputs.ntp.index, inputs.matp.index]))
-    return sbd_loss(logits, ntp_targets=inputs.ntp.token_ids, matp_targets=inputs.matp.token_ids)
+    return doubling.loss_of(model, inputs)
 
 
 @pytest.mark.parametrize("logit_shift", [False, True])

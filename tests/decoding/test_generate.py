@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from answers import decoded
 from families import CONTEXT, MODES, tiny_model, tiny_sbd
 from setblock.decoding.generate import generate, generate_batch, open_batch, stream
 from setblock.decoding.record import PassCounts
@@ -152,9 +153,7 @@ def test_the_mask_token_is_never_an_answer(
         DecodingSettings(method="sbd", block_size=4, max_new_tokens=10, temperature=2.0),
         DecodingSettings(method="ntp", max_new_tokens=10),
     ):
-        batch = open_batch(sbd, prompts[:1], [replace(settings, sampler=EntropyBounded(4.0))])
-        for _ in batch.steps():
-            pass
+        batch = decoded(sbd, prompts[:1], [replace(settings, sampler=EntropyBounded(4.0))])
         assert sbd.facts.mask_token_id not in batch.generation(0).token_ids
 
 
@@ -162,11 +161,8 @@ def test_a_mask_token_in_a_prompt_or_an_answer_is_not_a_masked_position(sbd: SBD
     """What is revealed is a flag of its own: a prompt may hold the mask token's id."""
     assert sbd.facts is not None
     prompt = [10, sbd.facts.mask_token_id, 20]
-    batch = open_batch(
-        sbd, [prompt], [DecodingSettings(method="sbd", block_size=4, max_new_tokens=8, sampler=WHOLE_BLOCK)]
-    )
-    for _ in batch.steps():
-        pass
+    settings = DecodingSettings(method="sbd", block_size=4, max_new_tokens=8, sampler=WHOLE_BLOCK)
+    batch = decoded(sbd, [prompt], [settings])
     assert batch.state.tokens[0, :3].tolist() == prompt
     assert batch.generation(0).num_tokens == 8
 

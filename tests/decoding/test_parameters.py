@@ -27,6 +27,7 @@ from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.terms import RowTerms
 from setblock.errors import ParameterError
+from setblock.model.naive import transformers_answer
 from setblock.model.sbd_model import SBDModel
 
 LENGTH = 14
@@ -80,21 +81,13 @@ CASES: dict[str, Case] = {
 }
 
 
-def transformers_answer(sbd: SBDModel, prompt: list[int], **arguments: Any) -> list[int]:
-    ids = torch.tensor([prompt])
-    arguments = {"do_sample": False, "max_new_tokens": LENGTH, "pad_token_id": 0} | arguments
-    whole = sbd.model.generate(ids, attention_mask=torch.ones_like(ids), **arguments)
-    answer: list[int] = whole[0, len(prompt) :].tolist()
-    return answer
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_ntp_with_parameters_is_the_models_own_generate(
     family: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
     """All of it in one batch, where each row has rules of its own."""
     sbd = SBDModel(tiny_model(family, vocab_size=len(trained_tokenizer)), trained_tokenizer)
-    plain = [transformers_answer(sbd, prompt) for prompt in prompts]
+    plain = [transformers_answer(sbd.model, prompt, max_new_tokens=LENGTH) for prompt in prompts]
     assert [len(each) for each in plain] == [LENGTH] * 3
     rows = [(name, prompt, greedy) for name in CASES for prompt, greedy in zip(prompts, plain, strict=True)]
     settings = [
@@ -104,7 +97,8 @@ def test_ntp_with_parameters_is_the_models_own_generate(
     changed = dict.fromkeys(CASES, 0)
     for (name, prompt, greedy), generation in zip(rows, ours, strict=True):
         arguments = CASES[name](greedy)[1]
-        assert generation.token_ids == transformers_answer(sbd, prompt, **arguments), name
+        theirs = transformers_answer(sbd.model, prompt, max_new_tokens=LENGTH, **arguments)
+        assert generation.token_ids == theirs, name
         ends = arguments.get("eos_token_id", [0])
         assert (generation.finish_reason == "stop") == (generation.token_ids[-1] in ends)
         changed[name] += generation.token_ids != greedy

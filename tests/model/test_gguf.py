@@ -11,6 +11,7 @@ from setblock import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.export.gguf_file import write_gguf
 from setblock.model.loading import NotTrainedForBlocks
+from setblock.model.naive import transformers_answer
 from setblock.model.sbd_model import SBDModel
 
 pytestmark = pytest.mark.filterwarnings("ignore::setblock.model.loading.NotTrainedForBlocks")
@@ -61,11 +62,10 @@ def test_it_decodes_as_the_model_that_it_was_made_of(
     sbd = setblock.load(file, dtype=torch.float32)
     text = "Tom has 12 apples."
     answer = setblock.generate(sbd, text, settings=DecodingSettings(method="ntp", max_new_tokens=12), raw=True)
-    prompt = torch.tensor([trained_tokenizer(text).input_ids])
-    assert sbd.tokenizer(text).input_ids == prompt[0].tolist()
-    eos = trained_tokenizer.eos_token_id
-    expected = llama.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=eos, pad_token_id=eos)
-    assert list(answer.token_ids) == expected[0, prompt.shape[1] :].tolist()
+    prompt = trained_tokenizer(text).input_ids
+    assert sbd.tokenizer(text).input_ids == prompt
+    expected = transformers_answer(llama, prompt, max_new_tokens=12, eos_token_id=trained_tokenizer.eos_token_id)
+    assert list(answer.token_ids) == expected
 
 
 def test_it_can_be_prepared_saved_and_loaded_again(file: Path, tmp_path: Path) -> None:

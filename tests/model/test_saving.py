@@ -9,11 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from answers import decoded
 from families import FAMILIES, tiny_model, tiny_sbd
-from setblock.decoding.generate import generate, open_batch
+from setblock.decoding.generate import generate
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.model.loading import NotTrainedForBlocks, load
+from setblock.model.naive import transformers_answer
 from setblock.model.sbd_model import SBDModel
 
 
@@ -37,13 +39,8 @@ def test_round_trip(family: str, tokenizer: PreTrainedTokenizerBase, tmp_path: P
     assert answers[0].token_ids == answers[1].token_ids
 
     stock = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=sbd.model.config._attn_implementation)
-    theirs = stock.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, pad_token_id=0
-    )
-    batch = open_batch(again, prompts[:1], [DecodingSettings(method="ntp", max_new_tokens=12)])
-    for _ in batch.steps():
-        pass
-    assert theirs[0, len(prompts[0]) :].tolist() == batch.generation(0).token_ids
+    batch = decoded(again, prompts[:1], [DecodingSettings(method="ntp", max_new_tokens=12)])
+    assert transformers_answer(stock, prompts[0], max_new_tokens=12) == batch.generation(0).token_ids
     assert AutoTokenizer.from_pretrained(tmp_path).get_vocab() == tokenizer.get_vocab()
 
 

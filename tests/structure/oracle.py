@@ -8,6 +8,7 @@ from llguidance import LLMatcher
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
+from setblock.model.naive import transformers_answer
 from setblock.model.sbd_model import SBDModel
 from setblock.structure.compiled import grammars_of
 from setblock.structure.kinds import structure_of
@@ -34,14 +35,4 @@ def by_transformers(
     """The greedy answer's tokens, end of text included."""
     (end,) = sbd.end_of_text_ids
     held = Held(grammars_of(tokenizer).matcher(structure_of(asked)), len(prompt), end)
-    found = sbd.model.generate(
-        torch.tensor([list(prompt)]),
-        attention_mask=torch.ones((1, len(prompt)), dtype=torch.long),
-        max_new_tokens=tokens,
-        do_sample=False,
-        eos_token_id=end,
-        pad_token_id=end,
-        logits_processor=[held],
-    )
-    ids: list[int] = found[0, len(prompt) :].tolist()
-    return ids
+    return transformers_answer(sbd.model, prompt, max_new_tokens=tokens, eos_token_id=end, logits_processor=[held])

@@ -9,33 +9,18 @@ from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
 from families import tiny_model
-from setblock.data.documents import Document
 from setblock.data.packing import RowCollator, RowDataset, pack
 from setblock.training.forward import training_loss
 from setblock.training.head import split_head
-from setblock.training.inputs import TrainingInputs, doubled_inputs
-from setblock.training.noising import Noising
+from setblock.training.inputs import TrainingInputs
+from training.doubling import END, documents_of, doubled
 
 VOCABULARY, STEPS, RATE = 60, 3, 0.05
 
 
 def inputs_of(step: int, rows: list[int]) -> TrainingInputs:
-    generator = torch.Generator().manual_seed(0)
-    documents = [
-        Document(torch.randint(2, VOCABULARY, (n,), generator=generator).tolist(), [i >= 3 for i in range(n)])
-        for n in (13, 9, 14, 17, 16, 12)
-    ]
-    dataset = RowDataset(pack(documents, row_length=30, pad_token_id=0))
-    return doubled_inputs(
-        RowCollator(pad_token_id=0)([dataset[row] for row in rows]),
-        block_size=5,
-        noising=Noising(),
-        logit_shift=False,
-        mask_token_id=1,
-        end_of_text_id=0,
-        context_length=128,
-        seed=(0, step),
-    )
+    dataset = RowDataset(pack(documents_of((13, 9, 14, 17, 16, 12)), row_length=30, pad_token_id=END))
+    return doubled(RowCollator(pad_token_id=END)([dataset[row] for row in rows]), seed=(0, step))
 
 
 def train(model: PreTrainedModel, rows: list[int], *, processes: int, logits_at_once: int) -> list[float]:

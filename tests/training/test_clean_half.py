@@ -5,15 +5,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from families import CONTEXT, FAMILIES, tiny_model
+from families import FAMILIES, tiny_model
 from setblock.data.documents import Document
-from setblock.data.packing import PADDING, RowCollator, RowDataset, pack, unpacked
+from setblock.data.packing import PADDING, RowDataset, pack, unpacked
 from setblock.masks import CLEAN
 from setblock.training.forward import training_logits
-from setblock.training.inputs import TrainingInputs, doubled_inputs
+from setblock.training.inputs import TrainingInputs
 from setblock.training.noising import Noising
-
-MASK, END = 1, 0
+from training import doubling
+from training.doubling import END, MASK, batch_of
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -23,16 +23,9 @@ def model(request: pytest.FixtureRequest, trained_tokenizer: PreTrainedTokenizer
 
 def doubled(documents: list[Document], *, packed: bool, mask_token_id: int = MASK, seed: int = 0) -> TrainingInputs:
     rows = pack(documents, row_length=60, pad_token_id=END) if packed else unpacked(documents)
-    dataset = RowDataset(rows)
-    return doubled_inputs(
-        RowCollator(pad_token_id=END)([dataset[i] for i in range(len(dataset))]),
-        block_size=7,
-        noising=Noising(noisy_copies=2),
-        logit_shift=False,
-        mask_token_id=mask_token_id,
-        end_of_text_id=END,
-        context_length=CONTEXT,
-        seed=(seed,),
+    noising = Noising(noisy_copies=2)
+    return doubling.doubled(
+        batch_of(RowDataset(rows)), block_size=7, noising=noising, mask_token_id=mask_token_id, seed=(seed,)
     )
 
 
@@ -82,18 +75,8 @@ def test_a_later_block_never_changes_earlier_logits(model: PreTrainedModel, docu
 
 def test_noised_equals_clean_gives_the_same_logits(model: PreTrainedModel, documents: list[Document]) -> None:
     """Blocks of one token that are not masked see just what the clean token sees."""
-    dataset = RowDataset(pack(documents, row_length=60, pad_token_id=END))
-    rows = RowCollator(pad_token_id=END)([dataset[i] for i in range(len(dataset))])
-    inputs = doubled_inputs(
-        rows,
-        block_size=1,
-        noising=Noising(),
-        logit_shift=False,
-        mask_token_id=MASK,
-        end_of_text_id=END,
-        context_length=CONTEXT,
-        seed=(0,),
-    )
+    rows = batch_of(RowDataset(pack(documents, row_length=60, pad_token_id=END)))
+    inputs = doubling.doubled(rows, block_size=1, seed=(0,))
     clean = rows["input_ids"].shape[1]
     of_text = rows["document_ids"] != PADDING
     unmasked = inputs.input_ids.clone()

@@ -9,16 +9,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from families import FAMILIES, tiny_model
-from setblock.data.documents import Document
-from setblock.data.packing import RowCollator, RowDataset, pack
 from setblock.training.cross_entropy import chunked_loss, cross_entropies
 from setblock.training.forward import training_loss
 from setblock.training.head import split_head
-from setblock.training.inputs import TrainingInputs, doubled_inputs
+from setblock.training.inputs import TrainingInputs
 from setblock.training.loss import SBDLoss
-from setblock.training.noising import Noising
-
-MASK, END, VOCABULARY = 1, 0, 60
+from training.doubling import VOCABULARY, doubled, packed_rows
 
 # Families whose models scale their logits, and two more heads; on top of the tests' own.
 SCALED: dict[str, dict[str, Any]] = {
@@ -33,22 +29,7 @@ CASES = [*((family, {}) for family in FAMILIES), *SCALED.items()]
 
 @pytest.fixture(scope="module")
 def inputs() -> TrainingInputs:
-    generator = torch.Generator().manual_seed(0)
-    documents = [
-        Document(torch.randint(2, VOCABULARY, (n,), generator=generator).tolist(), [i >= 3 for i in range(n)])
-        for n in (13, 9, 14, 17)
-    ]
-    dataset = RowDataset(pack(documents, row_length=30, pad_token_id=END))
-    return doubled_inputs(
-        RowCollator(pad_token_id=END)([dataset[0], dataset[1]]),
-        block_size=5,
-        noising=Noising(),
-        logit_shift=False,
-        mask_token_id=MASK,
-        end_of_text_id=END,
-        context_length=128,
-        seed=(0, 0),
-    )
+    return doubled(packed_rows())
 
 
 def tiny(family: str, dtype: torch.dtype = torch.float64, **overrides: Any) -> PreTrainedModel:

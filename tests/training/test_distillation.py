@@ -8,8 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from families import tiny_model
-from setblock.data.documents import Document
-from setblock.data.packing import PADDING, RowCollator, RowDataset, pack
+from setblock.data.packing import PADDING
 from setblock.masks import CLEAN
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapters import AdapterSection, add_adapter
@@ -17,11 +16,13 @@ from setblock.training.distillation import Distillation, divergences
 from setblock.training.forward import training_logits, training_loss
 from setblock.training.frozen import FrozenModel
 from setblock.training.head import split_head
-from setblock.training.inputs import TrainingInputs, doubled_inputs
+from setblock.training.inputs import TrainingInputs
 from setblock.training.loss import SBDLoss
 from setblock.training.noising import Noising
+from training import doubling
+from training.doubling import VOCABULARY, packed_rows
 
-MASK, END, VOCABULARY, WEIGHT = 1, 0, 60, 0.7
+WEIGHT = 0.7
 
 
 def tiny(seed: int = 0, **overrides: Any) -> PreTrainedModel:
@@ -30,26 +31,12 @@ def tiny(seed: int = 0, **overrides: Any) -> PreTrainedModel:
 
 @pytest.fixture
 def rows() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    documents = [
-        Document(torch.randint(2, VOCABULARY, (n,), generator=generator).tolist(), [i >= 3 for i in range(n)])
-        for n in (13, 9, 14, 17)
-    ]
-    dataset = RowDataset(pack(documents, row_length=30, pad_token_id=END))
-    return RowCollator(pad_token_id=END)([dataset[0], dataset[1]])
+    return packed_rows()
 
 
 def doubled(rows: dict[str, Tensor], *, logit_shift: bool = False) -> TrainingInputs:
-    return doubled_inputs(
-        rows,
-        block_size=5,
-        noising=Noising("block", noisy_copies=2, complementary_masks=True, complete_last_block=True),
-        logit_shift=logit_shift,
-        mask_token_id=MASK,
-        end_of_text_id=END,
-        context_length=128,
-        seed=(0, 0),
-    )
+    noising = Noising("block", noisy_copies=2, complementary_masks=True, complete_last_block=True)
+    return doubling.doubled(rows, noising=noising, logit_shift=logit_shift)
 
 
 def loss_of(model: PreTrainedModel, inputs: TrainingInputs, *, teacher: Any = None, logits_at_once: int) -> SBDLoss:

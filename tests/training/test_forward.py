@@ -10,9 +10,9 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import PreTrainedModel
 
-from families import CONTEXT, FAMILIES, tiny_model
+from families import FAMILIES, tiny_model
 from setblock.data.documents import Document
-from setblock.data.packing import PADDING, RowCollator, RowDataset, pack
+from setblock.data.packing import PADDING, RowDataset, pack
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN, train_mask
 from setblock.model.attention import attention_mask
@@ -21,8 +21,9 @@ from setblock.model.forward import logits_at
 from setblock.training import forward
 from setblock.training import inputs as inputs_module
 from setblock.training.forward import training_logits
-from setblock.training.inputs import Targets, TrainingInputs, doubled_inputs, ntp_inputs
+from setblock.training.inputs import Targets, TrainingInputs, ntp_inputs
 from setblock.training.noising import Noising
+from training.doubling import batch_of, doubled, packed_rows
 
 
 def row_of(length: int, batch: int = 1) -> TrainingInputs:
@@ -89,27 +90,9 @@ def test_the_limit_is_where_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("is_ntp", [False, True])
 def test_documents_one_by_one_are_one_mask_over_the_row(family: str, is_ntp: bool) -> None:
     """Logits and gradients, with documents in several places of a row (two noisy copies) and padding in both halves."""
-    generator = torch.Generator().manual_seed(0)
-    documents = [
-        Document(torch.randint(2, 60, (n,), generator=generator).tolist(), [i >= 3 for i in range(n)])
-        for n in (13, 9, 24, 3)
-    ]
-    rows = RowDataset(pack(documents, row_length=30, pad_token_id=0))
-    batch = RowCollator(pad_token_id=0)([rows[0], rows[1]])
-    inputs = (
-        ntp_inputs(batch)
-        if is_ntp
-        else doubled_inputs(
-            batch,
-            block_size=4,
-            noising=Noising(noisy_copies=2, random_offsets=0.5),
-            logit_shift=False,
-            mask_token_id=1,
-            end_of_text_id=0,
-            context_length=CONTEXT,
-            seed=(0, 0),
-        )
-    )
+    batch = packed_rows((13, 9, 24, 3))
+    noising = Noising(noisy_copies=2, random_offsets=0.5)
+    inputs = ntp_inputs(batch) if is_ntp else doubled(batch, block_size=4, noising=noising)
     index = torch.cat([inputs.ntp.index, inputs.matp.index])
     found = []
     for logits_of in (training_logits, over_whole_rows):
@@ -167,16 +150,7 @@ def test_noisy_blocks_see_no_keys_behind_them(monkeypatch: pytest.MonkeyPatch) -
         lambda q, k, v, **how: attended.append((q.shape[2], k.shape[2])) or attend(q, k, v, **how),
     )
     rows = RowDataset(pack([Document(list(range(2, 42)), [True] * 40)], row_length=40, pad_token_id=0))
-    inputs = doubled_inputs(
-        RowCollator(pad_token_id=0)([rows[0]]),
-        block_size=5,
-        noising=Noising(noisy_copies=2),
-        logit_shift=False,
-        mask_token_id=1,
-        end_of_text_id=0,
-        context_length=CONTEXT,
-        seed=(0, 0),
-    )
+    inputs = doubled(batch_of(rows), noising=Noising(noisy_copies=2))
     model = model_of("llama")
     training_logits(model, inputs, torch.zeros(0, dtype=torch.long))
     heads = (

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from families import CONTEXT, tiny_sbd
+from families import tiny_sbd
 from setblock.data.documents import Document
-from setblock.data.packing import RowCollator, RowDataset, pack
+from setblock.data.packing import RowDataset, pack
 from setblock.masks import CLEAN
 from setblock.model.document_attention import document_attention
 from setblock.model.gate import Gate, gate_of
@@ -19,9 +19,11 @@ from setblock.training.distillation import Distillation
 from setblock.training.forward import training_loss
 from setblock.training.frozen import FrozenModel
 from setblock.training.head import split_head
-from setblock.training.inputs import Targets, TrainingInputs, doubled_inputs
+from setblock.training.inputs import Targets, TrainingInputs
 from setblock.training.loss import SBDLoss
 from setblock.training.noising import Noising
+from training import doubling
+from training.doubling import batch_of
 
 pytest.importorskip("peft")
 
@@ -61,17 +63,8 @@ def doubled(mask: int, *, copies: int, logit_shift: bool, idle_blocks: bool) -> 
         random_offsets=0.5,
         complete_last_block=True,
     )
-    inputs = doubled_inputs(
-        RowCollator(pad_token_id=0)([rows[i] for i in range(len(rows))]),
-        block_size=3,
-        noising=noising,
-        logit_shift=logit_shift,
-        mask_token_id=mask,
-        end_of_text_id=0,
-        context_length=CONTEXT,
-        seed=(0, 0),
-        idle_blocks=idle_blocks,
-    )
+    how = {"noising": noising, "logit_shift": logit_shift, "mask_token_id": mask, "idle_blocks": idle_blocks}
+    inputs = doubling.doubled(batch_of(rows), block_size=3, **how)
     none = inputs.ntp.index[:0]
     return TrainingInputs(**(vars(inputs) | {"ntp": Targets(none, none)}))
 

@@ -8,50 +8,23 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from families import tiny_model
-from setblock.data.documents import Document
-from setblock.data.packing import IGNORE, PADDING, RowCollator, RowDataset, pack
+from setblock.data.packing import IGNORE, PADDING
 from setblock.masks import CLEAN
 from setblock.model.attention import layer_windows
-from setblock.training.forward import training_logits
-from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
-from setblock.training.loss import SBDLoss, sbd_loss
+from setblock.training.cross_entropy import losses_at_once
+from setblock.training.inputs import TrainingInputs, ntp_inputs
+from setblock.training.loss import Objective
 from setblock.training.noising import Noising
-
-MASK, END, VOCABULARY = 1, 0, 60
+from training.doubling import END, MASK, VOCABULARY, doubled, loss_of, packed_rows
 
 
 @pytest.fixture
 def rows() -> dict[str, Tensor]:
-    """Two packed rows of documents with prompts of 3 tokens."""
-    generator = torch.Generator().manual_seed(0)
-    documents = [
-        Document(torch.randint(2, VOCABULARY, (n,), generator=generator).tolist(), [i >= 3 for i in range(n)])
-        for n in (13, 9, 14, 17)
-    ]
-    dataset = RowDataset(pack(documents, row_length=30, pad_token_id=END))
-    return RowCollator(pad_token_id=END)([dataset[0], dataset[1]])
+    return packed_rows()
 
 
 def tiny(family: str) -> PreTrainedModel:
     return tiny_model(family, vocab_size=VOCABULARY, dtype=torch.float64)
-
-
-def doubled(rows: dict[str, Tensor], *, logit_shift: bool, noising: Noising) -> TrainingInputs:
-    return doubled_inputs(
-        rows,
-        block_size=5,
-        noising=noising,
-        logit_shift=logit_shift,
-        mask_token_id=MASK,
-        end_of_text_id=END,
-        context_length=128,
-        seed=(0, 0),
-    )
-
-
-def in_one_pass(model: PreTrainedModel, inputs: TrainingInputs) -> SBDLoss:
-    logits = training_logits(model, inputs, torch.cat([inputs.ntp.index, inputs.matp.index]))
-    return sbd_loss(logits, ntp_targets=inputs.ntp.token_ids, matp_targets=inputs.matp.token_ids)
 
 
 def plain_logits(model: PreTrainedModel, tokens: list[int], block_start: int) -> Tensor:
@@ -119,7 +92,7 @@ NOISINGS = {
 def test_one_doubled_pass_is_eq_14(family: str, logit_shift: bool, noising: str, rows: dict[str, Tensor]) -> None:
     model = tiny(family)
     inputs = doubled(rows, logit_shift=logit_shift, noising=NOISINGS[noising])
-    ours = in_one_pass(model, inputs)
+    ours = loss_of(model, inputs)
     ntp, matp = block_by_block(model, rows, inputs, logit_shift=logit_shift)
     assert ours.ntp_count == len(inputs.ntp.index) > 0
     assert ours.matp_count == len(inputs.matp.index) > 0
@@ -136,7 +109,7 @@ def test_ntp_term_is_the_models_own_loss(
 ) -> None:
     """A causal LM's own loss is a mean over the targets of each document given to it alone."""
     model = tiny(family)
-    ours, total, count = in_one_pass(model, make(rows)), 0.0, 0
+    ours, total, count = loss_of(model, make(rows)), 0.0, 0
     for b in range(2):
         for document in set(rows["document_ids"][b].tolist()) - {PADDING}:
             here = rows["document_ids"][b] == document
@@ -152,7 +125,7 @@ def test_logits_are_computed_where_a_loss_is_only(rows: dict[str, Tensor]) -> No
     model, seen = tiny("llama"), []
     inputs = doubled(rows, logit_shift=False, noising=Noising())
     model.lm_head.register_forward_hook(lambda module, args, output: seen.append((args[0].shape, output.shape)))
-    in_one_pass(model, inputs)
+    loss_of(model, inputs)
     targets = len(inputs.ntp.index) + len(inputs.matp.index)
     assert targets < inputs.input_ids.numel()
     # The hook that gathers comes after ours was registered, so what the head itself got is in its output.
@@ -163,5 +136,5 @@ def test_logits_are_computed_where_a_loss_is_only(rows: dict[str, Tensor]) -> No
 def test_no_masked_token_and_no_target() -> None:
     logits = torch.zeros(0, 7)
     none = torch.zeros(0, dtype=torch.long)
-    loss = sbd_loss(logits, ntp_targets=none, matp_targets=none)
+    loss = Objective(none, none).loss(losses_at_once(logits))
     assert (float(loss.ntp_sum), float(loss.matp_sum), loss.ntp_count, loss.matp_count) == (0, 0, 0, 0)

@@ -4,7 +4,7 @@ import os
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,9 +16,6 @@ from setblock.decoding.settings import DecodingSettings
 from setblock.engine.limits import EngineLimits
 from setblock.errors import ParameterError, SetBlockError
 from setblock.server.limits import ServerLimits
-
-if TYPE_CHECKING:
-    pass
 
 SERVER = "Server"
 KEYS_VARIABLE = "SETBLOCK_API_KEYS"

@@ -21,13 +21,9 @@ class Trained(Protocol):
         """Return the SBD facts, or None where the model was not trained for blocks."""
 
 
-def default_settings(model: Trained, *, domain: str | None = None) -> DecodingSettings:
-    """Return the settings of a request that gives none: method `exact`, at the model's calibrated point if it has one.
-
-    Args:
-        domain: as in `calibration_for`.
-    """
-    return with_calibration(model, DecodingSettings(), domain=domain)
+def default_settings(model: Trained) -> DecodingSettings:
+    """Return the settings of a request that gives none: method `exact`, at the model's calibrated point if it has one."""
+    return with_calibration(model, DecodingSettings())
 
 
 def with_calibration(model: Trained, settings: DecodingSettings, *, domain: str | None = None) -> DecodingSettings:

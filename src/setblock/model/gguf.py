@@ -13,7 +13,7 @@ import transformers
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, one_line
 from setblock.model.facts import SBDFacts, facts_from_json
 
 FACTS_KEY = "setblock.facts"
@@ -87,9 +87,8 @@ def metadata_of(source: str | Path) -> Metadata:
     try:
         fields = gguf.GGUFReader(source).fields
     except Exception as error:  # over a damaged file the reader raises anything
-        reason = " ".join(str(error).split())
         raise SetBlockError(
-            f"model {source} is a damaged or truncated GGUF file: {reason}; download it again"
+            f"model {source} is a damaged or truncated GGUF file: {one_line(error)}; download it again"
         ) from error
     return lambda key: str(fields[key].contents()) if key in fields else None
 
@@ -127,8 +126,7 @@ def tokenizer_in(metadata: Metadata, source: str | Path) -> PreTrainedTokenizerB
         special = {f"{role}_token": backend.id_to_token(int(each)) for role, each in ids.items() if each is not None}
         made = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
     except Exception as error:  # of Transformers and tokenizers, over what they can't read
-        reason = " ".join(str(error).split())
-        raise SetBlockError(f"model {source}: its tokenizer can't be read: {reason}") from error
+        raise SetBlockError(f"model {source}: its tokenizer can't be read: {one_line(error)}") from error
     made.chat_template = metadata(gguf.Keys.Tokenizer.CHAT_TEMPLATE)
     return made
 

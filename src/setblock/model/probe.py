@@ -17,7 +17,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, one_line
 from setblock.model.agreement import BATCH, CAPACITY, DisagreementError, check_decoding, check_training, expected_logits
 from setblock.model.attention import AttentionPlan, planned, set_plan
 from setblock.model.cache import SlotCache
@@ -90,7 +90,7 @@ def check_stored(model: PreTrainedModel, store: Callable[[PreTrainedModel], None
     try:
         found = run_text(small)
     except Exception as error:
-        text = " ".join(str(error).split())[:200] or type(error).__name__
+        text = one_line(error)[:200] or type(error).__name__
         raise SetBlockError(f"{model.config.model_type} can't be {how}: it then no longer runs ({text})") from error
     if not float((found - wanted).norm()) <= _STORED_TOLERANCE * float(wanted.norm()):
         raise SetBlockError(f"{model.config.model_type} can't be {how}: it then gives other logits")
@@ -229,7 +229,7 @@ def _run(check: Callable[[], _T], *, failure: str = "it takes no 4D mask, positi
     except DisagreementError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())[:200]
+        text = one_line(error)[:200]
         raise DisagreementError(f"{failure} ({text or type(error).__name__})") from error
 
 

@@ -123,7 +123,7 @@ def regenerate(
 
 
 def _answers(model: SBDModel, batch: Sequence[Question], *, first: int, settings: DecodingSettings) -> Iterator[str]:
-    each = [replace(settings, seed=settings.seed + first + number) for number in range(len(batch))]
+    each = [settings.of_sample(first + number) for number in range(len(batch))]
     # `raw` is about texts: a prompt is gone on with as it stands, messages are written by the chat template all the same.
     answers = generate_batch(model, [question.prompt for question in batch], settings=each, raw=True)
     for number, (question, answer) in enumerate(zip(batch, answers, strict=True)):

@@ -6,7 +6,6 @@ so what it writes there is like what it was asked: a wide mixture of prompts wit
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -84,10 +83,7 @@ def write_prompts(
         with path.open("a", encoding="utf-8") as file:
             for begin in range(first, count, 4 * _AT_ONCE):
                 numbers = range(begin, min(count, begin + 4 * _AT_ONCE))
-                requests = [
-                    Request(str(n), openings[n % len(openings)], replace(settings, seed=settings.seed + n))
-                    for n in numbers
-                ]
+                requests = [Request(str(n), openings[n % len(openings)], settings.of_sample(n)) for n in numbers]
                 answers = dict(answered(Engine(model, limits), requests))
                 for number in numbers:
                     answer = answers[str(number)]

@@ -88,7 +88,7 @@ class Admission:
             ApiError: there is none.
         """
         if self.is_closed:
-            raise unavailable("the server is shutting down")
+            raise unavailable()
         if self.active >= self._most:
             raise too_many(f"{self.active} requests are being answered, and no more than that may be at once")
         self.active += 1

@@ -79,8 +79,9 @@ def too_many(message: str) -> ApiError:
     )
 
 
-def unavailable(message: str) -> ApiError:
+def unavailable() -> ApiError:
     """Return the error of a server that shuts down, or has failed."""
+    message = "the server is shutting down"
     return ApiError(503, message, kind="server_error", code="unavailable", headers={"Retry-After": str(RETRY_SECONDS)})
 
 

@@ -119,7 +119,7 @@ async def health(serving: Served) -> Health:
 async def ready(serving: Served) -> Health:
     """Return whether the server takes requests; it does not while it shuts down."""
     if serving.admission.is_closed or not serving.worker.is_well:
-        raise unavailable("the server is shutting down")
+        raise unavailable()
     return Health(status="ok")
 
 

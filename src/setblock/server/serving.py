@@ -96,7 +96,7 @@ class Serving:
         """Return the reason for those whose answers will not come."""
         if self.worker.failure is not None:
             return failed("the engine has failed", code="engine_failed")
-        return unavailable("the server is shutting down")
+        return unavailable()
 
 
 class Reply:

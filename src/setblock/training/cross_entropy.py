@@ -36,7 +36,8 @@ def liger_cross_entropy(hidden: Tensor, targets: Tensor, *, weight: Tensor, bias
     """Return the sum of the targets' cross entropies under a head that is one linear layer, by Liger's kernel (arXiv
     2410.10989).
 
-    Does what `chunked_cross_entropy` does, on a GPU and in fewer kernels. Arguments as there; `weight` is [V, D], `bias` [V].
+    Does what `chunked_loss` does for cross entropies, on a GPU and in fewer kernels. `hidden` is [M, D], `targets` [M],
+    `weight` [V, D], `bias` [V].
     """
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from setblock.training.cross_entropy import Weighted, cross_entropies, liger_cross_entropy, losses_at_once
+from setblock.training.cross_entropy import Weighted, cross_entropies, liger_cross_entropy
 from setblock.training.distillation import LogitsOf, divergences
 
 
@@ -96,10 +96,3 @@ class Objective:
             distillation_sum=divergence,
             distillation_count=0 if self.taught is None or teacher is None else len(self.taught),
         )
-
-
-def sbd_loss(
-    logits: Tensor, *, ntp_targets: Tensor, matp_targets: Tensor, ntp_weight: float = 1.0, matp_weight: float = 1.0
-) -> SBDLoss:
-    """Return eq. 14 from logits [M, V], the NTP targets' outputs first, then the MATP targets'; in float32 at least."""
-    return Objective(ntp_targets, matp_targets, ntp_weight, matp_weight).loss(losses_at_once(logits))

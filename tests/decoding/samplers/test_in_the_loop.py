@@ -3,11 +3,10 @@
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from answers import answers
 from families import MODES, tiny_sbd
-from setblock.decoding.generate import Generation, open_batch
 from setblock.decoding.samplers import SAMPLERS
 from setblock.decoding.settings import DecodingSettings
-from setblock.model.sbd_model import SBDModel
 
 # Random weights are unsure of everything: where the defaults would reveal one token a pass, looser ones that don't
 LOOSER = {
@@ -22,13 +21,6 @@ LOOSER = {
     "klass": {"threshold": 0.05, "max_kl": 1.0, "passes": 1},
     "credit-decoding": {"threshold": 0.1, "strength": 2.0},
 }
-
-
-def decoded(sbd: SBDModel, prompts: list[list[int]], settings: list[DecodingSettings]) -> list[Generation]:
-    batch = open_batch(sbd, prompts, settings)
-    for _ in batch.steps():
-        pass
-    return [batch.generation(row) for row in range(len(prompts))]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -47,8 +39,8 @@ def test_a_row_gets_in_a_batch_what_it_gets_alone(
         for row, (name, size) in enumerate((name, size) for name in SAMPLERS for size in (8, 5))
     ]
     rows = [prompts[row % len(prompts)] for row in range(len(settings))]
-    for row, together in enumerate(decoded(sbd, rows, settings)):
-        (alone,) = decoded(sbd, [rows[row]], [settings[row]])
+    for row, together in enumerate(answers(sbd, rows, settings)):
+        (alone,) = answers(sbd, [rows[row]], [settings[row]])
         assert together.token_ids == alone.token_ids, settings[row].sampler
         assert together.passes == alone.passes
         assert together.revealed_by == alone.revealed_by

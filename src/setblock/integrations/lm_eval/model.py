@@ -275,7 +275,7 @@ class SetBlockLM(TemplateLM):
         prompt leaves; a prompt that leaves none loses its beginning, as the harness does it."""
         context, generation = request.args
         settings = request_settings(self.settings, generation, default_max_gen_toks=self.max_gen_toks)
-        settings = replace(settings, seed=settings.seed + repeat)
+        settings = settings.of_sample(repeat)
         prompt = self.tok_encode(context)
         assert settings.max_new_tokens is not None
         room = self.max_length - len(prompt)

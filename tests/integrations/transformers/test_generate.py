@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,16 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    LogitsProcessor,
-    LogitsProcessorList,
-    MaxTimeCriteria,
-    MinNewTokensLengthLogitsProcessor,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    RepetitionPenaltyLogitsProcessor,
-    StoppingCriteriaList,
-    TemperatureLogitsWarper,
     TextStreamer,
     set_seed,
 )
 from transformers.generation.streamers import BaseStreamer
 
+from answers import answers
 from families import tiny_model, tiny_sbd
-from setblock.decoding.generate import generate_batch, open_batch
+from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import ConfidenceThreshold, EntropyBounded
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
@@ -34,55 +27,14 @@ from setblock.integrations.transformers import generate, sbd_generate
 from setblock.model.loading import load
 from setblock.model.sbd_model import SBDModel
 
-PAD = 2
-NEW = 14
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_modules_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Transformers copies a checkpoint's code before it runs it; here not into the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        cache = str(tmp_path_factory.mktemp("modules"))
-        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", cache)
-        patch.setattr(sys, "path", [*sys.path])
-        yield
-
-
-@pytest.fixture(scope="module")
-def folder(trained_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("checkpoint")
-    tiny_sbd("llama", trained_tokenizer).save(path)
-    return path
-
-
-@pytest.fixture
-def model(folder: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder)
-
-
-@pytest.fixture
-def in_blocks(model: PreTrainedModel, folder: Path) -> Any:
-    """`model.generate` by the code of the checkpoint."""
-    own = {"custom_generate": str(folder), "trust_remote_code": True}
-    return partial(model.generate, max_new_tokens=NEW, pad_token_id=PAD, **own)
-
-
-def padded(prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
-    """A left-padded batch, as a tokenizer gives it."""
-    length = max(map(len, prompts))
-    ids = [[*[PAD] * (length - len(prompt)), *prompt] for prompt in prompts]
-    mask = [[*[0] * (length - len(prompt)), *[1] * len(prompt)] for prompt in prompts]
-    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+from .conftest import NEW, PAD, padded
 
 
 def tokens_of(sbd: SBDModel, prompts: list[list[int]], settings: DecodingSettings) -> list[list[int]]:
-    batch = open_batch(sbd, prompts, [settings] * len(prompts))
-    for _ in batch.steps():
-        pass
-    return [batch.state.answer(row).tolist() for row in range(len(prompts))]
+    return [each.token_ids for each in answers(sbd, prompts, [settings] * len(prompts))]
 
 
-def answers(output: torch.Tensor, inputs: dict[str, torch.Tensor]) -> list[list[int]]:
+def new_tokens(output: torch.Tensor, inputs: dict[str, torch.Tensor]) -> list[list[int]]:
     """The new tokens of each row, up to its end-of-text, 0."""
     start = inputs["input_ids"].shape[1]
     rows = output[:, start:].tolist()
@@ -149,7 +101,7 @@ def test_blocks_are_those_of_generate_batch(in_blocks: Any, folder: Path, prompt
         )
         output = in_blocks(**inputs, method="sbd", block_size=8, **asked)
         assert torch.equal(output[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
-        assert answers(output, inputs) == tokens_of(sbd, prompts, settings)
+        assert new_tokens(output, inputs) == tokens_of(sbd, prompts, settings)
 
 
 def test_text_is_that_of_generate_batch(in_blocks: Any, folder: Path) -> None:
@@ -171,7 +123,7 @@ def test_sampling(in_blocks: Any, folder: Path, prompts: list[list[int]]) -> Non
     assert first.shape[0] == 3
     for row in range(3):
         alone = DecodingSettings(**{**vars(settings), "seed": 5 + row})
-        assert answers(first, one)[row] == tokens_of(sbd, prompts[:1], alone)[0]
+        assert new_tokens(first, one)[row] == tokens_of(sbd, prompts[:1], alone)[0]
 
     twice = padded([prompts[0], prompts[0]])
     assert not torch.equal(*sampled(**twice, seed=5).unbind(0))
@@ -328,88 +280,6 @@ def test_return_dict(in_blocks: Any, prompts: list[list[int]]) -> None:
     inputs = padded(prompts)
     output = in_blocks(**inputs, return_dict_in_generate=True)
     assert torch.equal(output.sequences, in_blocks(**inputs))
-
-
-class Doubler(LogitsProcessor):
-    """Somebody's own."""
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores * 2
-
-
-@pytest.mark.parametrize(
-    "own",
-    [
-        Doubler(),
-        TemperatureLogitsWarper(0.5),
-        MinNewTokensLengthLogitsProcessor(1, 9, eos_token_id=0),
-        RepetitionPenaltyLogitsProcessor(1.2, prompt_ignore_length=4),
-    ],
-    ids=lambda processor: type(processor).__name__,
-)
-@pytest.mark.filterwarnings("ignore:A custom logits processor")
-def test_ones_own_processor_is_refused(
-    own: Any, in_blocks: Any, model: PreTrainedModel, prompts: list[list[int]]
-) -> None:
-    """Also one of a type that Transformers makes from the config, with another value."""
-    asked = {"logits_processor": LogitsProcessorList([own]), "repetition_penalty": 1.2}
-    told = f"logits_processor {type(own).__name__} can't be applied: it reads the text to the left"
-    with pytest.raises(ValueError, match=told):
-        in_blocks(torch.tensor(prompts[:1]), **asked)
-    with pytest.raises(ValueError, match=told):
-        model.generate(torch.tensor(prompts[:1]), **asked, max_new_tokens=3, custom_generate=sbd_generate)
-
-
-def test_ones_own_processor_twice_is_refused(in_blocks: Any, prompts: list[list[int]]) -> None:
-    twice = LogitsProcessorList([TemperatureLogitsWarper(1.0), TemperatureLogitsWarper(1.0)])
-    with pytest.raises(ValueError, match="logits_processor TemperatureLogitsWarper can't be applied"):
-        in_blocks(torch.tensor(prompts[:1]), logits_processor=twice)
-
-
-def test_ones_own_criterion_is_refused(in_blocks: Any, prompts: list[list[int]]) -> None:
-    criteria = StoppingCriteriaList([MaxTimeCriteria(1.0)])
-    with pytest.raises(ValueError, match="stopping_criteria MaxTimeCriteria can't be applied: it is made to be asked"):
-        in_blocks(torch.tensor(prompts[:1]), stopping_criteria=criteria)
-
-
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        ({"num_beams": 2}, "num_beams=2 is not supported in set block decoding"),
-        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size=3 is not supported"),
-        ({"guidance_scale": 1.5}, "guidance_scale=1.5 is not supported"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha=0.6 is not supported"),
-        ({"do_sample": True, "typical_p": 0.9}, "typical_p=0.9 is not supported"),
-        ({"max_time": 2.0}, "max_time=2.0 is not supported"),
-        ({"forced_eos_token_id": 0}, "forced_eos_token_id=0 is not supported"),
-        ({"begin_suppress_tokens": [4]}, "begin_suppress_tokens=.4. is not supported"),
-        ({"remove_invalid_values": True}, "remove_invalid_values=True is not supported"),
-        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3 is not supported"),
-        ({"cache_implementation": "paged"}, "'paged' is continuous batching"),
-        ({"return_dict_in_generate": True, "output_scores": True}, "output_scores=True.*outputs of several passes"),
-        ({"output_hidden_states": True}, "output_hidden_states"),
-        ({"sequence_bias": {(4, 5): 1.0}}, r"sequence_bias must be of single tokens.* not of \[4, 5\]"),
-        ({"bad_words_ids": [[4, 5]]}, r"bad_words_ids must be of single tokens.* not of \[4, 5\]"),
-        ({"prefix_allowed_tokens_fn": lambda row, ids: [1]}, "prefix_allowed_tokens_fn is not supported"),
-        ({"assistant_model": object()}, "assistant_model is not supported"),
-        ({"inputs_embeds": torch.zeros(1, 9, 32)}, "inputs_embeds is not supported"),
-        ({"position_ids": torch.arange(9)[None] + 3}, "position_ids must be those that follow"),
-        ({"sampler": "best"}, "sampler must be one of adaptive-confidence, .* not 'best'"),
-        ({"sampler": EntropyBounded(), "gamma": 1.0}, "gamma must be set in the sampler"),
-        ({"sampler": "fixed-count", "gamma": 1.0}, "sampler fixed-count has no 'gamma'"),
-        ({"gamma": -1.0}, "gamma must be at least 0"),
-        ({"method": "fast"}, "method must be one of"),
-        ({"max_new_tokens": 500}, "max_new_tokens must be at most 119 after a prompt of 9 tokens"),
-        ({"gama": 0.1}, "gama"),
-    ],
-    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
-)
-@pytest.mark.filterwarnings("ignore:The following generation flags")
-def test_what_would_change_the_output_is_refused_by_name(
-    asked: dict[str, Any], told: str, in_blocks: Any, prompts: list[list[int]]
-) -> None:
-    with pytest.raises(ValueError, match=told):
-        in_blocks(torch.tensor(prompts[:1]), **asked)
 
 
 def test_fields_that_change_nothing_are_taken(in_blocks: Any, prompts: list[list[int]]) -> None:
