@@ -2,7 +2,7 @@
 
     python examples/own_data.py [MODEL]
 
-`MODEL` is a folder or hub id of any supported causal LM. Ten steps teach nothing; this shows what goes where.
+`MODEL` is a folder or hub id of any supported causal LM. Ten steps teach nothing. The program shows which part goes where.
 """
 
 import sys
@@ -12,7 +12,6 @@ import torch
 
 import setblock
 from setblock.data import RowDataset, encode_pairs, unpacked
-from setblock.model.bundled import BUNDLED_MODEL
 from setblock.training import SBDConfig, SBDTrainer
 
 # The loss is on the second text of each pair, and on the end-of-text that closes it.
@@ -25,10 +24,10 @@ PAIRS = [
 
 def main() -> None:
     """Load, train, save."""
-    # 1. A model. One that was never trained for blocks says so; that is what we are here for.
+    # 1. A model. `load` warns of one that was never trained for blocks, which is not a mistake here.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        sbd = setblock.load(sys.argv[1] if len(sys.argv) > 1 else BUNDLED_MODEL, dtype=torch.float32)
+        sbd = setblock.load(sys.argv[1] if len(sys.argv) > 1 else "bundled", dtype=torch.float32)
     args = SBDConfig(
         output_dir="runs/own-data",
         logit_shift=True,

@@ -1,12 +1,12 @@
 """Define your own sampler: reveal every position that is confident enough, and at least the most confident one.
 
     python examples/own_sampler.py
-    python examples/own_sampler.py generate --sampler certain --sampler-option odds=5 "Maya has 3 apples. Maya finds 4 more."
+    python examples/own_sampler.py generate --method sbd --sampler certain --sampler-option odds=5 "PROMPT"
 
-A sampler is any object with this `select`. It sees the distributions of a block and which positions are still masked, and says
-which to reveal; the decoding loop does the rest. Every row of a batch that has a candidate must reveal at least one.
+A sampler is any object with this `select`. It sees the distributions of a block and which positions are still masked, and
+returns which ones to reveal. The decoding loop does the rest. Every row that has a candidate must reveal at least one.
 
-Given a name in `SAMPLERS`, it is known to the command line too, which is what this program is when it has arguments.
+With a name in `SAMPLERS`, the command line knows it, too. With arguments, this program is the command line.
 """
 
 import sys

@@ -27,18 +27,18 @@ def page() -> str:
     parts = [
         "# Decoding settings",
         "The fields of `DecodingSettings`. The command line, the server, the harness, Transformers' `generate` and vLLM take "
-        "them by these names. The last column lists the callers that lack a setting or use their own name for it.",
+        "them by these names. The last column lists the callers that do not take a setting, or take it by another name.",
     ]
     rows = table_of(DecodingSettings).values()
     for group, title in GROUPS.items():
         lines = ["| setting | valid | default | meaning | except |", "|---|---|---|---|---|"]
         for row in rows:
             if row.group == group:
-                lacking = ", ".join(caller for caller in CALLERS if caller not in row.names)
+                others: list[str] = [caller for caller in CALLERS if caller not in row.names]
+                others += [f"{caller}: `{name}`" for caller, name in row.names.items() if name != row.name]
                 default = "" if row.default is None else f"`{row.default}`"
-                lines.append(
-                    f"| `{row.name}` | {valid(row)} | {default} | {row.help.replace('|', chr(92) + '|')} | {lacking} |"
-                )
+                told = row.help.replace("|", chr(92) + "|")
+                lines.append(f"| `{row.name}` | {valid(row)} | {default} | {told} | {', '.join(others)} |")
         parts += [f"## {title}", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
 

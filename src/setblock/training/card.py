@@ -53,20 +53,20 @@ def _body(folder: Path, recipe: Mapping[str, Any], name: str) -> Iterator[str]:
     else:
         sizes = ", ".join(map(str, facts["block_sizes"]))
         yield (
-            f"Trained for set block decoding (arXiv 2509.04185) from {start}, with blocks of {sizes} tokens: several tokens a "
-            "forward pass with setblock, one a pass with anything else that runs a causal LM."
+            f"Trained for set block decoding (arXiv 2509.04185) from {start}, with blocks of {sizes} tokens. setblock "
+            "decodes several tokens per forward pass, and any other library for causal LMs decodes one."
         )
         yield f"```bash\npip install setblock\nsetblock generate --model {name} 'Once upon a time'\n```"
         yield (
             "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
             f'tokenizer = AutoTokenizer.from_pretrained("{name}")\nmodel = AutoModelForCausalLM.from_pretrained("{name}")\n'
-            'inputs = tokenizer("Once upon a time", return_tensors="pt")\nmodel.generate(**inputs)  # one token a pass\n'
+            'inputs = tokenizer("Once upon a time", return_tensors="pt")\nmodel.generate(**inputs)  # one token per pass\n'
             f'model.generate(**inputs, custom_generate="{name}", trust_remote_code=True)  # in blocks, by setblock\n```'
         )
     figures = _figures(folder)
     if figures:
         lines = [f"| {key} | {value:.4g} |" for key, value in figures.items()]
-        head = ["## Figures", "", "The last that the run logged; losses in nats per token.", ""]
+        head = ["## Figures", "", "The last values that the run logged. Losses are in nats per token.", ""]
         yield "\n".join([*head, "| figure | value |", "|---|---|", *lines])
     shown = {key: value for key, value in recipe.items() if value is not None}
     yield f"## Recipe\n\n```yaml\n{yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).strip()}\n```"
