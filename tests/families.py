@@ -3,7 +3,14 @@
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from setblock.model.facts import SBDFacts
 from setblock.model.sbd_model import SBDModel
@@ -67,6 +74,21 @@ def tiny_model(
     attention = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).eval()
+
+
+def small_llama(vocab_size: int) -> LlamaForCausalLM:
+    """A random Llama of a shape that llama.cpp takes."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+    )
+    return LlamaForCausalLM(config).eval()
 
 
 def with_mask_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, mask_token_id: int = 1) -> SBDModel:

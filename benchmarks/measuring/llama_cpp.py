@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 MISSING = [name for name in ("xllamacpp",) if importlib.util.find_spec(name) is None]
+_DRAFT_TOKENS = 8  # that a draft model drafts at a time
 
 
 class LlamaCpp:
@@ -29,7 +30,6 @@ class LlamaCpp:
         threads: of its matrix products.
         context: positions to allocate.
         draft: a GGUF file of a draft model for speculative decoding.
-        draft_tokens: how many it drafts at a time.
         ngram: whether drafts come from n-grams of the text, in llama.cpp's simple way with its own defaults.
     """
 
@@ -40,18 +40,11 @@ class LlamaCpp:
         threads: int,
         context: int,
         draft: Path | None = None,
-        draft_tokens: int = 8,
         ngram: bool = False,
     ) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        options = {
-            "threads": threads,
-            "context": context,
-            "draft": draft,
-            "draft_tokens": draft_tokens,
-            "ngram": ngram,
-        }
+        options = {"threads": threads, "context": context, "draft": draft, "ngram": ngram}
         process = spawn.Process(target=_serve, args=(theirs, path, options), daemon=True)
         process.start()
         theirs.close()  # so that its end is seen here
@@ -96,7 +89,7 @@ def _serve(pipe: Connection, path: Path, options: dict[str, Any]) -> None:
         pipe.send([int(token) for token in re.findall(r"<(\d+)>", answer["choices"][0]["text"])])
 
 
-def _server(path: Path, *, threads: int, context: int, draft: Path | None, draft_tokens: int, ngram: bool) -> Any:
+def _server(path: Path, *, threads: int, context: int, draft: Path | None, ngram: bool) -> Any:
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -110,7 +103,7 @@ def _server(path: Path, *, threads: int, context: int, draft: Path | None, draft
     params.cache_ram_mib = 0
     if draft is not None:
         params.speculative.draft.mparams.path = str(draft)
-        params.speculative.draft.n_max = draft_tokens
+        params.speculative.draft.n_max = _DRAFT_TOKENS
         params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
     if ngram:
         params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]

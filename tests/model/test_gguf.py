@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 import setblock
+from families import small_llama
 from setblock import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.export.gguf_file import write_gguf
@@ -19,18 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::setblock.model.loading.NotTrain
 
 @pytest.fixture(scope="module")
 def llama(trained_tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(trained_tokenizer),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-        )
-    ).eval()
+    return small_llama(len(trained_tokenizer))
 
 
 @pytest.fixture(scope="module", params=["ours", "others'"])

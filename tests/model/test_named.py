@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 import setblock
+from families import small_llama
 from setblock.errors import SetBlockError
 from setblock.export.gguf_file import write_gguf
 from setblock.model import named
@@ -26,18 +27,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::setblock.model.loading.NotTrain
 
 @pytest.fixture(scope="module")
 def file(trained_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(trained_tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-    )
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    write_gguf(SBDModel(LlamaForCausalLM(config), trained_tokenizer), path, weights="f32")
+    write_gguf(SBDModel(small_llama(len(trained_tokenizer)), trained_tokenizer), path, weights="f32")
     return path
 
 

@@ -6,6 +6,8 @@ from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from setblock.decoding.sampler import Sampler
     from setblock.model.facts import SBDFacts
     from setblock.model.protocol import LanguageModel
@@ -32,8 +34,12 @@ def block_size_for(model: "LanguageModel", settings: DecodingSettings) -> int:
             "method 'sbd' needs a model that was trained for blocks, and this one has no mask token: use method 'exact' or "
             "'ntp', or fine-tune it with `setblock train`"
         )
-    trained = () if model.facts is None else model.facts.block_sizes
-    return settings.block_size or min(DEFAULT_BLOCK_SIZE, max(trained, default=DEFAULT_BLOCK_SIZE))
+    return settings.block_size or usual_block_size(() if model.facts is None else model.facts.block_sizes)
+
+
+def usual_block_size(trained: "Sequence[int]") -> int:
+    """Return the largest of the block sizes that a model was trained with, at most 16."""
+    return min(DEFAULT_BLOCK_SIZE, max(trained, default=DEFAULT_BLOCK_SIZE))
 
 
 def draft_passes_for(settings: DecodingSettings) -> int:

@@ -162,7 +162,7 @@ _OF_ROWS = ("commits", "prefill", "number", "commit")
 _OF_POSITIONS = ("revealing", "entropies", "logprob", "top_logprobs", "top_ids")
 
 
-def open_record(state: BatchState, *, num_alternatives: int | None = None) -> Record:
+def open_record(state: BatchState, *, num_alternatives: int | None) -> Record:
     """Return the record of a batch before its first step.
 
     Args:

@@ -187,7 +187,7 @@ class BatchState:
         """Return [B] bool, rows whose next pass is over their prompt, or over what was evicted."""
         return ~self.finished & (self.committed < self.prefill_end)
 
-    def next_end(self, *, fuses_commit: bool = True, commits_answers: bool = False) -> Tensor:
+    def next_end(self, *, fuses_commit: bool, commits_answers: bool = False) -> Tensor:
         """Return [B] the position up to which a full next pass feeds each row; `committed` where there is nothing to
         feed.
 

@@ -47,7 +47,7 @@ def answer_prompts(
     *,
     concurrency: int,
     raw: bool,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[int, int], None],
 ) -> FileFigures:
     """Write the answers that are not there yet, `settings.n` for each line.
 

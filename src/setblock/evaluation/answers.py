@@ -26,7 +26,7 @@ def answers_to(
     settings: DecodingSettings,
     *,
     batch_size: int,
-    raw: bool = False,
+    raw: bool,
     continuous: bool = False,
     on_progress: Progress = lambda done: None,
 ) -> list[Generation]:

@@ -86,14 +86,14 @@ def load_recipe(path: str | Path, *, overrides: Mapping[str, Any] | None = None)
         SetBlockError: the file can't be read, or a key or value in it is not valid.
     """
     path = Path(path)
-    return checked_recipe(path, read_yaml(path, what="recipe"), overrides=overrides)
+    return checked_recipe(path, read_yaml(path, what="recipe"), overrides=overrides or {})
 
 
-def checked_recipe(path: Path, content: Any, *, overrides: Mapping[str, Any] | None = None) -> tuple[Recipe, SBDConfig]:
+def checked_recipe(path: Path, content: Any, *, overrides: Mapping[str, Any]) -> tuple[Recipe, SBDConfig]:
     """Check what a file holds, as `load_recipe` does; `path` names it to a user."""
     if not isinstance(content, dict):
         raise SetBlockError(f"recipe {path} must be a mapping with the keys {', '.join(Recipe.model_fields)}")
-    for key, value in (overrides or {}).items():
+    for key, value in overrides.items():
         _override(content, key, value)
     try:
         recipe = Recipe.model_validate(content)

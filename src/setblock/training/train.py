@@ -145,7 +145,7 @@ def prepared_model(
 
 
 def starting_model(
-    section: ModelSection, data: DataSection, *, device: torch.device | str = "cpu", has_adapter: bool = False
+    section: ModelSection, data: DataSection, *, device: torch.device | str, has_adapter: bool
 ) -> SBDModel:
     """Return the model a recipe starts from: loaded, or made from its config with random weights and a tokenizer
     trained for it.

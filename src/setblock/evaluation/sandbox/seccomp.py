@@ -49,7 +49,7 @@ class UnknownMachineError(OSError):
     """Report that the machine's system calls are not in the table above."""
 
 
-def restrict_calls(*, no_open_with: int = 0) -> None:
+def restrict_calls(*, no_open_with: int) -> None:
     """Forbid, from here on, to make a process or thread, a connection or a signal to another process, or to run another
     program.
 

@@ -53,7 +53,7 @@ def evaluate_tasks(
     options: HarnessOptions,
     batch_size: int,
     name: str,
-    output_path: Path | None = None,
+    output_path: Path | None,
 ) -> tuple[dict[str, Any], Path | None]:
     """Evaluate a model on tasks by the method of `settings`; where answers are generated, by NTP as well.
 

@@ -18,7 +18,7 @@ SUITE = Path(__file__).parent / "suite"
 """The folder of our own tasks and groups; `--include_path` of the harness's own command takes it."""
 
 
-def task_index(include_path: Path | None = None) -> TaskManager:
+def task_index(include_path: Path | None) -> TaskManager:
     """Return all tasks by name: the harness's, ours, and those of a folder of task files.
 
     Raises:

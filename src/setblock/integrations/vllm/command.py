@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from setblock.decoding.defaults import DEFAULT_BLOCK_SIZE
+from setblock.decoding.defaults import usual_block_size
 from setblock.errors import ParameterError, SetBlockError, check_at_least, check_one_of
 from setblock.integrations.vllm.architectures import PREFIX, STOCK
 from setblock.integrations.vllm.config import facts_of
@@ -79,5 +79,5 @@ def overrides_for(model: str | Path, *, block_size: int | None = None) -> dict[s
     check_at_least(1, block_size=block_size)
     return {
         "architectures": [PREFIX + name],
-        "canvas_length": block_size or min(DEFAULT_BLOCK_SIZE, max(facts.block_sizes)),
+        "canvas_length": block_size or usual_block_size(facts.block_sizes),
     }
