@@ -242,7 +242,7 @@ def test_the_configuration_becomes_that_of_a_block_decoder() -> None:
         ({"setblock": None}, "never trained for block decoding"),
         ({"canvas_length": None}, "must set canvas_length"),
         ({"use_v2_model_runner": False}, "VLLM_USE_V2_MODEL_RUNNER=1"),
-        ({"pipeline_parallel_size": 2}, "pipeline parallelism; use --tensor-parallel-size"),
+        ({"pipeline_parallel_size": 2}, "pipeline parallelism: use --tensor-parallel-size"),
         ({"speculative_config": object()}, "--speculative-config"),
         ({"backend": "FLASHINFER"}, "use TRITON_ATTN or FLASH_ATTN"),
         ({"window": 64}, "--max-model-len 64"),
