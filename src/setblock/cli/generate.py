@@ -101,7 +101,7 @@ def generate(
         generate_file(source, target, model, decoding, concurrency=concurrency, raw=raw, as_json=as_json)
         return
     if prompt is None:
-        raise ParameterError("PROMPT is missing: a text, or - for stdin, or --input FILE for many")
+        raise ParameterError("PROMPT is missing: give a text, - to read stdin, or --input FILE for many prompts")
     if settings.logprobs is not None and not (as_json or as_events):
         raise ParameterError("--logprobs needs --json, which shows them")
     if settings.n > 1 and as_events:

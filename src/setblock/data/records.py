@@ -60,7 +60,7 @@ class HubRecords:
 
     def __init__(self, section: SourceSection, *, streaming: bool) -> None:
         self.section = section
-        with _reading(section.source, "there is no such file or folder, and from the hub: "):
+        with _reading(section.source, "there is no such file or folder, and the hub does not give it: "):
             dataset = datasets.load_dataset(
                 section.source,
                 name=section.name,

@@ -234,7 +234,7 @@ def _reading(source: str, part: str) -> Iterator[None]:
         ) from error
     except Exception as error:
         names = "" if "/" in source else f" or name ({', '.join((BUNDLED, *NAMED_MODELS))})"
-        where = "" if Path(source).exists() else f"there is no such folder{names}, and from the hub: "
+        where = "" if Path(source).exists() else f"there is no such folder{names}, and the hub does not give it: "
         kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
         raise SetBlockError(f"can't load model {source}: {where}{part}: {kind}{_line(error)}") from error
 
