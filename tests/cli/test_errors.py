@@ -129,7 +129,7 @@ def test_a_file_and_an_empty_folder(run, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     _refused(run("generate", "Tom", "--model", tmp_path / "file"), "is a file, not a checkpoint folder")
-    _refused(run("generate", "Tom", "--model", tmp_path / "empty"), "holds no config.json")
+    _refused(run("generate", "Tom", "--model", tmp_path / "empty"), "has no config.json")
 
 
 def test_weights_cut_short(run, copied):
@@ -174,7 +174,7 @@ def test_tokenizer_that_is_none(run, copied, content):
         path.unlink()
     if content is not None:
         (copied / "tokenizer.json").write_text(content)
-    said = "has no tokenizer: the folder holds no tokenizer.json" if content is None else "its tokenizer: "
+    said = "has no tokenizer: the folder has no tokenizer.json" if content is None else "its tokenizer: "
     _refused(run("generate", "Tom", "--model", copied), said)
 
 

@@ -43,7 +43,7 @@ def test_a_folder_with_a_gguf_file_says_what_to_name(run, copied):
         path.rename(path.with_suffix(".gguf"))
     outcome = run("generate", "Tom", "--model", copied)
     assert outcome.code == 1
-    assert outcome.message.endswith(f"holds no safetensors file: to load its GGUF file, name that, {copied}/model.gguf")
+    assert outcome.message.endswith(f"has no safetensors file: to load its GGUF file, name that, {copied}/model.gguf")
 
 
 def test_a_model_without_a_tokenizer(run, copied):
@@ -53,7 +53,7 @@ def test_a_model_without_a_tokenizer(run, copied):
     assert (outcome.code, outcome.stdout) == (1, "")
     assert (
         outcome.message
-        == f"setblock: error: model {copied} has no tokenizer: the folder holds no tokenizer.json; save its tokenizer there"
+        == f"setblock: error: model {copied} has no tokenizer: the folder has no tokenizer.json; save the tokenizer there"
     )
 
 

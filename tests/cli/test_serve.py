@@ -95,7 +95,7 @@ def test_keys_come_from_the_environment_too(run, served, sbd_folder, monkeypatch
         (("--host", "0.0.0.0"), 1, "--host 0.0.0.0 accepts other machines and needs API keys: give --key-file or"),
         (("--host", "192.0.2.1", "--no-keys"), 1, "can't listen on 192.0.2.1 port 8000: "),
         (("--key-file", "/no/such/file"), 1, "can't read the API keys in /no/such/file: "),
-        (("--key-file", "/dev/null"), 1, "/dev/null holds no API key"),
+        (("--key-file", "/dev/null"), 1, "/dev/null has no API key"),
     ],
 )
 def test_mistakes_are_told_before_a_model_is_loaded(run, served, options, code, said, monkeypatch):

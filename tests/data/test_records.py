@@ -98,7 +98,7 @@ def test_a_broken_parquet_file_is_named(tmp_path):
         ("./nothing", "data source ./nothing: no such file"),
         ("nothing.jsonl", "data source nothing.jsonl: no such file"),
         ("nothing/*.jsonl", "data source nothing/\\*.jsonl: no file matches"),
-        ("{}", "the folder holds no file of records; a file of records ends in .jsonl"),
+        ("{}", "the folder has no file of records; a file of records ends in .jsonl"),
         ("{}/a.csv", "a.csv: a file of records ends in .jsonl"),
     ],
 )

@@ -100,7 +100,7 @@ def test_refuses_what_it_can_not_do(sbd: SBDModel, texts: list[list[int]]) -> No
             engine.submit(Request("a", prompt, settings))
     assert engine.is_idle
     engine.submit(Request("a", [1], replace(SLOW, max_new_tokens=2)))
-    with pytest.raises(QueueFull, match="1 requests wait"):
+    with pytest.raises(QueueFull, match="1 requests are waiting"):
         engine.submit(Request("b", [1], replace(SLOW, max_new_tokens=2)))
     engine.step()
     engine.submit(Request("b", [1], replace(SLOW, max_new_tokens=2)))

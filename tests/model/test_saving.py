@@ -99,7 +99,7 @@ def test_an_interrupted_save_leaves_no_checkpoint(
             sbd.save(tmp_path)
     assert not (tmp_path / "config.json").exists()
     assert not list(tmp_path.glob(".saving-*"))
-    with pytest.raises(SetBlockError, match="the folder holds no config"):
+    with pytest.raises(SetBlockError, match="the folder has no config"):
         load(tmp_path)
 
     sbd.save(tmp_path)
