@@ -121,7 +121,7 @@ def test_unknown_folder(run, tmp_path):
 def test_unknown_hub_id_without_a_network(run, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     _refused(
-        run("generate", "Tom", "--model", "nobody/nothing"), "nobody/nothing: there is no such folder, and from the"
+        run("generate", "Tom", "--model", "nobody/nothing"), "nobody/nothing: there is no such folder, and the hub"
     )
 
 

@@ -175,7 +175,7 @@ class TestArguments:
         ("arguments", "said"),
         [
             ({"gama": 1}, "model argument 'gama' is not known, did you mean 'gamma'.; there are method, .*block_size"),
-            ({"temperature": 1}, "of a request: give it as --gen_kwargs"),
+            ({"temperature": 1}, "belongs to a request: give it with --gen_kwargs"),
             ({"sampler": "nonsense"}, "sampler must be one of"),
             ({"method": "fast"}, "method must be one of"),
             ({"gamma": -1}, "gamma"),
