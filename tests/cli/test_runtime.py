@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import setblock.integrations.llama_cpp.library as library
+from setblock.cli import runtime
 from setblock.export.gguf_file import write_gguf
 from setblock.model.loading import load
 
@@ -48,9 +49,9 @@ def test_k_quants(run, file, tmp_path):
 @needs_llama
 def test_both_runtimes_write_the_same(run, file):
     answers = {}
-    for runtime, how in (("transformers", ()), ("llama-cpp", ("--no-tune", "--type-k", "f32", "--type-v", "f32"))):
-        outcome = run("generate", QUESTION, "--model", file, "--runtime", runtime, *how, *LENGTH, "--json")
-        answers[runtime] = {**json.loads(outcome.stdout), "seconds": 0}
+    for name, how in (("transformers", ()), ("llama-cpp", ("--no-tune", "--type-k", "f32", "--type-v", "f32"))):
+        outcome = run("generate", QUESTION, "--model", file, "--runtime", name, *how, *LENGTH, "--json")
+        answers[name] = {**json.loads(outcome.stdout), "seconds": 0}
     assert answers["transformers"] == answers["llama-cpp"]
 
 
@@ -60,7 +61,7 @@ def test_a_gguf_file_takes_llama_cpp_and_the_fastest_block_size(run, file):
     assert "is fastest here" in outcome.message
     told = json.loads(outcome.stdout)
     assert told["tuned"]["method"] == told["method"]
-    assert set(told["tuned"]["costs"]["seconds"]) == {"1", "2", "4", "8", "16", "32"}
+    assert set(told["tuned"]["costs"]["seconds"]) == {"1", "2", "4", "6", "8", "12", "16", "32"}
     again = run("generate", QUESTION, "--model", file, *LENGTH, "--json")
     assert json.loads(again.stdout)["tuned"] == told["tuned"]
     assert run("generate", QUESTION, "--model", file, "--block-size", 4, *LENGTH).stderr.count("fastest") == 0
@@ -68,6 +69,15 @@ def test_a_gguf_file_takes_llama_cpp_and_the_fastest_block_size(run, file):
 
 def test_the_block_size_for_pytorch_is_timed_where_asked_for(run, sbd_folder):
     assert "is fastest here" in run("generate", QUESTION, "--model", sbd_folder, "--tune", *LENGTH, "--json").message
+
+
+def test_a_large_model_on_a_cpu_takes_the_fastest_block_size(run, sbd_folder, monkeypatch):
+    question = (QUESTION, "--model", sbd_folder, *LENGTH, "--json")
+    assert "fastest" not in run("generate", *question).stderr
+    monkeypatch.setattr(runtime, "_LARGE", 0)
+    for command in ("generate", "compare"):
+        assert run(command, *question).stderr.count("is fastest here") == 1
+        assert "fastest" not in run(command, *question, "--no-tune").stderr
 
 
 @needs_llama

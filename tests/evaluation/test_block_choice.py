@@ -18,7 +18,7 @@ FACTS = SBDFacts(mask_token_id=1, block_sizes=(4, 8, 16))
 
 
 def costs(*ratios: float, fuses_commit: bool = True) -> PassCosts:
-    return PassCosts(dict(zip(SIZES, ratios, strict=True)), 256, fuses_commit)
+    return PassCosts(dict(zip((1, 2, 4, 8, 16, 32), ratios, strict=True)), 256, fuses_commit)
 
 
 FLAT = costs(1, 1.01, 1.02, 1.03, 1.05, 1.08)
@@ -42,6 +42,11 @@ def test_the_speed_up_is_eq_16s() -> None:
     assert found.speedup == pytest.approx(tokens_of_draft(TRAINED_ACCEPTANCE, 16) * 1 / 1.08)
     apart = fastest_choice(replace(FLAT, fuses_commit=False), FACTS)
     assert apart.speedup == pytest.approx(tokens_of_draft(TRAINED_ACCEPTANCE, 16) / 2.1)
+
+
+def test_a_size_between_powers_of_two_may_be_the_fastest() -> None:
+    seconds = {1: 1.0, 4: 1.25, 6: 1.3, 8: 1.4, 12: 1.45, 16: 1.8, 32: 2.6}
+    assert fastest_choice(PassCosts(seconds, 256, True), FACTS).block_size == 6
 
 
 def test_no_block_is_larger_than_was_trained() -> None:

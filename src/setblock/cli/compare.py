@@ -6,9 +6,9 @@ import typer
 
 from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import print_json, stdout_console
-from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.options import DECODING, SAMPLING, JsonOption, RawOption, option, option_group
 from setblock.cli.prompt import read_prompt
+from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
 from setblock.cli.sampler import sampler_json
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class CompareOptions(DecodingOptions):
 
 
 def compare(
-    model: ModelOptions,
+    model: RuntimeOptions,
     decoding: CompareOptions,
     prompt: Annotated[
         str | None,
@@ -59,8 +59,10 @@ def compare(
     settings = decoding.settings()
     expected = None
     text = example_prompt(str(model.source)) if prompt is None else read_prompt(prompt)
-    loaded = load_model(model, blocks=settings.method == "sbd")
-    settings = decoding.settings_for(loaded)
+    loaded = load_language_model(model, blocks=settings.method == "sbd")
+    settings, told = tuned(loaded, decoding.settings_for(loaded), model)
+    if settings.method == "ntp":  # both sides would be the same
+        settings, told = decoding.settings_for(loaded), {}
     if text is None:
         problem = next(word_problems("test", decoding.seed))
         raw = raw or loaded.tokenizer.chat_template is None
@@ -69,7 +71,7 @@ def compare(
     comparison = run(loaded, text, settings=settings, raw=raw)
     if as_json:
         found = comparison_json(comparison, loaded.tokenizer, prompt=text, expected=expected)
-        print_json({**found, **sampler_json(settings)})
+        print_json({**found, **sampler_json(settings), **told})
     else:
         print_comparison(stdout_console(), loaded.tokenizer, comparison, prompt=text, expected=expected)
 

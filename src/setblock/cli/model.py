@@ -42,7 +42,7 @@ class ModelOptions:
     prepack: bool | None = option(
         None,
         "On a CPU: convert the weights to the layout of its matrix kernels once, at the start. Excludes "
-        "--quantization. Default: generate, evaluate and serve do so for weights in half precision.",
+        "--quantization. Default: generate, compare, evaluate and serve do so for weights in half precision.",
         "--prepack/--no-prepack",
     )
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 RuntimeName = Literal["transformers", "llama-cpp"]
 _OF_TRANSFORMERS = ("dtype", "device", "trust_remote_code", "quantization", "compile", "prepack")
+_LARGE = 50_000_000  # parameters: a pass on a CPU then takes several times as long as the loop around it
 _OF_LLAMA = ("n_gpu_layers", "n_threads", "n_ctx", "n_ubatch", "type_k", "type_v", "flash_attn")
 
 
@@ -32,7 +33,7 @@ class RuntimeOptions(ModelOptions):
         None,
         "In method exact: time the passes of this model on this machine once, and choose the fastest block size, or "
         "plain decoding if that is faster. Has no effect with --block-size or on a calibrated model. Default: on for "
-        "llama-cpp.",
+        "llama-cpp, and on a CPU for models of at least 50 million parameters without --compile.",
         "--tune/--no-tune",
     )
 
@@ -99,7 +100,7 @@ def tuned(
     """
     from setblock.decoding.calibrated import leaves_point_open, with_calibration
 
-    wanted = options.takes_llama_cpp if options.tune is None else options.tune
+    wanted = options.takes_llama_cpp or _is_large(model, options) if options.tune is None else options.tune
     is_open = (
         settings.method == "exact" and leaves_point_open(settings) and with_calibration(model, settings) == settings
     )
@@ -113,3 +114,13 @@ def tuned(
     choice = fastest_choice(remembered_costs(model, identity), model.facts)
     print_message(str(choice))
     return choice.applied(settings), {"tuned": choice.to_json()}
+
+
+def _is_large(model: "LanguageModel", options: RuntimeOptions) -> bool:
+    """Return whether a pass takes so long, on a CPU, that a smaller block may be faster. A compiled model would take minutes
+    to be timed: each size of pass is compiled."""
+    from setblock.model.sbd_model import SBDModel
+
+    if not isinstance(model, SBDModel) or options.compile:
+        return False
+    return model.device.type == "cpu" and model.num_parameters >= _LARGE

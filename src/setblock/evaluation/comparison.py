@@ -9,7 +9,7 @@ from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import Prompt
 from setblock.errors import ParameterError
 from setblock.evaluation.outcomes import nfe_speedup
-from setblock.model.sbd_model import SBDModel
+from setblock.model.protocol import LanguageModel
 
 _WARM_UP_PASSES = 8
 
@@ -43,7 +43,7 @@ class Comparison:
 
 
 def compare(
-    model: SBDModel,
+    model: LanguageModel,
     prompt: Prompt,
     *,
     settings: DecodingSettings | None = None,

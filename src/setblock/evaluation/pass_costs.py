@@ -23,7 +23,7 @@ from setblock.model.feed import Feed
 from setblock.model.named import cache_folder
 from setblock.model.protocol import LanguageModel, Runner
 
-SIZES = (1, 2, 4, 8, 16, 32)
+SIZES = (1, 2, 4, 6, 8, 12, 16, 32)
 """Tokens of the passes that are timed."""
 CACHED = 256
 """Positions that the cache holds meanwhile, or half of the context where that is shorter."""
