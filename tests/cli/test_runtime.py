@@ -72,9 +72,9 @@ def test_the_block_size_for_pytorch_is_timed_where_asked_for(run, sbd_folder):
 
 
 def test_a_large_model_on_a_cpu_takes_the_fastest_block_size(run, sbd_folder, monkeypatch):
-    question = (QUESTION, "--model", sbd_folder, *LENGTH, "--json")
+    question = (QUESTION, "--model", sbd_folder, *LENGTH, "--json", "--prepack")  # prepacked weights are no parameters
     assert "fastest" not in run("generate", *question).stderr
-    monkeypatch.setattr(runtime, "_LARGE", 0)
+    monkeypatch.setattr(runtime, "_LARGE", load(sbd_folder).num_parameters)
     for command in ("generate", "compare"):
         assert run(command, *question).stderr.count("is fastest here") == 1
         assert "fastest" not in run(command, *question, "--no-tune").stderr
