@@ -60,9 +60,10 @@ def compare(
     expected = None
     text = example_prompt(str(model.source)) if prompt is None else read_prompt(prompt)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
-    settings, told = tuned(loaded, decoding.settings_for(loaded), model)
+    untuned = decoding.settings_for(loaded)
+    settings, told = tuned(loaded, untuned, model)
     if settings.method == "ntp":  # both sides would be the same
-        settings, told = decoding.settings_for(loaded), {}
+        settings, told = untuned, {}
     if text is None:
         problem = next(word_problems("test", decoding.seed))
         raw = raw or loaded.tokenizer.chat_template is None
