@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from setblock.model.few_bits import from_few_bits, to_few_bits
+from setblock.model.few_bits import from_few_bits, rounded, to_few_bits
 
 
 @pytest.fixture
@@ -34,3 +34,22 @@ def test_each_bit_leaves_the_error_of_a_uniform_quantiser(bits: int, most: float
     assert packed["w.planes"].numel() == values.numel() * bits // 8
     error = (from_few_bits(packed)["w"] - values).square().sum(dim=1) / values.square().sum(dim=1)
     assert (error < most).all()
+
+
+@pytest.mark.parametrize("bits", [1, 3, 8])
+def test_training_sees_the_numbers_that_are_stored(bits: int) -> None:
+    torch.manual_seed(2)
+    values, steps = torch.randn(4, 40, requires_grad=True), torch.tensor([0.1, 0.3, 1.0, 9.0], requires_grad=True)
+    seen = rounded(values, steps, bits)
+    back = from_few_bits(to_few_bits({"w": values.detach()}, bits=bits, steps={"w": steps.detach()}))
+    torch.testing.assert_close(seen, back["w"])
+    seen.sum().backward()
+    inside = (values.detach() / steps.detach()[:, None]).abs() < 2 ** (bits - 1)
+    torch.testing.assert_close(values.grad, inside.float())
+
+
+def test_a_number_out_of_range_moves_its_step() -> None:
+    """Of 3 bits and steps of 1, the middles of the outermost are -3.5 and 3.5."""
+    steps = torch.ones(2, requires_grad=True)
+    rounded(torch.tensor([[40.0, 50.0], [-40.0, 0.5]]), steps, 3).sum().backward()
+    torch.testing.assert_close(steps.grad, torch.tensor([7.0, -3.5]))

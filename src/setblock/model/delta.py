@@ -49,13 +49,25 @@ def packed_delta(
             packed[name + ROWS] = torch.tensor(kept)
             packed[name + ROW_VALUES] = weight[kept].to(torch.bfloat16)
             change[kept] = 0
-        rank, bits = next((each for part, each in forms.items() if part in name), form)
-        left, values, right = torch.linalg.svd(change, full_matrices=False)
-        root = values[:rank].sqrt()
-        # As rows of both, so that each component of the change has its own step
-        factors = {name + UP: (left[:, :rank] * root).T, name + DOWN: root[:, None] * right[:rank]}
-        packed |= to_few_bits(factors, bits=bits)
+        rank, bits = form_of(name, form, forms)
+        up, down = factors_of(change, rank)
+        packed |= to_few_bits({name + UP: up, name + DOWN: down}, bits=bits)
     return packed
+
+
+def form_of(name: str, form: Form, forms: Mapping[str, Form]) -> Form:
+    """Return the form of a matrix: the one whose key is a part of its name, else `form`."""
+    return next((each for part, each in forms.items() if part in name), form)
+
+
+def factors_of(change: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return the factors [r, n] and [r, m] of the nearest matrix of a rank to a change [n, m].
+
+    They are rows of both, so that each component of the change has its own step.
+    """
+    left, values, right = torch.linalg.svd(change, full_matrices=False)
+    root = values[:rank].sqrt()
+    return (left[:, :rank] * root).T, root[:, None] * right[:rank]
 
 
 def with_delta(base: Mapping[str, Tensor], packed: dict[str, Tensor]) -> dict[str, Tensor]:

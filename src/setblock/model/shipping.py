@@ -5,6 +5,7 @@ Knows a run's folder and the files that `setblock.model.named` reads. Knows noth
 
 import json
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from setblock.model.delta import Form, packed_delta
 from setblock.model.facts import CONFIG_KEY
 from setblock.model.few_bits import to_few_bits
 from setblock.model.named import CONFIG_NAME, DELTA_FILE, FACTS_FILE, WEIGHTS_NAME
+from setblock.model.trained_delta import TrainedChange
 
 FORM, FORMS = Form(92, bits=3), {"embed_tokens": Form(16, bits=8)}
 """Of a delta's factors. The change of the embeddings has a lower rank than that of other matrices. Rounding harms it more."""
@@ -55,11 +57,33 @@ def ship_delta(run: Path, folder: Path, *, base: Path) -> None:
     facts = _facts_of(run)
     if not facts or facts.get("noisy_adapter"):
         raise SetBlockError(f"{run} holds no model whose weights were all trained for blocks")
-    tuned = load_file(run / "model.safetensors")
-    rows = {name: [facts["mask_token_id"]] for name in tuned if "embed_tokens" in name}
+    tuned, start = load_file(run / "model.safetensors"), load_file(base / "model.safetensors")
     _write_facts(facts, folder)
-    start = load_file(base / "model.safetensors")
-    _save(packed_delta(start, tuned, form=FORM, forms=FORMS, rows=rows), folder / DELTA_FILE)
+    packed = packed_delta(start, tuned, form=FORM, forms=FORMS, rows=rows_of_facts(facts, start))
+    _save(packed, folder / DELTA_FILE)
+
+
+def ship_changes(
+    changes: Mapping[str, TrainedChange], vectors: Mapping[str, Tensor], facts: dict[str, Any], folder: Path
+) -> None:
+    """Make of a delta that was trained in the form in which it is stored what the package ships.
+
+    Args:
+        changes: of the matrices, by name.
+        vectors: all other weights, by name.
+        facts: the model's, as its config has them.
+        folder: where to; made if need be.
+    """
+    packed = {name: vector.float() for name, vector in vectors.items()}
+    for name, change in changes.items():
+        packed |= change.packed(name)
+    _write_facts(facts, folder)
+    _save(packed, folder / DELTA_FILE)
+
+
+def rows_of_facts(facts: Mapping[str, Any], weights: Iterable[str]) -> dict[str, list[int]]:
+    """Return the rows that are stored as they are, by the matrix's name: the mask token's embedding."""
+    return {name: [facts["mask_token_id"]] for name in weights if "embed_tokens" in name}
 
 
 def _save(tensors: dict[str, Tensor], file: Path) -> None:

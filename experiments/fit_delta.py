@@ -1,0 +1,69 @@
+"""Train the delta that the package ships for a named model, in the form in which it ships.
+
+    python experiments/fit_delta.py RECIPE.yaml --base smollm2-base --to src/setblock/assets/smollm2-records
+
+`experiments/ship.py` rounds what a run learned, and accuracy is lost. This begins at the rounded delta of the recipe's
+`model.path` and trains its factors as they are stored (`setblock.model.trained_delta`). It writes the folder every 50 steps.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+from setblock.data.rows import rows_of
+from setblock.model.named import resolved
+from setblock.model.shipping import FORM, FORMS, rows_of_facts, ship_changes
+from setblock.model.trained_delta import hold_changes
+from setblock.training.heap import keep_freed_memory
+from setblock.training.metrics import MetricsFile
+from setblock.training.recipe import load_recipe
+from setblock.training.train import NO_LIMIT, prepared_model
+from setblock.training.trainer import SBDTrainer
+
+EVERY = 50
+"""Optimiser steps between two times that the folder is written."""
+
+
+def main() -> None:
+    """Train, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", type=Path, help="its model.path is a run that trained all weights")
+    parser.add_argument("--base", required=True, help="the model that the first run started from")
+    parser.add_argument("--to", type=Path, required=True, help="folder to write")
+    options = parser.parse_args()
+    recipe, args = load_recipe(options.recipe)
+    keep_freed_memory()
+    sbd = prepared_model(recipe, args)
+    assert sbd.facts is not None  # the recipe trains for blocks
+    rows = rows_of(
+        recipe.data,
+        sbd.tokenizer,
+        context_length=sbd.context_length or NO_LIMIT,
+        vocabulary=len(sbd.model.get_input_embeddings().weight),
+        mask_token_id=sbd.facts.mask_token_id,
+    )
+    start = load_file(Path(resolved(options.base)) / "model.safetensors")
+    facts = sbd.facts.to_json()
+    changes = hold_changes(sbd.model, start, form=FORM, forms=FORMS, rows=rows_of_facts(facts, start))
+
+    def write() -> None:
+        vectors = {name: each.detach() for name, each in sbd.model.named_parameters() if name in start}
+        ship_changes(changes, vectors, facts, options.to)
+
+    class Writes(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step % EVERY == 0 or state.global_step == state.max_steps:
+                write()
+
+    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+    SBDTrainer(
+        sbd, args, train_dataset=rows.train, eval_dataset=rows.evaluation, callbacks=[MetricsFile(), Writes()]
+    ).train()
+    print(f"{sum(file.stat().st_size for file in options.to.iterdir()):,} bytes in {options.to}")
+
+
+if __name__ == "__main__":
+    main()
