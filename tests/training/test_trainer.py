@@ -14,10 +14,13 @@ from measuring.synchronisations import Synchronisations
 from setblock.data.documents import Document
 from setblock.data.packing import RowDataset, unpacked
 from setblock.errors import SetBlockError
+from setblock.evaluation.during_training import DecodingEvaluator
+from setblock.model.facts import read_facts
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapters import AdapterSection
 from setblock.training.collator import Preparation
 from setblock.training.config import SBDConfig
+from setblock.training.evaluation_section import DecodingEvaluationSection
 from setblock.training.trainer import SBDTrainer
 
 MASK, END, VOCABULARY = 1, 0, 60
@@ -38,7 +41,12 @@ Make = Callable[..., SBDTrainer]
 @pytest.fixture
 def make(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Make:
     def made(
-        *, documents: int = 8, mask: int | None = MASK, adapter: AdapterSection | None = None, **options: Any
+        *,
+        documents: int = 8,
+        mask: int | None = MASK,
+        adapter: AdapterSection | None = None,
+        vocabulary: int = VOCABULARY,
+        **options: Any,
     ) -> SBDTrainer:
         defaults = {
             "output_dir": str(tmp_path),
@@ -54,7 +62,7 @@ def make(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Make:
             "dataloader_pin_memory": False,
         }
         data = RowDataset(unpacked(some_documents(documents)))
-        model = tiny_model("llama", vocab_size=VOCABULARY, num_hidden_layers=2, initializer_range=0.2)
+        model = tiny_model("llama", vocab_size=vocabulary, num_hidden_layers=2, initializer_range=0.2)
         sbd = SBDModel(model, tokenizer) if mask is None else with_mask_token(model, tokenizer, mask_token_id=mask)
         return SBDTrainer(
             sbd, SBDConfig(**(defaults | options)), adapter=adapter, train_dataset=data, eval_dataset=data
@@ -292,3 +300,21 @@ def test_the_defaults_are_the_papers(tmp_path: Path) -> None:
 def test_liger_without_a_gpu_is_refused_in_one_line(make: Make) -> None:
     with pytest.raises(SetBlockError, match=r"training.cross_entropy liger needs a GPU and `pip install liger-kernel`"):
         make(cross_entropy="liger")
+
+
+def test_decoding_while_training_is_not_under_autocast(make: Make, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Exact mode's text is plain decoding's only in one type throughout. Training steps keep their autocast."""
+    trainer = make(bf16=True, max_steps=2, vocabulary=len(tokenizer))
+    model = SBDModel(trainer.model, tokenizer, facts=read_facts(trainer.model.config))
+    section = DecodingEvaluationSection(task="line-copy", limit=2, every=1, gammas=[0.1], max_new_tokens=4)
+    trainer.add_callback(DecodingEvaluator(trainer, model, section))
+    seen = {(True, True): 0, (False, False): 0, (True, False): 0, (False, True): 0}
+
+    def note(module: torch.nn.Module, *_: Any) -> None:
+        seen[module.training, torch.is_autocast_enabled("cpu")] += 1
+
+    trainer.model.model.layers[0].register_forward_hook(note)
+    trainer.train()
+    assert seen[True, True] == 2
+    assert seen[False, False] > 3 * 3  # three evaluations of three methods
+    assert seen[True, False] == seen[False, True] == 0

@@ -5,11 +5,13 @@ run is the same with it and without.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from setblock.data.tasks import TASKS
@@ -89,7 +91,7 @@ class DecodingEvaluator(TrainerCallback):
         training = trained.training
         trained.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), _without_autocast(trained):
                 return _figures(replace(self._exam, model=model), self._ntp, self._settings)
         finally:
             trained.train(training)
@@ -105,6 +107,23 @@ class DecodingEvaluator(TrainerCallback):
                 SetBlockWarning,
                 stacklevel=2,
             )
+
+
+@contextmanager
+def _without_autocast(model: nn.Module) -> Iterator[None]:
+    """Run a model in the type of its weights, where Accelerate has put autocast around its forward pass.
+
+    Under autocast a token's bits depend on what shares its pass, so method `exact` would give other texts than `ntp`.
+    """
+    wrapped, own = model.__dict__.get("forward"), model.__dict__.get("_original_forward")
+    if own is None:
+        yield
+        return
+    model.forward = own
+    try:
+        yield
+    finally:
+        model.forward = wrapped  # type: ignore[assignment]
 
 
 def _figures(exam: Exam, ntp: DecodingSettings, settings: Mapping[str, DecodingSettings]) -> dict[str, float]:
