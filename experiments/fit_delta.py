@@ -1,6 +1,7 @@
-"""Train the delta that the package ships for a named model, in the form in which it ships.
+r"""Train the delta that the package ships for a named model, in the form in which it ships.
 
-    python experiments/fit_delta.py RECIPE.yaml --base smollm2-base --to src/setblock/assets/smollm2-records
+    python experiments/fit_delta.py recipes/smollm2-extraction-sbd.yaml --set model.path=runs/smollm2-extraction-sbd \
+        --set data.seed=6 --base smollm2-base --to src/setblock/assets/smollm2-records
 
 `experiments/ship.py` rounds what a run learned, and accuracy is lost. This begins at the rounded delta of the recipe's
 `model.path` and trains its factors as they are stored (`setblock.model.trained_delta`). It writes the folder every 50 steps.
@@ -19,7 +20,7 @@ from setblock.model.shipping import FORM, FORMS, rows_of_facts, ship_changes
 from setblock.model.trained_delta import hold_changes
 from setblock.training.heap import keep_freed_memory
 from setblock.training.metrics import MetricsFile
-from setblock.training.recipe import load_recipe
+from setblock.training.recipe import load_recipe, parse_override
 from setblock.training.train import NO_LIMIT, prepared_model
 from setblock.training.trainer import SBDTrainer
 
@@ -33,8 +34,9 @@ def main() -> None:
     parser.add_argument("recipe", type=Path, help="its model.path is a run that trained all weights")
     parser.add_argument("--base", required=True, help="the model that the first run started from")
     parser.add_argument("--to", type=Path, required=True, help="folder to write")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="of the recipe")
     options = parser.parse_args()
-    recipe, args = load_recipe(options.recipe)
+    recipe, args = load_recipe(options.recipe, overrides=dict(map(parse_override, options.set)))
     keep_freed_memory()
     sbd = prepared_model(recipe, args)
     assert sbd.facts is not None  # the recipe trains for blocks

@@ -17,6 +17,7 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results" / "records_parts.jsonl"
 PICTURE = ROOT / "docs" / "records_curve.png"
+TICKS = (1_000, 2_000, 5_000, 10_000, 20_000)
 
 
 def main() -> None:
@@ -62,8 +63,11 @@ def draw(found: list[dict[str, Any]], slope: float, start: float) -> None:
     right.legend()
     for axis in (passes, right):
         axis.set_xscale("log")
+        axis.set_xticks(TICKS, [f"{tick:,}" for tick in TICKS])
+        axis.set_xticks([], minor=True)
         axis.set_xlabel("messages of training")
-        axis.grid(alpha=0.3, which="both")
+        axis.grid(alpha=0.3)
+    right.set_xlim(passes.get_xlim())
     figure.savefig(PICTURE, dpi=150)
     plt.close(figure)
 
