@@ -14,14 +14,13 @@ from typing import Any
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-from setblock.data.rows import rows_of
 from setblock.model.named import resolved
 from setblock.model.shipping import FORM, FORMS, rows_of_facts, ship_changes
 from setblock.model.trained_delta import hold_changes
 from setblock.training.heap import keep_freed_memory
 from setblock.training.metrics import MetricsFile
 from setblock.training.recipe import load_recipe, parse_override
-from setblock.training.train import NO_LIMIT, prepared_model
+from setblock.training.train import prepared_model, recipe_rows
 from setblock.training.trainer import SBDTrainer
 
 EVERY = 50
@@ -40,13 +39,7 @@ def main() -> None:
     keep_freed_memory()
     sbd = prepared_model(recipe, args)
     assert sbd.facts is not None  # the recipe trains for blocks
-    rows = rows_of(
-        recipe.data,
-        sbd.tokenizer,
-        context_length=sbd.context_length or NO_LIMIT,
-        vocabulary=len(sbd.model.get_input_embeddings().weight),
-        mask_token_id=sbd.facts.mask_token_id,
-    )
+    rows = recipe_rows(recipe, sbd)
     start = load_file(Path(resolved(options.base)) / "model.safetensors")
     facts = sbd.facts.to_json()
     changes = hold_changes(sbd.model, start, form=FORM, forms=FORMS, rows=rows_of_facts(facts, start))

@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.integrations import get_available_reporting_integrations
 
-from setblock.data.rows import corpus_texts, rows_of, use_chat_template
+from setblock.data.rows import RecipeRows, corpus_texts, rows_of, use_chat_template
 from setblock.data.section import DataSection
 from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError, one_line
@@ -75,13 +75,7 @@ def train(
 
     # 2. Data
     with args.main_process_first():  # the others then find its tokenised documents
-        rows = rows_of(
-            recipe.data,
-            sbd.tokenizer,
-            context_length=sbd.context_length or NO_LIMIT,
-            vocabulary=len(sbd.model.get_input_embeddings().weight),
-            mask_token_id=sbd.facts.mask_token_id if sbd.facts else None,
-        )
+        rows = recipe_rows(recipe, sbd)
 
     # 3. Train
     trainer = SBDTrainer(
@@ -119,6 +113,17 @@ def _refuse_missing_reporters(args: SBDConfig) -> None:
             f"training.report_to {missing[0]}: its package is not installed; use none"
             + "".join(f" or {name}" for name in installed)
         )
+
+
+def recipe_rows(recipe: Recipe, sbd: SBDModel) -> RecipeRows:
+    """Return the rows of a recipe's data that train and evaluate a prepared model."""
+    return rows_of(
+        recipe.data,
+        sbd.tokenizer,
+        context_length=sbd.context_length or NO_LIMIT,
+        vocabulary=len(sbd.model.get_input_embeddings().weight),
+        mask_token_id=sbd.facts.mask_token_id if sbd.facts else None,
+    )
 
 
 def prepared_model(
