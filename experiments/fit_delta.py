@@ -5,6 +5,7 @@ r"""Train the delta that the package ships for a named model, in the form in whi
 
 `experiments/ship.py` rounds what a run learned, and accuracy is lost. This begins at the rounded delta of the recipe's
 `model.path` and trains its factors as they are stored (`setblock.model.trained_delta`). It writes the folder every 50 steps.
+With `--from`, it goes on with a delta that is stored.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from typing import Any
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-from setblock.model.named import resolved
+from setblock.model.named import DELTA_FILE, resolved
 from setblock.model.shipping import FORM, FORMS, rows_of_facts, ship_changes
 from setblock.model.trained_delta import hold_changes
 from setblock.training.heap import keep_freed_memory
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("recipe", type=Path, help="its model.path is a run that trained all weights")
     parser.add_argument("--base", required=True, help="the model that the first run started from")
     parser.add_argument("--to", type=Path, required=True, help="folder to write")
+    parser.add_argument("--from", type=Path, dest="stored", metavar="FOLDER", help="a delta to go on with")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="of the recipe")
     options = parser.parse_args()
     recipe, args = load_recipe(options.recipe, overrides=dict(map(parse_override, options.set)))
@@ -42,7 +44,9 @@ def main() -> None:
     rows = recipe_rows(recipe, sbd)
     start = load_file(Path(resolved(options.base)) / "model.safetensors")
     facts = sbd.facts.to_json()
-    changes = hold_changes(sbd.model, start, form=FORM, forms=FORMS, rows=rows_of_facts(facts, start))
+    stored = None if options.stored is None else load_file(options.stored / DELTA_FILE)
+    rows_kept = rows_of_facts(facts, start)
+    changes = hold_changes(sbd.model, start, form=FORM, forms=FORMS, rows=rows_kept, stored=stored)
 
     def write() -> None:
         vectors = {name: each.detach() for name, each in sbd.model.named_parameters() if name in start}

@@ -7,36 +7,58 @@ makes up for what rounding takes. Gradients pass straight through the rounding.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from setblock.model.delta import DOWN, ROW_VALUES, ROWS, UP, Form, factors_of, form_of
-from setblock.model.few_bits import best_steps, rounded, to_few_bits
+from setblock.model.few_bits import PLANES, STEPS, best_steps, from_few_bits, rounded, to_few_bits
+
+
+class Rounding(NamedTuple):
+    """Hold a factor [r, n] float32 and the steps [r] that round it."""
+
+    values: Tensor
+    steps: Tensor
 
 
 class TrainedChange(nn.Module):
     """Add to a matrix [n, m] the product of rounded factors [r, n] and [r, m]; chosen rows are trained as they are."""
 
-    def __init__(self, change: Tensor, *, form: Form, rows: Sequence[int], values: Tensor) -> None:
-        """Begin at the nearest change.
+    def __init__(self, up: Rounding, down: Rounding, *, bits: int, rows: Tensor, values: Tensor) -> None:
+        """Begin at factors.
 
         Args:
-            change: [n, m] float32.
-            form: of the factors.
-            rows: rows that are stored as they are.
+            up, down: [r, n] and [r, m] float32, with their steps [r].
+            bits: of each number in them.
+            rows: int64, rows of the matrix that are stored as they are.
             values: [rows, m] float32, theirs.
         """
         super().__init__()
-        change[list(rows)] = 0
-        up, down = factors_of(change, form.rank)
-        self._bits, self._rows = form.bits, torch.tensor(list(rows), dtype=torch.long, device=change.device)
-        self.up, self.down = nn.Parameter(up.contiguous()), nn.Parameter(down.contiguous())
+        self._bits, self._rows = bits, rows
+        self.up, self.down = nn.Parameter(up.values.contiguous()), nn.Parameter(down.values.contiguous())
         # As logarithms, so that a step of the optimiser is a share of a step of the rounding
-        self.up_steps = nn.Parameter(best_steps(up, form.bits).log())
-        self.down_steps = nn.Parameter(best_steps(down, form.bits).log())
+        self.up_steps, self.down_steps = nn.Parameter(up.steps.log()), nn.Parameter(down.steps.log())
         self.values = nn.Parameter(values.clone())
+
+    @classmethod
+    def nearest(cls, change: Tensor, *, form: Form, rows: Sequence[int], values: Tensor) -> "TrainedChange":
+        """Return the one nearest to a change [n, m] float32, but for `rows`, whose `values` are stored as they are."""
+        change[list(rows)] = 0
+        up, down = (Rounding(each, best_steps(each, form.bits)) for each in factors_of(change, form.rank))
+        index = torch.tensor(list(rows), dtype=torch.long, device=change.device)
+        return cls(up, down, bits=form.bits, rows=index, values=values)
+
+    @classmethod
+    def stored(cls, packed: dict[str, Tensor], name: str) -> "TrainedChange":
+        """Return the one that `packed` gave for the matrix of a name."""
+        factors = from_few_bits({key: each for key, each in packed.items() if key.startswith((name + UP, name + DOWN))})
+        up, down = (Rounding(factors[name + part], packed[name + part + STEPS]) for part in (UP, DOWN))
+        rows = packed.get(name + ROWS, torch.empty(0, dtype=torch.long))
+        values = packed.get(name + ROW_VALUES, torch.empty(0, down.values.shape[1]))
+        return cls(up, down, bits=len(packed[name + UP + PLANES]), rows=rows, values=values.float())
 
     def forward(self, start: Tensor) -> Tensor:
         """Return the changed matrix of a matrix [n, m] float32."""
@@ -63,6 +85,7 @@ def hold_changes(
     form: Form,
     forms: Mapping[str, Form],
     rows: Mapping[str, Sequence[int]],
+    stored: dict[str, Tensor] | None = None,
 ) -> dict[str, TrainedChange]:
     """Have each matrix of a model be the one of `start` plus a change that is trained; return the changes by name.
 
@@ -71,6 +94,7 @@ def hold_changes(
     Args:
         model: in float32; its weights say where the changes begin. They become those of `start`, and no gradient reaches them.
         form, forms, rows: as in `packed_delta`.
+        stored: what `packed_delta` or training gave before. The changes begin there, and not at the model's weights.
     """
     changes: dict[str, TrainedChange] = {}
     by_weight: dict[nn.Parameter, TrainedChange] = {}
@@ -81,11 +105,15 @@ def hold_changes(
             name = f"{path}.{key}"
             if weight not in by_weight:
                 base, kept = start[name].to(weight), rows.get(name, ())
-                changes[name] = by_weight[weight] = TrainedChange(
-                    weight.detach() - base,
-                    form=form_of(name, form, forms),
-                    rows=kept,
-                    values=weight.detach()[list(kept)],
+                changes[name] = by_weight[weight] = (
+                    TrainedChange.nearest(
+                        weight.detach() - base,
+                        form=form_of(name, form, forms),
+                        rows=kept,
+                        values=weight.detach()[list(kept)],
+                    )
+                    if stored is None
+                    else TrainedChange.stored(stored, name)
                 )
                 weight.requires_grad_(False).copy_(base)
             parametrize.register_parametrization(module, key, by_weight[weight])

@@ -13,6 +13,7 @@ from importlib.resources import files
 import yaml
 
 from setblock.data.extraction.asking import asked_fields, question, record_of
+from setblock.data.extraction.asks import asked_in_any_way
 from setblock.data.extraction.kinds import Kind, Wording, kinds
 from setblock.data.extraction.locales import TEST_LOCALE, locales
 from setblock.data.extraction.records import Record, is_right, record_in, right_fields, written
@@ -39,15 +40,18 @@ class Extraction(ChatExample):
     locale: str = ""
 
 
-def extractions(split: Split, seed: int = 0, *, own_wordings: bool = False) -> Iterator[Extraction]:
+def extractions(
+    split: Split, seed: int = 0, *, own_wordings: bool = False, any_ask: bool = False
+) -> Iterator[Extraction]:
     """Yield endless distinct examples. Names of people and companies are of one split; so are half of all wordings,
     which only the test split has, and a few that only the validation split has. The other half of a held-out split has
     wordings of training.
 
     Args:
         own_wordings: give only wordings that no other split has.
+        any_ask: ask in many ways, and not in the task's one.
     """
-    rng = random.Random(f"extraction-{split}-{seed}")
+    rng = random.Random(f"extraction-{split}-{seed}{'-any-ask' if any_ask else ''}")
     by_split = {
         each: [(kind, wording) for kind in kinds() for wording in kind.wordings if wording.split == each]
         for each in ("train", split)
@@ -58,20 +62,25 @@ def extractions(split: Split, seed: int = 0, *, own_wordings: bool = False) -> I
         own = own_wordings or rng.random() < _OWN_SHARE
         kind, wording = rng.choice(by_split[split if own else "train"])
         locale = TEST_LOCALE if split == "test" and rng.random() < 0.2 else rng.choice(usual)
-        found = _write(kind, wording, locale, split, rng)
+        found = _write(kind, wording, locale, split, rng, any_ask=any_ask)
         if found is not None and found.question not in seen:
             seen.add(found.question)
             yield found
 
 
-def _write(kind: Kind, wording: Wording, locale: str, split: Split, rng: random.Random) -> Extraction | None:
+def _write(
+    kind: Kind, wording: Wording, locale: str, split: Split, rng: random.Random, *, any_ask: bool
+) -> Extraction | None:
     values = Values(locale, split, rng)
     message = Writer(kind, values, rng).write(wording)
     fields = asked_fields(kind, message, wording, rng)
     if fields is None:
         return None
-    record = record_of(fields, message)
-    return Extraction(question(message, fields), written(record), values.names[0], record, wording.name, locale)
+    if any_ask:
+        asked, record = asked_in_any_way(message, fields, split, rng)
+    else:
+        asked, record = question(message, fields), record_of(fields, message)
+    return Extraction(asked, written(record), values.names[0], record, wording.name, locale)
 
 
 def handwritten(split: Split, seed: int = 0) -> Iterator[Extraction]:
@@ -99,6 +108,12 @@ TASKS = (
         partial(extractions, own_wordings=True),
         _judge,
         splits=("validation", "test"),
+    ),
+    Task(
+        "extraction-any-ask",
+        "the same, asked in many ways: other words, keys and orders",
+        partial(extractions, any_ask=True),
+        _judge,
     ),
     Task(
         "extraction-handwritten",
