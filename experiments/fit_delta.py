@@ -5,7 +5,7 @@ r"""Train the delta that the package ships for a named model, in the form in whi
 
 `experiments/ship.py` rounds what a run learned, and accuracy is lost. This begins at the rounded delta of the recipe's
 `model.path` and trains its factors as they are stored (`setblock.model.trained_delta`). It writes the folder every 50 steps.
-With `--from`, it goes on with a delta that is stored.
+With `--from`, it continues from a stored delta.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("recipe", type=Path, help="its model.path is a run that trained all weights")
     parser.add_argument("--base", required=True, help="the model that the first run started from")
     parser.add_argument("--to", type=Path, required=True, help="folder to write")
-    parser.add_argument("--from", type=Path, dest="stored", metavar="FOLDER", help="a delta to go on with")
+    parser.add_argument("--from", type=Path, dest="stored", metavar="FOLDER", help="a delta to continue from")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="of the recipe")
     options = parser.parse_args()
     recipe, args = load_recipe(options.recipe, overrides=dict(map(parse_override, options.set)))
