@@ -14,6 +14,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 from transformers import TrainerCallback
+from transformers.trainer_utils import SaveStrategy
 
 from setblock.model.named import DELTA_FILE, resolved
 from setblock.model.shipping import FORM, FORMS, rows_of_facts, ship_changes
@@ -38,6 +39,9 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="of the recipe")
     options = parser.parse_args()
     recipe, args = load_recipe(options.recipe, overrides=dict(map(parse_override, options.set)))
+    args.save_strategy = (
+        SaveStrategy.NO
+    )  # checkpoints can't hold rounded factors; `--to` is what there is to continue from
     keep_freed_memory()
     sbd = prepared_model(recipe, args)
     assert sbd.facts is not None  # the recipe trains for blocks

@@ -94,15 +94,17 @@ def hold_changes(
     Args:
         model: in float32; its weights say where the changes begin. They become those of `start`, and no gradient reaches them.
         form, forms, rows: as in `packed_delta`.
-        stored: what `packed_delta` or training gave before. The changes begin there, and not at the model's weights.
+        stored: what `packed_delta` or training gave before. The changes and the vectors begin there, and not at the model's.
     """
     changes: dict[str, TrainedChange] = {}
     by_weight: dict[nn.Parameter, TrainedChange] = {}
     for path, module in list(model.named_modules()):
         for key, weight in list(module.named_parameters(recurse=False)):
-            if weight.dim() != 2:
-                continue
             name = f"{path}.{key}"
+            if weight.dim() != 2:
+                if stored is not None:
+                    weight.detach().copy_(stored[name])
+                continue
             if weight not in by_weight:
                 base, kept = start[name].to(weight), rows.get(name, ())
                 changes[name] = by_weight[weight] = (
