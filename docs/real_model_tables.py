@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 TITLES = {
     "smollm2": "SmolLM2-135M-Instruct, not trained for blocks",
-    "smollm2-records": "`smollm2-records`: the same, fine-tuned in blocks in eight hours on one core",
+    "smollm2-records": "`smollm2-records`: the same, fine-tuned in blocks in nine hours on one core",
 }
 """The name or folder of a model -> what the table calls it."""
 
