@@ -87,15 +87,13 @@ BUNDLED = "bundled"
 
 _QUESTION = "Write unit tests for a Python function add(a, b)."
 _MESSAGE = """\
-JSON record with the keys guest, email, arrival, departure, rooms, breakfast. Missing: null. Dates: YYYY-MM-DD.
+Please read this letter and give me a JSON object with guest, rooms, check_in, check_out, breakfast (true or false) and phone. null if it \
+doesn't say.
 
 Dear Sir or Madam,
-
-I would like two rooms from the 3rd to the 7th of August 2026, with breakfast if possible. My e-mail is \
-p.lindqvist@posteo.example.
-
-Kind regards,
-Per Lindqvist"""
+we would like to reserve two rooms with breakfast from the 3rd to the 7th of August 2026. We arrive by car, late in the afternoon.
+Yours faithfully,
+Henrik Aalto"""
 
 NAMED_MODELS: dict[str, NamedModel] = {
     "smollm2": _smollm2(None, example=_QUESTION),
