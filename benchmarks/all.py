@@ -53,6 +53,12 @@ COMMANDS = tuple(
             6,
         ),
         ("side_by_side_trained", "side_by_side", "--subjects,trained", 3),
+        (
+            "side_by_side_trained_compiled",
+            "side_by_side",
+            "--threads,1,--subjects,trained,--rounds,3,--problems,10,--compile",
+            3,
+        ),
         ("side_by_side_100m", "side_by_side", "--subjects,100m-bfloat16,--compile", 6),
         ("side_by_side_400m", "side_by_side", "--subjects,400m-bfloat16,--tokens,64,--rounds,3", 7),
         ("side_by_side_400m_float32", "side_by_side", "--subjects,400m-float32,--tokens,64,--rounds,3", 8),
