@@ -87,11 +87,12 @@ BUNDLED = "bundled"
 
 _QUESTION = "Write unit tests for a Python function add(a, b)."
 _MESSAGE = """\
-Please read this letter and give me a JSON object with guest, rooms, check_in, check_out, breakfast (true or false) and phone. null if it \
-doesn't say.
+Please read this letter and give me a JSON object with guest, rooms, check_in, check_out, breakfast (true or false) and phone. \
+null if it doesn't say.
 
 Dear Sir or Madam,
-we would like to reserve two rooms with breakfast from the 3rd to the 7th of August 2026. We arrive by car, late in the afternoon.
+we would like to reserve two rooms with breakfast from the 3rd to the 7th of August 2026. We arrive by car, late in the \
+afternoon.
 Yours faithfully,
 Henrik Aalto"""
 
