@@ -39,9 +39,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="of the recipe")
     options = parser.parse_args()
     recipe, args = load_recipe(options.recipe, overrides=dict(map(parse_override, options.set)))
-    args.save_strategy = (
-        SaveStrategy.NO
-    )  # checkpoints can't hold rounded factors; `--to` is what there is to continue from
+    args.save_strategy = SaveStrategy.NO  # a checkpoint can't hold rounded factors; `--to` can
     keep_freed_memory()
     sbd = prepared_model(recipe, args)
     assert sbd.facts is not None  # the recipe trains for blocks

@@ -28,6 +28,16 @@ _SHAPE = {
 }
 _HEAD = {"head_dim": 8}
 
+SMALLEST_LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 512,
+}
+"""As a recipe's `model.config`."""
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _SHAPE,
     "qwen2": _SHAPE,

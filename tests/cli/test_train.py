@@ -10,6 +10,7 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from families import SMALLEST_LLAMA
 from setblock.training.trainer import SBDTrainer
 
 STEPS = 6  # 12 documents, 2 batches of 2 a step: 3 steps an epoch
@@ -20,14 +21,7 @@ def recipe(tmp_path):
     """A recipe of two epochs in float32; its output folder is `tmp_path / "model"`."""
     content = {
         "model": {
-            "config": {
-                "model_type": "llama",
-                "hidden_size": 16,
-                "num_hidden_layers": 1,
-                "intermediate_size": 16,
-                "num_attention_heads": 2,
-                "max_position_embeddings": 512,
-            },
+            "config": SMALLEST_LLAMA,
             "vocab_size": 300,
         },
         "data": {

@@ -15,9 +15,7 @@ from setblock.data.extraction.writing import Writer
 from setblock.data.tasks import TASKS
 from setblock.data.tasks.extraction import extractions
 
-TRAIN, TEST = (
-    {split: list(itertools.islice(extractions(split, any_ask=True), 400)) for split in ("train", "test")}
-).values()
+TRAIN, TEST = (list(itertools.islice(extractions(split, any_ask=True), 400)) for split in ("train", "test"))
 
 
 @pytest.mark.parametrize("example", [*TRAIN[:80], *TEST[:80]], ids=lambda example: example.wording)

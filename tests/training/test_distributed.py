@@ -12,6 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from families import SMALLEST_LLAMA
 from setblock.cli.app import app
 from training.processes import in_processes
 
@@ -22,16 +23,7 @@ def recipe_of(folder: Path, *, data: dict[str, Any] | None = None, **training: A
     """Steps of four batches of one row, however they are spread."""
     content = {
         "model": {
-            "config": {
-                "model_type": "llama",
-                "hidden_size": 16,
-                "num_hidden_layers": 1,
-                "intermediate_size": 16,
-                "num_attention_heads": 2,
-                "max_position_embeddings": 512,
-                "initializer_range": 0.2,
-                "tie_word_embeddings": True,
-            },
+            "config": SMALLEST_LLAMA | {"initializer_range": 0.2, "tie_word_embeddings": True},
             "vocab_size": 300,
         },
         "data": data

@@ -9,20 +9,13 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from families import SMALLEST_LLAMA
 from setblock.model.delta import with_delta
 from setblock.training.recipe import load_recipe
 from setblock.training.train import train
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "fit_delta.py"
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "intermediate_size": 16,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-}
+LLAMA = SMALLEST_LLAMA | {"tie_word_embeddings": True}
 
 
 def written(file: Path, **model: object) -> Path:
