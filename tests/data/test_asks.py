@@ -9,7 +9,7 @@ import pytest
 
 from setblock.data.extraction.asking import asked_fields, record_of
 from setblock.data.extraction.asks import _asks, _names, asked_in_any_way
-from setblock.data.extraction.kinds import kinds
+from setblock.data.extraction.kinds import kinds, other_kinds
 from setblock.data.extraction.values import Values
 from setblock.data.extraction.writing import Writer
 from setblock.data.tasks import TASKS
@@ -27,7 +27,7 @@ def test_a_request_has_each_key_and_the_message_and_no_mark_of_a_template(exampl
     assert "{keys}" not in example.question
 
 
-@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*kinds(), *other_kinds()], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_each_key_has_the_value_of_the_field_that_it_is_a_name_of(kind, split):
     rng = random.Random(kind.name)
@@ -43,6 +43,8 @@ def test_each_key_has_the_value_of_the_field_that_it_is_a_name_of(kind, split):
 
 
 def names_of(field, split):
+    if field.other_keys:
+        return [field.key, *field.other_keys]
     held_out, training = _names()[field.key]
     return [field.key, f"{field.key}_2", *(training if split == "train" else held_out)]
 

@@ -61,7 +61,8 @@ def _keys(fields: Iterable[Field], split: Split, rng: random.Random) -> list[str
     own, case = rng.random() < _OWN_KEYS, rng.choice(_CASES)
     found: list[str] = []
     for field in fields:
-        names = [field.key] if own or rng.random() >= _OTHER_KEY else [*_names()[field.key][split == "train"]]
+        others = field.other_keys or _names()[field.key][split == "train"]
+        names = [field.key] if own or rng.random() >= _OTHER_KEY else [*others]
         rng.shuffle(names)
         names = [case(each) for each in (*names, field.key)]
         # Two fields may have another name in common, and a name that is another's own.

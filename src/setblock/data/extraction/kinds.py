@@ -1,8 +1,9 @@
-"""Read kinds of messages from the files of `kinds/`: the fields that can be asked for, and wordings of whole messages.
+"""Read kinds of messages from files: the fields that can be asked for, and wordings of whole messages.
 
 Knows the files' form. Knows nothing of values, or of how a wording becomes a message.
 
-A file begins with a line for each field, `name = type what-is-told | key`. One without a key is never asked for.
+A file begins with a line for each field, `name = type what-is-told | key`. One without a key is never asked for. After the
+key come its other names, if `keys.txt` does not have them.
 Then come the wordings, each after a line `=== split`, which may name the flags `typos` and `lower`, and `-field` for each field
 that its messages leave open in a way that two readers would fill in differently.
 """
@@ -38,12 +39,14 @@ class Field:
         type: a type of `setblock.data.extraction.values`.
         told: what its type needs to know.
         key: its name in a record; empty where it is never asked for.
+        other_keys: what else a person could ask for it by.
     """
 
     name: str
     type: str
     told: str
     key: str
+    other_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,18 @@ class Kind:
 
 @lru_cache
 def kinds() -> tuple[Kind, ...]:
-    """Return all kinds, by name."""
-    folder = files("setblock.data.extraction").joinpath("kinds")
+    """Return the kinds whose wordings each have a split, by name."""
+    return _kinds_in("kinds")
+
+
+@lru_cache
+def other_kinds() -> tuple[Kind, ...]:
+    """Return the kinds that have one split as a whole, by name."""
+    return _kinds_in("other_kinds")
+
+
+def _kinds_in(name: str) -> tuple[Kind, ...]:
+    folder = files("setblock.data.extraction").joinpath(name)
     paths = sorted(folder.iterdir(), key=lambda path: path.name)
     return tuple(_kind(path.name.removesuffix(".txt"), path.read_text(encoding="utf-8")) for path in paths)
 
@@ -90,9 +103,10 @@ def _kind(name: str, text: str) -> Kind:
 
 def _field(line: str) -> Field:
     name, told = line.split(" = ", 1)
-    told, _, key = told.partition(" | ")
+    told, _, keys = told.partition(" | ")
     type_, _, told = told.partition(" ")
-    return Field(name, type_, told, key)
+    key, *others = keys.split(", ")
+    return Field(name, type_, told, key, tuple(others))
 
 
 def _wordings(kind: str, parts: list[str]) -> Iterator[Wording]:

@@ -5,7 +5,7 @@ Knows which wordings and places a split may have, and how an answer is judged. M
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
@@ -14,7 +14,7 @@ import yaml
 
 from setblock.data.extraction.asking import asked_fields, question, record_of
 from setblock.data.extraction.asks import asked_in_any_way
-from setblock.data.extraction.kinds import Kind, Wording, kinds
+from setblock.data.extraction.kinds import Kind, Wording, kinds, other_kinds
 from setblock.data.extraction.locales import TEST_LOCALE, locales
 from setblock.data.extraction.records import Record, is_right, record_in, right_fields, written
 from setblock.data.extraction.values import Values
@@ -27,7 +27,8 @@ _OWN_SHARE = 0.5  # of held-out splits, messages whose wording is in no other sp
 
 @dataclass(frozen=True)
 class Extraction(ChatExample):
-    """Hold a message with the request for its record, which `answer` is as JSON. Its identity is a name in the message.
+    """Hold a message with the request for its record, which `answer` is as JSON. Its identity is a name in the message, or all
+    of the request where there is none.
 
     Attributes:
         wanted: the record.
@@ -41,19 +42,25 @@ class Extraction(ChatExample):
 
 
 def extractions(
-    split: Split, seed: int = 0, *, own_wordings: bool = False, any_ask: bool = False
+    split: Split,
+    seed: int = 0,
+    *,
+    of: Callable[[], tuple[Kind, ...]] = kinds,
+    own_wordings: bool = False,
+    any_ask: bool = False,
 ) -> Iterator[Extraction]:
     """Yield endless distinct examples. Names of people and companies are of one split; so are half of all wordings,
     which only the test split has, and a few that only the validation split has. The other half of a held-out split has
     wordings of training.
 
     Args:
+        of: returns the kinds of messages.
         own_wordings: give only wordings that no other split has.
         any_ask: ask in many ways, and not in the task's one.
     """
     rng = random.Random(f"extraction-{split}-{seed}{'-any-ask' if any_ask else ''}")
     by_split = {
-        each: [(kind, wording) for kind in kinds() for wording in kind.wordings if wording.split == each]
+        each: [(kind, wording) for kind in of() for wording in kind.wordings if wording.split == each]
         for each in ("train", split)
     }
     usual = [each for each in locales() if each != TEST_LOCALE]
@@ -80,7 +87,8 @@ def _write(
         asked, record = asked_in_any_way(message, fields, split, rng)
     else:
         asked, record = question(message, fields), record_of(fields, message)
-    return Extraction(asked, written(record), values.names[0], record, wording.name, locale)
+    identity = values.names[0] if values.names else asked
+    return Extraction(asked, written(record), identity, record, wording.name, locale)
 
 
 def handwritten(split: Split, seed: int = 0) -> Iterator[Extraction]:
@@ -113,6 +121,12 @@ TASKS = (
         "extraction-any-ask",
         "the same, asked in many ways: other words, keys and orders",
         partial(extractions, any_ask=True),
+        _judge,
+    ),
+    Task(
+        "extraction-any-kind",
+        "the same, asked in many ways, of other kinds of messages; those of a held-out split are in no other",
+        partial(extractions, of=other_kinds, own_wordings=True, any_ask=True),
         _judge,
     ),
     Task(
