@@ -96,7 +96,7 @@ def prepared(model: Any, *, block_size: int = 16) -> SBDModel:
 def compiled(sbd: SBDModel, *, backend: str = "inductor") -> SBDModel:
     """Return the same model, compiled; the one given stays as it is."""
     other = SBDModel(sbd.model, sbd.tokenizer, facts=sbd.facts, quantization=sbd.quantization)
-    other.end_of_text_ids = sbd.end_of_text_ids
+    other.end_of_text_ids, other.draft_text = sbd.end_of_text_ids, sbd.draft_text
     other.compile(backend=backend)
     return other
 
@@ -104,7 +104,7 @@ def compiled(sbd: SBDModel, *, backend: str = "inductor") -> SBDModel:
 def prepacked(sbd: SBDModel) -> SBDModel:
     """Return a copy of the model, its weights prepacked; the one given stays as it is."""
     other = SBDModel(copy.deepcopy(sbd.model), sbd.tokenizer, facts=sbd.facts)
-    other.end_of_text_ids = sbd.end_of_text_ids
+    other.end_of_text_ids, other.draft_text = sbd.end_of_text_ids, sbd.draft_text
     other.prepack()
     return other
 

@@ -188,3 +188,17 @@ def test_events_are_a_line_of_json_for_each_pass_and_then_the_answer(run, sbd_fo
     assert len(revealed) >= answer["num_tokens"]
     assert all(each.keys() == {"index", "token_id", "entropy", "text"} for each in revealed)
     assert run(*arguments, "--events", "--n", 2).code == 2
+
+
+def test_drafts_are_copied_from_a_file_of_answers(run, ntp_folder, tmp_path):
+    arguments = ("generate", "Tom has 5 pens.", "--model", ntp_folder, "--block-size", 8, "--json", *SHORT)
+    alone = json.loads(run(*arguments).stdout)
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text(json.dumps({"text": alone["text"]}) + "\n")
+    ours = json.loads(run(*arguments, "--draft-text", answers).stdout)
+    assert ours["text"] == alone["text"]
+    assert ours["num_forwards"] < alone["num_forwards"]
+    outcome = run(*arguments, "--draft-text", tmp_path / "missing.jsonl")
+    assert outcome.code == 1
+    assert outcome.message.endswith("missing.jsonl: No such file or directory")
+    assert "\n" not in outcome.message

@@ -21,6 +21,7 @@ from setblock.decoding.plan import Span, fixed_sizes, plan_pass
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings, Method
 from setblock.decoding.terms import RowTerms
+from setblock.model.draft_text import indexed
 from setblock.model.feed import fixed_capacity
 from setblock.model.sbd_model import SBDModel
 
@@ -62,6 +63,16 @@ def test_decodes_the_same_without_compiling_anew(tokenizer: PreTrainedTokenizerB
     with torch.compiler.set_stance("fail_on_recompile"):
         assert decoded(sbd, OTHERS) == expected[1]
         assert decoded(sbd, PROMPTS) == expected[0]
+
+
+def test_copied_drafts_compile_too(tokenizer: PreTrainedTokenizerBase) -> None:
+    sbd, settings = model(tokenizer), [replace(each, draft_lookup=1) for each in SETTINGS]
+    sbd.draft_text = indexed([range(40), *(tokenizer(text).input_ids for text in TEXTS[::-1])])
+    expected = [decoded(sbd, prompts, settings) for prompts in (PROMPTS, OTHERS)]
+    sbd.compile(backend="eager")
+    assert decoded(sbd, PROMPTS, settings) == expected[0]
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert decoded(sbd, OTHERS, settings) == expected[1]
 
 
 def test_compiles_once_for_each_shape(tokenizer: PreTrainedTokenizerBase) -> None:

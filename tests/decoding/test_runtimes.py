@@ -25,6 +25,7 @@ from setblock.decoding.settings import DecodingSettings
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
+from setblock.model.draft_text import DraftText
 from setblock.model.facts import SBDFacts
 from setblock.model.feed import Feed
 from setblock.model.protocol import LanguageModel, as_it_is
@@ -40,6 +41,7 @@ class NaiveModel:
     facts: SBDFacts | None
     fuses_commit: bool = False
     end_of_text_ids: Sequence[int] = (0,)
+    draft_text: DraftText | None = None
     context_length: int | None = 120
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     runners: list[Any] = field(default_factory=list)

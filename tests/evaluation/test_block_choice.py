@@ -63,6 +63,16 @@ def test_copied_drafts_are_for_models_without_their_own() -> None:
     assert fastest_choice(FLAT, FACTS).draft_lookup is None
 
 
+def test_a_draft_text_gives_more_drafts_of_which_fewer_are_right() -> None:
+    alone, with_text = fastest_choice(CPU, None), fastest_choice(CPU, None, has_draft_text=True)
+    assert with_text.method == "exact"
+    assert with_text.speedup < alone.speedup  # measured on chats, the other on records, which copy more
+    assert fastest_choice(FLAT, None, has_draft_text=True).speedup == pytest.approx(
+        (0.92 * 2.05 + 0.08) / (0.92 * 1.05 + 0.08)
+    )
+    assert fastest_choice(FLAT, FACTS, has_draft_text=True) == fastest_choice(FLAT, FACTS)
+
+
 def test_a_calibration_says_the_acceptance() -> None:
     def calibrated(speedup: float) -> SBDFacts:
         point = {"method": "exact", "block_size": 16}

@@ -1,6 +1,7 @@
 """Turn the options of a runtime into a model that PyTorch or llama.cpp runs."""
 
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from setblock.cli.messages import print_message, silence_libraries
@@ -28,6 +29,12 @@ class RuntimeOptions(ModelOptions):
         None,
         "What runs the model. transformers: PyTorch. llama-cpp: llama.cpp (pip install 'setblock\\[llama-cpp]'), the "
         "default for GGUF files if it is installed.",
+    )
+    draft_text: Path | None = option(
+        None,
+        "JSON Lines file of answers that the model gave before, or that are like its own: method exact copies its drafts from "
+        "them, too. The text of an answer does not depend on it. Default: the model's own file, if it has one.",
+        metavar="FILE",
     )
     tune: bool | None = option(
         None,
@@ -82,13 +89,20 @@ def load_language_model(options: RuntimeOptions, *, blocks: bool) -> "LanguageMo
     Args:
         blocks: as in `load_model`, which raises what this does.
     """
+    model: LanguageModel
     if not options.takes_llama_cpp:
-        return load_model(options, blocks=blocks, fastest=True)
-    silence_libraries()
-    from setblock.integrations.llama_cpp.model import load
+        model = load_model(options, blocks=blocks, fastest=True)
+    else:
+        silence_libraries()
+        from setblock.integrations.llama_cpp.model import load
 
-    path, how = str(options.path), options.llama_options()
-    return checked_for_blocks(lambda: load(path, how), path, blocks=blocks)
+        path, how = str(options.path), options.llama_options()
+        model = checked_for_blocks(lambda: load(path, how), path, blocks=blocks)
+    if options.draft_text is not None:
+        from setblock.model.draft_text import draft_text_of, read_texts
+
+        model.draft_text = draft_text_of(read_texts(options.draft_text), model)
+    return model
 
 
 def tuned(
@@ -109,9 +123,10 @@ def tuned(
     from setblock.evaluation.block_choice import fastest_choice
     from setblock.evaluation.pass_costs import identity_of, remembered_costs
 
-    how = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in ("path", "tune")}
+    others = ("path", "tune", "draft_text")
+    how = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in others}
     identity = identity_of(options.source, llama_cpp=options.takes_llama_cpp, **how)
-    choice = fastest_choice(remembered_costs(model, identity), model.facts)
+    choice = fastest_choice(remembered_costs(model, identity), model.facts, has_draft_text=model.draft_text is not None)
     print_message(str(choice))
     return choice.applied(settings), {"tuned": choice.to_json()}
 

@@ -34,7 +34,14 @@ def joined(states: Sequence[BatchState]) -> BatchState:
     # The row of the largest limit may get a larger block from another.
     parts["tokens"] = fitted(parts["tokens"], capacity_of(terms))
     may_prefill = any(state.may_prefill for state in states)
-    return BatchState(facts=states[0].facts, terms=terms, first_logits=first_logits, may_prefill=may_prefill, **parts)
+    return BatchState(
+        facts=states[0].facts,
+        terms=terms,
+        first_logits=first_logits,
+        draft_text=states[0].draft_text,
+        may_prefill=may_prefill,
+        **parts,
+    )
 
 
 @torch.inference_mode()
@@ -48,10 +55,11 @@ def taken(state: BatchState, rows: Tensor) -> BatchState:
         facts=state.facts,
         terms=terms,
         first_logits=None if state.first_logits is None else state.first_logits[rows],
+        draft_text=state.draft_text,
         may_prefill=state.may_prefill,
         **parts,
     )
 
 
-_OTHERS = ("facts", "terms", "first_logits", "may_prefill")
+_OTHERS = ("facts", "terms", "first_logits", "draft_text", "may_prefill")
 _TENSORS = [each.name for each in fields(BatchState) if each.init and each.name not in _OTHERS]

@@ -1,4 +1,5 @@
-"""Copy drafts from the text: what followed where the text was last as it is now (prompt lookup decoding).
+"""Copy drafts from the text: what followed where the text was last as it is now (prompt lookup decoding). And from other texts,
+where a model has such.
 
 Knows tokens and positions. Knows nothing of models. Method `exact` checks whatever is drafted, so a copy can only save passes.
 Shapes: B rows, C positions, k the largest block size.
@@ -11,10 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from setblock.decoding.state import BatchState
-
-LONGEST_MATCH = 4
-"""Tokens. Of two earlier places that match this many or more, the later one is taken."""
-
+from setblock.model.draft_text import LONGEST_MATCH, DraftText
 
 SURE = 0.5
 """Nats. Of a token drafted with a smaller entropy, the model knows better than a copy."""
@@ -33,8 +31,9 @@ class Copies(NamedTuple):
     token_ids: Tensor
 
 
-def copied(tokens: Tensor, start: Tensor, *, size: int) -> Copies:
-    """Return the continuation of the longest match of a text's end, the latest of equally long ones.
+def copied(tokens: Tensor, start: Tensor, *, size: int, others: DraftText | None = None) -> Copies:
+    """Return the continuation of the longest match of a text's end: the latest of equally long ones of up to `LONGEST_MATCH`
+    tokens. Another text's, if more tokens match there.
 
     A match that ends right before the text's own end is continued automatically: after `a b a b` follows `a b`.
 
@@ -42,6 +41,7 @@ def copied(tokens: Tensor, start: Tensor, *, size: int) -> Copies:
         tokens: [B, C] int64, of which those up to `start` are known.
         start: [B] int64, the position of the last known token.
         size: k.
+        others: texts to copy from, besides each row's.
     """
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     start = start[:, None]
@@ -58,7 +58,17 @@ def copied(tokens: Tensor, start: Tensor, *, size: int) -> Copies:
     place = (matched * tokens.shape[1] + positions).argmax(dim=1, keepdim=True)  # [B, 1]
     steps = torch.arange(size, device=tokens.device)
     period = (start - place).clamp(min=1)
-    return Copies(matched.gather(1, place)[:, 0], tokens.gather(1, place + steps % period))
+    own = Copies(matched.gather(1, place)[:, 0], tokens.gather(1, place + steps % period))
+    if others is None:
+        return own
+
+    # 3. Other texts
+    backwards = torch.arange(LONGEST_MATCH, device=tokens.device)
+    last = tokens.gather(1, (start - backwards).clamp(min=0))  # [B, LONGEST_MATCH]
+    elsewhere, place = others.find(last, start[:, 0] + 1)
+    continued = torch.cat([last[:, :1], others.tokens_from(place, size - 1)], dim=1)
+    is_longer = elsewhere > own.matched
+    return Copies(elsewhere.where(is_longer, own.matched), continued.where(is_longer[:, None], own.token_ids))
 
 
 class Draft(NamedTuple):
@@ -83,7 +93,8 @@ def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tenso
     here = state.tokens.gather(1, positions)
     ours = torch.where(draft.reveal, draft.token_ids, here)
     has_first = state.revealed[:, 0] | draft.reveal[:, 0]
-    copies = copied(state.tokens.scatter(1, positions[:, :1], ours[:, :1]), state.block_start, size=positions.shape[1])
+    known = state.tokens.scatter(1, positions[:, :1], ours[:, :1])
+    copies = copied(known, state.block_start, size=positions.shape[1], others=state.draft_text)
     rows = rows & has_first & (state.draft_lookup > 0) & (copies.matched >= state.draft_lookup)
 
     # 2. Where the model says nothing better

@@ -3,6 +3,7 @@
 The oracle that the fast path is tested against. It shares with it only the sampler's rule and the choice of tokens.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.choice import choose_tokens, draws_of
-from setblock.decoding.lookup import LONGEST_MATCH, SURE
+from setblock.decoding.lookup import SURE
 from setblock.decoding.samplers import BlockView, Memory, Sampler
 from setblock.decoding.settings import DecodingSettings
+from setblock.model.draft_text import LONGEST_MATCH
 from setblock.model.protocol import LanguageModel
 
 Block = list[int | None]  # None: still masked
@@ -85,7 +87,7 @@ def naive_exact(
     kept, draft = list(prompt), list[int]()  # what is verified and committed; what is to be checked
     first = _choose(prefill[-1:], settings, len(kept))
     block, memory = _refilled(first, block_size, limit - len(kept)), _nothing()
-    block = _copied(kept, block, settings, sure={0})
+    block = _copied(model, kept, block, settings, sure={0})
     while True:
         # 1. Only a draft's first token is sure to stay, and a block's that follows no draft
         sure = kept[len(prompt) :] + [token for token in (draft or block)[:1] if token is not None]
@@ -108,7 +110,8 @@ def naive_exact(
         if agreed < len(causal):
             # The next pass commits the right token with what was copied behind it, or with a first pass over a new block
             right, block_passes, memory = causal[agreed], 0, _nothing()
-            draft, block = [], _copied(kept, _refilled([right], block_size, limit - len(kept)), settings, sure={0})
+            block = _refilled([right], block_size, limit - len(kept))
+            draft, block = [], _copied(model, kept, block, settings, sure={0})
             if None in block:
                 draft, block = [right], _refilled([], block_size, limit - len(kept) - 1)
             continue
@@ -124,11 +127,13 @@ def naive_exact(
         for i in {*chosen, *([0] if block[0] is None else [])}:
             block[i] = tokens[i]
         known = before | {0} | {i for i in chosen if entropy[i] <= SURE}
-        block = _copied(kept, block, settings, sure=known)
+        block = _copied(model, kept, block, settings, sure=known)
         block_passes += 1
 
 
-def _copied(written: Sequence[int], block: Block, settings: DecodingSettings, *, sure: set[int]) -> Block:
+def _copied(
+    model: LanguageModel, written: Sequence[int], block: Block, settings: DecodingSettings, *, sure: set[int]
+) -> Block:
     """Return a draft with copies of what last followed the text's end, up to the first `sure` token that disagrees."""
     assert block[0] is not None
     text, longest = [*written, block[0]], 0
@@ -138,16 +143,28 @@ def _copied(written: Sequence[int], block: Block, settings: DecodingSettings, *,
             matched += 1
         if matched and matched >= longest:
             longest, place = matched, end
-    if not settings.draft_lookup or longest < settings.draft_lookup:
+    others: list[int] = [] if model.draft_text is None else model.draft_text.token_ids.tolist()
+    elsewhere, there = _most_often(others, text)
+    if not settings.draft_lookup or max(longest, elsewhere) < settings.draft_lookup:
         return block
     filled = list(block)
     for i in range(1, len(block)):
-        text.append(text[place + i - 1])
+        text.append(others[min(there + i, len(others)) - 1] if elsewhere > longest else text[place + i - 1])
         if i not in sure:
             filled[i] = text[-1]
         elif filled[i] != text[-1]:
             break
     return filled
+
+
+def _most_often(others: list[int], text: list[int]) -> tuple[int, int]:
+    """Return how many of a text's last tokens other texts have, and the last place where these continue as most often."""
+    for matched in range(min(LONGEST_MATCH, len(text)), 0, -1):
+        ends = [end for end in range(matched, len(others)) if others[end - matched : end] == text[-matched:]]
+        if ends:
+            count = Counter(others[end] for end in ends)
+            return matched, max(ends, key=lambda end: (count[others[end]], end))
+    return 0, 0
 
 
 def _refilled(known: Sequence[int | None], block_size: int, room: int) -> Block:

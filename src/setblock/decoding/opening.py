@@ -10,11 +10,17 @@ from torch import Tensor
 
 from setblock.decoding.state import NO_TOKEN, BatchState, capacity_of, mask_of
 from setblock.decoding.terms import RowTerms
+from setblock.model.draft_text import DraftText
 from setblock.model.facts import SBDFacts
 
 
 def open_state(
-    written: Sequence[Sequence[int]], terms: Sequence[RowTerms], *, facts: SBDFacts | None, device: torch.device
+    written: Sequence[Sequence[int]],
+    terms: Sequence[RowTerms],
+    *,
+    facts: SBDFacts | None,
+    device: torch.device,
+    draft_text: DraftText | None = None,
 ) -> BatchState:
     """Return the state of requests before their prefill.
 
@@ -62,4 +68,5 @@ def open_state(
         finished=none.clone(),
         stopped=none.clone(),
         failed=none.clone(),
+        draft_text=draft_text,
     )

@@ -192,7 +192,7 @@ def open_rows(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: 
         check_prompt(prompt, model.vocab_size)
         check_token_ids(each, model.vocab_size)
         check_that_tokens_are_left(model, each, ends=row.ends, vocab_size=model.vocab_size)
-    state = open_state(prompts, terms, facts=model.facts, device=model.device)
+    state = open_state(prompts, terms, facts=model.facts, device=model.device, draft_text=model.draft_text)
     texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in settings]
     wanted = [each.logprobs for each in settings if each.logprobs is not None]
     return Rows(

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from setblock.decoding.settings import Method
 from setblock.decoding.terms import RowTerms
+from setblock.model.draft_text import DraftText
 from setblock.model.facts import SBDFacts
 from setblock.model.feed import fixed_capacity
 
@@ -77,6 +78,7 @@ class BatchState:
         failed: [B] bool, rows whose logits were not numbers, or left no token. Nothing more is revealed in them; what they
             have is kept.
         first_logits: [B, V] float32 or None, the causal logits of the block's first token, from its first pass.
+        draft_text: what drafts may be copied from, besides each row's own text; None where there is nothing.
         may_prefill: for the host, whether any row may have to be fed its prompt, or what it had to give up.
         columns, rows: [C] and [B], 0, 1, 2, ...
         nobody, everybody: [B] bool, no row, and all.
@@ -118,6 +120,7 @@ class BatchState:
     stopped: Tensor
     failed: Tensor
     first_logits: Tensor | None = None
+    draft_text: DraftText | None = None
     may_prefill: bool = True
     columns: Tensor = field(init=False)
     rows: Tensor = field(init=False)

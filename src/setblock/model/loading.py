@@ -18,11 +18,13 @@ from transformers import (
     PretrainedConfig,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import cached_file
 
 from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.model.adapted import load_adapter
 from setblock.model.attention import layer_windows
 from setblock.model.bundled import BUNDLED_MODEL
+from setblock.model.draft_text import DRAFT_TEXT_FILE, draft_text_of, read_texts
 from setblock.model.facts import SBDFacts, read_facts
 from setblock.model.gguf import (
     Metadata,
@@ -144,8 +146,15 @@ def load(
         )
         warnings.warn(reason, ShorterContext, stacklevel=2)
     sbd = SBDModel(model, tokenizer, facts=facts, quantization=quantization)
+    with _reading(source, "its draft text"):
+        texts = cached_file(source, DRAFT_TEXT_FILE, **_IF_THERE) if metadata is None else None
+    if texts is not None:
+        sbd.draft_text = draft_text_of(read_texts(Path(texts)), sbd)
     warn_if_untrained(source, facts)
     return sbd
+
+
+_IF_THERE = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
 
 
 def warn_if_untrained(source: str, facts: SBDFacts | None) -> None:

@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from setblock.errors import SetBlockError, did_you_mean
 from setblock.model.bundled import ASSETS, BUNDLED_MODEL
 from setblock.model.delta import with_delta
+from setblock.model.draft_text import DRAFT_TEXT_FILE
 from setblock.model.facts import CONFIG_KEY, read_facts
 from setblock.model.few_bits import from_few_bits
 from setblock.model.gguf import pretrained_arguments, weights_arguments
@@ -36,6 +37,8 @@ FACTS_FILE = "facts.json"
 """In the folder of what is shipped: the facts of the checkpoint that it makes."""
 DELTA_FILE = "delta.safetensors"
 """There, if it is a delta of the weights: what `setblock.model.delta` packed."""
+DRAFT_TEXT = f"{DRAFT_TEXT_FILE}.gz"
+"""There, if it has texts of the model's own."""
 WEIGHTS_NAME, CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
 """PEFT's names for the files of an adapter."""
 
@@ -52,7 +55,7 @@ class NamedModel:
         file_sha256: its hash.
         mask_token: the token of its vocabulary that becomes the mask token.
         shipped: a folder of this package with what was trained: an adapter for the future block, or a delta of the weights,
-            and the facts. None for the model as it is.
+            and the facts; or with texts of the model's own to copy drafts from. None for the model as it is.
         megabytes: the size of the download.
         example: a prompt of the kind that it answers well.
     """
@@ -97,12 +100,12 @@ Yours faithfully,
 Henrik Aalto"""
 
 NAMED_MODELS: dict[str, NamedModel] = {
-    "smollm2": _smollm2(None, example=_QUESTION),
+    "smollm2": _smollm2(ASSETS / "smollm2", example=_QUESTION),
     "smollm2-base": _smollm2(None, example=_QUESTION),
     "smollm2-records": _smollm2(ASSETS / "smollm2-records", example=_MESSAGE),
 }
-"""By name. SmolLM2-135M-Instruct: `smollm2-base` is the model alone, to be fine-tuned. `smollm2` is the same until there is an
-adapter that saves more than it costs. `smollm2-records` was trained in blocks to write messages as JSON records
+"""By name. SmolLM2-135M-Instruct: `smollm2-base` is the model alone, to be fine-tuned. `smollm2` is the same, with answers of
+its own that method `exact` copies drafts from. `smollm2-records` was trained in blocks to write messages as JSON records
 (docs/real-model.md)."""
 
 
@@ -228,7 +231,7 @@ def _check_hash(file: Path, model: NamedModel) -> None:
 
 
 def _make_checkpoint(model: NamedModel, file: Path, folder: Path) -> None:
-    """Write the checkpoint: the weights in bfloat16, the tokenizer with its mask token, and the adapter."""
+    """Write the checkpoint: the weights in bfloat16, the tokenizer with its mask token, the adapter and the draft text."""
     _check_hash(file, model)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -238,7 +241,9 @@ def _make_checkpoint(model: NamedModel, file: Path, folder: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=".making-", dir=folder.parent) as temporary:
                 whole = Path(temporary) / folder.name
-                _sbd_model(model, str(file)).save(whole, adapter=_adapter_of(model, Path(temporary)))
+                _sbd_model(model, str(file)).save(
+                    whole, adapter=_adapter_of(model, Path(temporary)), draft_text=_shipped(model, DRAFT_TEXT)
+                )
                 os.replace(whole, folder)
     except OSError as error:
         raise SetBlockError(f"can't write {folder}: {error.strerror}") from error
@@ -248,26 +253,33 @@ def _sbd_model(model: NamedModel, source: str) -> SBDModel:
     """Return the weights, the tokenizer and the facts. The adapter is not put into the model: it is saved next to the
     weights."""
     weights = AutoModelForCausalLM.from_pretrained(**weights_arguments(source), dtype=torch.bfloat16)
-    if model.shipped is not None and (model.shipped / DELTA_FILE).is_file():
+    if (delta := _shipped(model, DELTA_FILE)) is not None:
         parameters = dict(weights.named_parameters())
         with torch.no_grad():
-            for name, values in with_delta(parameters, load_file(model.shipped / DELTA_FILE)).items():
+            for name, values in with_delta(parameters, load_file(delta)).items():
                 parameters[name].copy_(values)
     tokenizer = AutoTokenizer.from_pretrained(**pretrained_arguments(source))
     tokenizer.mask_token = model.mask_token
     sbd = SBDModel(weights, tokenizer)
-    if model.shipped is not None:
-        setattr(weights.config, CONFIG_KEY, json.loads((model.shipped / FACTS_FILE).read_text()))
+    if (facts := _shipped(model, FACTS_FILE)) is not None:
+        setattr(weights.config, CONFIG_KEY, json.loads(facts.read_text()))
         sbd.facts = read_facts(weights.config)
     return sbd
 
 
 def _adapter_of(model: NamedModel, temporary: Path) -> Path | None:
     """Return a folder of the adapter as PEFT reads it, if one is shipped."""
-    if model.shipped is None or not (model.shipped / WEIGHTS_NAME).is_file():
+    weights, config = _shipped(model, WEIGHTS_NAME), _shipped(model, CONFIG_NAME)
+    if weights is None or config is None:
         return None
     folder = temporary / "adapter"
     folder.mkdir()
-    shutil.copy(model.shipped / CONFIG_NAME, folder)
-    save_file(from_few_bits(load_file(model.shipped / WEIGHTS_NAME)), folder / WEIGHTS_NAME)
+    shutil.copy(config, folder)
+    save_file(from_few_bits(load_file(weights)), folder / WEIGHTS_NAME)
     return folder
+
+
+def _shipped(model: NamedModel, name: str) -> Path | None:
+    """Return a file of what is shipped, if it is there."""
+    path = None if model.shipped is None else model.shipped / name
+    return path if path is not None and path.is_file() else None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from setblock.model.draft_text import DraftText
 from setblock.model.facts import SBDFacts
 from setblock.model.feed import Feed
 
@@ -79,7 +80,13 @@ class PagedRunner(Runner, Protocol):
 
 
 class LanguageModel(Protocol):
-    """Define a model that decoding can drive."""
+    """Define a model that decoding can drive.
+
+    Attributes:
+        draft_text: texts that method `exact` copies drafts from, besides each request's own; None where there are none.
+    """
+
+    draft_text: DraftText | None
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -19,6 +19,7 @@ from setblock.model.attention import context_length, plan_of
 from setblock.model.cache import SlotCache
 from setblock.model.compiled import CompiledModel
 from setblock.model.custom_generate import write_custom_generate
+from setblock.model.draft_text import DRAFT_TEXT_FILE, DraftText, read_texts
 from setblock.model.facts import SBDFacts
 from setblock.model.feed import fixed_capacity
 from setblock.model.gate import gate_of
@@ -42,6 +43,7 @@ class SBDModel:
         facts: its SBD facts, or None if it was never prepared for SBD. It then decodes one token in each pass and is trainable.
         quantization: how its weights are stored, if they are quantised. The model then cannot be trained or saved.
         end_of_text_ids: ids that end an answer.
+        draft_text: texts that method `exact` copies drafts from, besides each request's own (`draft_text_of`); None at first.
         num_parameters: the number of weights; tied weights count once.
         compiled: the compiled model, after a call of `compile`.
         gate: the gate of an adapter that acts on the future block only.
@@ -64,6 +66,7 @@ class SBDModel:
         self.quantization = quantization
         self.end_of_text_ids = _end_of_text_ids(model, tokenizer)
         self.num_parameters = model.num_parameters()
+        self.draft_text: DraftText | None = None
         self.compiled: CompiledModel | None = None
         self.gate = gate_of(model)
         if self.gate is None and facts is not None and facts.noisy_adapter:
@@ -189,6 +192,7 @@ class SBDModel:
         dtype: torch.dtype | None = None,
         state: dict[str, Tensor] | None = None,
         adapter: Path | None = None,
+        draft_text: Path | None = None,
     ) -> None:
         """Save a checkpoint that plain Transformers can load too: safetensors, config (with the facts), tokenizer, and a short
         file with which its `generate` decodes in blocks.
@@ -201,6 +205,7 @@ class SBDModel:
             dtype: the type that the stored weights are rounded to. The config still names the type to run in.
             state: the weights, if the model itself does not hold all of them.
             adapter: a folder written by PEFT, to include in the checkpoint.
+            draft_text: a file of texts to copy drafts from, as `read_texts` takes it, to include in the checkpoint.
 
         Raises:
             SetBlockError: its weights are quantised or prepacked, or it has an adapter.
@@ -224,11 +229,15 @@ class SBDModel:
                 write_custom_generate(Path(temporary))
             if adapter is not None:
                 shutil.copytree(adapter, Path(temporary) / ADAPTER_FOLDER)
+            if draft_text is not None:
+                lines = map(json.dumps, read_texts(draft_text))
+                (Path(temporary) / DRAFT_TEXT_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
             files = (path for path in Path(temporary).rglob("*") if path.is_file())
             written = sorted(files, key=lambda path: path.name == "config.json")
             # An older checkpoint in the folder stops being one before any of its files changes.
             (folder / "config.json").unlink(missing_ok=True)
-            for stale in {*folder.glob("*.safetensors*")} - {folder / path.name for path in written}:
+            old = {*folder.glob("*.safetensors*"), *folder.glob(DRAFT_TEXT_FILE)}
+            for stale in old - {folder / path.name for path in written}:
                 stale.unlink()
             readable = (Path(temporary) / "config.json").stat().st_mode
             for path in written:

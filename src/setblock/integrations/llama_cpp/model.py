@@ -15,6 +15,7 @@ from setblock.integrations.llama_cpp.library import ModelFile, library
 from setblock.integrations.llama_cpp.options import LlamaOptions
 from setblock.integrations.llama_cpp.probe import PROBED_SEQUENCES, own_sequence
 from setblock.integrations.llama_cpp.runner import LlamaRunner
+from setblock.model.draft_text import DraftText
 from setblock.model.facts import SBDFacts
 from setblock.model.gguf import check_gguf, end_of_text_in, facts_in, tokenizer_in
 from setblock.model.loading import warn_if_untrained
@@ -33,6 +34,7 @@ class LlamaModel:
         tokenizer: its tokenizer.
         facts: its SBD facts; None where it was never trained for blocks.
         end_of_text_ids: ids that end an answer.
+        draft_text: texts that method `exact` copies drafts from, besides each request's own; None at first.
         context_length: the most positions of a prompt and its answer.
         device: the CPU: llama.cpp gives its logits there, whatever computes them.
     """
@@ -51,6 +53,7 @@ class LlamaModel:
     ) -> None:
         self.path, self.options, self.tokenizer, self.facts = path, options, tokenizer, facts
         self.end_of_text_ids = end_of_text_ids
+        self.draft_text: DraftText | None = None
         self.context_length = min(file.context_length, options.n_ctx or file.context_length)
         self._file = file
         self._own = own_sequence(
