@@ -70,7 +70,7 @@ def test_copied_drafts_compile_too(tokenizer: PreTrainedTokenizerBase) -> None:
     sbd.draft_text = indexed([range(40), *(tokenizer(text).input_ids for text in TEXTS[::-1])])
     expected = [decoded(sbd, prompts, settings) for prompts in (PROMPTS, OTHERS)]
     sbd.compile(backend="eager")
-    assert decoded(sbd, PROMPTS, settings) == expected[0]
+    assert decoded(sbd, PROMPTS, settings) == expected[0]  # passes, too
     with torch.compiler.set_stance("fail_on_recompile"):
         assert decoded(sbd, OTHERS, settings) == expected[1]
 

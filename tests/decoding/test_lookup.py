@@ -129,6 +129,19 @@ def test_an_answer_that_another_text_has_takes_few_passes(untrained: SBDModel, p
         assert each.passes.decoding <= 3 + NEW // 8 < without.passes.decoding
 
 
+def test_a_model_that_drafts_itself_uses_a_draft_text_as_well(
+    trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    sbd = tiny_sbd("llama", trained_tokenizer)
+    sbd.end_of_text_ids = ()
+    exact = [DecodingSettings(method="exact", block_size=8, max_new_tokens=NEW, temperature=0.6)] * len(prompts)
+    alone = answers(sbd, prompts, exact)
+    sbd.draft_text = indexed([*prompt, *each.token_ids] for prompt, each in zip(prompts, alone, strict=True))
+    ours = answers(sbd, prompts, exact)
+    assert [each.token_ids for each in ours] == [each.token_ids for each in alone]
+    assert all(each.passes.decoding < other.passes.decoding for each, other in zip(ours, alone, strict=True))
+
+
 def test_blocks_that_nothing_checks_are_refused(untrained: SBDModel, prompts: list[list[int]]) -> None:
     with pytest.raises(SetBlockError, match="use method 'exact' or 'ntp'"):
         answers(untrained, prompts[:1], [DecodingSettings(method="sbd", max_new_tokens=4)])

@@ -64,9 +64,7 @@ def test_copied_drafts_are_for_models_without_their_own() -> None:
 
 
 def test_a_draft_text_gives_more_drafts_of_which_fewer_are_right() -> None:
-    alone, with_text = fastest_choice(CPU, None), fastest_choice(CPU, None, has_draft_text=True)
-    assert with_text.method == "exact"
-    assert with_text.speedup < alone.speedup  # measured on chats, the other on records, which copy more
+    assert fastest_choice(CPU, None, has_draft_text=True).method == "exact"
     assert fastest_choice(FLAT, None, has_draft_text=True).speedup == pytest.approx(
         (0.91 * 1.90 + 0.09) / (0.91 * 1.05 + 0.09)
     )

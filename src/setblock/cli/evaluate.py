@@ -61,6 +61,8 @@ def evaluate(
     if harness.tasks is not None:
         if model.runtime == "llama-cpp":
             raise SetBlockError("--tasks needs --runtime transformers")
+        if model.draft_text is not None:
+            raise SetBlockError("--draft-text needs --task")
         if continuous:
             raise SetBlockError("--continuous-batching needs --task: the harness answers --tasks in batches")
         evaluate_harness(
@@ -91,7 +93,8 @@ def evaluate(
             on_progress=lambda point, done: tell(point.method, done, limit),
         )
     if as_json:
-        asked = {"model": model.path or "bundled", "batch_size": batch_size}
+        others = 0 if loaded.draft_text is None else len(loaded.draft_text.token_ids)
+        asked = {"model": model.path or "bundled", "batch_size": batch_size, "draft_text_tokens": others}
         print_json({**asked, **result.figures(), **told})
     else:
         typer.echo(f"{_how(result, settings)}\n\n{_report(result)}")

@@ -32,7 +32,7 @@ class RuntimeOptions(ModelOptions):
     )
     draft_text: Path | None = option(
         None,
-        "JSON Lines file of answers that the model gave before, or that are like its own: method exact copies its drafts from "
+        "JSON Lines file of answers that the model gave before, or of answers like them: method exact copies drafts from "
         "them, too. The text of an answer does not depend on it. Default: the model's own file, if it has one.",
         metavar="FILE",
     )
@@ -89,6 +89,9 @@ def load_language_model(options: RuntimeOptions, *, blocks: bool) -> "LanguageMo
     Args:
         blocks: as in `load_model`, which raises what this does.
     """
+    from setblock.model.draft_text import draft_text_of, read_texts
+
+    texts = None if options.draft_text is None else list(read_texts(options.draft_text))
     model: LanguageModel
     if not options.takes_llama_cpp:
         model = load_model(options, blocks=blocks, fastest=True)
@@ -98,10 +101,8 @@ def load_language_model(options: RuntimeOptions, *, blocks: bool) -> "LanguageMo
 
         path, how = str(options.path), options.llama_options()
         model = checked_for_blocks(lambda: load(path, how), path, blocks=blocks)
-    if options.draft_text is not None:
-        from setblock.model.draft_text import draft_text_of, read_texts
-
-        model.draft_text = draft_text_of(read_texts(options.draft_text), model)
+    if texts is not None:
+        model.draft_text = draft_text_of(texts, model)
     return model
 
 

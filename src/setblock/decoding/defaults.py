@@ -17,6 +17,7 @@ DEFAULT_BLOCK_SIZE = 16
 DEFAULT_DRAFT_PASSES = 1
 DEFAULT_DRAFT_LOOKUP = 0  # short matches mislead a model that drafts well (docs/log.md)
 ADAPTER_DRAFT_LOOKUP = 2  # an adapter that leaves plain decoding alone drafts less well (docs/real-model.md)
+DRAFT_TEXT_LOOKUP = 2  # who gives a draft text to a model that drafts well wants it used
 UNTRAINED_DRAFT_LOOKUP = 1  # one that was never trained for blocks has no other drafts
 DRAFT_GAMMA = 1.0  # with one pass, as good as any (docs/exact.md)
 
@@ -47,13 +48,15 @@ def draft_passes_for(settings: DecodingSettings) -> int:
     return settings.draft_passes or DEFAULT_DRAFT_PASSES
 
 
-def draft_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings) -> int:
-    """Return how many tokens must match before method `exact` copies a draft from the text."""
+def draft_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings, *, has_draft_text: bool = False) -> int:
+    """Return how many tokens must match before method `exact` copies a draft from the text, or from a draft text."""
     if settings.draft_lookup is not None:
         return settings.draft_lookup
     if facts is None:
         return UNTRAINED_DRAFT_LOOKUP
-    return ADAPTER_DRAFT_LOOKUP if facts.noisy_adapter else DEFAULT_DRAFT_LOOKUP
+    if facts.noisy_adapter:
+        return ADAPTER_DRAFT_LOOKUP
+    return DRAFT_TEXT_LOOKUP if has_draft_text else DEFAULT_DRAFT_LOOKUP
 
 
 def sampler_for(settings: DecodingSettings) -> "Sampler":

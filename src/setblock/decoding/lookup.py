@@ -1,5 +1,4 @@
-"""Copy drafts from the text: what followed where the text was last as it is now (prompt lookup decoding). And from other texts,
-where a model has such.
+"""Copy drafts from the text, from where it was last as it is now (prompt lookup decoding), or from the model's draft text.
 
 Knows tokens and positions. Knows nothing of models. Method `exact` checks whatever is drafted, so a copy can only save passes.
 Shapes: B rows, C positions, k the largest block size.

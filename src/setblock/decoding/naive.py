@@ -143,13 +143,14 @@ def _copied(
             matched += 1
         if matched and matched >= longest:
             longest, place = matched, end
-    others: list[int] = [] if model.draft_text is None else model.draft_text.token_ids.tolist()
-    elsewhere, there = _most_often(others, text)
+    draft_text: list[int] = [] if model.draft_text is None else model.draft_text.token_ids.tolist()
+    elsewhere, place_there = _most_often(draft_text, text)
     if not settings.draft_lookup or max(longest, elsewhere) < settings.draft_lookup:
         return block
     filled = list(block)
     for i in range(1, len(block)):
-        text.append(others[min(there + i, len(others)) - 1] if elsewhere > longest else text[place + i - 1])
+        copied = min(place_there + i, len(draft_text)) - 1
+        text.append(draft_text[copied] if elsewhere > longest else text[place + i - 1])
         if i not in sure:
             filled[i] = text[-1]
         elif filled[i] != text[-1]:

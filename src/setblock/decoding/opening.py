@@ -68,5 +68,5 @@ def open_state(
         finished=none.clone(),
         stopped=none.clone(),
         failed=none.clone(),
-        draft_text=draft_text,
+        draft_text=None if draft_text is None else draft_text.to(device),
     )

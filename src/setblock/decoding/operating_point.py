@@ -109,7 +109,8 @@ def point_of(model: LanguageModel, settings: DecodingSettings) -> OperatingPoint
     """
     if settings.method == "ntp":
         return NTP
-    sampler = sampler_for(settings)
+    sampler, has_draft_text = sampler_for(settings), model.draft_text is not None
+    lookup = draft_lookup_for(model.facts, settings, has_draft_text=has_draft_text)
     return OperatingPoint(
         method=settings.method,
         sampler=name_of(sampler),
@@ -117,7 +118,7 @@ def point_of(model: LanguageModel, settings: DecodingSettings) -> OperatingPoint
         block_size=block_size_for(model, settings),
         adaptive_blocks=settings.adaptive_blocks,
         draft_passes=draft_passes_for(settings) if settings.method == "exact" else None,
-        draft_lookup=draft_lookup_for(model.facts, settings) if settings.method == "exact" else None,
+        draft_lookup=lookup if settings.method == "exact" else None,
     )
 
 

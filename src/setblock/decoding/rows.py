@@ -231,6 +231,6 @@ def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
         block_size=min(block_size_for(model, settings), room),
         adaptive_blocks=settings.adaptive_blocks,
         draft_passes=draft_passes_for(settings),
-        draft_lookup=draft_lookup_for(model.facts, settings),
+        draft_lookup=draft_lookup_for(model.facts, settings, has_draft_text=model.draft_text is not None),
         prefill_chunk=settings.prefill_chunk or PROMPT_PART,
     )

@@ -6,6 +6,7 @@ rows.
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,12 +34,20 @@ class DraftText(NamedTuple):
     Attributes:
         token_ids: [M] int64, the texts one after the other, each with an id that ends it.
         keys: for each length, [U] int64, the hashes of the runs of so many tokens, ascending.
-        places: for each length, [U] int64, where the text after each run continues: as most often, and there last.
+        places: for each length, [U] int64, the place after each run where its most frequent next token stands; of several, the
+            last.
     """
 
     token_ids: Tensor
     keys: tuple[Tensor, ...]
     places: tuple[Tensor, ...]
+
+    def to(self, device: torch.device) -> "DraftText":
+        """Return the same on a device."""
+        if self.token_ids.device == device:
+            return self
+        keys, places = (tuple(each.to(device) for each in column) for column in (self.keys, self.places))
+        return DraftText(self.token_ids.to(device), keys, places)
 
     def find(self, last: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """Return how many tokens of a text's end stand here, and where this text continues.
@@ -66,8 +75,8 @@ class DraftText(NamedTuple):
         return self.token_ids[(place[:, None] + steps).clamp(max=len(self.token_ids) - 1)]
 
 
-def indexed(texts: Iterable[Sequence[int]], *, device: torch.device | None = None) -> DraftText:
-    """Return texts of token ids with their index.
+def indexed(texts: Iterable[Sequence[int]]) -> DraftText:
+    """Return texts of token ids with their index, on the CPU.
 
     Raises:
         SetBlockError: they have fewer than `LONGEST_MATCH` + 1 tokens.
@@ -81,20 +90,27 @@ def indexed(texts: Iterable[Sequence[int]], *, device: torch.device | None = Non
         key = _extended(key, token_ids.roll(length - 1)[:-1])
         inside = slice(length - 1, None)
         runs, found = _most_frequent(key[inside], token_ids[1:][inside], positions[inside] + 1)
-        keys.append(runs.to(device))
-        places.append(found.to(device))
-    return DraftText(token_ids.to(device), tuple(keys), tuple(places))
+        keys.append(runs)
+        places.append(found)
+    return DraftText(token_ids, tuple(keys), tuple(places))
 
 
 def draft_text_of(texts: Iterable[str], model: "LanguageModel") -> DraftText:
     """Return texts for a model to copy drafts from: its own earlier answers, or those of another model to such prompts.
 
     Raises:
-        SetBlockError: they have fewer than `LONGEST_MATCH` + 1 tokens.
+        SetBlockError: they have fewer than `LONGEST_MATCH` + 1 tokens, or tokens that the model does not know.
     """
-    end = list(model.end_of_text_ids[:1])
-    coded = model.tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True).input_ids
-    return indexed(([*token_ids, *end] for token_ids in coded), device=model.device)
+    ends, last = model.end_of_text_ids, model.tokenizer.eos_token_id  # of several, the one that ends a turn of a chat
+    end = [last] if last in ends else list(ends[:1])
+    options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    coded = [model.tokenizer(text, **options).input_ids for text in texts]
+    greatest = max((token for token_ids in coded for token in token_ids), default=0)
+    if greatest >= model.vocab_size:
+        raise SetBlockError(
+            f"draft text has token {greatest}, and the model knows {model.vocab_size}: its tokenizer has more"
+        )
+    return indexed([*token_ids, *end] for token_ids in coded).to(model.device)
 
 
 def read_texts(path: Path) -> Iterator[str]:
@@ -106,11 +122,11 @@ def read_texts(path: Path) -> Iterator[str]:
     """
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        lines = content.decode().splitlines()
-    except (OSError, EOFError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or "it must be JSON Lines in UTF-8"
+        text = content.decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or "it must be JSON Lines in UTF-8, or such a file packed by gzip"
         raise SetBlockError(f"can't read draft text {path}: {reason}") from error
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield from _texts_in(line, f"draft text {path}, line {number}")
 
@@ -124,14 +140,19 @@ def _texts_in(line: str, where: str) -> list[str]:
         messages = found.get("messages")
         if isinstance(messages, list):
             said = [each for each in messages if isinstance(each, dict) and each.get("role") == "assistant"]
-            texts = [each.get("content") for each in said]
+            texts = [
+                each.get("content") for each in said if each.get("content") is not None or not each.get("tool_calls")
+            ]
         else:
             texts = [found.get("text", found.get("completion"))]
     else:
         texts = [found]
     if not all(isinstance(text, str) for text in texts):
         raise SetBlockError(f"{where} must be a text, or have a text in text, completion or messages")
-    return [str(text) for text in texts]
+    found = [str(text) for text in texts]
+    if any("\ud800" <= letter <= "\udfff" for text in found for letter in text):
+        raise SetBlockError(f"{where} has half of a character (a lone surrogate)")
+    return found
 
 
 def _extended(key: Tensor, token_ids: Tensor) -> Tensor:

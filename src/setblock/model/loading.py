@@ -146,15 +146,22 @@ def load(
         )
         warnings.warn(reason, ShorterContext, stacklevel=2)
     sbd = SBDModel(model, tokenizer, facts=facts, quantization=quantization)
-    with _reading(source, "its draft text"):
-        texts = cached_file(source, DRAFT_TEXT_FILE, **_IF_THERE) if metadata is None else None
-    if texts is not None:
-        sbd.draft_text = draft_text_of(read_texts(Path(texts)), sbd)
+    if metadata is None and (texts := _draft_text_in(source)) is not None:
+        sbd.draft_text = draft_text_of(read_texts(texts), sbd)
     warn_if_untrained(source, facts)
     return sbd
 
 
-_IF_THERE = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+def _draft_text_in(source: str) -> Path | None:
+    """Return a checkpoint's file of texts to copy drafts from, if it has one."""
+    if Path(source).is_dir():
+        path = Path(source) / DRAFT_TEXT_FILE
+        return path if path.is_file() else None
+    try:
+        found = cached_file(source, DRAFT_TEXT_FILE)
+    except OSError:  # it has none, or the hub is out of reach: it would only save passes
+        return None
+    return None if found is None else Path(found)
 
 
 def warn_if_untrained(source: str, facts: SBDFacts | None) -> None:

@@ -19,7 +19,7 @@ from setblock.model.attention import context_length, plan_of
 from setblock.model.cache import SlotCache
 from setblock.model.compiled import CompiledModel
 from setblock.model.custom_generate import write_custom_generate
-from setblock.model.draft_text import DRAFT_TEXT_FILE, DraftText, read_texts
+from setblock.model.draft_text import DRAFT_TEXT_FILE, DraftText, draft_text_of, read_texts
 from setblock.model.facts import SBDFacts
 from setblock.model.feed import fixed_capacity
 from setblock.model.gate import gate_of
@@ -205,13 +205,17 @@ class SBDModel:
             dtype: the type that the stored weights are rounded to. The config still names the type to run in.
             state: the weights, if the model itself does not hold all of them.
             adapter: a folder written by PEFT, to include in the checkpoint.
-            draft_text: a file of texts to copy drafts from, as `read_texts` takes it, to include in the checkpoint.
+            draft_text: a file of texts to copy drafts from, as `read_texts` takes it, to include in the checkpoint. Without it,
+                the folder has none afterwards.
 
         Raises:
-            SetBlockError: its weights are quantised or prepacked, or it has an adapter.
+            SetBlockError: its weights are quantised or prepacked, it has an adapter, or the draft text can't be used.
         """
         self._refuse_stored("saved")
         self._refuse_adapter("saved")
+        texts = [] if draft_text is None else list(read_texts(draft_text))
+        if draft_text is not None:
+            draft_text_of(texts, self)  # refuses what could not be loaded
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as temporary:
@@ -229,9 +233,9 @@ class SBDModel:
                 write_custom_generate(Path(temporary))
             if adapter is not None:
                 shutil.copytree(adapter, Path(temporary) / ADAPTER_FOLDER)
-            if draft_text is not None:
-                lines = map(json.dumps, read_texts(draft_text))
-                (Path(temporary) / DRAFT_TEXT_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+            if texts:
+                lines = "".join(f"{json.dumps(text)}\n" for text in texts)
+                (Path(temporary) / DRAFT_TEXT_FILE).write_text(lines, encoding="utf-8")
             files = (path for path in Path(temporary).rglob("*") if path.is_file())
             written = sorted(files, key=lambda path: path.name == "config.json")
             # An older checkpoint in the folder stops being one before any of its files changes.

@@ -27,8 +27,7 @@ _OWN_SHARE = 0.5  # of held-out splits, messages whose wording is in no other sp
 
 @dataclass(frozen=True)
 class Extraction(ChatExample):
-    """Hold a message with the request for its record, which `answer` is as JSON. Its identity is a name in the message, or all
-    of the request where there is none.
+    """Hold a message with the request for its record, which `answer` is as JSON. Its identity is a name in the message.
 
     Attributes:
         wanted: the record.
@@ -81,14 +80,13 @@ def _write(
     values = Values(locale, split, rng)
     message = Writer(kind, values, rng).write(wording)
     fields = asked_fields(kind, message, wording, rng)
-    if fields is None:
+    if fields is None or not values.names:
         return None
     if any_ask:
         asked, record = asked_in_any_way(message, fields, split, rng)
     else:
         asked, record = question(message, fields), record_of(fields, message)
-    identity = values.names[0] if values.names else asked
-    return Extraction(asked, written(record), identity, record, wording.name, locale)
+    return Extraction(asked, written(record), values.names[0], record, wording.name, locale)
 
 
 def handwritten(split: Split, seed: int = 0) -> Iterator[Extraction]:
