@@ -19,8 +19,8 @@ PLACE = re.compile(r"(?<=<!-- real model -->\n).*?(?=<!-- end of real model -->)
 Json = dict[str, Any]
 
 TITLES = {
-    "smollm2": "SmolLM2-135M-Instruct, not trained for blocks",
-    "smollm2-records": "`smollm2-records`: the same, fine-tuned in blocks in nine hours on one core",
+    "smollm2": "SmolLM2-135M-Instruct, not trained for blocks: copied drafts",
+    "smollm2-records": "`smollm2-records`: the same, fine-tuned in blocks in ten hours on one core",
 }
 """The name or folder of a model -> what the table calls it."""
 

@@ -90,14 +90,10 @@ BUNDLED = "bundled"
 
 _QUESTION = "Write unit tests for a Python function add(a, b)."
 _MESSAGE = """\
-Please read this letter and give me a JSON object with guest, rooms, check_in, check_out, breakfast (true or false) and phone. \
-null if it doesn't say.
+We're hiring! Senior data engineer at Lumen Labs in Porto, 68,000 euros a year, fully remote possible. Write to \
+jobs@lumenlabs.example.
 
-Dear Sir or Madam,
-we would like to reserve two rooms with breakfast from the 3rd to the 7th of August 2026. We arrive by car, late in the \
-afternoon.
-Yours faithfully,
-Henrik Aalto"""
+Make JSON of this advertisement: position, company, city, salary, currency, remote, email."""
 
 NAMED_MODELS: dict[str, NamedModel] = {
     "smollm2": _smollm2(ASSETS / "smollm2", example=_QUESTION),
