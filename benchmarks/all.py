@@ -82,6 +82,12 @@ COMMANDS = tuple(
         ("breakdown", "breakdown", "", 2),
         ("prefill", "prefill", "", 9),
         ("training_step", "training_step", "", 9),
+        (
+            "training_step_adapter",
+            "training_step",
+            "--bf16,--prompt-shares,0.5,0.65,--rows,2,--repeats,3,--warmup,1",
+            5,
+        ),
         ("structured", "structured", "", 3),
         ("local_models", "local_models", "--model,smollm2-base", 15),
     )

@@ -1,5 +1,6 @@
 """Texts to copy drafts from: how they are read, and that they come and go with a checkpoint."""
 
+import copy
 import gzip
 import json
 
@@ -84,6 +85,7 @@ def test_what_can_not_be_used_is_refused(tmp_path, trained_tokenizer: PreTrained
     with pytest.raises(SetBlockError, match="more than 4 tokens, not 0"):
         sbd.save(tmp_path / "model", draft_text=tmp_path / "empty.jsonl")
     assert not (tmp_path / "model").exists()
+    sbd.tokenizer = copy.deepcopy(sbd.tokenizer)  # other tests have it, too
     sbd.tokenizer.add_tokens(["<new>"])
     with pytest.raises(SetBlockError, match=f"the model knows {sbd.vocab_size}"):
         draft_text_of(["a text with <new> in it, and more"], sbd)
