@@ -12,6 +12,7 @@ they work.
 
 import argparse
 import importlib
+import os
 import subprocess
 import sys
 import time
@@ -108,7 +109,7 @@ def main() -> None:
             continue
         out = options.results / f"{each.result}.json"
         print(f"== {each.result}: about {each.minutes} minutes", flush=True)
-        command = [sys.executable, str(HERE / f"{each.program}.py"), *each.arguments, "--out", str(out)]
+        command = [sys.executable, str(HERE / f"{each.program}.py"), *each.arguments, "--out", os.path.relpath(out)]
         subprocess.run(command, check=True)
 
 
