@@ -71,8 +71,8 @@ class DecodingSettings:
         None,
         "In method exact: also copy drafts from the text. If at least this many of the last tokens occurred "
         "before, the tokens after that occurrence fill the positions that the model is unsure of. 0 disables "
-        "it. Default: 0 for models trained for blocks, 2 if only an adapter was trained, and 1 for untrained "
-        "models.",
+        "it. Default: 0 for models trained for blocks, or 2 with a draft text; 2 if only an adapter was trained; "
+        "and 1 for untrained models.",
         Range(0),
         group="point",
     )
