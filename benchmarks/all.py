@@ -43,7 +43,7 @@ class Command:
 LAYOUTS = "--weights,float32,float32 prepacked,bfloat16,bfloat16 prepacked"
 
 REAL_MODEL = (
-    "--subjects,trained,--problems,3,--rounds,2,--answer-tokens,220,--block-size,8,--gammas,0.01,--prepack,"
+    "--subjects,trained,--rounds,2,--answer-tokens,220,--block-size,8,--gammas,0.01,--prepack,"
     "--llama-types,bf16,q8_0,q4_0,--llama-ngram"
 )
 """A small pretrained model as fast as each contender can run it: `setblock fetch` brings it."""
@@ -66,8 +66,18 @@ COMMANDS = tuple(
             "--threads,1,--subjects,trained,--rounds,3,--problems,10,--compile",
             3,
         ),
-        ("side_by_side_extraction", "side_by_side", f"--checkpoint,smollm2-records,--task,extraction,{REAL_MODEL}", 8),
-        ("side_by_side_humaneval", "side_by_side", f"--checkpoint,smollm2,--task,humaneval,{REAL_MODEL}", 6),
+        (
+            "side_by_side_extraction",
+            "side_by_side",
+            f"--checkpoint,smollm2-records,--task,extraction,--problems,5,{REAL_MODEL}",
+            14,
+        ),
+        (
+            "side_by_side_humaneval",
+            "side_by_side",
+            f"--checkpoint,smollm2,--task,humaneval,--problems,3,{REAL_MODEL}",
+            6,
+        ),
         ("side_by_side_100m", "side_by_side", "--subjects,100m-bfloat16,--compile", 6),
         ("side_by_side_400m", "side_by_side", "--subjects,400m-bfloat16,--tokens,64,--rounds,3", 7),
         ("side_by_side_400m_float32", "side_by_side", "--subjects,400m-float32,--tokens,64,--rounds,3", 8),

@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 TITLES = {
     "smollm2": "SmolLM2-135M-Instruct, not trained for blocks: copied drafts",
-    "smollm2-records": "`smollm2-records`: the same, fine-tuned in blocks in ten hours on one core",
+    "smollm2-records": "`smollm2-records`: the same, fine-tuned in blocks in eleven hours on one core",
 }
 """The name or folder of a model -> what the table calls it."""
 

@@ -82,7 +82,9 @@ class BlockChoice:
         if self.method == "ntp":
             return "plain decoding is fastest here"
         # What copies gain depends on the text: there is nothing to expect of a prompt that nobody has seen.
-        gain = f", about {self.speedup:.1f}x plain decoding" if self.draft_lookup is None else ""
+        gain = (
+            f", about {self.speedup:.1f}x plain decoding for one request at a time" if self.draft_lookup is None else ""
+        )
         return f"block size {self.block_size} is fastest here{gain}"
 
 
