@@ -63,10 +63,12 @@ types: $(READY) ## check the types, strictly
 
 check: format lint types test ## everything that must pass before a commit
 
-docs: $(READY) ## build the site into site/; a broken link or a missing docstring fails
+docs: $(READY) ## write docs/reference/ and build the site into site/; a broken link or a missing docstring fails
+	@$(BIN)/python docs/_site/reference.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 docs-serve: $(READY) ## show the site at http://127.0.0.1:8000 while pages are edited
+	@$(BIN)/python docs/_site/reference.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --no-strict
 
 docs-crawl: docs ## open every page of the site in headless Chromium (needs Chromium; pip install playwright)

@@ -16,7 +16,12 @@ MOST_WORDS = 1800
 EVIDENCE = {"results.md", "performance.md", "log.md", "serving_load.md", "vllm_compare.md", "fewer_tokens.md"}
 """Pages that a person looks something up in: they may be long."""
 
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")])
+WRITTEN = set((ROOT / "docs" / "reference").iterdir())
+"""Pages that a script writes from the code."""
+
+PAGES = sorted(
+    {ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")} - WRITTEN
+)
 
 CODE = [
     path

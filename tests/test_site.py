@@ -71,6 +71,16 @@ def test_a_missing_docstring_is_found():
     assert undocumented(DecodingSettings) == []
 
 
+REFERENCE = hook("reference")
+
+
+@pytest.mark.parametrize("page", REFERENCE["SCRIPTS"])
+def test_the_committed_reference_is_what_the_code_says(page):
+    kept = ROOT / "docs" / "reference" / page
+    text = kept.read_text(encoding="utf-8") if kept.is_file() else ""
+    assert text == REFERENCE["written"](page), "run python docs/_site/reference.py, and commit what it writes"
+
+
 def test_command_line_has_every_option():
     from setblock.cli.app import app
 

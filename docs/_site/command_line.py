@@ -5,14 +5,6 @@ from html import escape
 from typing import Any
 
 import typer
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-
-
-def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
-    """Add the page."""
-    files.append(File.generated(config, "reference/command-line.md", content=page()))
-    return files
 
 
 def page() -> str:

@@ -2,15 +2,6 @@
 
 from typing import Any
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-
-
-def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
-    """Add the page."""
-    files.append(File.generated(config, "reference/http-api.md", content=page()))
-    return files
-
 
 def page() -> str:
     """Return the page of all routes, and the bodies that they take."""

@@ -7,16 +7,8 @@ import re
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-
-
-def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
-    """Add the page."""
-    files.append(File.generated(config, "reference/recipe-keys.md", content=page()))
-    return files
 
 
 def page() -> str:

@@ -2,21 +2,12 @@
 
 from typing import Any, Literal, get_args, get_origin
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-
 GROUPS = {
     "point": "Operating point",
     "answer": "Where an answer ends",
     "sampling": "How tokens are drawn",
     "report": "What is reported",
 }
-
-
-def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
-    """Add the page."""
-    files.append(File.generated(config, "reference/settings.md", content=page()))
-    return files
 
 
 def page() -> str:
