@@ -17,6 +17,7 @@ COUNTS = st.integers(1, 5)
 # Every rule's hyperparameters. A rule of SAMPLERS without an entry here fails the tests.
 PARAMETERS: dict[str, dict[str, st.SearchStrategy[object]]] = {
     "entropy-bounded": {"gamma": NATS, "proxy": st.sampled_from(["entropy", "confidence", "margin"])},
+    "entropy-prefix": {"gamma": NATS},
     "entropy-threshold": {"threshold": NATS},
     "confidence-threshold": {"threshold": PROBABILITIES},
     "factor": {"factor": NATS},

@@ -65,6 +65,14 @@ def entropy_bounded(row: Row, gamma: float, proxy: str) -> set[int]:
     return set(order[:s])
 
 
+def entropy_prefix(row: Row, gamma: float) -> set[int]:
+    s = 1
+    for size in range(1, len(row.candidates) + 1):
+        if row.careful.at_most(sum(row.entropy(i) for i in row.candidates[:size]), gamma):
+            s = size
+    return set(row.candidates[:s])
+
+
 def entropy_threshold(row: Row, threshold: float) -> set[int]:
     order = row.careful.ordered(row.candidates, row.entropy)
     return row.those(lambda i: row.careful.at_most(row.entropy(i), threshold), order)
@@ -169,6 +177,7 @@ def credit_decoding(row: Row, threshold: float, strength: float, decay: float, p
 
 NAIVE: dict[str, Callable[..., set[int]]] = {
     "entropy-bounded": entropy_bounded,
+    "entropy-prefix": entropy_prefix,
     "entropy-threshold": entropy_threshold,
     "confidence-threshold": confidence_threshold,
     "factor": factor,

@@ -129,6 +129,7 @@ def test_what_is_no_candidate_does_not_matter(name: str, data: st.DataObject) ->
 
 TOO_LOW = [
     ("entropy-bounded", "gamma", -1.0),
+    ("entropy-prefix", "gamma", -1.0),
     ("entropy-threshold", "threshold", -0.1),
     ("confidence-threshold", "threshold", -0.1),
     ("factor", "factor", -1.0),
@@ -178,6 +179,7 @@ def test_bounds_must_be_in_order() -> None:
 # From the tighter to the looser: what a looser one reveals in the same pass, with the same memory.
 SUPERSET = [
     ("entropy-bounded", "gamma", [0.0, 0.1, 0.5, 2.0, math.inf]),
+    ("entropy-prefix", "gamma", [0.0, 0.1, 0.5, 2.0, math.inf]),
     ("entropy-threshold", "threshold", [0.0, 0.1, 0.5, 2.0, math.inf]),
     ("confidence-threshold", "threshold", [1.0, 0.9, 0.5, 0.2, 0.0]),
     ("factor", "factor", [0.0, 0.3, 1.0, 3.0, math.inf]),
@@ -223,6 +225,7 @@ def test_a_looser_hyperparameter_reveals_more(name: str, field: str, values: lis
     ("name", "fields"),
     [
         ("entropy-bounded", {"gamma": math.inf}),
+        ("entropy-prefix", {"gamma": math.inf}),
         ("entropy-threshold", {"threshold": math.inf}),
         ("confidence-threshold", {"threshold": 0.0}),
         ("factor", {"factor": math.inf}),

@@ -11,6 +11,7 @@ from setblock.decoding.settings import DecodingSettings
 # Random weights are unsure of everything: where the defaults would reveal one token a pass, looser ones that don't
 LOOSER = {
     "entropy-bounded": {"gamma": 9.0},
+    "entropy-prefix": {"gamma": 9.0},
     "entropy-threshold": {"threshold": 3.0},
     "confidence-threshold": {"threshold": 0.1},
     "factor": {"factor": 2.8},

@@ -19,6 +19,7 @@ from setblock.decoding.samplers import (
     CreditDecoding,
     Dilated,
     DistancePenalty,
+    EntropyPrefix,
     Factor,
     Klass,
     LeftToRight,
@@ -74,6 +75,14 @@ def test_factor() -> None:
     """2 (1 - .9) = .2, 3 (1 - .8) = .6, 4 (1 - .7) = 1.2."""
     for bound, expected in ((0.1, [1]), (0.3, [1]), (0.7, [1, 3]), (1.3, [0, 1, 3])):
         assert revealed(Factor(bound), block([0.7, 0.9, 0.5, 0.8])) == expected
+
+
+def test_entropy_prefix_counts_the_doubtful_position_and_takes_none_behind_it() -> None:
+    """Entropies are 0.11, 0.06, 0.95 and 0.01."""
+    view = block([0.98, 0.99, 0.6, 0.999])
+    for gamma, expected in ((0.0, [0]), (0.15, [0]), (0.2, [0, 1]), (1.0, [0, 1]), (1.2, [0, 1, 2, 3])):
+        assert revealed(EntropyPrefix(gamma), view) == expected
+    assert revealed(EntropyPrefix(0.1), block([0.5, 0.6, 0.5, 0.999, 0.5], candidates=[1, 3])) == [1]
 
 
 def test_prefix_stops_at_the_first_that_falls_short() -> None:

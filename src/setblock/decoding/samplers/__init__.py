@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
     from setblock.decoding.samplers.dilated import Dilated
     from setblock.decoding.samplers.distance_penalty import DistancePenalty
     from setblock.decoding.samplers.entropy_bounded import EntropyBounded
+    from setblock.decoding.samplers.entropy_prefix import EntropyPrefix
     from setblock.decoding.samplers.entropy_threshold import EntropyThreshold
     from setblock.decoding.samplers.factor import Factor
     from setblock.decoding.samplers.fixed_count import FixedCount
@@ -34,6 +35,7 @@ __all__ = [
     "Dilated",
     "DistancePenalty",
     "EntropyBounded",
+    "EntropyPrefix",
     "EntropyThreshold",
     "Factor",
     "FixedCount",
