@@ -64,31 +64,14 @@ metric_list:
 num_fewshot: 0
 """
 
-_UNSAFE = r"""
-task: word_problems_unsafe
-dataset_path: json
-dataset_kwargs:
-  data_files: {test: PROBLEMS}
-output_type: generate_until
-unsafe_code: true
-test_split: test
-doc_to_text: "Question: {{question}}\nAnswer:"
-doc_to_target: "{{answer}}"
-metric_list:
-  - metric: exact_match
-"""
 
-
-def write_tasks(folder: Path, *, problems: int, gamma: float | None = None) -> Path:
-    """A folder of task files over the first problems of the test split, as `setblock evaluate` takes them."""
+def write_tasks(folder: Path, *, problems: int) -> Path:
+    """A folder of task files over the first problems of the test split."""
     folder.mkdir(exist_ok=True)
     data = folder / "problems.jsonl"
     with data.open("w") as file:
         for problem in itertools.islice(word_problems("test"), problems):
             print(json.dumps({"question": problem.question, "answer": problem.answer}), file=file)
-    for number, text in enumerate((_GENERATE, _CHOOSE, _SCORE, _UNSAFE)):
+    for number, text in enumerate((_GENERATE, _CHOOSE, _SCORE)):
         (folder / f"{number}.yaml").write_text(text.replace("PROBLEMS", str(data)).lstrip())
-    if gamma is not None:
-        path = folder / "0.yaml"
-        path.write_text(path.read_text().replace("  do_sample: false", f"  do_sample: false\n  gamma: {gamma}"))
     return folder

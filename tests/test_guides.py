@@ -42,8 +42,8 @@ SHORTER = (
 NOT_RUN = {
     r"pip install|python3 -m venv": "installs packages; CI installs the built wheel in a new environment",
     r"setblock fetch": "downloads a model; the README's test does",
-    r"setblock evaluate --tasks|lm_eval|python -m setblock.integrations.lm_eval": "reads data sets of the hub",
-    r"vllm serve|setblock serve --engine vllm|ray start": "needs vLLM, in an environment of its own: `make test-vllm`",
+    r"python -m setblock.integrations.lm_eval": "reads data sets of the hub",
+    r"vllm serve|ray start": "needs vLLM, in an environment of its own: `make test-vllm`",
     r"torchrun|accelerate launch": "needs several GPUs",
     r"hf upload": "publishes a model on the hub",
     r"python (experiments|benchmarks)/|make bench": "takes minutes to hours: tests/test_benchmarks.py runs them in miniature",

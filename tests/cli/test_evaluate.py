@@ -98,3 +98,10 @@ def test_every_kind_of_task_runs(run, sbd_folder, monkeypatch):
         assert ("nll" in result) == (key == "nll") == (result["accuracy"] is None)
         assert result["scores"] == ({"fields": 0.25} if task == "scored" else {})
     assert "nats a token" in run("evaluate", *arguments).stdout
+
+
+def test_tasks_of_the_harness_are_its_own_command_s(run):
+    outcome = run("evaluate", "--tasks", "gsm8k")
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert "--tasks is gone: " in outcome.message
+    assert "python -m setblock.integrations.lm_eval run --model setblock" in outcome.message

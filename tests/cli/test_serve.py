@@ -1,13 +1,11 @@
 """`setblock serve`: what is refused before a model is loaded, and what the options become."""
 
-import shlex
 import socket
 
 import pytest
 
 from setblock.cli import serve as serve_command
 from setblock.engine.limits import EngineLimits
-from setblock.integrations.vllm.command import vllm_command
 from setblock.server.limits import ServerLimits
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
@@ -120,62 +118,9 @@ def test_a_port_in_use_is_named(run, served):
         )
 
 
-class TestVllm:
-    """`--engine vllm`: a command of another program, printed or become."""
-
-    @pytest.fixture
-    def became(self, monkeypatch, tmp_path):
-        """The commands that the process became, in place of becoming them; vLLM is there."""
-        found = []
-        monkeypatch.setattr("setblock.cli.serve_vllm.shutil.which", lambda name: f"/bin/{name}")
-        monkeypatch.setattr("setblock.cli.serve_vllm.os.execv", lambda path, words: found.append((path, words)))
-        monkeypatch.delenv("VLLM_API_KEY", raising=False)
-        return found
-
-    def test_the_command_is_printed(self, run, became, sbd_folder):
-        outcome = run("serve", "--engine", "vllm", "--model", sbd_folder, "--print-command", "--", "--seed", 1)
-        words = shlex.split(outcome.stdout)
-        assert (outcome.code, became) == (0, [])
-        assert words == vllm_command(sbd_folder, extra=["--seed", "1"])
-
-    def test_the_command_is_run_with_what_was_typed(self, run, became, sbd_folder):
-        options = ("--decoding", "ngram", "--port", 99, "--name", "it", "--dtype", "bfloat16", "--trust-remote-code")
-        assert run("serve", "--engine", "vllm", "--model", sbd_folder, *options).code == 0
-        typed = ["--dtype", "bfloat16", "--trust-remote-code"]
-        expected = vllm_command(sbd_folder, decoding="ngram", port=99, served_model_name="it", extra=typed)
-        assert became == [("/bin/vllm", expected)]
-
-    def test_without_vllm_it_says_what_to_do(self, run, became, sbd_folder, monkeypatch):
-        monkeypatch.setattr("setblock.cli.serve_vllm.shutil.which", lambda name: None)
-        outcome = run("serve", "--engine", "vllm", "--model", sbd_folder)
-        assert outcome.code == 1
-        assert "the command vllm is not installed" in outcome.message
-        assert "then run vllm serve" in outcome.message
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (("--engine", "vllm", "--max-running", 3), "--max-running is not available with --engine vllm"),
-            (("--engine", "vllm", "--quantization", "int8"), "--quantization is not available with --engine vllm"),
-            (("--block-size", 4), "--block-size needs --engine vllm"),
-            (("--", "--seed"), "WORDS needs --engine vllm"),
-            (
-                ("--engine", "vllm", "--host", "0.0.0.0"),
-                "accepts other machines and needs an API key: set VLLM_API_KEY, or allow anybody with --no-keys",
-            ),
-            (("--engine", "vllm", "--block-size", 0), "block_size must be at least 1, not 0"),
-        ],
-    )
-    def test_what_does_not_go_together(self, run, became, options, message):
-        outcome = run("serve", *options)
-        assert outcome.code in (1, 2)
-        assert message in outcome.message
-        assert became == []
-
-    @pytest.mark.parametrize("way", ["variable", "no keys", "word"])
-    def test_other_machines_come_in_when_that_was_decided(self, run, became, sbd_folder, monkeypatch, way):
-        if way == "variable":
-            monkeypatch.setenv("VLLM_API_KEY", "a-key")
-        said = {"variable": (), "no keys": ("--no-keys",), "word": ("--", "--api-key", "a-key")}[way]
-        run("serve", "--engine", "vllm", "--model", sbd_folder, "--host", "0.0.0.0", *said)
-        assert len(became) == 1
+def test_the_engine_is_not_an_option(run):
+    outcome = run("serve", "--engine", "vllm", "--port", 0)
+    assert outcome.code == 2
+    assert "--engine is gone: " in outcome.message
+    assert "run vllm serve MODEL --hf-overrides" in outcome.message
+    assert "--engine" not in run("serve", "--help").stdout

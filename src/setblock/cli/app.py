@@ -73,8 +73,19 @@ def _setblock(
     """Set Block Decoding: several tokens per forward pass from any Hugging Face causal LM."""
 
 
+# Options that commands had before, and what helps instead.
+GONE: dict[Any, dict[str, str]] = {
+    evaluate: {
+        "--tasks": "tasks of lm-evaluation-harness run by its own command: python -m setblock.integrations.lm_eval run "
+        "--model setblock --model_args pretrained=MODEL,method=exact --tasks gsm8k"
+    },
+    serve: {
+        "--engine": "`setblock serve` runs this package's engine. In vLLM, run vllm serve MODEL --hf-overrides "
+        '\'{"architectures": ["SetBlockLlamaForCausalLM"], "canvas_length": 16}\'; docs/vllm.md says more'
+    },
+}
 for command in (generate, compare, trace, evaluate, sweep, calibrate, train, merge, export, fetch, serve, roofline):
-    app.command()(with_option_groups(command))
+    app.command()(with_option_groups(command, GONE.get(command, {})))
 
 data = typer.Typer(no_args_is_help=True, help="Inspect the data of a recipe, or let a model write prompts and answers.")
 data.command()(with_option_groups(inspect))

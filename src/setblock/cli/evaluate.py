@@ -1,11 +1,11 @@
 """Measure accuracy and passes over a task (`setblock evaluate`)."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from setblock.cli.decoding_options import DecodingOptions
-from setblock.cli.harness import TasksOptions, check_unused, cost_rows, evaluate_harness, in_lines
 from setblock.cli.messages import print_json, progress
 from setblock.cli.options import TASK, JsonOption, SplitOption, option, option_group
 from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
@@ -13,7 +13,6 @@ from setblock.cli.sampler import sampler_text
 from setblock.cli.tasks import BatchSizeOption, SandboxOption
 from setblock.data.tasks import TASKS, task_named
 from setblock.decoding.settings import DecodingSettings
-from setblock.errors import SetBlockError
 
 if TYPE_CHECKING:
     from setblock.evaluation.result import Result
@@ -35,7 +34,7 @@ def evaluate(
     split: SplitOption = "test",
     limit: int | None = option(
         None,
-        f"Number of examples, at least 1. Default: {DEFAULT_LIMIT}, or with --tasks all of each task.",
+        f"Number of examples, at least 1. Default: {DEFAULT_LIMIT}.",
         panel=TASK,
     ),
     batch_size: BatchSizeOption = DEFAULT_BATCH_SIZE,
@@ -45,31 +44,17 @@ def evaluate(
         "--continuous-batching",
         panel=TASK,
     ),
-    harness: TasksOptions,
     model: RuntimeOptions,
     decoding: EvaluateOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Answer the examples of a task, and report accuracy and forward passes next to plain decoding's.
 
-    --task names a task of this package. --tasks names tasks of lm-evaluation-harness, which then asks and judges. Plain
-    decoding (ntp) answers the same examples. num_forwards counts every pass of every example, prefill included. The
+    Plain decoding (ntp) answers the same examples. num_forwards counts every pass of every example, prefill included. The
     NFE speed-up is the sum of ntp's passes divided by the sum of the method's, with commits and without the prefill on either
     side. The interval is Wilson's, at 95%.
     """
     settings = decoding.settings()
-    if harness.tasks is not None:
-        if model.runtime == "llama-cpp":
-            raise SetBlockError("--tasks needs --runtime transformers")
-        if model.draft_text is not None:
-            raise SetBlockError("--draft-text needs --task")
-        if continuous:
-            raise SetBlockError("--continuous-batching needs --task: the harness answers --tasks in batches")
-        evaluate_harness(
-            harness, model, settings, gamma=decoding.gamma, limit=limit, batch_size=batch_size, as_json=as_json
-        )
-        return
-    check_unused(harness)
     chosen = task_named(task)
     limit = DEFAULT_LIMIT if limit is None else limit
 
@@ -123,8 +108,26 @@ def _report(result: "Result") -> str:
         told = [("of ntp's", result.nll.ntp), ("of the task's own", result.nll.reference)]
         values = ", ".join(f"{_nats(value)} {whose}" for whose, value in told)
         rows.append(("nats a token", f"{_nats(result.nll.answers)} of the answers, {values}"))
-    return in_lines([*rows, *cost_rows(result.figures())])
+    return _in_lines([*rows, *_cost_rows(result.figures())])
 
 
 def _nats(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def _cost_rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what answers and plain decoding's cost, each figure with its name."""
+    rows = [
+        ("identical to ntp", f"{figures['identical_to_ntp']:.1%} of the answers"),
+        ("forwards", f"{figures['mean_forwards']:.1f} an answer, prefill included"),
+        ("tokens per forward", f"{figures['tokens_per_forward']:.2f}, prefill included"),
+    ]
+    if figures["nfe_speedup"] is not None:
+        rows.append(("NFE speed-up", f"{figures['nfe_speedup']:.2f}x over ntp, prefill left out on both sides"))
+    return [*rows, ("seconds", f"{figures['seconds']:.1f} (ntp: {figures['ntp_seconds']:.1f})")]
+
+
+def _in_lines(rows: Sequence[tuple[str, str]]) -> str:
+    """Write a line for each name and its value."""
+    width = max((len(name) for name, _ in rows), default=0) + 2
+    return "\n".join(f"{name:<{width}}{value}" for name, value in rows)

@@ -5,17 +5,19 @@ Knows typer. Knows nothing of what an option does.
 
 import inspect
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin
 
 import typer
 from typer.models import OptionInfo
 
 from setblock.data.splits import Split
+from setblock.errors import ParameterError
 
 DECODING, SAMPLING, TASK, OUTPUT = "Decoding", "Sampling", "Task", "Output"  # panels of several groups or commands
 
@@ -85,10 +87,15 @@ def offering(
     return filled
 
 
-def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+def with_option_groups(
+    command: Callable[..., None], gone: Mapping[str, str] = MappingProxyType({})
+) -> Callable[..., None]:
     """Return a command that typer understands: its parameters that are option groups are replaced by their fields.
 
     The command itself gets each group, filled in.
+
+    Args:
+        gone: options that the command had before, each with what helps instead. They are refused, and `--help` hides them.
     """
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
@@ -98,9 +105,13 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
             parameters += map(_completed, inspect.signature(groups[parameter.name]).parameters.values())
         else:
             parameters.append(_completed(parameter))
+    hidden = [_refused(name, told) for name, told in gone.items()]
+    parameters += hidden
 
     @wraps(command)
     def expanded(**values: Any) -> None:
+        for parameter in hidden:
+            del values[parameter.name]
         filled = {
             name: group(**{field.name: values.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
@@ -110,6 +121,22 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded
+
+
+def _refused(name: str, told: str) -> inspect.Parameter:
+    """Return an option whose use is an error."""
+
+    def refuse(value: str | None) -> None:
+        if value is not None:
+            raise ParameterError(f"{name} is gone: {told}")
+
+    info = typer.Option(name, hidden=True, callback=refuse)
+    return inspect.Parameter(
+        f"gone_{name.strip('-').replace('-', '_')}",
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[str | None, info],
+        default=None,
+    )
 
 
 def _completed(parameter: inspect.Parameter) -> inspect.Parameter:

@@ -4,14 +4,13 @@ import os
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 
 from setblock.cli.messages import print_message
 from setblock.cli.options import offering, option, option_group
 from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
-from setblock.cli.serve_vllm import VllmOptions, check_options, serve_by_vllm
 from setblock.decoding.settings import DecodingSettings
 from setblock.engine.limits import EngineLimits
 from setblock.errors import ParameterError, SetBlockError
@@ -19,7 +18,6 @@ from setblock.server.limits import ServerLimits
 
 SERVER = "Server"
 KEYS_VARIABLE = "SETBLOCK_API_KEYS"
-EngineName = Literal["setblock", "vllm"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -30,19 +28,8 @@ class LimitOptions:
 
 
 def serve(
-    context: typer.Context,
     model: RuntimeOptions,
     limits: LimitOptions,
-    vllm: VllmOptions,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[-- WORDS]", help="Further arguments, which vLLM gets unchanged.", show_default=False),
-    ] = None,
-    engine: EngineName = option(
-        "setblock",
-        "setblock: this package's engine. vllm: vLLM with this package's plugin (needs an installed vLLM).",
-        panel=SERVER,
-    ),
     host: str = option("127.0.0.1", "Address to listen on. 0.0.0.0 accepts other machines.", panel=SERVER),
     port: int = option(8000, "Port to listen on; 0 chooses a free one.", panel=SERVER),
     name: str | None = option(
@@ -67,17 +54,10 @@ def serve(
 ) -> None:
     """Serve a model: OpenAI's API under /v1, a playground at /, metrics for Prometheus at /metrics.
 
-    SIGTERM or Ctrl-C lets running requests finish, and a second one stops at once. With --engine vllm, vLLM does all of this,
-    and options that vLLM does not have are refused.
+    SIGTERM or Ctrl-C lets running requests finish, and a second one stops at once.
     """
-    check_options(context, engine=engine)
     if not 0 <= port <= 65535:
         raise ParameterError(f"--port must be between 0 and 65535, not {port}")
-    is_local = _is_loopback(host)
-    if engine == "vllm":
-        is_open = not (is_local or no_keys)
-        serve_by_vllm(model, vllm, words or (), host=host, port=port, name=name, is_open=is_open)
-        return
     if find_spec("fastapi") is None or find_spec("uvicorn") is None or find_spec("prometheus_client") is None:
         raise SetBlockError("setblock serve needs: pip install 'setblock[serve]'")
     from setblock.server.access import LOOPBACK_NAMES, read_keys
@@ -85,6 +65,7 @@ def serve(
     from setblock.server.run import Address, listen
     from setblock.server.run import serve as run
 
+    is_local = _is_loopback(host)
     keys = read_keys(key_file, os.environ.get(KEYS_VARIABLE))
     if not (is_local or keys or no_keys):
         raise SetBlockError(
