@@ -20,7 +20,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "growth.png"
 COMMANDS = {each.result: each for each in runpy.run_path(str(ROOT / "benchmarks" / "all.py"))["COMMANDS"]}
 tables = SimpleNamespace(**runpy.run_path(str(ROOT / "benchmarks" / "measuring" / "tables.py")))
-GPU_TABLES = tables.GPU_TABLES
 Json = dict[str, Any]
 
 
@@ -31,21 +30,16 @@ def filled(page: str) -> str:
         name = match["name"]
         return f"<!-- {name} -->\n\n{content_of(name)}\n\n<!-- end of {name} -->"
 
-    return re.sub(r"<!-- (?P<name>[\w ]+) -->\n.*?<!-- end of (?P=name) -->", replaced, page, flags=re.DOTALL)
+    return re.sub(r"<!-- (?P<name>\w+) -->\n.*?<!-- end of (?P=name) -->", replaced, page, flags=re.DOTALL)
 
 
-def content_of(name: str) -> str:
+def content_of(result: str) -> str:
     """Return the content of one place."""
-    result, _, stage = name.partition(" ")
     found = read(result)
     if found is None:
-        return not_measured(result, stage)
-    if stage:  # of the stages for GPUs
-        pieces = {key: piece for key, piece in found["stages"].get(stage, {}).items() if "error" not in piece}
-        if not pieces:
-            return not_measured(result, stage)
-        return f"{tables.origin(found)}\n\n{GPU_TABLES[stage](pieces)}"
-    text = f"{tables.origin(found)}\n\n{tables.TABLES[found['benchmark']](found)}"
+        return not_measured(result)
+    table = tables.gpu_table if result == "gpu" else tables.TABLES[found["benchmark"]]
+    text = f"{tables.origin(found)}\n\n{table(found)}"
     return f"{text}\n\n![Speed-up over batches and lengths]({PICTURE.name})" if result == "growth_batch" else text
 
 
@@ -60,11 +54,11 @@ def read(result: str) -> Json | None:
     return found
 
 
-def not_measured(result: str, stage: str = "") -> str:
+def not_measured(result: str) -> str:
     """Return how to get what is missing."""
     out = f"--out benchmarks/results/{result}.json"
     if result == "gpu":
-        return f"*Not measured yet:* `python benchmarks/gpu.py --stages {stage} {out}`, on a GPU."
+        return f"*Not measured yet:* `python benchmarks/gpu.py {out}`, on a GPU."
     command = COMMANDS[result]
     arguments = " ".join([f"benchmarks/{command.program}.py", shlex.join(command.arguments)]).strip()
     return f"*Not measured yet:* `python {arguments} {out}`, about {command.minutes} minutes."
