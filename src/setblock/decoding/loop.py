@@ -104,8 +104,11 @@ def absorb(
         policy: its samplers remember the pass.
         compiled: what makes functions of tensors of fixed shapes fast.
     """
+    guided = None
+    if policy.companions.constrained:  # they are asked on the host, which nothing compiled can do
+        compiled = as_it_is
     # 1. What the pass committed is in the cache; it may be a draft, which is checked
-    reading, guided = compiled(read_pass)(state, feed, logits, policy), None
+    reading = compiled(read_pass)(state, feed, logits, policy)
     if policy.companions.constrained:
         reading, guided = _guided(state, reading, policy)
     # 2. Reveal what the sampler says
@@ -119,7 +122,7 @@ def absorb(
         is_asked=reading.is_asked,
     )
     # 3. On to the next block, or to the end
-    step: DecodingStep = (as_it_is if guided else compiled)(write_pass)(state, reading, selection, policy, guided)
+    step: DecodingStep = compiled(write_pass)(state, reading, selection, policy, guided)
     policy.companions.hear(state)
     if state.finished is not step.finished:  # a stop string ends an answer, too
         step = replace(step, finished=state.finished)
