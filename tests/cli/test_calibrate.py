@@ -164,12 +164,12 @@ def test_prompts_of_a_file(run, sbd_folder, tmp_path):
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"Say {n}."}) + "\n" for n in range(24)))
     quick = ("--max-new-tokens", 3, "--grid", "gamma=0", "--dry-run", "--confidence", 0.5, "--json")
-    outcome = run("calibrate", "--model", sbd_folder, "--prompts", path, "--tolerance", "tokens=90", *quick)
+    outcome = run("calibrate", "--model", sbd_folder, "--input", path, "--tolerance", "tokens=90", *quick)
     assert json.loads(outcome.stdout)["domain"] == "chats"
-    assert "has no right answers" in run("calibrate", "--model", sbd_folder, "--prompts", path, *quick).message
+    assert "has no right answers" in run("calibrate", "--model", sbd_folder, "--input", path, *quick).message
     path.write_text('{"prompt": "Hi"}\n{"text": "Hi"}\n')
-    told = run("calibrate", "--model", sbd_folder, "--prompts", path, "--tolerance", "tokens=90", *quick)
-    assert 'line 2 must have a text under "prompt", not None' in told.message
+    told = run("calibrate", "--model", sbd_folder, "--input", path, "--tolerance", "tokens=90", *quick)
+    assert "line 2 must have either prompt or messages, not text" in told.message
 
 
 @pytest.mark.parametrize(

@@ -105,3 +105,41 @@ def test_tasks_of_the_harness_are_its_own_command_s(run):
     assert (outcome.code, outcome.stdout) == (2, "")
     assert "--tasks is gone: " in outcome.message
     assert "python -m setblock.integrations.lm_eval run --model setblock" in outcome.message
+
+
+def records(folder, *lines):
+    path = folder / "own.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_own_records_are_answered_and_compared_with_plain_decoding(run, sbd_folder, tmp_path):
+    prompts = [{"prompt": f"Tom has {number} pens."} for number in range(130)]
+    quick = ("--model", sbd_folder, "--max-new-tokens", 3)
+    result = json.loads(run("evaluate", "--input", records(tmp_path, *prompts), *quick, "--json").stdout)
+    assert (result["task"], result["num_examples"], result["accuracy"]) == ("own", 130, None)
+    assert result["identical_to_ntp"] == 1
+    pairs = [{**prompt, "completion": "no"} for prompt in prompts[:2]]
+    outcome = run("evaluate", "--input", records(tmp_path, *pairs), *quick, "--judge", "contains")
+    assert outcome.stdout.startswith("2 records of own.jsonl, judge contains, method exact, ")
+    assert "accuracy            0.0%" in outcome.stdout
+    assert ", 2 at once\n" in outcome.stdout
+    swept = run("sweep", "--input", records(tmp_path, *pairs), *quick, "--grid", "gamma=0.1", "--limit", 1, "--json")
+    assert [row["num_examples"] for row in json.loads(swept.stdout)["rows"]] == [1] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--judge", "contains"), 2, "--judge needs --input: a task has its own way to ask and to judge"),
+        (("--raw",), 2, "--raw needs --input: "),
+        (("--input", "own.jsonl", "--task", "humaneval"), 2, "--task and --input exclude each other"),
+        (("--input", "own.jsonl", "--split", "test"), 2, "--split and --input exclude each other"),
+        (("--input", "own.jsonl"), 1, "can't read own.jsonl: no such file"),
+    ],
+)
+@pytest.mark.parametrize("command", ["evaluate", "sweep", "calibrate"])
+def test_mistakes_with_own_records_are_told_before_a_model_is_loaded(run, command, arguments, code, said):
+    outcome = run(command, "--model", "no/such/model", *arguments)
+    assert outcome.code == code
+    assert said in outcome.message

@@ -2,16 +2,16 @@
 
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.table import Table
 
 from setblock.cli.grid_options import GridOptions
 from setblock.cli.messages import print_json, stdout_console
 from setblock.cli.model import ModelOptions, load_model
-from setblock.cli.options import OUTPUT, TASK, JsonOption, SplitOption, option, option_group
-from setblock.cli.tasks import LimitOption, TaskOptions
-from setblock.data.tasks import task_named
+from setblock.cli.options import OUTPUT, JsonOption, option, option_group
+from setblock.cli.tasks import TaskOptions, limit_option, split_option
+from setblock.data.splits import Split
 from setblock.errors import ParameterError, SetBlockError
 
 if TYPE_CHECKING:
@@ -26,8 +26,11 @@ CALIBRATION = "Calibration"
 class CalibrateOptions(TaskOptions):
     """Hold what a calibration asks, by default."""
 
-    split: SplitOption = "validation"
-    limit: LimitOption = 1000
+    usual_limit: ClassVar[int] = 1000
+    usual_split: ClassVar[Split] = "validation"
+
+    split: Split | None = split_option("validation")
+    limit: int | None = limit_option(1000)
 
 
 def calibrate(
@@ -45,7 +48,7 @@ def calibrate(
     domain: str | None = option(
         None,
         "Name of the kind of request that the examples represent. A model has one calibration for each domain. "
-        "Default: the task, or the name of the file of prompts.",
+        "Default: the task, or the name of the file.",
         panel=CALIBRATION,
         metavar="NAME",
     ),
@@ -53,12 +56,6 @@ def calibrate(
         None, "Use the outcomes of a finished `setblock sweep` of this model, and decode nothing.", panel=CALIBRATION
     ),
     task: CalibrateOptions,
-    prompts: Path | None = option(
-        None,
-        'Calibrate on a file of prompts instead of a task: JSONL, with a text under "prompt" in each line. Needs a '
-        "tolerance of tokens, because the file has no right answers.",
-        panel=TASK,
-    ),
     model: ModelOptions,
     grid: GridOptions,
     output: Path | None = option(
@@ -81,16 +78,16 @@ def calibrate(
     from setblock.evaluation.calibration import check_enough, tolerance_of
     from setblock.evaluation.calibration.checkpoint import checkpoint_to_write
     from setblock.evaluation.grid import points_of
-    from setblock.evaluation.prompts import prompts_of_file
 
     # 1. What is asked for, and whether it can be
     wanted = tolerance_of(tolerance, confidence=confidence)
-    if prompts is not None and wanted.measure == "accuracy":
-        raise ParameterError("--prompts has no right answers: give a tolerance of tokens, such as --tolerance tokens=1")
-    if sweep is not None and (prompts or grid != GridOptions()):
-        raise ParameterError("--sweep decodes nothing: it takes the place of --prompts and the options of the grid")
-    chosen = task_named(task.task) if prompts is None else prompts_of_file(prompts)
-    split = task.split if prompts is None else "test"  # a file has no other
+    if sweep is not None and (task.source or grid != GridOptions()):
+        raise ParameterError("--sweep decodes nothing: it takes the place of --input and the options of the grid")
+    chosen, split, limit = task.chosen()
+    if chosen.judge is None and wanted.measure == "accuracy" and sweep is None:
+        raise ParameterError(
+            f"{task.source or chosen.name} has no right answers: give a tolerance of tokens, such as --tolerance tokens=1"
+        )
     grids = grid.grids()
     loaded = load_model(model, blocks=True)
     as_loaded = not (model.prepack or model.quantization)
@@ -99,8 +96,8 @@ def calibrate(
     # 2. The outcomes
     if sweep is None:
         examples = chosen.examples(split, seed=task.seed)
-        check_enough(sum(1 for _ in islice(examples, max(task.limit, 1))), wanted)  # before anything is decoded
-        results = task.swept(loaded, chosen, points_of(loaded, grids), split=split)
+        check_enough(sum(1 for _ in islice(examples, max(limit, 1))), wanted)  # before anything is decoded
+        results = task.swept(loaded, chosen, points_of(loaded, grids), split=split, limit=limit)
     else:
         results = _read(sweep, loaded)
 

@@ -7,17 +7,17 @@ import typer
 
 from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import print_json, progress
-from setblock.cli.options import TASK, JsonOption, SplitOption, option, option_group
+from setblock.cli.options import TASK, JsonOption, option, option_group
 from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
 from setblock.cli.sampler import sampler_text
-from setblock.cli.tasks import BatchSizeOption, SandboxOption
-from setblock.data.tasks import TASKS, task_named
+from setblock.cli.tasks import BatchSizeOption, ExamplesOptions
 from setblock.decoding.settings import DecodingSettings
+from setblock.evaluation.judges import DEFAULT_JUDGE
 
 if TYPE_CHECKING:
     from setblock.evaluation.result import Result
 
-DEFAULT_LIMIT, DEFAULT_BATCH_SIZE = 100, 32  # the library's own; a test holds them together
+DEFAULT_BATCH_SIZE = 32  # the library's own; a test holds them together
 
 
 @option_group(TASK)
@@ -29,14 +29,7 @@ class EvaluateOptions(DecodingOptions):
 
 def evaluate(
     *,
-    task: str = option("word-problems", f"The task: {', '.join(TASKS)}.", panel=TASK, metavar="NAME"),
-    sandbox: SandboxOption = "confined",
-    split: SplitOption = "test",
-    limit: int | None = option(
-        None,
-        f"Number of examples, at least 1. Default: {DEFAULT_LIMIT}.",
-        panel=TASK,
-    ),
+    examples: ExamplesOptions,
     batch_size: BatchSizeOption = DEFAULT_BATCH_SIZE,
     continuous: bool = option(
         False,
@@ -48,33 +41,29 @@ def evaluate(
     decoding: EvaluateOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer the examples of a task, and report accuracy and forward passes next to plain decoding's.
+    """Answer the examples of a task or of a file, and report accuracy, forward passes and seconds.
 
-    Plain decoding (ntp) answers the same examples. num_forwards counts every pass of every example, prefill included. The
-    NFE speed-up is the sum of ntp's passes divided by the sum of the method's, with commits and without the prefill on either
-    side. The interval is Wilson's, at 95%.
+    Plain decoding (ntp) answers the same examples, and the report compares the two. num_forwards counts every pass of every
+    example, prefill included. The NFE speed-up is the sum of ntp's passes divided by the sum of the method's, with commits and
+    without the prefill on either side. The interval is Wilson's, at 95%.
     """
     settings = decoding.settings()
-    chosen = task_named(task)
-    limit = DEFAULT_LIMIT if limit is None else limit
-
-    from setblock.evaluation.judging import check_judge
     from setblock.evaluation.run import evaluate as run
 
-    check_judge(chosen, level=sandbox)
+    task, split, limit = examples.chosen()
     loaded = load_language_model(model, blocks=settings.method == "sbd")
     settings, told = tuned(loaded, decoding.settings_for(loaded), model)
     with progress() as tell:
         result = run(
             loaded,
-            chosen,
+            task,
             split=split,
             seed=decoding.seed,
             settings=settings,
             limit=limit,
             batch_size=batch_size,
             continuous=continuous,
-            level=sandbox,
+            level=examples.sandbox,
             on_progress=lambda point, done: tell(point.method, done, limit),
         )
     if as_json:
@@ -82,12 +71,16 @@ def evaluate(
         asked = {"model": model.path or "bundled", "batch_size": batch_size, "draft_text_tokens": others}
         print_json({**asked, **result.figures(), **told})
     else:
-        typer.echo(f"{_how(result, settings)}\n\n{_report(result)}")
+        typer.echo(f"{_how(result, settings, examples)}\n\n{_report(result, batch_size)}")
 
 
-def _how(result: "Result", settings: DecodingSettings) -> str:
+def _how(result: "Result", settings: DecodingSettings, examples: ExamplesOptions) -> str:
     task = result.run["task"]
-    how = [f"{result.num_examples} {task['name']}", f"{task['options']['split']} split", f"method {settings.method}"]
+    how = [f"{result.num_examples} {task['name']}", f"{task['options']['split']} split"]
+    if examples.source is not None:
+        judge = [] if result.accuracy is None else [f"judge {examples.judge or DEFAULT_JUDGE}"]
+        how = [f"{result.num_examples} records of {examples.source.name}", *judge]
+    how += [f"method {settings.method}"]
     if settings.method != "ntp":
         how += [sampler_text(settings), f"block size {result.point.block_size}"]
     how += ["adaptive blocks"] if settings.adaptive_blocks else []
@@ -95,7 +88,7 @@ def _how(result: "Result", settings: DecodingSettings) -> str:
     return ", ".join(how)
 
 
-def _report(result: "Result") -> str:
+def _report(result: "Result", batch_size: int) -> str:
     rows = []
     if result.accuracy is not None and result.accuracy_interval is not None:
         low, high = result.accuracy_interval
@@ -108,14 +101,14 @@ def _report(result: "Result") -> str:
         told = [("of ntp's", result.nll.ntp), ("of the task's own", result.nll.reference)]
         values = ", ".join(f"{_nats(value)} {whose}" for whose, value in told)
         rows.append(("nats a token", f"{_nats(result.nll.answers)} of the answers, {values}"))
-    return _in_lines([*rows, *_cost_rows(result.figures())])
+    return _in_lines([*rows, *_cost_rows(result.figures(), min(batch_size, result.num_examples))])
 
 
 def _nats(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _cost_rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _cost_rows(figures: Mapping[str, Any], at_once: int) -> list[tuple[str, str]]:
     """Return what answers and plain decoding's cost, each figure with its name."""
     rows = [
         ("identical to ntp", f"{figures['identical_to_ntp']:.1%} of the answers"),
@@ -124,7 +117,7 @@ def _cost_rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if figures["nfe_speedup"] is not None:
         rows.append(("NFE speed-up", f"{figures['nfe_speedup']:.2f}x over ntp, prefill left out on both sides"))
-    return [*rows, ("seconds", f"{figures['seconds']:.1f} (ntp: {figures['ntp_seconds']:.1f})")]
+    return [*rows, ("seconds", f"{figures['seconds']:.1f} (ntp: {figures['ntp_seconds']:.1f}), {at_once} at once")]
 
 
 def _in_lines(rows: Sequence[tuple[str, str]]) -> str:

@@ -16,7 +16,6 @@ from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_o
 import typer
 from typer.models import OptionInfo
 
-from setblock.data.splits import Split
 from setblock.errors import ParameterError
 
 DECODING, SAMPLING, TASK, OUTPUT = "Decoding", "Sampling", "Task", "Output"  # panels of several groups or commands
@@ -161,8 +160,5 @@ def _completed(parameter: inspect.Parameter) -> inspect.Parameter:
 
 RawOption = Annotated[
     bool, option(..., "Continue the prompt as plain text, without the chat template.", panel=DECODING)
-]
-SplitOption = Annotated[
-    Split, option(..., "The split of examples: test for results, validation for choosing settings.", panel=TASK)
 ]
 JsonOption = Annotated[bool, option(..., "Print one JSON object on stdout, and nothing else.", "--json", panel=OUTPUT)]

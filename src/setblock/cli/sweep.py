@@ -11,7 +11,6 @@ from setblock.cli.messages import print_json, stdout_console
 from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.options import OUTPUT, JsonOption, option
 from setblock.cli.tasks import TaskOptions
-from setblock.data.tasks import task_named
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def sweep(
     ),
     as_json: JsonOption = False,
 ) -> None:
-    """Answer the examples of a task at every setting of a grid, and compare accuracy and forward passes.
+    """Answer the examples of a task or of a file at every setting of a grid, and compare accuracy and forward passes.
 
     Plain decoding (ntp) runs once, and every setting is compared with it. Passes include commits and no prefills. Intervals
     are Wilson's, at 95%. `setblock calibrate --sweep` reads the file that --out writes.
@@ -69,12 +68,11 @@ def sweep(
 
 def _run(task: TaskOptions, model: ModelOptions, grid: GridOptions, out: Path | None) -> "list[Result]":
     from setblock.evaluation.grid import points_of
-    from setblock.evaluation.judging import check_judge
 
-    chosen, grids = task_named(task.task), grid.grids()
-    check_judge(chosen, level=task.sandbox)
+    chosen, split, limit = task.chosen()
+    grids = grid.grids()
     loaded = load_model(model, blocks=True)
-    return task.swept(loaded, chosen, points_of(loaded, grids), split=task.split, out=out)
+    return task.swept(loaded, chosen, points_of(loaded, grids), split=split, limit=limit, out=out)
 
 
 def sweep_table(results: "list[Result]") -> Table:

@@ -1,12 +1,16 @@
-"""Define the options that say which examples of which task a sweep or a calibration asks."""
+"""Define the options that say which examples a model is asked: those of a task, or the records of a file."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from setblock.cli.decoding_options import setting_option
 from setblock.cli.messages import progress
-from setblock.cli.options import TASK, SplitOption, option, option_group
+from setblock.cli.options import TASK, option, option_group
+from setblock.data.splits import Split
+from setblock.data.tasks import TASKS, task_named
 from setblock.decoding.settings import DecodingSettings
+from setblock.errors import ParameterError
+from setblock.evaluation.judges import DEFAULT_JUDGE, JUDGES
 from setblock.evaluation.sandbox import Level
 
 if TYPE_CHECKING:
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
     from setblock.evaluation.result import Result
     from setblock.model.sbd_model import SBDModel
 
-LimitOption = Annotated[int, option(..., "Number of examples, at least 1.", "--limit", panel=TASK)]
+DEFAULT_TASK = "word-problems"
 BatchSizeOption = Annotated[
     int,
     option(
@@ -25,32 +29,83 @@ BatchSizeOption = Annotated[
         panel=TASK,
     ),
 ]
-SandboxOption = Annotated[
-    Level,
-    option(
-        ...,
-        "How programs of coding tasks are confined. confined: as far as the sandbox can. files-readable: accept that "
-        "programs can read your files, if the kernel has no Landlock.",
-        "--sandbox",
-        panel=TASK,
-    ),
-]
+
+
+def limit_option(usual: int) -> Any:
+    """Return the option of how many examples are asked."""
+    return option(None, f"Number of examples, at least 1. Default: {usual}, or all records of --input.", panel=TASK)
+
+
+def split_option(usual: Split) -> Any:
+    """Return the option of the split."""
+    told = "The split of a task's examples: test for results, validation for choosing settings."
+    return option(None, f"{told} Default: {usual}.", panel=TASK)
 
 
 @option_group(TASK)
-class TaskOptions:
-    """Hold which examples, and how they are decoded together."""
+class ExamplesOptions:
+    """Hold which examples a model is asked, and how its answers are judged."""
 
-    task: str = option("word-problems", "The task; `setblock evaluate --help` lists all tasks.", metavar="NAME")
-    split: SplitOption = "test"
-    limit: LimitOption = 100
+    usual_limit: ClassVar[int] = 100
+    usual_split: ClassVar[Split] = "test"
+
+    task: str | None = option(None, f"The task: {', '.join(TASKS)}. Default: {DEFAULT_TASK}.", metavar="NAME")
+    source: Path | None = option(
+        None,
+        'Ask the records of a file instead of a task. Each line is {"prompt": "..."}, with or without a "completion", or '
+        '{"messages": [...]}. The completion, or an assistant\'s message at the end, is the right answer.',
+        "--input",
+    )
+    judge: str | None = option(
+        None,
+        f"With --input: how an answer is compared with the right one: {', '.join(JUDGES)}. Default: {DEFAULT_JUDGE}, if the "
+        "file has right answers.",
+        metavar="NAME",
+    )
+    raw: bool = option(False, "With --input: continue prompts as plain text, without the chat template.")
+    sandbox: Level = option(
+        "confined",
+        "How programs of coding tasks are confined. confined: as far as the sandbox can. files-readable: accept that "
+        "programs can read your files, if the kernel has no Landlock.",
+    )
+    split: Split | None = split_option("test")
+    limit: int | None = limit_option(100)
+
+    def chosen(self) -> "tuple[Task[Any], Split, int]":
+        """Return the task, its split and how many examples of it are asked.
+
+        Raises:
+            SetBlockError: there is no such task or file, options exclude each other, or answers can't be judged here.
+        """
+        from setblock.evaluation.judging import check_judge
+
+        if self.source is None:
+            for name, given in (("judge", self.judge), ("raw", self.raw)):
+                if given:
+                    raise ParameterError(f"--{name} needs --input: a task has its own way to ask and to judge")
+            task = task_named(self.task or DEFAULT_TASK)
+            check_judge(task, level=self.sandbox)
+            return task, self.split or self.usual_split, self.usual_limit if self.limit is None else self.limit
+        from setblock.evaluation.records_task import task_of_records
+
+        for name, other in (("task", self.task), ("split", self.split)):
+            if other is not None:
+                raise ParameterError(f"--{name} and --input exclude each other: a file is no task, and has no splits")
+        task = task_of_records(self.source, judge=self.judge, raw=self.raw)
+        count = sum(1 for _ in task.examples("test"))
+        return task, "test", count if self.limit is None else min(self.limit, count)
+
+
+@option_group(TASK)
+class TaskOptions(ExamplesOptions):
+    """Hold which examples a sweep or a calibration asks, and how they are decoded together."""
+
     seed: int = option(
         0,
         "Seed that chooses the examples of the split. A calibration also draws from it the examples that determine "
         "the order of its tests.",
     )
     batch_size: BatchSizeOption = 100  # a sweep answers many examples: wide batches waste least
-    sandbox: SandboxOption = "confined"
     max_new_tokens: int | None = setting_option("max_new_tokens")
 
     def swept(
@@ -60,6 +115,7 @@ class TaskOptions:
         points: "list[OperatingPoint]",
         *,
         split: str,
+        limit: int,
         out: Path | None = None,
     ) -> "list[Result]":
         """Return the results of a sweep (see `setblock.evaluation.run.sweep`), behind a bar."""
@@ -74,8 +130,8 @@ class TaskOptions:
                 seed=self.seed,
                 path=out,
                 shared=DecodingSettings(max_new_tokens=self.max_new_tokens),
-                limit=self.limit,
+                limit=limit,
                 batch_size=self.batch_size,
                 level=self.sandbox,
-                on_progress=lambda point, done: tell(f"{point.label} of {len(points) + 1} settings", done, self.limit),
+                on_progress=lambda point, done: tell(f"{point.label} of {len(points) + 1} settings", done, limit),
             )

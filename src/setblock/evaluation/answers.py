@@ -62,7 +62,7 @@ def answers_to(
 def prompts_of(task: Task[Any], examples: Sequence[Example], model: LanguageModel) -> tuple[list[Prompt], bool]:
     """Return how a model is asked, and whether the prompt is continued directly, without a chat template."""
     raw = task.raw or model.tokenizer.chat_template is None
-    return [example.prompt if raw else example.messages for example in examples], raw
+    return [example.asked(raw=raw) for example in examples], raw
 
 
 def _answers_in_batches(

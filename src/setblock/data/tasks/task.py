@@ -40,6 +40,10 @@ class Example:
         that are trained here writes the same."""
         return f"Question: {self.question}\nAnswer:"
 
+    def asked(self, *, raw: bool) -> str | list[Message]:
+        """Return what a model is given: the text to continue if `raw`, else the messages."""
+        return self.prompt if raw else self.messages
+
     @property
     def completion(self) -> str | None:
         """Return the answer as the continuation of `prompt`."""
