@@ -25,7 +25,7 @@ PAGES = sorted(
 
 CODE = [
     path
-    for folder in ("src", "docs", "benchmarks", "examples", "experiments")
+    for folder in ("src", "docs", "benchmarks", "examples", "experiments", "tasks")
     for path in ROOT.glob(f"{folder}/**/*.py")
 ]
 NOT_A_VERB = re.compile(

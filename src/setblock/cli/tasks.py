@@ -49,7 +49,11 @@ class ExamplesOptions:
     usual_limit: ClassVar[int] = 100
     usual_split: ClassVar[Split] = "test"
 
-    task: str | None = option(None, f"The task: {', '.join(TASKS)}. Default: {DEFAULT_TASK}.", metavar="NAME")
+    task: str | None = option(
+        None,
+        f"The task: {', '.join(TASKS)}, or a Python file of your own: FILE or FILE:NAME. Default: {DEFAULT_TASK}.",
+        metavar="NAME",
+    )
     source: Path | None = option(
         None,
         'Ask the records of a file instead of a task. Each line is {"prompt": "..."}, with or without a "completion", or '

@@ -17,7 +17,7 @@ from typing import Any
 import datasets
 
 from setblock.data.section import SourceSection
-from setblock.data.tasks import TASKS
+from setblock.data.tasks import is_task, task_named
 from setblock.errors import SetBlockError
 
 JSON_LINES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
@@ -95,7 +95,8 @@ class TaskRecords:
                 f"data source {section.source} may be endless: set data.documents to the number of documents to take"
             )
         self.section = section
-        TASKS[section.source].examples(section.split)  # raises for a split that it has not
+        self.task = task_named(section.source)
+        self.task.examples(section.split)  # raises for a split that it has not
 
     @property
     def fingerprint(self) -> list[Any]:
@@ -111,10 +112,7 @@ class TaskRecords:
         Raises:
             SetBlockError: an example has no answer to learn.
         """
-        name, examples = (
-            self.section.source,
-            TASKS[self.section.source].examples(self.section.split, seed=self.section.seed),
-        )
+        name, examples = self.section.source, self.task.examples(self.section.split, seed=self.section.seed)
         for number, example in enumerate(islice(examples, self.section.documents), start=1):
             where = f"{name}, number {number}"
             if example.answer is None:
@@ -126,13 +124,13 @@ AnyRecords = FileRecords | HubRecords | TaskRecords
 
 
 def records_of(section: SourceSection, *, streaming: bool = False) -> AnyRecords:
-    """Return the records of a source: a task's examples where it is the name of one, local files where it is theirs,
+    """Return the records of a source: a task's examples where it is the name or file of one, local files where it is theirs,
     else a hub's.
 
     Raises:
         SetBlockError: there is no such file, the data set can't be loaded, or it may have no end.
     """
-    if section.source in TASKS:
+    if is_task(section.source):
         return TaskRecords(section, streaming=streaming)
     files = local_files(section.source)
     return HubRecords(section, streaming=streaming) if files is None else FileRecords(files, limit=section.documents)

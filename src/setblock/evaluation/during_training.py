@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from setblock.data.tasks import TASKS
+from setblock.data.tasks import task_named
 from setblock.decoding.operating_point import NTP, point_of
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
-from setblock.errors import SetBlockError, SetBlockWarning, check_one_of
+from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.evaluation.exam import Exam, exam_of
 from setblock.model.sbd_model import SBDModel
 from setblock.training.evaluation_section import DecodingEvaluationSection
@@ -41,7 +41,7 @@ class DecodingEvaluator(TrainerCallback):
         Raises:
             SetBlockError: there is no such task, the section asks for what decoding has not, or the weights are spread.
         """
-        check_one_of("evaluate_decoding.task", section.task, TASKS)
+        task = task_named(section.task)
         if trainer.args.objective == "ntp":
             raise SetBlockError(
                 "evaluate_decoding needs training.objective sbd: there are no blocks to decode without; leave "
@@ -51,8 +51,7 @@ class DecodingEvaluator(TrainerCallback):
             raise SetBlockError(
                 "evaluate_decoding needs all weights in each process, and they are sharded: leave evaluate_decoding out"
             )
-        task, limit = TASKS[section.task], section.limit
-        self._exam = exam_of(model, task, split="validation", limit=limit, batch_size=section.batch_size)
+        self._exam = exam_of(model, task, split="validation", limit=section.limit, batch_size=section.batch_size)
         self._trainer = trainer
         self._model = model
         self._section = section

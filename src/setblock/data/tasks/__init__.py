@@ -9,6 +9,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
+from setblock.data.tasks.files import split_path, task_of_file
 from setblock.data.tasks.names import unknown_task
 from setblock.data.tasks.task import ChatExample, Example, Program, Task, TextExample, Verdict
 
@@ -22,14 +23,21 @@ TASKS: dict[str, Task[Any]] = {task.name: task for task in _tasks_of_this_folder
 
 
 def task_named(name: str) -> Task[Any]:
-    """Return the task of a name.
+    """Return the task of a name, or of a file: `PATH` or `PATH:NAME` as `setblock.data.tasks.files` reads it.
 
     Raises:
         ParameterError: there is none; the message lists the names near it, or all.
     """
-    if name not in TASKS:
-        raise unknown_task(name, TASKS)
-    return TASKS[name]
+    if name in TASKS:
+        return TASKS[name]
+    if (found := split_path(name)) is not None:
+        return task_of_file(*found)
+    raise unknown_task(name, TASKS)
 
 
-__all__ = ["TASKS", "ChatExample", "Example", "Program", "Task", "TextExample", "Verdict", "task_named"]
+def is_task(source: str) -> bool:
+    """Return whether a source of data is a task, by its name or its file."""
+    return source in TASKS or split_path(source) is not None
+
+
+__all__ = ["TASKS", "ChatExample", "Example", "Program", "Task", "TextExample", "Verdict", "is_task", "task_named"]

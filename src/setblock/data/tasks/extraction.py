@@ -1,6 +1,6 @@
 """Ask for records: a message and a schema in, one JSON object out, asked as a chat.
 
-Knows which wordings and places a split may have, and how an answer is judged. Messages are written in
+Knows which wordings and places a split may have, and how an answer is judge_record. Messages are written in
 `setblock.data.extraction`.
 """
 
@@ -99,7 +99,7 @@ def handwritten(split: Split, seed: int = 0) -> Iterator[Extraction]:
         yield Extraction(each["question"].strip(), written(each["record"]), wanted=each["record"])
 
 
-def _judge(example: Extraction, answer: str) -> Verdict:
+def judge_record(example: Extraction, answer: str) -> Verdict:
     """Judge an answer: `fields` is the share of fields that are right, `record` whether all are."""
     found = record_in(answer)
     right = is_right(example.wanted, found)
@@ -107,31 +107,31 @@ def _judge(example: Extraction, answer: str) -> Verdict:
 
 
 TASKS = (
-    Task("extraction", "the record of a message, as JSON; right if every field is", extractions, _judge),
+    Task("extraction", "the record of a message, as JSON; right if every field is", extractions, judge_record),
     Task(
         "extraction-unseen",
         "the same, of messages whose wording is in no other split",
         partial(extractions, own_wordings=True),
-        _judge,
+        judge_record,
         splits=("validation", "test"),
     ),
     Task(
         "extraction-any-ask",
         "the same, asked in many ways: other words, keys and orders",
         partial(extractions, any_ask=True),
-        _judge,
+        judge_record,
     ),
     Task(
         "extraction-any-kind",
         "the same, asked in many ways, of other kinds of messages; those of a held-out split are in no other",
         partial(extractions, of=other_kinds, own_wordings=True, any_ask=True),
-        _judge,
+        judge_record,
     ),
     Task(
         "extraction-handwritten",
         "the same, of 40 messages that no generator wrote",
         handwritten,
-        _judge,
+        judge_record,
         splits=("test",),
     ),
 )

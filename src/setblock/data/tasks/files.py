@@ -1,0 +1,67 @@
+"""Read tasks from a Python file, or a package, that is not part of this one.
+
+Knows files. Knows nothing of any task in particular.
+"""
+
+import sys
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from setblock.data.tasks.names import unknown_task
+from setblock.data.tasks.task import Task
+from setblock.errors import ParameterError
+
+
+def split_path(source: str) -> tuple[Path, str] | None:
+    """Return the Python file that `PATH` or `PATH:NAME` names, and the task's name or an empty text. None for anything else.
+
+    PATH ends in .py, or is a folder with `__init__.py`.
+    """
+    path, _, name = source.partition(".py:") if ".py:" in source else (source.removesuffix(".py"), "", "")
+    if path != source:
+        return Path(f"{path}.py").expanduser(), name
+    folder, _, name = source.partition(":")
+    package = Path(folder).expanduser() / "__init__.py"
+    return (package, name) if package.is_file() else None
+
+
+def task_of_file(path: Path, name: str) -> Task[Any]:
+    """Return the task of a name in the variable `TASKS` of a Python file, whose code is run; the only one where no name is
+    given.
+
+    Raises:
+        ParameterError: there is no such file, task or variable, several tasks and no name, or the code fails.
+    """
+    tasks = _tasks(path.resolve())
+    if not name and len(tasks) == 1:
+        return next(iter(tasks.values()))
+    if not name:
+        known = ", ".join(sorted(tasks))
+        raise ParameterError(f"task must be {path}:NAME, since the file has {len(tasks)} tasks: {known}")
+    if name not in tasks:
+        raise unknown_task(name, tasks)
+    return tasks[name]
+
+
+@cache
+def _tasks(path: Path) -> dict[str, Task[Any]]:
+    if not path.is_file():
+        raise ParameterError(f"there is no file {path}")
+    is_package = path.name == "__init__.py"
+    # Its path is in its name, so that two files of one name are two modules
+    name = f"setblock_task_{abs(hash(path))}"
+    spec = spec_from_file_location(name, path, submodule_search_locations=[str(path.parent)] if is_package else None)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = module_from_spec(spec)  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ParameterError(f"can't load {path}: {type(error).__name__}: {error}") from error
+    tasks: tuple[Task[Any], ...] = getattr(module, "TASKS", ())
+    if not tasks:
+        raise ParameterError(f"{path} has no tasks: give it a variable TASKS, a tuple of setblock.data.Task")
+    return {task.name: task for task in tasks}

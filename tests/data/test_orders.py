@@ -1,0 +1,41 @@
+"""The repository's own task file: one shop's mail, with fixed keys and the wordings of training."""
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from setblock.data.extraction.kinds import kinds
+from setblock.data.splits import SPLITS, split_of
+from setblock.data.tasks import task_named
+
+TASK = task_named(str(Path(__file__).parents[2] / "tasks" / "orders.py"))
+FOUND = {split: list(islice(TASK.examples(split), 60)) for split in SPLITS}
+
+
+def test_a_kind_has_its_keys_in_their_order() -> None:
+    for example in (each for found in FOUND.values() for each in found):
+        keys = list(json.loads(example.answer))
+        assert keys == list(example.wanted)
+        assert f"JSON record with the keys {', '.join(keys)}. " in example.question
+    assert len({tuple(example.wanted) for example in FOUND["train"]}) == 3
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_names_are_of_one_split_and_wordings_of_training(split: str) -> None:
+    training = {wording.name for kind in kinds() for wording in kind.wordings if wording.split == "train"}
+    assert {split_of(example.identity) for example in FOUND[split]} == {split}
+    assert {example.wording for example in FOUND[split]} <= training
+
+
+def test_answers_are_judged() -> None:
+    for example in FOUND["validation"]:
+        assert TASK.judge(example, example.answer).right
+        assert not TASK.judge(example, example.answer.replace('"', "'")).right
+
+
+def test_a_seed_gives_the_same_distinct_messages() -> None:
+    assert list(islice(TASK.examples("test"), 60)) == FOUND["test"]
+    assert len({example.question for example in FOUND["test"]}) == 60
+    assert FOUND["test"] != list(islice(TASK.examples("test", seed=1), 60))
