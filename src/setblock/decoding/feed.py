@@ -63,4 +63,5 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
         is_full=plan.is_full,
         sees_all=plan.sees_all,
         is_fixed=plan.is_fixed,
+        spans=plan.spans,
     )

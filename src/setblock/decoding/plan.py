@@ -111,6 +111,7 @@ class PassPlan:
         sees_all: whether it is known, too, that each of these tokens sees all that any row sees.
         fuses_commit: whether what is committed is fed with the block behind it.
         is_fixed: whether sizes are the same in every pass of a kind, at the price of padding.
+        spans: as in `Feed`; None where sizes are fixed, since code is compiled for the values of numbers.
     """
 
     end: Tensor
@@ -123,6 +124,7 @@ class PassPlan:
     sees_all: bool
     fuses_commit: bool
     is_fixed: bool
+    spans: Sequence[tuple[int, int]] | None = None
 
 
 def plan_pass(
@@ -169,6 +171,7 @@ def plan_pass(
         is_full=is_full,
         sees_all=is_full and all(spans[row].end == keys and spans[row].is_alike for row in fed),
         is_fixed=is_fixed,
+        spans=None if is_ahead or is_fixed else [(spans[row].start, spans[row].end) for row in fed],
     )
 
 

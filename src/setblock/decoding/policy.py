@@ -53,34 +53,29 @@ class Policy:
         return _policy(settings, terms, samplers, companions, vocab_size=self.vocab_size)
 
 
+def companions_of(settings: DecodingSettings, terms: RowTerms, *, vocab_size: int) -> tuple[Companion, ...]:
+    """Return new companions for a request's row.
+
+    Raises:
+        SetBlockError: one is not possible with this model.
+    """
+    return tuple(maker.companion(terms, vocab_size=vocab_size) for maker in settings.companions)
+
+
 def open_policy(
     settings: Sequence[DecodingSettings],
     terms: Sequence[RowTerms],
+    companions: Sequence[tuple[Companion, ...]],
     *,
     vocab_size: int,
     device: torch.device,
-    texts: Sequence[Companion] | None = None,
 ) -> Policy:
-    """Return the policy of requests before their first pass, with new companions.
-
-    Args:
-        texts: a further companion of each row, the last to hear; None for none.
-    """
+    """Return the policy of requests before their first pass. The last of a row's companions is the last to hear."""
     samplers = RowSamplers(
         [EveryCandidate() if each.method == "ntp" else sampler_for(each) for each in settings], device=device
     )
-    companions = Companions(
-        [
-            Accompanied(
-                (
-                    *(maker.companion(of_row, vocab_size=vocab_size) for maker in each.companions),
-                    *(() if texts is None else texts[row : row + 1]),
-                )
-            )
-            for row, (each, of_row) in enumerate(zip(settings, terms, strict=True))
-        ]
-    )
-    return _policy(settings, terms, samplers, companions, vocab_size=vocab_size)
+    heard = Companions([Accompanied(each) for each in companions])
+    return _policy(settings, terms, samplers, heard, vocab_size=vocab_size)
 
 
 def _policy(

@@ -18,6 +18,7 @@ from setblock.decoding.checks import (
     limit_of,
     warn_if_not_trained,
 )
+from setblock.decoding.companion import Companion
 from setblock.decoding.companions import Accompanied, Companions
 from setblock.decoding.defaults import block_size_for, draft_lookup_for, draft_passes_for
 from setblock.decoding.feed import next_feed
@@ -27,7 +28,7 @@ from setblock.decoding.loop import DecodingStep, absorb
 from setblock.decoding.news import read_news
 from setblock.decoding.opening import open_state
 from setblock.decoding.plan import Span, next_spans, plan_pass
-from setblock.decoding.policy import Policy, open_policy
+from setblock.decoding.policy import Policy, companions_of, open_policy
 from setblock.decoding.record import Record, open_record
 from setblock.decoding.row_news import RowNews
 from setblock.decoding.settings import DecodingSettings
@@ -77,6 +78,7 @@ class Rows:
             record=self.record.taken(index, capacity=state.tokens.shape[1]),
             texts=[self.texts[row] for row in rows],
             started=[self.started[row] for row in rows],
+            next_spans=None if self.next_spans is None else [self.next_spans[row] for row in rows],
         )
 
     @torch.inference_mode()
@@ -176,10 +178,48 @@ class Rows:
         return "stop" if self.state.has_stopped(row) else "length"
 
 
-@torch.inference_mode()  # as the passes are: what is compiled for tensors of one kind is not used for another
-def open_rows(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]) -> Rows:
-    """Check requests against the model and lay out their rows; each is one answer. A row that says nothing of its sampler and
-    its block gets what the model was calibrated to, if it was.
+@dataclass(frozen=True)
+class CheckedRows:
+    """Hold requests that a model can answer, before their rows are opened. Nothing of them is on the device yet.
+
+    Attributes:
+        prompts: token ids.
+        settings: of each, with what the model was calibrated to and with the grammar of its form.
+        terms: what is fixed of each row.
+        companions: of each row; the last is its text, which is also in `texts`.
+        started: `time.perf_counter()` when they were checked.
+    """
+
+    model: LanguageModel
+    prompts: Sequence[Sequence[int]]
+    settings: Sequence[DecodingSettings]
+    terms: Sequence[RowTerms]
+    companions: Sequence[tuple[Companion, ...]]
+    texts: list[AnswerText]
+    started: float
+
+    @torch.inference_mode()  # as the passes are: what is compiled for tensors of one kind is not used for another
+    def open(self) -> Rows:
+        """Return the rows, with tensors of their full capacity on the model's device."""
+        model, settings, terms = self.model, self.settings, self.terms
+        state = open_state(self.prompts, terms, facts=model.facts, device=model.device, draft_text=model.draft_text)
+        wanted = [each.logprobs for each in settings if each.logprobs is not None]
+        return Rows(
+            model=model,
+            state=state,
+            policy=open_policy(settings, terms, self.companions, vocab_size=model.vocab_size, device=model.device),
+            record=open_record(state, num_alternatives=min(max(wanted), model.vocab_size) if wanted else None),
+            texts=self.texts,
+            started=[self.started] * len(settings),
+            next_spans=[Span(0, len(prompt), len(prompt), is_prefill=True) for prompt in self.prompts],
+        )
+
+
+def check_rows(
+    model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]
+) -> CheckedRows:
+    """Check requests against the model; each is one answer. A row that says nothing of its sampler and its block gets what the
+    model was calibrated to, if it was.
 
     Raises:
         SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.
@@ -192,18 +232,17 @@ def open_rows(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: 
         check_prompt(prompt, model.vocab_size)
         check_token_ids(each, model.vocab_size)
         check_that_tokens_are_left(model, each, ends=row.ends, vocab_size=model.vocab_size)
-    state = open_state(prompts, terms, facts=model.facts, device=model.device, draft_text=model.draft_text)
     texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in settings]
-    wanted = [each.logprobs for each in settings if each.logprobs is not None]
-    return Rows(
-        model=model,
-        state=state,
-        policy=open_policy(settings, terms, vocab_size=model.vocab_size, device=model.device, texts=texts),
-        record=open_record(state, num_alternatives=min(max(wanted), model.vocab_size) if wanted else None),
-        texts=texts,
-        started=[started] * len(settings),
-        next_spans=[Span(0, len(prompt), len(prompt), is_prefill=True) for prompt in prompts],
-    )
+    companions = [
+        (*companions_of(each, row, vocab_size=model.vocab_size), text)
+        for each, row, text in zip(settings, terms, texts, strict=True)
+    ]
+    return CheckedRows(model, prompts, settings, terms, companions, texts, started)
+
+
+def open_rows(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]) -> Rows:
+    """Check requests against the model, and open their rows: see `check_rows`."""
+    return check_rows(model, prompts, settings).open()
 
 
 def _with_grammar(model: LanguageModel, settings: DecodingSettings) -> DecodingSettings:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from setblock.decoding.plan import Span
-from setblock.decoding.rows import Rows, open_rows
+from setblock.decoding.rows import Rows, check_rows
 from setblock.engine.figures import EngineFigures
 from setblock.engine.job import Job
 from setblock.engine.limits import EngineLimits
@@ -59,14 +59,14 @@ class Engine:
             raise SetBlockError(f"a request with id {request.id!r} is not finished yet: give another id")
         if len(self._waiting) >= self.limits.max_waiting:
             raise QueueFull(f"{len(self._waiting)} requests are waiting, the most that may wait: try again later")
-        rows = open_rows(self._model, [request.prompt], [request.settings])
-        needed, total = rows.state.terms[0].limit, self._counts.kv_tokens_total
+        checked = check_rows(self._model, [request.prompt], [request.settings])
+        needed, total = checked.terms[0].limit, self._counts.kv_tokens_total
         if needed > total:
             raise SetBlockError(
                 f"prompt and answer may take {needed} tokens and this engine's cache holds {total}: ask for fewer than "
                 f"{needed - len(request.prompt)} new tokens or enlarge kv_tokens"
             )
-        self._jobs[request.id] = job = Job(request, self._arrivals, rows)
+        self._jobs[request.id] = job = Job(request, self._arrivals, checked, list(request.prompt))
         self._arrivals += 1
         self._waiting.append(job)
 
@@ -110,12 +110,12 @@ class Engine:
     def _drop_cancelled(self) -> list[Progress]:
         progress, leaving = [], []
         for job in [self._jobs[request_id] for request_id in self._cancelled]:
-            if job.rows is None:
+            if job in self._running:
                 assert self._rows is not None
                 rows, row = self._rows, self._running.index(job)
                 leaving.append(row)
             else:
-                rows, row = job.rows, 0
+                rows, row = job.opened(), 0
                 self._waiting.remove(job)
             rows.state.cut(row)
             text = rows.new_texts([row])[row]
@@ -135,7 +135,7 @@ class Engine:
         if not joining:
             return
         rows = [] if self._rows is None else [self._rows]
-        self._rows = Rows.joined([*rows, *(job.rows for job in joining if job.rows is not None)])
+        self._rows = Rows.joined([*rows, *(job.opened() for job in joining)])
         for job in joining:
             job.rows = None
         self._running += joining
@@ -143,11 +143,10 @@ class Engine:
     def _give_first_pages(self, job: Job, *, left_over: int) -> bool:
         """Give a job pages for its prompt and a block, those that hold the beginning of it already among them. False if fewer
         than `left_over` would remain, for others to grow."""
-        assert job.rows is not None
-        state, pool = job.rows.state, self._pool
+        state, pool = job.opened().state, self._pool
         prompt_end, is_new = int(state.prefill_end[0]), not bool(state.prefilled[0])
         # The output of a prompt's last token is needed, so that one is always fed.
-        known = state.tokens[0, : prompt_end - is_new].tolist() if self._runner.shares_pages else []
+        known = job.token_ids[: prompt_end - is_new] if self._runner.shares_pages else []
         pages, keys = pool.find(known)
         pool.share(pages)
         first_end = max(prompt_end, int(state.block_end[0]))
@@ -234,8 +233,9 @@ class Engine:
         for row in taking_part:
             job, of_row = self._running[row], news[row]
             job.served = self._counts.passes
+            job.read(of_row)
             if not of_row.failed and self._runner.shares_pages:
-                job.offer_committed(self._pool, rows, row, of_row.committed)
+                job.offer_committed(self._pool, of_row.committed)
             # Of a prompt's passes only the one that ends it says anything; nor do those that feed again what was lost.
             is_silent = spans[row].is_prefill and (job.prefilled or not of_row.prefilled)
             job.prefilled = of_row.prefilled

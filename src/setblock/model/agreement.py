@@ -193,6 +193,7 @@ def _step(
         targets=positions,
         is_full=bool(is_real.all()),
         sees_all=len(rows) == 1 and ends[rows[0]] - starts[rows[0]] == max(1, blocks[rows[0]]),
+        spans=[(starts[row], ends[row]) for row in rows],
     )
     logits = runner.logits(feed)[is_real]
     wanted = [

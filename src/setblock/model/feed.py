@@ -3,6 +3,7 @@
 Knows tokens, positions and what each may see. Knows nothing of what they mean, nor of how a cache is laid out.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,6 +42,8 @@ class Feed:
         fuses_commit: whether what is committed is fed with the block behind it; otherwise the commit is a separate pass.
         is_full: whether it is known to have no padding.
         sees_all: whether it is known, too, that each token sees all that is visible.
+        spans: of each row the positions from which, and up to which, it is fed, for the host; None where only the device knows
+            them.
     """
 
     rows: Tensor
@@ -59,6 +62,7 @@ class Feed:
     fuses_commit: bool = True
     is_full: bool = False
     sees_all: bool = False
+    spans: Sequence[tuple[int, int]] | None = None
 
     @property
     def in_block(self) -> Tensor:

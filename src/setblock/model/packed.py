@@ -32,14 +32,12 @@ class Rectangle:
     """Hold rows whose attention is computed together: a rows of at most Q queries and K keys.
 
     Attributes:
-        tokens: [a, Q] int64, the place of each query among the N; anything where not real.
-        is_real: [a, Q] bool.
+        tokens: [a, Q] int64, the place of each query among the N; any of them where a row has fewer than Q.
         slots: [a, K] int64, the slot of the cache of each key.
         mask_mod_for: makes the mask of these queries and keys for a sliding window, or for none.
     """
 
     tokens: Tensor
-    is_real: Tensor
     slots: Tensor
     mask_mod_for: Callable[[int | None], MaskMod]
 
@@ -47,6 +45,7 @@ class Rectangle:
 @dataclass(frozen=True)
 class _Layout:
     rectangles: Sequence[Rectangle]
+    cells: Tensor
     implementation: str
 
 
@@ -54,10 +53,14 @@ _LAYOUT: ContextVar[_Layout] = ContextVar("layout")
 
 
 @contextmanager
-def packed_attention(model: PreTrainedModel, rectangles: Sequence[Rectangle]) -> Iterator[AttentionMask]:
-    """Make the model's attention that of the rectangles. Gives the `attention_mask` argument to call it with."""
+def packed_attention(model: PreTrainedModel, rectangles: Sequence[Rectangle], cells: Tensor) -> Iterator[AttentionMask]:
+    """Make the model's attention that of the rectangles. Gives the `attention_mask` argument to call it with.
+
+    Args:
+        cells: [N] int64, where each token is a query, among the queries of all rectangles, one behind the other.
+    """
     config = model.config.get_text_config()
-    layout = _Layout(rectangles, _implementation(config))
+    layout = _Layout(rectangles, cells, _implementation(config))
     mask = _flat_mask(config, layout, device=model.device, dtype=model.dtype)
     reset = _LAYOUT.set(layout)
     try:
@@ -114,8 +117,7 @@ def _attend(
     layout = _LAYOUT.get()
     base = _attention_function(module, layout.implementation)
     queries, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))  # [N or slots, H, D]
-    attended = queries.new_empty((*queries.shape[:2], values.shape[-1]))
-    masks = attention_mask.flatten()
+    attended, masks = [], attention_mask.flatten()
     for each in layout.rectangles:
         (rows, length), width = each.tokens.shape, each.slots.shape[1]
         mask, masks = masks[: rows * length * width], masks[rows * length * width :]
@@ -127,8 +129,8 @@ def _attend(
             mask.view(rows, 1, length, width),
             **kwargs,
         )  # [a, Q, H, D]
-        attended[each.tokens[each.is_real]] = result[each.is_real]
-    return attended[None], None
+        attended.append(result.flatten(0, 1))
+    return torch.cat(attended)[layout.cells][None], None
 
 
 def _attention_function(module: nn.Module, implementation: str) -> Callable[..., tuple[Tensor, Any]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from setblock import devices
 from setblock.masks import MaskMod, decode_mask
 from setblock.model.feed import Feed
 from setblock.model.forward import logits_at
@@ -42,21 +43,25 @@ class PackedRunner:
         self._pages = torch.tensor([[*each, *[0] * (most - len(each))] for each in pages], device=self._model.device)
 
     def logits(self, feed: Feed) -> Tensor:
-        """Run one pass over the N real tokens, [1, N]."""
+        """Run one pass over the N real tokens, [1, N]. Waits for the device on a CPU only, where that costs nothing."""
         # 1. Where tokens are in the packed row, and where in the cache
+        assert feed.spans is not None
+        lengths, ends = [end - start for start, end in feed.spans], [end for _, end in feed.spans]
         place = (feed.is_real.flatten().cumsum(dim=0) - 1).view(feed.is_real.shape)  # [A, Q]
-        lengths = feed.is_real.sum(dim=1)  # [A]
         slots = self._slots(feed.rows, feed.ends, feed.visible)  # [A, visible]
 
         # 2. The attention's rectangles
-        rectangles = []
-        for rows in rectangles_of(lengths.tolist(), feed.ends.tolist()):
-            index = torch.tensor(rows, device=place.device)
-            queries, keys = int(lengths[index].max()), int(feed.ends[index].max())
+        rectangles, offset = [], 0
+        cells = [torch.empty(0)] * len(lengths)  # of each row: where its tokens are among the queries of all rectangles
+        for rows in rectangles_of(lengths, ends):
+            queries, keys = max(lengths[row] for row in rows), max(ends[row] for row in rows)
+            for row in rows:
+                cells[row] = torch.arange(offset, offset + lengths[row])
+                offset += queries
+            index = self._on_device(torch.tensor(rows))
             rectangles.append(
                 Rectangle(
                     tokens=place[index, :queries],
-                    is_real=feed.is_real[index, :queries],
                     slots=slots[index, :keys],
                     mask_mod_for=partial(
                         _mask, positions=feed.positions[index, :queries], limits=feed.limits[index, :queries]
@@ -65,29 +70,37 @@ class PackedRunner:
             )
 
         # 3. The real tokens; one alone gets company where it could get other bits alone
-        packed = [each[feed.is_real] for each in (feed.tokens, feed.positions, feed.in_block)]  # [N]
-        written = slots.gather(1, feed.positions)[feed.is_real]
+        width = feed.tokens.shape[1]
+        starts = range(0, len(lengths) * width, width)
+        real = torch.cat([torch.arange(n) + start for start, n in zip(starts, lengths, strict=True)])
+        real, of_cells = self._on_device(real), self._on_device(torch.cat(cells))  # [N]
+        packed = [each.flatten()[real] for each in (feed.tokens, feed.positions, feed.in_block)]
+        written = slots.gather(1, feed.positions).flatten()[real]
         if len(written) < (least := least_rows(self._model.dtype, self._model.device)):
-            packed = [each.repeat(least) for each in packed]
+            packed, of_cells = [each.repeat(least) for each in packed], of_cells.repeat(least)
             written = pad(written, (0, least - 1), value=self.cache.spill_slot)
         tokens, positions, in_block = packed
         self.cache.write_to(written)
 
-        # 4. Forward; the head sees what is wanted, or one output if that is none
-        outputs = place.gather(1, feed.outputs)[feed.wanted]  # [M]
+        # 4. Forward; the head sees what is wanted, or one output if that is none. To ask how many are wanted is a wait
+        outputs, takes_all = place.gather(1, feed.outputs), devices.waits(place.device)  # [A, m]
+        index = outputs.flatten() if takes_all else outputs[feed.wanted]  # [M]
         with (
-            packed_attention(self._model, rectangles) as mask,
+            packed_attention(self._model, rectangles, of_cells) as mask,
             block_only(self._model, in_block[None]),
         ):
             logits = logits_at(
                 self._model,
-                outputs if len(outputs) else place[0, :1],
+                index if len(index) else place[0, :1],
                 input_ids=tokens[None],
                 position_ids=positions[None],
                 attention_mask=mask,
                 cache=self.cache,
             ).float()  # [M, V]
-        return feed.spread(logits[: len(outputs)])
+        return logits.view(*outputs.shape, -1) if takes_all else feed.spread(logits[: len(index)])
+
+    def _on_device(self, numbers: Tensor) -> Tensor:
+        return numbers.to(self._model.device, non_blocking=True)
 
     def _slots(self, rows: Tensor, ends: Tensor, visible: int) -> Tensor:
         """Return [A, visible] the slot of each position, and after a row's end the empty slot. What others have left in

@@ -21,7 +21,7 @@ from setblock.decoding.joining import joined, taken
 from setblock.decoding.loop import absorb
 from setblock.decoding.opening import open_state
 from setblock.decoding.plan import Part, PassPlan
-from setblock.decoding.policy import Policy, open_policy
+from setblock.decoding.policy import Policy, companions_of, open_policy
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.state import BatchState
 from setblock.decoding.terms import RowTerms
@@ -78,7 +78,8 @@ class BlockSlots:
             draft_lookup=draft_lookup_for(self.facts, settings),
         )
         state = open_state([written], [terms], facts=self.facts, device=self.device)
-        policy = open_policy([settings], [terms], vocab_size=self.vocab_size, device=self.device)
+        companions = companions_of(settings, terms, vocab_size=self.vocab_size)
+        policy = open_policy([settings], [terms], [companions], vocab_size=self.vocab_size, device=self.device)
         policy.companions.hear(state)
         if self._state is not None and self._policy is not None:
             state = joined([self._state, state])

@@ -1,0 +1,117 @@
+"""What waiting costs: the host waits for its device once a pass, and a request that waits for its turn holds no tensors."""
+
+import gc
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from families import tiny_sbd
+from measuring.synchronisations import Synchronisations, as_on_an_accelerator
+from running import alone
+from setblock.decoding.companion import Companion
+from setblock.decoding.generation import Generation
+from setblock.decoding.samplers import EntropyBounded, FixedCount
+from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.terms import RowTerms
+from setblock.engine.engine import Engine
+from setblock.engine.limits import EngineLimits
+from setblock.engine.request import Request
+from setblock.errors import SetBlockError
+
+SETTINGS = {
+    "ntp": DecodingSettings(method="ntp", max_new_tokens=64),
+    "sbd": DecodingSettings(method="sbd", block_size=16, sampler=EntropyBounded(9.0), max_new_tokens=64),
+    "exact": DecodingSettings(method="exact", block_size=16, sampler=FixedCount(16), max_new_tokens=64),
+}
+CONTEXT = 32768
+
+
+@pytest.mark.parametrize("layers", [2, 4])
+@pytest.mark.parametrize("names", [["ntp"], ["sbd"], ["exact"], ["ntp", "sbd", "exact"]], ids="+".join)
+def test_the_engine_waits_once_a_pass_as_a_stream_does(
+    names: list[str], layers: int, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """However many layers and requests there are, in each pass in which nobody joins or leaves."""
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted", num_hidden_layers=layers)
+    sbd.end_of_text_ids = ()
+    counted = []
+    with as_on_an_accelerator():
+        engine = Engine(sbd)
+        for name, prompt in zip(names, prompts, strict=False):
+            engine.submit(Request(name, prompt, SETTINGS[name]))
+        while not engine.is_idle:
+            joins = engine.figures.waiting > 0
+            with Synchronisations() as waits:
+                progress = engine.step()
+            if not joins and all(each.generation is None for each in progress):
+                counted.append(waits)
+    assert len(counted) > 4
+    assert [waits.total for waits in counted] == [1] * len(counted), counted[0].counts
+
+
+def test_a_thousand_waiting_requests_hold_no_tensors(
+    tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """1,024 requests that may each fill a context of 32k."""
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted", max_position_embeddings=CONTEXT)
+    engine = Engine(sbd, EngineLimits(max_running=1, kv_tokens=CONTEXT + 64))
+    before = _tensor_bytes()
+    for number in range(1024):
+        prompt = prompts[number % len(prompts)]
+        settings = DecodingSettings(max_new_tokens=CONTEXT - len(prompt), logprobs=0)
+        engine.submit(Request(str(number), prompt, settings))
+    assert engine.figures.waiting == 1024
+    assert _tensor_bytes() == before
+    engine.step()
+    assert (engine.figures.running, engine.figures.waiting) == (1, 1023)
+    one = 64 * CONTEXT  # the tokens of one request, and what is recorded of each
+    assert _tensor_bytes() - before <= 2 * one + _cache_bytes(engine)
+
+
+def test_what_is_wrong_with_a_request_is_said_when_it_is_submitted(
+    tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    engine = Engine(tiny_sbd("llama", tokenizer, mode="shifted"))
+    wrong = [
+        ([], SETTINGS["ntp"], "prompt must not be empty"),
+        ([10**6], SETTINGS["ntp"], "token ids of the prompt must be between 0 and "),
+        (prompts[0], replace(SETTINGS["ntp"], banned_tokens=(10**6,)), "token ids of banned_tokens must be between"),
+        (prompts[0], replace(SETTINGS["ntp"], companions=(_Refuses(),)), "a companion that can't be"),
+    ]
+    for prompt, settings, message in wrong:
+        with pytest.raises(SetBlockError, match=message):
+            engine.submit(Request("a", prompt, settings))
+    assert engine.is_idle
+
+
+def test_seconds_count_from_the_submission(tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]) -> None:
+    """Of an answer that had to wait too, and it is what it would be alone."""
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted", dtype=torch.float64)
+    engine = Engine(sbd, EngineLimits(max_running=1))
+    requests = [Request(name, prompts[0], SETTINGS["sbd"]) for name in ("first", "second")]
+    for request in requests:
+        engine.submit(request)
+    done: dict[str, Generation] = {}
+    while not engine.is_idle:
+        done |= {each.id: each.generation for each in engine.step() if each.generation is not None}
+    assert done["second"].token_ids == done["first"].token_ids == alone(sbd, requests[0]).token_ids
+    assert done["second"].seconds > done["first"].seconds
+
+
+class _Refuses:
+    def companion(self, terms: RowTerms, *, vocab_size: int) -> Companion:
+        raise SetBlockError("a companion that can't be")
+
+
+def _tensor_bytes() -> int:
+    """Return the bytes of all tensors that live."""
+    gc.collect()
+    tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+
+
+def _cache_bytes(engine: Engine) -> int:
+    cache = engine._runner.cache  # type: ignore[attr-defined]
+    return sum(each.untyped_storage().nbytes() for layer in cache.layers for each in (layer.keys, layer.values))
