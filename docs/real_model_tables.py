@@ -1,10 +1,10 @@
-"""Fill the README's table of figures on real models from benchmarks/results/real_model.jsonl.
+"""Fill the README's table of figures on real models, and its first figure, from benchmarks/results/real_model.jsonl.
 
     setblock evaluate --model MODEL --task TASK --batch-size 1 --json >> benchmarks/results/real_model.jsonl
     python docs/real_model_tables.py
 
-Each line of the file is what `setblock evaluate --json` prints. The table has the lines of one request at a time. A new model
-needs a title in `TITLES`. `tests/test_docs.py` checks that the README shows what this writes.
+Each line of the file is what `setblock evaluate --json` prints. The table has the lines of one request at a time, in the
+order of `TITLES`, where a new model needs a title. `tests/test_docs.py` checks that the README shows what this writes.
 """
 
 import json
@@ -15,25 +15,41 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results" / "real_model.jsonl"
-PLACE = re.compile(r"(?<=<!-- real model -->\n).*?(?=<!-- end of real model -->)", re.DOTALL)
+PLACE = re.compile(r"<!-- (real model|headline) -->\n.*?<!-- end of \1 -->", re.DOTALL)
 Json = dict[str, Any]
 
 TITLES = {
+    "smollm2-records": "`smollm2-records`: SmolLM2-135M-Instruct, fine-tuned in blocks in eleven hours on one core",
     "smollm2": "SmolLM2-135M-Instruct, not trained for blocks: copied drafts",
-    "smollm2-records": "`smollm2-records`: the same, fine-tuned in blocks in eleven hours on one core",
 }
-"""The name or folder of a model -> what the table calls it."""
+"""The name or folder of a model -> what the table calls it. The first one's figure is the README's first."""
 
 
 def filled(page: str) -> str:
-    """Return the page with its table."""
-    return PLACE.sub(lambda _: f"\n{table(results())}\n\n", page)
+    """Return the page with its table and its first figure."""
+    found = results()
+    content = {"real model": table(found), "headline": headline(found[0])}
+    return PLACE.sub(lambda place: f"<!-- {place[1]} -->\n\n{content[place[1]]}\n\n<!-- end of {place[1]} -->", page)
 
 
 def results() -> list[Json]:
     """Return the results of one request at a time."""
     lines = RESULTS.read_text(encoding="utf-8").splitlines()
-    return [found for found in map(json.loads, lines) if found["batch_size"] == 1]
+    found = [each for each in map(json.loads, lines) if each["batch_size"] == 1]
+    return sorted(found, key=lambda each: list(TITLES).index(each["model"]))
+
+
+def headline(found: Json) -> str:
+    """Return the first figure in two sentences."""
+    count = found["num_examples"]
+    assert found["task"] == "extraction", "the sentence is about messages"
+    assert found["identical_to_ntp"] == 1, "the sentence says that all texts are the same"
+    return (
+        f"On one core of a CPU, SmolLM2-135M, fine-tuned in blocks, writes {count} messages as JSON records in "
+        f"{found['seconds']:.0f} seconds instead of {found['ntp_seconds']:.0f}. That is "
+        f"**{found['ntp_seconds'] / found['seconds']:.1f} times as fast**, in {found['nfe_speedup']:.1f} times fewer forward "
+        f"passes, with the same text in all {count}."
+    )
 
 
 def table(found: list[Json]) -> str:
