@@ -56,3 +56,47 @@ def test_settings_of_the_environment_stand() -> None:
     kept, faults = faults_of("keep", MALLOC_MMAP_THRESHOLD_="1000000")
     assert kept == "False"
     assert faults * 2 > given_back
+
+
+STEPS = """
+import os, sys
+import torch
+from torch import nn
+from setblock.training.heap import keep_freed_memory
+
+torch.set_num_threads(1)
+keep_freed_memory()
+draw = torch.Generator().manual_seed(0)
+tokens, head = nn.Embedding(256, 32), nn.Linear(32, 256, bias=False)
+model = nn.Sequential(tokens, nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32), head)
+optimizer = torch.optim.AdamW(model.parameters())
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+def steps(count):
+    for _ in range(count):
+        row = torch.randint(256, (int(torch.randint(20, 700, (), generator=draw)),), generator=draw)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(row).float(), row)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+before = resident()
+steps(100)
+early = resident()
+steps(1900)
+print(early - before, resident() - early)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="Linux says what is resident")
+def test_rows_of_changing_length_do_not_grow_the_process() -> None:
+    """2,000 steps of 680 lengths: PyTorch's matrix products would keep memory for each of the last 1,024 shapes."""
+    settings = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}
+    done = subprocess.run([sys.executable, "-c", STEPS], env=settings, check=True, capture_output=True, text=True)
+    first, later = map(int, done.stdout.split())
+    assert first < 200, "MiB after 100 steps"
+    assert later < 32, "MiB more after 2,000"
