@@ -258,6 +258,7 @@ def test_overrides_reach_every_section(run, recipe, tmp_path):
         ("model.config.num_attention_heads=0", "model.config: can't make a model of it"),
         ("model.vocab_size=10", "vocab_size must be at least 261, not 10"),
         ("training.learning_rate", "of the form section.key=value"),
+        ("training.push_to_hub=true", "training.push_to_hub: nothing would be pushed; run `hf upload REPOSITORY"),
         ("training.learning_rate=[", "is not YAML"),
     ],
 )

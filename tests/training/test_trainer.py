@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from families import tiny_model, with_mask_token
 from measuring.synchronisations import Synchronisations
 from setblock.data.documents import Document
-from setblock.data.packing import RowDataset, unpacked
+from setblock.data.packing import RowDataset, pack, unpacked
 from setblock.errors import SetBlockError
 from setblock.evaluation.during_training import DecodingEvaluator
 from setblock.model.facts import read_facts
@@ -117,6 +117,29 @@ def test_loss_is_eq_14_per_next_token_target(make: Make) -> None:
     assert logged(trainer, "loss")[0] == pytest.approx(expected, rel=1e-3)
     assert logged(trainer, "ntp_loss")[0] == pytest.approx(sums["ntp_sum"] / targets, rel=1e-3)
     assert logged(trainer, "matp_loss")[0] == pytest.approx(sums["matp_sum"] / sums["matp_count"], rel=1e-3)
+
+
+def test_the_first_tokens_of_packed_texts_are_no_targets_to_divide_by(make: Make) -> None:
+    """A plain text's first token carries a loss where blocks are noised, and no output before it predicts it."""
+    texts = [Document(d.token_ids, [True] * len(d)) for d in some_documents(8)]
+    trainer = make(max_steps=1, per_device_train_batch_size=8, objective="ntp", mask=None)
+    trainer.train_dataset = RowDataset(pack(texts, row_length=64, pad_token_id=END))
+    trainer.train()
+    (entry,) = (entry for entry in trainer.state.log_history if "ntp_loss" in entry)
+    assert entry["loss"] == pytest.approx(entry["ntp_loss"], rel=1e-3)
+
+
+def test_a_batch_without_a_next_token_target_does_no_harm(make: Make) -> None:
+    trainer = make(max_steps=1, per_device_train_batch_size=1)
+    trainer.train_dataset = RowDataset(unpacked([Document([5], [True])]))
+    trainer.train()
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+
+
+def test_only_public_methods_of_the_trainer_are_replaced() -> None:
+    """Transformers may change the others in any release."""
+    ours = {name for name in vars(SBDTrainer) if name.startswith("_") and not name.startswith("__")}
+    assert not ours & set(dir(Trainer))
 
 
 def test_the_ntp_term_can_be_dropped(make: Make) -> None:

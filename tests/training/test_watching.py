@@ -99,39 +99,63 @@ def test_hardware_by_the_name_of_its_driver(device: str, row: str | None) -> Non
     assert hardware_of_device(device) is (None if row is None else HARDWARE[row])
 
 
-def test_speed_and_the_share_of_the_peak_are_logged(
+def test_seconds_include_the_data_and_leave_evaluations_and_checkpoints_out(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By a clock that stands still but for what takes time here: 1 s a row, 100 s a row of evaluation, 1,000 s a save."""
     from setblock.data.documents import Document
-    from setblock.data.packing import RowDataset, unpacked
+    from setblock.data.packing import Row, RowDataset, unpacked
     from setblock.model.sbd_model import SBDModel
+    from setblock.training import throughput
     from setblock.training.config import SBDConfig
-    from setblock.training.throughput import StepClock
     from setblock.training.trainer import SBDTrainer
 
+    now = 0.0
+
+    class Slow(RowDataset):
+        def __init__(self, rows: list[Row], seconds: float) -> None:
+            super().__init__(rows)
+            self.seconds = seconds
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            nonlocal now
+            now += self.seconds
+            return super().__getitem__(index)
+
+    class SlowTrainer(SBDTrainer):
+        def save_model(self, *args: Any, **kwargs: Any) -> None:
+            nonlocal now
+            now += 1000
+            super().save_model(*args, **kwargs)
+
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: now)
     generator = torch.Generator().manual_seed(0)
-    documents = [Document(torch.randint(2, 60, (n,), generator=generator).tolist(), [True] * n) for n in (9, 12)]
+    rows = unpacked([Document(torch.randint(2, 60, (10,), generator=generator).tolist(), [True] * 10)] * 8)
     peak = 1e9
-    trainer = SBDTrainer(
+    trainer = SlowTrainer(
         SBDModel(tiny_model("llama", vocab_size=60, num_hidden_layers=1), tokenizer),
         SBDConfig(
             output_dir=str(tmp_path),
-            max_steps=1,
+            max_steps=4,
             per_device_train_batch_size=2,
             objective="ntp",
-            logging_steps=1,
+            logging_steps=2,
+            eval_strategy="steps",
+            eval_steps=1,
+            save_steps=1,
             use_cpu=True,
             report_to="none",
-            save_strategy="no",
             disable_tqdm=True,
         ),
         peak=peak,
-        train_dataset=RowDataset(unpacked(documents)),
+        train_dataset=Slow(rows, 1.0),
+        eval_dataset=Slow(rows, 100.0),
     )
-    monkeypatch.setattr(StepClock, "take", lambda self: 2.0)
     trainer.train()
-    (entry,) = [entry for entry in trainer.state.log_history if "loss" in entry]
-    cost: Any = token_cost(trainer.model, head=trainer.model.lm_head)
-    assert entry["tokens_per_second"] == 21 / 2
-    assert entry["mfu"] == pytest.approx((21 * cost.layers + 19 * cost.head) / (2 * peak))
-    json.dumps(entry)
+    entries = [entry for entry in trainer.state.log_history if "tokens_per_second" in entry]
+    cost = token_cost(trainer.model, head=trainer.model.lm_head)
+    operations = 40 * cost.layers + 36 * cost.head  # of two steps
+    seconds = [40 / entry["tokens_per_second"] for entry in entries]
+    assert sum(seconds) == pytest.approx(8)  # a row each, of which some are read ahead
+    assert [entry["mfu"] for entry in entries] == pytest.approx([operations / (each * peak) for each in seconds])
+    json.dumps(entries)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from setblock.data.packing import RowCollator
+from setblock.data.packing import IGNORE, RowCollator
 from setblock.training.block_sizes import drawn_block_size
 from setblock.training.config import SBDConfig
 from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
@@ -77,7 +77,11 @@ class Preparation:
 
 
 class SBDCollator:
-    """Batch `RowDataset` items: the rows' `input_ids` and `labels` [B, L], the `inputs`, and the `step` they are for."""
+    """Batch `RowDataset` items: the rows' `input_ids` [B, L], the `inputs`, and the `step` they are for.
+
+    `labels` [B, L] are those of next-token targets alone, by which the Trainer counts what the loss is divided by. The first
+    token of a document is none.
+    """
 
     def __init__(self, preparation: Preparation, *, step: int | None = None) -> None:
         """Take a preparation, and the step that all batches are of; None: each is of the step that its number says."""
@@ -104,7 +108,10 @@ class SBDCollator:
         step = self._next_step() if self._step is None else self._step
         block_size = self._preparation.block_size(step, max_steps=int(self._epoch[3]))
         inputs = self._preparation.inputs(rows, step=step, block_size=block_size)
-        return {"input_ids": rows["input_ids"], "labels": rows["labels"], "inputs": inputs, "step": step}
+        document_ids = rows["document_ids"]
+        is_first = document_ids.diff(dim=1, prepend=document_ids[:, :1] - 1) != 0
+        labels = rows["labels"].masked_fill(is_first, IGNORE)
+        return {"input_ids": rows["input_ids"], "labels": labels, "inputs": inputs, "step": step}
 
     def _next_step(self) -> int:
         """Return the step of the next batch: workers take batches in turn."""

@@ -111,7 +111,12 @@ def checked_recipe(path: Path, content: Any, *, overrides: Mapping[str, Any]) ->
 
 
 def _check_together(path: Path, data: DataSection, arguments: SBDConfig) -> None:
-    """Refuse what only the data and the training section together make wrong."""
+    """Refuse what only the data and the training section together make wrong, and what training by a recipe has not."""
+    if arguments.push_to_hub:
+        raise SetBlockError(
+            f"recipe {path}: training.push_to_hub: nothing would be pushed; run `hf upload REPOSITORY "
+            f'{arguments.output_dir} --exclude "checkpoint-*"` after the training'
+        )
     if data.too_long == "truncate" and arguments.complete_last_block:
         raise SetBlockError(
             f"recipe {path}: data.too_long: truncate and training.complete_last_block exclude each other: the model would "

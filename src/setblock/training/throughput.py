@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -45,25 +46,41 @@ def _operations(parameter: nn.Parameter) -> int:
 
 
 class StepClock(TrainerCallback):
-    """Measure the seconds of optimiser steps; what is between them (data, evaluations, checkpoints) is left out."""
+    """Measure the seconds of training, its data included; evaluations and checkpoints are left out."""
 
     def __init__(self) -> None:
-        self._began: float | None = None
-        self._seconds = 0.0
+        self._began = 0.0
+        self._stepped = 0.0  # when the last step ended, or what is left out after it
 
     def take(self) -> float:
-        """Return the seconds of all steps since the last call."""
-        seconds, self._seconds = self._seconds, 0.0
+        """Return the seconds since the last call, or since the training began. The device must have finished its work."""
+        now = time.perf_counter()
+        seconds = now - self._began
+        self._began = self._stepped = now
         return seconds
 
-    def on_step_begin(
+    def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start."""
-        self._began = time.perf_counter()
+        self.take()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Stop."""
-        if self._began is not None:
-            self._seconds += time.perf_counter() - self._began
-            self._began = None
+        """Note the time. Where something follows that is left out, wait for the device first."""
+        if args.device.type != "cpu" and (control.should_evaluate or control.should_save):
+            torch.accelerator.synchronize(args.device)
+        self._stepped = time.perf_counter()
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Leave an evaluation out."""
+        if any(key.startswith("eval_") for key in kwargs["logs"]):
+            self._leave_out()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Leave a checkpoint out."""
+        self._leave_out()
+
+    def _leave_out(self) -> None:
+        now = time.perf_counter()
+        self._began += now - self._stepped
+        self._stepped = now

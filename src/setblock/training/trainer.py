@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
@@ -65,6 +65,35 @@ def _check_cross_entropy(args: SBDConfig, head: SplitHead | None) -> None:
             raise SetBlockError("training.cross_entropy liger needs a GPU and `pip install liger-kernel`; use auto")
         if head is not None and not head.is_linear:
             raise SetBlockError("training.cross_entropy liger needs a head of one linear layer alone; use chunked")
+
+
+class _Epochs(TrainerCallback):
+    """Give the collator the place in the training of the first batch of an epoch."""
+
+    def __init__(self, collator: SBDCollator) -> None:
+        self._collator = collator
+        self._resumes = False
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Note that the next epoch may have been begun before."""
+        self._resumes = not args.ignore_data_skip
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Count the epoch's steps and batches that the Trainer skips. A stream makes its batches all again."""
+        loader: DataLoader[Any] = kwargs["train_dataloader"]
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        steps = state.max_steps if is_stream else -(-len(loader) // args.gradient_accumulation_steps)
+        skipped = state.global_step % steps if self._resumes else 0
+        self._resumes = False
+        self._collator.begin_epoch(
+            step=state.global_step - skipped,
+            batch=0 if is_stream else skipped * args.gradient_accumulation_steps,
+            max_steps=state.max_steps,
+        )
 
 
 class SBDTrainer(Trainer):
@@ -131,6 +160,8 @@ class SBDTrainer(Trainer):
         self._cost = token_cost(unwrapped(self.model), head=self.model.get_output_embeddings())
         self._clock = StepClock()
         self.add_callback(self._clock)
+        if isinstance(self.data_collator, SBDCollator):
+            self.add_callback(_Epochs(self.data_collator))
         self._sums: defaultdict[str, Tensor | float] = defaultdict(
             float
         )  # tensors stay on the device until they are logged
@@ -145,25 +176,16 @@ class SBDTrainer(Trainer):
         teacher = FrozenModel(self.model) if args.teacher == "base" else None
         return Distillation(args.distillation_weight / args.noisy_copies, teacher)
 
-    def _run_epoch(self, **kwargs: Any) -> None:
-        """Run the Trainer's epoch, unless a resumed run has all its steps behind it: it would look only after one more.
-
-        Before it, the collator learns where in the training the epoch's first batch is.
-        """
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | int | None]:
+        """Return the batches of the next step, and their number of targets; none where a resumed run has all its steps
+        behind it: the Trainer would look only after one more."""
         if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-            return
-        is_resumed = kwargs["resume_from_checkpoint"] is not None and kwargs["epoch"] == kwargs["epochs_trained"]
-        skipped = kwargs["steps_trained_in_current_epoch"] if is_resumed and not self.args.ignore_data_skip else 0
-        if isinstance(self.data_collator, SBDCollator):
-            self.data_collator.begin_epoch(
-                step=self.state.global_step - skipped // self.args.gradient_accumulation_steps,
-                batch=0
-                if isinstance(self.train_dataset, IterableDataset)
-                else skipped,  # a stream makes them all again
-                max_steps=self.state.max_steps,
-            )
-        super()._run_epoch(**kwargs)
+            self.control = TrainerControl(should_training_stop=True)
+            return [], None
+        batches: tuple[list[Any], Tensor | int | None] = super().get_batch_samples(epoch_iterator, num_batches, device)
+        return batches
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the Trainer's data loader, with the noise of evaluations."""
@@ -252,7 +274,8 @@ class SBDTrainer(Trainer):
         for name in (f"{term}_{part}" for term in _TERMS for part in ("sum", "count")):
             value = getattr(loss, name)
             self._sums[prefix + name] += value.detach() if isinstance(value, Tensor) else value
-        total = loss.total / (num_items_in_batch if num_items_in_batch is not None else loss.ntp_count)
+        targets = loss.ntp_count if num_items_in_batch is None else num_items_in_batch
+        total = loss.total / torch.as_tensor(targets).clamp(min=1)
         if model.training and self.args.average_tokens_across_devices and num_items_in_batch is not None:
             total = total * self.accelerator.num_processes  # DDP averages gradients, the count is of all processes
         return (total, {}) if return_outputs else total
