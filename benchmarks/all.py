@@ -43,8 +43,8 @@ class Command:
 LAYOUTS = "--weights,float32,float32 prepacked,bfloat16,bfloat16 prepacked"
 
 REAL_MODEL = (
-    "--subjects,trained,--rounds,2,--answer-tokens,220,--block-size,8,--gammas,0.01,--prepack,"
-    "--llama-types,bf16,q8_0,q4_0,--llama-ngram"
+    "--subjects,trained,--rounds,1,--answer-tokens,220,--block-size,8,--gammas,0.1,--prepack,"
+    "--llama-types,bf16,q8_0,q4_0"
 )
 """A small pretrained model as fast as each contender can run it: `setblock fetch` brings it."""
 
@@ -69,14 +69,14 @@ COMMANDS = tuple(
         (
             "side_by_side_extraction",
             "side_by_side",
-            f"--checkpoint,smollm2-records,--task,extraction,--problems,5,{REAL_MODEL}",
-            14,
+            f"--checkpoint,smollm2-records,--task,extraction,--problems,40,{REAL_MODEL}",
+            50,
         ),
         (
             "side_by_side_humaneval",
             "side_by_side",
-            f"--checkpoint,smollm2,--task,humaneval,--problems,3,{REAL_MODEL}",
-            6,
+            f"--checkpoint,smollm2,--task,humaneval,--problems,40,{REAL_MODEL}",
+            50,
         ),
         ("side_by_side_100m", "side_by_side", "--subjects,100m-bfloat16,--compile", 6),
         ("side_by_side_400m", "side_by_side", "--subjects,400m-bfloat16,--tokens,64,--rounds,3", 7),

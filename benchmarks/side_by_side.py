@@ -10,12 +10,12 @@ is `--draft`, a model of a few layers trained for minutes by benchmarks/draft.py
 others have random weights, and decode as scripted: blocks with the NFE speed-ups of `--nfe`, exact mode and assisted
 generation with drafts of which `--acceptance` are right. Prompt lookup is left out there: a random model repeats itself, so
 that its n-grams would always be found. With `--prepack` ours is a copy of the model whose weights are laid out for the
-processor.
+processor. With `--out`, each answer is kept in a second file as soon as it is timed, and the same command continues from there.
 
 Seconds are of whole answers, from prompt ids to answer ids, prefill included. Speed-ups are over Transformers' plain
-`generate` and over our own plain decoding, each within one round; the latter once more without the prefill of either, which is
-what eq. 16 is about. Predictions are eq. 16 of the paper from the times of
-passes, measured in the same run. A table for people, JSON on the last line.
+`generate` and over our own plain decoding, with 95% intervals over the requests; the latter once more without the prefill of
+either, which is what eq. 16 is about. Predictions are eq. 16 of the paper from the times of passes, measured in the same run. A
+table for people, JSON on the last line.
 """
 
 import argparse
@@ -32,10 +32,12 @@ import setblock
 from measuring.comparison import OURS_PLAIN, PLAIN, compared
 from measuring.contenders import Contender, llama_cpp, ours, ours_scripted, transformers
 from measuring.forced import FixedCount, Script
-from measuring.llama_cpp import MISSING
-from measuring.output import at_least_one, begin, finish, note, parser_of
+from measuring.llama_cpp import PACKAGES, is_installed
+from measuring.output import SAME_MACHINE, at_least_one, begin, finish, note, parser_of
+from measuring.samples import Samples
 from measuring.subjects import DRAFTS, SIZES, compiled, prepacked, random_model, random_prompt
-from setblock.data.tasks import TASKS, task_named
+from setblock.data.tasks import task_named
+from setblock.decoding.asked import settings_asked
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt
 from setblock.evaluation.answers import prompts_of
@@ -56,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         note(name)
         results["subjects"][name] = (trained if name == "trained" else random)(name, options)
     finish(results, options)
+    for name in options.subjects:
+        if options.out is not None:
+            part_of(name, options).unlink(missing_ok=True)  # what it held is in the results now
 
 
 def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -70,9 +75,7 @@ def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
     settings = {
         OURS_PLAIN: DecodingSettings(method="ntp", **limit),
         **{
-            f"ours, blocks, gamma {gamma:g}": DecodingSettings(
-                method="sbd", sampler=setblock.EntropyBounded(gamma=gamma), **limit
-            )
+            f"ours, blocks, gamma {gamma:g}": settings_asked({"method": "sbd", "gamma": gamma, **limit})
             for gamma in (() if sbd.facts is None else options.gammas)
         },
         "ours, exact": DecodingSettings(method="exact", **limit),
@@ -109,7 +112,8 @@ def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
             tokens=options.answer_tokens,
             never_ends=False,
         )
-        row = compared(own, contenders, prompts, tokens=options.answer_tokens, **repeated(options))
+        samples = samples_of(name, options)
+        row = compared(own, contenders, prompts, tokens=options.answer_tokens, samples=samples, **repeated(options))
     for contender, answers in row.pop("answers").items():
         texts = [sbd.tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
         verdicts = verdicts_on(task, problems, texts)
@@ -119,6 +123,7 @@ def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "task": task.name,
         "problems": len(problems),
         "draft": None if draft is None else draft.num_parameters,
+        "llama_cpp_build": "from source",
     }
 
 
@@ -178,10 +183,30 @@ def random(name: str, options: argparse.Namespace) -> dict[str, Any]:
         contenders += llama_cpps(sbd, None, Path(folder), options, tokens=options.tokens, never_ends=True)
         row = compared(own, contenders, [prompt], tokens=options.tokens, **repeated(options))
     del row["answers"]
-    return row | {"prompt": options.prompt, "tokens": options.tokens, "draft": draft.num_parameters}
+    return row | {
+        "prompt": options.prompt,
+        "tokens": options.tokens,
+        "draft": draft.num_parameters,
+        "llama_cpp_build": "from source",
+    }
 
 
-def repeated(options: argparse.Namespace) -> dict[str, int]:
+def samples_of(name: str, options: argparse.Namespace) -> Samples:
+    """Return what an earlier run of this command has timed of a subject; nothing without a file to keep it in."""
+    if options.out is None:
+        return Samples()
+    identity = begin("side_by_side", options)
+    kept = {key: identity[key] for key in SAME_MACHINE} | {key: str(value) for key, value in vars(options).items()}
+    return Samples(part_of(name, options), kept)
+
+
+def part_of(name: str, options: argparse.Namespace) -> Path:
+    """Return the file that keeps a subject's answers until all are there."""
+    out: Path = options.out
+    return out.with_suffix(f".{name}.part.jsonl")
+
+
+def repeated(options: argparse.Namespace) -> dict[str, Any]:
     """Return how often `compared` measures, and with which blocks."""
     return {name: getattr(options, name) for name in ("block_size", "rounds", "repeats")}
 
@@ -190,11 +215,10 @@ def llama_cpps(
     sbd: SBDModel, draft: Any, folder: Path, options: argparse.Namespace, *, tokens: int, never_ends: bool
 ) -> list[Contender]:
     """Return llama.cpp's contenders, where it is installed."""
-    if not options.llama_cpp:
-        return []
-    if MISSING:
-        note(f"not installed: {', '.join(MISSING)}; llama.cpp is left out")
-        return []
+    builds = [build for build in options.llama_builds if is_installed(build)]
+    for build in options.llama_builds:
+        if build not in builds:
+            note(f"not installed: {PACKAGES[build]}, llama.cpp as {build}, which is left out")
     common: dict[str, Any] = {
         "threads": torch.get_num_threads(),
         "context": options.context,
@@ -203,13 +227,18 @@ def llama_cpps(
     }
     own: WeightType = "f32" if sbd.model.dtype == torch.float32 else "bf16"
     made = []
-    for weights in options.llama_types or [own]:
-        name = "llama.cpp" if weights == own else f"llama.cpp, {weights}"
-        made.append(llama_cpp(name, sbd.model, folder, weights=weights, **common))
-        if options.llama_ngram:
-            made.append(llama_cpp(f"{name}, n-gram", sbd.model, folder, weights=weights, ngram=True, **common))
-        if draft is not None:
-            made.append(llama_cpp(f"{name} with draft", sbd.model, folder, weights=weights, draft=draft, **common))
+    for build in builds:
+        program = "llama.cpp" if build == "from source" else PACKAGES[build]
+        for weights in options.llama_types or [own]:
+            name = program if weights == own else f"{program}, {weights}"
+            common |= {"build": build, "weights": weights}
+            made.append(llama_cpp(name, sbd.model, folder, **common))
+            if build == "from source":
+                continue
+            if options.llama_ngram:
+                made.append(llama_cpp(f"{name}, n-gram", sbd.model, folder, ngram=True, **common))
+            if draft is not None:
+                made.append(llama_cpp(f"{name} with draft", sbd.model, folder, draft=draft, **common))
     return made
 
 
@@ -230,7 +259,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=BUNDLED_MODEL,
         help="decoded as `trained`, in the bundled model's place: a folder or a name",
     )
-    add("--task", choices=list(TASKS), default="word-problems", help="that it answers (word-problems)")
+    add("--task", default="word-problems", help="that it answers: a name or a file (word-problems)")
     add("--dtype", choices=DTYPES, help="it computes in (its own)")
     add("--draft-lookup", type=int, default=2, help="tokens that a copied draft has to match (2)")
     add("--draft", type=Path, default=Path("runs/draft"), help="the trained model's draft model (runs/draft)")
@@ -250,8 +279,14 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--backend", default="inductor", help="of torch.compile (inductor)")
     add("--prepack", action="store_true", help="ours with prepacked weights, on a CPU")
     add("--llama-types", nargs="+", choices=get_args(WeightType), help="types of llama.cpp's weights (the model's own)")
-    add("--llama-ngram", action="store_true", help="llama.cpp with drafts from n-grams of the text, too")
-    add("--no-llama-cpp", dest="llama_cpp", action="store_false", help="leave llama.cpp out")
+    add(
+        "--llama-builds",
+        nargs="*",
+        choices=list(PACKAGES),
+        default=["from source"],
+        help="of llama.cpp: by llama-cpp-python, which builds it for this machine, and by xllamacpp (from source)",
+    )
+    add("--llama-ngram", action="store_true", help="the wheel with drafts from n-grams of the text, too")
     options = parser.parse_args(arguments)
     if options.quick:
         tiny = {

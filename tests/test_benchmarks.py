@@ -1,6 +1,7 @@
 """The benchmarks run, and what they measure is what they say; in miniature, on a CPU."""
 
 import json
+from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,9 @@ import structured
 import training_step
 from measuring.contenders import llama_cpp, ours, ours_scripted, transformers
 from measuring.forced import FixedCount, Script
+from measuring.llama_cpp import PACKAGES, is_installed
 from measuring.output import read, write
+from measuring.samples import Sample, Samples, ratio_interval
 from measuring.subjects import DRAFTS, SIZES, opened, random_model, random_prompt
 from measuring.subjects import passes as passes_of
 from measuring.synchronisations import Synchronisations
@@ -55,7 +58,7 @@ def test_a_benchmark_ends_in_a_line_of_json(
 
 
 def test_side_by_side_finds_plain_text_where_it_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
-    side_by_side.main(["--quick", "--no-llama-cpp"])
+    side_by_side.main(["--quick", "--llama-builds"])
     subjects = last_line(capsys.readouterr().out)["subjects"]
     for subject in subjects.values():
         for name, row in subject["contenders"].items():
@@ -64,6 +67,53 @@ def test_side_by_side_finds_plain_text_where_it_is_promised(capsys: pytest.Captu
     assert subjects["trained"]["contenders"]["ours, exact"]["nfe_speedup"] > 4
     blocks = subjects["tiny-float32"]["contenders"]["ours, blocks, NFE 4"]
     assert blocks["nfe_speedup"] == pytest.approx(31 / 8)  # plain decoding's first token is the prefill's
+
+
+def test_side_by_side_continues_where_it_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends in the middle keeps its answers, and the next one times only what is missing."""
+    arguments = ["--quick", "--llama-builds", "--out", str(tmp_path / "out.json")]
+    timed, left = side_by_side.compared.__globals__["timed"], [5]
+
+    def counted(action: Callable[[], object]) -> object:
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return timed(action)
+
+    monkeypatch.setitem(side_by_side.compared.__globals__, "timed", counted)
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side.main(arguments)
+    part = tmp_path / "out.trained.part.jsonl"
+    kept = part.read_text().splitlines()
+    assert len(kept) == 1 + 5
+    with pytest.raises(SystemExit, match="holds part of another run"):
+        side_by_side.main([*arguments, "--seed", "3"])
+    left[0] = 1_000
+    side_by_side.main(arguments)
+    trained, random = last_line(capsys.readouterr().out)["subjects"].values()
+    assert 1_000 - left[0] == 2 * len(trained["contenders"]) - 5 + len(random["contenders"])
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+    for row in trained["contenders"].values():
+        low, high = row["over_transformers_interval"]
+        assert low <= row["over_transformers"]["median"] <= high
+
+
+def test_samples_of_a_round_are_in_the_order_of_the_requests() -> None:
+    samples = Samples()
+    for request, round_ in ((1, 0), (0, 1), (0, 0)):
+        samples.add(Sample("a", request, round_, 1.0 + request, None, [request], None))
+    assert [each.request for each in samples.of("a", round=0)] == [0, 1]
+    assert ("a", 1, 1) not in samples
+
+
+def test_an_interval_of_a_ratio_is_paired() -> None:
+    """Requests that differ a hundredfold don't widen it where both sides do."""
+    seconds = [0.01 * 10 ** (each % 3) for each in range(40)]
+    assert ratio_interval([2 * each for each in seconds], seconds) == pytest.approx((2.0, 2.0))
+    low, high = ratio_interval([each * (1.5 + each_ % 2) for each_, each in enumerate(seconds)], seconds)
+    assert low < 2 < high
 
 
 def test_growth_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,11 +235,11 @@ def test_scripted_drafts_leave_the_text_as_it_is(rate: float, sbd: SBDModel) -> 
         assert theirs.passes >= tokens - 5
 
 
-@pytest.mark.parametrize("drafted", [False, True])
-def test_llama_cpp_writes_what_transformers_writes(drafted: bool, sbd: SBDModel, tmp_path: Path) -> None:
-    for package in ("gguf", "xllamacpp"):
-        pytest.importorskip(package)
-    common = {"threads": 1, "context": 256, "max_new_tokens": 20, "never_ends": True}
+@pytest.mark.parametrize(("build", "drafted"), [("from source", False), ("AVX2 wheel", False), ("AVX2 wheel", True)])
+def test_llama_cpp_writes_what_transformers_writes(build: str, drafted: bool, sbd: SBDModel, tmp_path: Path) -> None:
+    if not is_installed(build):
+        pytest.skip(f"{PACKAGES[build]} is not installed")
+    common = {"build": build, "threads": 1, "context": 256, "max_new_tokens": 20, "never_ends": True}
     contender = llama_cpp(
         "llama.cpp", sbd.model, tmp_path, weights="f32", draft=sbd.model if drafted else None, **common
     )

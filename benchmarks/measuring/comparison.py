@@ -10,7 +10,8 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from measuring.contenders import Answer, Contender
+from measuring.contenders import Contender
+from measuring.samples import Sample, Samples, ratio_interval
 from measuring.subjects import passes
 from measuring.timing import interleaved, seconds, spread, timed
 from setblock.model.sbd_model import SBDModel
@@ -29,35 +30,34 @@ def compared(
     block_size: int,
     rounds: int,
     repeats: int,
+    samples: Samples | None = None,
 ) -> dict[str, Any]:
-    """Time every contender on every prompt in turn, `rounds` times.
+    """Time every contender on every prompt in turn, `rounds` times, after an answer of each that does not count.
 
     Args:
         sbd: what ours decode with.
         tokens: the most of an answer.
         block_size: of ours; of the passes that eq. 16 predicts from.
-        rounds: that are timed, after one that is not.
+        rounds: that are timed.
         repeats: of each of those passes.
+        samples: keeps what is timed, and has what an earlier run has timed.
     """
-    # 1. A round that does not count, whose first answers compile: what each writes, and how many passes that takes
-    first: dict[str, float] = {}
-    answers: dict[str, list[Answer]] = {}
-    for each in contenders:
-        first[each.name] = seconds(partial(each.decode, prompts[0]))
-        answers[each.name] = [each.decode(prompt) for prompt in prompts]
-    plain = [answer.token_ids for answer in answers[PLAIN]]
+    samples = Samples() if samples is None else samples
+    # 1. An answer that does not count, which compiles
+    first = {each.name: seconds(partial(each.decode, prompts[0])) for each in contenders}
 
     # 2. Rounds; a prompt goes through all contenders before the next one
-    taken: dict[str, list[float]] = {each.name: [] for each in contenders}
-    prefills: dict[str, list[float]] = {each.name: [] for each in contenders}
-    for _ in range(rounds):
-        for totals in (*taken.values(), *prefills.values()):
-            totals.append(0.0)
-        for prompt in prompts:
+    for round_ in range(rounds):
+        for request, prompt in enumerate(prompts):
             for each in contenders:
-                answer, elapsed = timed(partial(each.decode, prompt))
-                taken[each.name][-1] += elapsed
-                prefills[each.name][-1] += math.nan if answer.prefill_seconds is None else answer.prefill_seconds
+                if (each.name, request, round_) not in samples:
+                    answer, elapsed = timed(partial(each.decode, prompt))
+                    samples.add(
+                        Sample(
+                            each.name, request, round_, elapsed, answer.prefill_seconds, answer.token_ids, answer.passes
+                        )
+                    )
+    timed_rounds = {each.name: [samples.of(each.name, round=round_) for round_ in range(rounds)] for each in contenders}
 
     # 3. Eq. 16 from times of passes, of a model that makes block passes of its own
     length = round(median(map(len, prompts))) + tokens // 2
@@ -69,10 +69,7 @@ def compared(
         repeats=repeats,
     )
     cost = {kind.replace(" ", "_"): each.median for kind, each in times.items()}
-    rows = {
-        each.name: _row_of(each, answers, taken, prefills, plain) | {"first_seconds": first[each.name]}
-        for each in contenders
-    }
+    rows = {each.name: _row_of(each, timed_rounds) | {"first_seconds": first[each.name]} for each in contenders}
     for name, row in rows.items():
         nfe = row["nfe_speedup"]
         if name.startswith("ours, blocks") and "compiled" not in name and 1 <= nfe <= block_size:
@@ -85,23 +82,18 @@ def compared(
         "kv_length": length,
         "pass_seconds": {kind: asdict(each) for kind, each in times.items()},
         "contenders": rows,
-        "answers": {name: [answer.token_ids for answer in each] for name, each in answers.items()},
+        "answers": {name: [answer.token_ids for answer in each[0]] for name, each in timed_rounds.items()},
     }
 
 
-def _row_of(
-    contender: Contender,
-    answers: dict[str, list[Answer]],
-    rounds: dict[str, list[float]],
-    prefills: dict[str, list[float]],
-    plain: list[list[int]],
-) -> dict[str, Any]:
+def _row_of(contender: Contender, rounds: dict[str, list[list[Sample]]]) -> dict[str, Any]:
     """Return what is reported of one contender."""
-    mine, own = answers[contender.name], rounds[contender.name]
+    mine, plain = rounds[contender.name][0], rounds[PLAIN][0]
     tokens = sum(len(answer.token_ids) for answer in mine)
     counted = [answer.passes for answer in mine if answer.passes is not None]
-    ours_plain = sum(answer.passes or 0 for answer in answers[OURS_PLAIN])
-    same = sum(answer.token_ids == other for answer, other in zip(mine, plain, strict=True))
+    ours_plain = sum(answer.passes or 0 for answer in rounds[OURS_PLAIN][0])
+    same = sum(answer.token_ids == other.token_ids for answer, other in zip(mine, plain, strict=True))
+    own = [sum(answer.seconds for answer in each) for each in rounds[contender.name]]
     row: dict[str, Any] = {
         "seconds": asdict(spread(own)),
         "tokens": tokens,
@@ -111,13 +103,24 @@ def _row_of(
         "same_as_plain": same / len(plain),
         "promises_plain": contender.is_plain,
     }
-    for column, other in (("over_transformers", PLAIN), ("over_ours_plain", OURS_PLAIN)):
-        row[column] = asdict(spread([theirs / mine for theirs, mine in zip(rounds[other], own, strict=True)]))
+    for column, name in (("over_transformers", PLAIN), ("over_ours_plain", OURS_PLAIN)):
+        others = [sum(answer.seconds for answer in each) for each in rounds[name]]
+        row[column] = asdict(spread([theirs / mine for theirs, mine in zip(others, own, strict=True)]))
+        row[f"{column}_interval"] = ratio_interval(*(_of_requests(rounds[each]) for each in (name, contender.name)))
     decoding, plainly = (
-        [whole - prefill for whole, prefill in zip(rounds[name], prefills[name], strict=True)]
+        [sum(_after_prefill(answer) for answer in each) for each in rounds[name]]
         for name in (contender.name, OURS_PLAIN)
     )
     if not any(map(math.isnan, decoding)):
         ratios = [theirs / mine for theirs, mine in zip(plainly, decoding, strict=True)]
         row["after_prefill_over_ours_plain"] = asdict(spread(ratios))
     return row
+
+
+def _of_requests(rounds: list[list[Sample]]) -> list[float]:
+    """Return the seconds of each request, in all rounds together."""
+    return [sum(answer.seconds for answer in each) for each in zip(*rounds, strict=True)]
+
+
+def _after_prefill(answer: Sample) -> float:
+    return math.nan if answer.prefill_seconds is None else answer.seconds - answer.prefill_seconds

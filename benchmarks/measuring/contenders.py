@@ -120,6 +120,7 @@ def llama_cpp(
     model: Any,
     folder: Path,
     *,
+    build: str,
     threads: int,
     context: int,
     max_new_tokens: int,
@@ -131,6 +132,7 @@ def llama_cpp(
     """Return the same weights in llama.cpp. Writes them to `folder` first.
 
     Args:
+        build: a key of `measuring.llama_cpp.PACKAGES`.
         weights: the type that matrices are written in.
         draft: a draft model, written in the same type.
         ngram: whether drafts come from n-grams of the text.
@@ -144,7 +146,7 @@ def llama_cpp(
             ends = end if isinstance(end, list) else [each.config.vocab_size - 1 if end is None else end]
             write_numbered_gguf(each, path, weights=weights, end_of_text_id=ends[0])
     drafts = None if draft is None else paths[1]
-    server = LlamaCpp(paths[0], threads=threads, context=context, draft=drafts, ngram=ngram)
+    server = LlamaCpp(paths[0], build=build, threads=threads, context=context, draft=drafts, ngram=ngram)
 
     def decode(prompt: list[int]) -> Answer:
         return Answer(server.decode(prompt, max_new_tokens=max_new_tokens, never_ends=never_ends))

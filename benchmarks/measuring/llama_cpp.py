@@ -1,6 +1,7 @@
 """Run the same weights in llama.cpp: a process that decodes token ids greedily.
 
-Knows llama.cpp's names. Needs `pip install xllamacpp`, a wheel of llama.cpp, built for AVX2.
+Knows llama.cpp's names. llama-cpp-python builds llama.cpp for this machine. xllamacpp is a wheel, built for AVX2; only it has a
+draft model and n-grams at the speed of llama.cpp's own.
 """
 
 import importlib.util
@@ -9,14 +10,23 @@ import os
 import re
 import signal
 import weakref
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-MISSING = [name for name in ("xllamacpp",) if importlib.util.find_spec(name) is None]
+PACKAGES = {"from source": "llama_cpp", "AVX2 wheel": "xllamacpp"}
+"""By the build of llama.cpp that each has."""
 _DRAFT_TOKENS = 8  # that a draft model drafts at a time
+
+Decode = Callable[[list[int], int, bool], list[int]]
+
+
+def is_installed(build: str) -> bool:
+    """Return whether there is a package with this build."""
+    return importlib.util.find_spec(PACKAGES[build]) is not None
 
 
 class LlamaCpp:
@@ -27,16 +37,18 @@ class LlamaCpp:
 
     Args:
         path: a GGUF file.
+        build: a key of `PACKAGES`.
         threads: of its matrix products.
         context: positions to allocate.
-        draft: a GGUF file of a draft model for speculative decoding.
-        ngram: whether drafts come from n-grams of the text, in llama.cpp's simple way with its own defaults.
+        draft: a GGUF file of a draft model for speculative decoding. Only the wheel has it.
+        ngram: whether drafts come from n-grams of the text, in llama.cpp's simple way with its own defaults. Only the wheel.
     """
 
     def __init__(
         self,
         path: Path,
         *,
+        build: str,
         threads: int,
         context: int,
         draft: Path | None = None,
@@ -44,8 +56,10 @@ class LlamaCpp:
     ) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        options = {"threads": threads, "context": context, "draft": draft, "ngram": ngram}
-        process = spawn.Process(target=_serve, args=(theirs, path, options), daemon=True)
+        options: dict[str, Any] = {"threads": threads, "context": context}
+        if build == "AVX2 wheel":
+            options |= {"draft": draft, "ngram": ngram}
+        process = spawn.Process(target=_serve, args=(theirs, build, path, options), daemon=True)
         process.start()
         theirs.close()  # so that its end is seen here
         # Killed, since a stopped process heeds nothing else.
@@ -70,26 +84,36 @@ class LlamaCpp:
         return found
 
 
-def _serve(pipe: Connection, path: Path, options: dict[str, Any]) -> None:
+def _serve(pipe: Connection, build: str, path: Path, options: dict[str, Any]) -> None:
     """Load the model in the process, say so, and answer requests until it is killed."""
-    server = _server(path, **options)
+    decode = (_from_source if build == "from source" else _wheel)(path, **options)
     pipe.send([])
     while True:
-        prompt, max_new_tokens, never_ends = pipe.recv()
-        answer = server.handle_completions(
-            {
-                "prompt": prompt,
-                "max_tokens": max_new_tokens,
-                "temperature": 0,
-                "repeat_penalty": 1.0,
-                "ignore_eos": never_ends,
-                "cache_prompt": False,
-            }
-        )
-        pipe.send([int(token) for token in re.findall(r"<(\d+)>", answer["choices"][0]["text"])])
+        pipe.send(decode(*pipe.recv()))
 
 
-def _server(path: Path, *, threads: int, context: int, draft: Path | None, ngram: bool) -> Any:
+def _from_source(path: Path, *, threads: int, context: int) -> Decode:
+    import llama_cpp
+
+    made: Callable[..., Any] = llama_cpp.Llama
+    layers = -1 if torch.cuda.is_available() else 0
+    llama = made(
+        str(path), n_ctx=context, n_threads=threads, n_threads_batch=threads, n_gpu_layers=layers, verbose=False
+    )
+
+    def decode(prompt: list[int], max_new_tokens: int, never_ends: bool) -> list[int]:
+        llama.reset()  # else it keeps what the prompt has in common with the last one
+        written: list[int] = []
+        for token_id in llama.generate(prompt, temp=0.0, repeat_penalty=1.0):
+            written.append(token_id)
+            if len(written) == max_new_tokens or (token_id == llama.token_eos() and not never_ends):
+                break
+        return written
+
+    return decode
+
+
+def _wheel(path: Path, *, threads: int, context: int, draft: Path | None, ngram: bool) -> Decode:
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -107,4 +131,19 @@ def _server(path: Path, *, threads: int, context: int, draft: Path | None, ngram
         params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
     if ngram:
         params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
-    return xllamacpp.Server(params)
+    server = xllamacpp.Server(params)
+
+    def decode(prompt: list[int], max_new_tokens: int, never_ends: bool) -> list[int]:
+        answer = server.handle_completions(
+            {
+                "prompt": prompt,
+                "max_tokens": max_new_tokens,
+                "temperature": 0,
+                "repeat_penalty": 1.0,
+                "ignore_eos": never_ends,
+                "cache_prompt": False,
+            }
+        )
+        return [int(token) for token in re.findall(r"<(\d+)>", answer["choices"][0]["text"])]
+
+    return decode

@@ -19,7 +19,7 @@ from rich.markdown import Markdown
 from measuring.hardware import provenance
 from measuring.tables import TABLES, origin
 
-_SAME_MACHINE = ("cpu", "threads", "gpu", "torch")
+SAME_MACHINE = ("cpu", "threads", "gpu", "torch")
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
@@ -75,7 +75,7 @@ def read(path: Path, *, like: Mapping[str, Any]) -> dict[str, Any] | None:
     if not path.exists():
         return None
     found: dict[str, Any] = json.loads(path.read_text())
-    for name in ("benchmark", "quick", *_SAME_MACHINE):
+    for name in ("benchmark", "quick", *SAME_MACHINE):
         if found.get(name) != like[name]:
             raise SystemExit(
                 f"{path} holds results with {name} {found.get(name)!r}, this run has {like[name]!r}: give another --out"

@@ -64,10 +64,12 @@ def subject_table(subject: Json) -> str:
             continue
         cells = [
             *(
-                name.replace("llama.cpp", f"llama.cpp ({subject.get('llama_cpp_build', 'AVX2 wheel')})"),
+                name.replace("llama.cpp", f"llama.cpp ({subject.get('llama_cpp_build', 'AVX2 wheel')})").replace(
+                    "xllamacpp", "llama.cpp (AVX2 wheel)"
+                ),
                 f"{row['tokens_per_second']:.1f}",
-                spread(row["over_transformers"]),
-                spread(row["over_ours_plain"]),
+                interval(row, "over_transformers"),
+                interval(row, "over_ours_plain"),
             ),
             *(
                 [spread(row["after_prefill_over_ours_plain"])]
@@ -90,6 +92,14 @@ def subject_table(subject: Json) -> str:
     stored = f"{subject['dtype']}{', ours prepacked' if subject.get('prepacked') else ''}"
     title = f"{subject['parameters'] / 1e6:.1f}M parameters, {stored}; {what}{draft}; {subject['rounds']} rounds."
     return f"{title}\n\n{markdown([*columns, 'right'] if graded else columns, rows)}"
+
+
+def interval(row: Json, name: str) -> str:
+    """Return a ratio of seconds and its 95% interval over requests; in older files, the quartiles of the rounds."""
+    if f"{name}_interval" not in row:
+        return spread(row[name])
+    low, high = row[f"{name}_interval"]
+    return spread({"median": row[name]["median"], "lower_quartile": low, "upper_quartile": high})
 
 
 def says_nothing(name: str, row: Json) -> bool:

@@ -39,7 +39,7 @@ def side_by_side_pieces(options: argparse.Namespace) -> Pieces:
         if options.quick:
             numbers = ["--tokens", "16", "--rounds", "1", "--prompt", "8", "--repeats", "1", "--nfe", "4"]
             numbers += ["--backend", "eager"]
-        arguments = ["--subjects", subject, *numbers, "--no-llama-cpp", *(["--compile"] if suffix else [])]
+        arguments = ["--subjects", subject, *numbers, "--llama-builds", *(["--compile"] if suffix else [])]
         its = side_by_side.parse_options(arguments)
         run = side_by_side.trained if subject == "trained" else side_by_side.random
         yield f"{subject}{suffix}", partial(run, subject, its)

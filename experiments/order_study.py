@@ -1,0 +1,206 @@
+"""Study whether a block may have gaps: the same messages by plain decoding and by many rules, all answers kept.
+
+    python experiments/order_study.py --model smollm2-records --task extraction --split validation --limit 300 \
+        --grid experiments/grids/order.yaml --out experiments/results/order_study.jsonl
+    python experiments/order_study.py --out experiments/results/order_study.jsonl --report
+
+Each line of the file is one message by one rule: the answer, its passes, and what is right. A run that was ended continues
+where it stopped, and takes what is new in the grid. Messages are answered a few at a time by all rules, so every rule has the
+same messages at any moment. Rows of one message share its prefill, which is not counted. The report compares each rule with
+plain decoding, message by message.
+"""
+
+import argparse
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from setblock.data.tasks import ChatExample, Verdict, task_named
+from setblock.decoding.generation import Generation
+from setblock.decoding.operating_point import NTP, OperatingPoint
+from setblock.decoding.samplers import SAMPLERS, BlockView, Selection, at_least_one
+from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.text import encode_prompt
+from setblock.engine import Engine, Request
+from setblock.engine.offline import answered, limits_for
+from setblock.evaluation.grid import points_of, read_grids
+from setblock.model.loading import load
+
+TOGETHER, CONCURRENCY = 4, 48
+RESAMPLES = 2_000
+
+
+@dataclass(frozen=True)
+class LeadingBound:
+    """Bound the entropy of the leading positions as the paper does, with the largest left out of the sum."""
+
+    name: ClassVar[str] = "leading-bound"
+    gamma: float = 0.1
+
+    def select(self, block: BlockView) -> Selection:
+        """See `setblock.decoding.sampler.Sampler`."""
+        entropy = block.entropy.where(block.candidates, 0)
+        bound = entropy.cumsum(dim=-1) - entropy.cummax(dim=-1).values
+        within = (bound <= self.gamma).cumprod(dim=-1).bool()
+        return Selection(within & block.candidates)
+
+
+@dataclass(frozen=True)
+class WholeBound:
+    """Bound the entropy of the least doubtful positions, the largest among them included, gaps or not."""
+
+    name: ClassVar[str] = "whole-bound"
+    gamma: float = 0.1
+
+    def select(self, block: BlockView) -> Selection:
+        """See `setblock.decoding.sampler.Sampler`."""
+        ordered, order = block.entropy.where(block.candidates, math.inf).sort(dim=-1, stable=True)
+        within = ordered.cumsum(dim=-1) <= self.gamma
+        chosen = torch.empty_like(within).scatter_(-1, order, within)
+        return Selection(at_least_one(chosen, block, score=-block.entropy))
+
+
+for _each in (LeadingBound, WholeBound):
+    SAMPLERS[_each.name] = _each
+
+
+def main() -> None:
+    """Answer what is missing, or report."""
+    options = parse_options()
+    if options.report:
+        print("\n".join(report_lines(read_lines(options.out))))
+    else:
+        answer(options)
+
+
+def answer(options: argparse.Namespace) -> None:
+    """Answer messages by all rules, and append a line for each."""
+    torch.set_num_threads(1)
+    model = load(options.model, dtype=torch.bfloat16)
+    task = task_named(options.task)
+    points = [NTP, *(point for path in options.grid for point in points_of(model, read_grids(path)))]
+    examples = list(islice(task.examples(options.split, seed=options.seed), options.limit))
+    done = {(line["number"], line["label"]) for line in read_lines(options.out)}
+    shared = DecodingSettings(max_new_tokens=options.max_new_tokens)
+    numbered = list(enumerate(examples))[options.skip :]
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    for first in range(0, len(numbered), TOGETHER):
+        part = numbered[first : first + TOGETHER]
+        # Plain decoding first: its prompts are then in the cache, for all other rules
+        for stage in (points[:1], points[1:]):
+            wanted = {
+                f"{number}/{place}": (number, example, point)
+                for number, example in part
+                for place, point in enumerate(stage)
+                if (number, point.label) not in done
+            }
+            for line in lines_of(model, task, wanted, shared):
+                with options.out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        print(f"{part[-1][0] + 1} of {len(examples)}", flush=True)
+
+
+_engines: list[Engine] = []
+
+
+def lines_of(
+    model: Any, task: Any, wanted: dict[str, tuple[int, ChatExample, OperatingPoint]], shared: DecodingSettings
+) -> Iterator[dict[str, Any]]:
+    """Yield a line for each request, in the order in which they end."""
+    requests = [
+        Request(name, encode_prompt(model.tokenizer, example.messages), point.settings(shared))
+        for name, (_, example, point) in wanted.items()
+    ]
+    if not requests:
+        return
+    if not _engines:
+        _engines.append(Engine(model, limits_for(model, requests * CONCURRENCY, concurrency=CONCURRENCY)))
+    for name, generation in answered(_engines[0], requests):
+        number, example, point = wanted[name]
+        yield line_of(number, example, point, generation, task.judge(example, generation.text))
+
+
+def line_of(
+    number: int, example: ChatExample, point: OperatingPoint, generation: Generation, verdict: Verdict
+) -> dict[str, Any]:
+    """Return what is kept of an answer."""
+    return {
+        "number": number,
+        "wording": getattr(example, "wording", ""),
+        "label": point.label,
+        "point": point.to_json(),
+        "passes": generation.passes.block + generation.passes.commit,
+        "tokens": generation.num_tokens,
+        "right": verdict.right,
+        "fields": round(verdict.scores["fields"], 4),
+        "text": generation.text,
+    }
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file; none where there is none."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+
+
+def report_lines(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield a table of the rules, over the messages that all of those shown have."""
+    by_label: dict[str, dict[int, dict[str, Any]]] = {}
+    for line in lines:
+        by_label.setdefault(line["label"], {})[line["number"]] = line
+    plain = by_label[NTP.label]
+    yield "| rule | messages | records right | of plain decoding's, 95% interval | fields | passes saved | as plain |"
+    yield "|---|---|---|---|---|---|---|"
+    for label, own in by_label.items():
+        numbers = sorted(own.keys() & plain.keys())
+        ours, theirs = [own[each] for each in numbers], [plain[each] for each in numbers]
+        differences = [int(one["right"]) - int(other["right"]) for one, other in zip(ours, theirs, strict=True)]
+        low, high = interval(differences)
+        saved = sum(each["passes"] for each in theirs) / sum(each["passes"] for each in ours)
+        same = mean([one["text"] == other["text"] for one, other in zip(ours, theirs, strict=True)])
+        yield (
+            f"| {label} | {len(numbers)} | {mean([each['right'] for each in ours]):.1%} | "
+            f"{100 * mean(differences):+.1f} points ({100 * low:+.1f} to {100 * high:+.1f}) | "
+            f"{mean([each['fields'] for each in ours]):.1%} | {saved:.2f} | {same:.1%} |"
+        )
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of at least one value."""
+    return sum(values) / len(values)
+
+
+def interval(differences: Sequence[int]) -> tuple[float, float]:
+    """Return the 95% interval of a mean of -1, 0 and 1, by the bootstrap over messages."""
+    rng, counts = random.Random(0), Counter(differences)
+    values, weights = list(counts), list(counts.values())
+    means = sorted(mean(rng.choices(values, weights, k=len(differences))) for _ in range(RESAMPLES))
+    return means[int(0.025 * len(means))], means[int(0.975 * len(means))]
+
+
+def parse_options() -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", default="smollm2-records")
+    add("--task", default="extraction", help="with the score `fields`")
+    add("--split", default="validation")
+    add("--seed", type=int, default=0)
+    add("--limit", type=int, default=300, help="messages")
+    add("--skip", type=int, default=0, help="messages to leave out at the beginning")
+    add("--max-new-tokens", type=int, default=320)
+    add("--grid", type=Path, action="append", default=[], help="as of `setblock sweep --grid-file`; can be repeated")
+    add("--out", type=Path, required=True, help="a JSON Lines file")
+    add("--report", action="store_true", help="print the table of a file, and answer nothing")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
