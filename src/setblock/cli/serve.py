@@ -85,6 +85,7 @@ def serve(
         hosts=(*allowed_hosts, *LOOPBACK_NAMES) if allowed_hosts else LOOPBACK_NAMES if is_local else (),
         default=default,
         logs_text=log_text,
+        **_for_the_playground(model),
     )
     if loaded.facts is None or not loaded.facts.block_sizes:
         print_message(
@@ -98,6 +99,20 @@ def serve(
         on_start=lambda: print_message(f"serving {config.name}: playground at {address.url}/, API at {address.url}/v1"),
     )
     raise typer.Exit(code)
+
+
+def _for_the_playground(model: RuntimeOptions) -> dict[str, str | None]:
+    """Return a prompt that the model answers well, and what users should know of it."""
+    from setblock.model.bundled import BUNDLED_MODEL
+    from setblock.model.named import BUNDLED, example_prompt
+
+    if model.source not in (BUNDLED_MODEL, BUNDLED):
+        return {"example": example_prompt(str(model.source))}
+    return {
+        "example": "Maya has 12 apples. Maya finds 7 more. Maya gives away 4 of them. How many apples does Maya have now?",
+        "notice": "The included model knows word problems only. For a chat model, run `setblock fetch smollm2` and then "
+        "`setblock serve --model smollm2`.",
+    }
 
 
 def _chosen(kind: Any, options: LimitOptions) -> Any:

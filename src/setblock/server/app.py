@@ -44,6 +44,8 @@ class ServerConfig:
         hosts: the names by which the server may be called; none for any.
         default: the settings of a request that says nothing.
         logs_text: whether prompts and answers go into the log.
+        example: a prompt of the kind that the model answers well, for the playground; None where none is known.
+        notice: what users of the playground should know of the model first; None for nothing.
     """
 
     name: str
@@ -53,6 +55,8 @@ class ServerConfig:
     hosts: Collection[str] = LOOPBACK_NAMES
     default: DecodingSettings = field(default_factory=DecodingSettings)
     logs_text: bool = False
+    example: str | None = None
+    notice: str | None = None
 
 
 def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callable[[], None] = lambda: None) -> FastAPI:
@@ -62,7 +66,7 @@ def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callab
     serving = Serving(
         name=config.name,
         default=config.default,
-        facts=_facts(model),
+        facts=_facts(model) | {"example": config.example, "notice": config.notice},
         context_length=model.context_length,
         worker=worker,
         codec=Codec(model.tokenizer, vocab_size=model.vocab_size),

@@ -1,14 +1,13 @@
 """Serve the playground: one page, from files of this package and nowhere else."""
 
 from importlib.resources import files
+from pathlib import Path
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
 _FOLDER = files("setblock.server") / "page"
-_KINDS = {"index.html": "text/html", "style.css": "text/css", "icon.svg": "image/svg+xml"} | {
-    f"{name}.js": "text/javascript" for name in ("main", "answer", "stream", "figures")
-}
+_KINDS = {".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml", ".js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -27,11 +26,11 @@ page = APIRouter(include_in_schema=False)
 
 def _add(path: str, name: str) -> None:
     async def send() -> Response:
-        return Response((_FOLDER / name).read_bytes(), media_type=_KINDS[name], headers=HEADERS)
+        return Response((_FOLDER / name).read_bytes(), media_type=_KINDS[Path(name).suffix], headers=HEADERS)
 
     page.add_api_route(path, send, methods=["GET"], name=name)
 
 
 _add("/", "index.html")
-for _name in _KINDS:
-    _add(f"/page/{_name}", _name)
+for _file in _FOLDER.iterdir():
+    _add(f"/page/{_file.name}", _file.name)

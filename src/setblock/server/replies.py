@@ -156,12 +156,14 @@ class Completion(BaseModel):
 
 
 class ModelFacts(BaseModel):
-    """Describe a model beyond OpenAI's fields."""
+    """Describe a model beyond OpenAI's fields. `example` is a prompt that it answers well, `notice` what users should know."""
 
     methods: list[str]
     samplers: dict[str, dict[str, Any]]
     block_sizes: list[int]
     context_length: int | None
+    example: str | None
+    notice: str | None
 
 
 class ModelCard(BaseModel):

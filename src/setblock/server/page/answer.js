@@ -1,59 +1,84 @@
-// One answer on the page: its tokens as any pass left them, its passes as a table, its counts.
-// All that a model wrote is set as text, never as markup.
+// One answer: its tokens as any pass left them, its passes as a table, its counts.
+
+import { element, plural } from "./elements.js";
 
 const HUES = 8;
 
-function element(tag, className, text) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
+// The part of a finished answer's text that each token stands for. A token alone may be half a character, or lack its space.
+export function partsOf(tokens, text) {
+  const parts = [];
+  let from = 0;
+  let waiting = 0; // tokens that are no whole characters
+  for (const token of tokens) {
+    const core = token.text.trim();
+    if (core.includes("\ufffd")) {
+      waiting += 1;
+      continue;
+    }
+    const at = core ? text.indexOf(core, from) : from;
+    if (at < 0 || (!waiting && text.slice(from, at).trim())) return tokens.map((each) => each.text);
+    const to = core ? at + core.length : Math.min(text.length, from + token.text.length);
+    if (waiting) {
+      const space = text.slice(from, at).match(/\s*$/)[0].length;
+      parts.push(text.slice(from, at - space), ...Array(waiting - 1).fill(""));
+      from = at - space;
+      waiting = 0;
+    }
+    parts.push(text.slice(from, to));
+    from = to;
+  }
+  if (waiting) parts.push(text.slice(from), ...Array(waiting - 1).fill(""));
+  return parts;
 }
 
 export class Answer {
-  constructor(title, isHeld = false) {
+  // `isPlain`: every pass reveals one token, so colours would say nothing. `isHeld`: to a form, which forces tokens.
+  constructor(title, { isPlain = false, isHeld = false } = {}) {
     this.title = title;
-    this.isHeld = isHeld; // to a form, which forces the tokens without entropy
+    this.isPlain = isPlain;
+    this.isHeld = isHeld;
     this.events = [];
-    this.final = null; // the tokens of the finished answer
-    this.usage = null;
     this.text = "";
+    this.usage = null;
+    this.final = null; // the tokens of the finished answer
+    this.drawing = 0;
     this.root = element("article", "answer");
-    this.heading = element("h2", "", title);
-    this.count = element("p", "count");
-    this.passCount = element("b", "", "0");
-    this.countText = element("span");
-    this.count.append(this.passCount, this.countText);
+    const heading = element("h3", "", title);
+    this.count = element("span");
+    heading.append(" ", this.count);
     this.bar = element("progress");
     this.bar.max = 1;
     this.bar.value = 0;
     this.bar.setAttribute("aria-label", `${title}: passes`);
     this.tokens = element("div", "tokens");
-    this.tokens.setAttribute("aria-live", "polite");
     this.tokens.setAttribute("aria-busy", "true");
+    this.root.append(heading, this.bar, this.tokens, this.passTable());
+    this.draw(0);
+  }
+
+  get passes() { return this.events.length; }
+
+  passTable() {
     const passes = element("details", "passes");
     passes.append(element("summary", "", "All passes"));
-    this.table = element("tbody");
-    const table = element("table");
+    this.rows = element("tbody");
     const head = element("tr");
     for (const name of ["pass", "kind", "revealed"]) {
       const cell = element("th", "", name);
       cell.scope = "col";
       head.append(cell);
     }
+    const table = element("table");
+    table.append(element("thead"), this.rows);
+    table.tHead.append(head);
     const scroll = element("div", "scroll");
     scroll.tabIndex = 0;
     scroll.setAttribute("role", "region");
-    scroll.setAttribute("aria-label", `${title}: all passes`);
-    table.append(element("thead"), this.table);
-    table.tHead.append(head);
+    scroll.setAttribute("aria-label", `${this.title}: all passes`);
     scroll.append(table);
     passes.append(scroll);
-    this.root.append(this.heading, this.count, this.bar, this.tokens, passes);
-    this.draw(0);
+    return passes;
   }
-
-  get passes() { return this.events.length; }
 
   add(event) {
     this.events.push(event);
@@ -63,15 +88,25 @@ export class Answer {
     const told = event.revealed.map((each) => each.text).join("·");
     const corrected = event.corrected ? `draft wrong, now ${event.corrected.text} ` : "";
     row.append(number, element("td", "", event.kind), element("td", "", corrected + told));
-    this.table.append(row);
-    this.draw(this.passes);
+    this.rows.append(row);
+    this.drawSoon();
   }
 
   finish(tokens, reason) {
-    this.final = tokens;
-    this.reason = reason;
+    const hasEnd = reason === "stop"; // the last token is no text
+    const parts = partsOf(hasEnd ? tokens.slice(0, -1) : tokens, this.text);
+    this.final = { length: tokens.length, parts, end: hasEnd ? tokens.length - 1 : -1, isCut: reason === "length" };
+    this.close();
+  }
+
+  close() {
     this.tokens.setAttribute("aria-busy", "false");
-    this.draw(this.passes);
+    this.drawSoon();
+  }
+
+  // Passes may come faster than the screen shows them.
+  drawSoon() {
+    this.drawing ||= requestAnimationFrame(() => this.draw(this.passes));
   }
 
   // Which tokens stand where after the first `n` passes: index -> token with its pass.
@@ -89,34 +124,37 @@ export class Answer {
   }
 
   draw(n) {
+    cancelAnimationFrame(this.drawing);
+    this.drawing = 0;
     const shown = Math.min(n, this.passes);
     const standing = this.after(shown);
-    const length = standing.size ? Math.max(...standing.keys()) + 1 : 0;
+    let length = 0;
+    for (const index of standing.keys()) length = Math.max(length, index + 1);
     const nodes = [];
-    for (let index = 0; index < length; index += 1) {
-      const token = standing.get(index);
-      if (!token) {
-        const mask = element("span", "mask", "▢");
-        mask.setAttribute("aria-hidden", "true");
-        nodes.push(mask);
-        continue;
-      }
-      const isEnd = /^<\|.*\|>$/.test(token.text);
-      const node = element("span", `token hue-${token.pass % HUES}`, isEnd ? "end" : index ? token.text : token.text.trimStart());
-      node.dataset.pass = token.pass;
-      const nats = token.entropy === null ? "" : `, entropy ${token.entropy.toPrecision(2)} nats`;
-      const isForced = this.isHeld && token.entropy === 0;
-      node.title = `pass ${token.pass}${isForced ? ", forced" : nats}`;
-      if (isForced) node.classList.add("forced");
-      if (isEnd) node.classList.add("end");
-      if (token.pass === shown - 1 && shown < this.passes) node.classList.add("fresh");
-      nodes.push(node);
-    }
+    for (let index = 0; index < length; index += 1) nodes.push(this.node(standing.get(index), index, shown));
     this.tokens.replaceChildren(...nodes);
-    this.passCount.textContent = String(shown);
-    const size = standing.size;
-    const each = shown ? (size / shown).toFixed(1) : "0";
-    this.countText.textContent = `${shown === 1 ? "pass" : "passes"} · ${size} tokens · ${each} a pass`;
+    const each = shown && !this.isPlain ? `, ${(standing.size / shown).toFixed(1)} a pass` : "";
+    const cut = this.final?.isCut && shown === this.passes ? " · cut at the limit" : "";
+    this.count.textContent = `${plural(shown, "pass")} · ${plural(standing.size, "token")}${each}${cut}`;
     this.bar.value = shown;
+  }
+
+  node(token, index, shown) {
+    if (!token) {
+      const mask = element("span", "mask", "▢");
+      mask.setAttribute("aria-hidden", "true");
+      return mask;
+    }
+    if (this.final?.end === index) return element("span", "end", "end");
+    const text = this.final?.parts[index] ?? (index ? token.text : token.text.trimStart());
+    if (this.isPlain) return document.createTextNode(index ? text : text.trimStart());
+    const node = element("span", `token hue-${token.pass % HUES}`, index ? text : text.trimStart());
+    node.dataset.pass = token.pass;
+    const isForced = this.isHeld && token.entropy === 0;
+    const nats = token.entropy === null ? "" : `, entropy ${token.entropy.toPrecision(2)} nats`;
+    node.title = `pass ${token.pass}${isForced ? ", forced" : nats}`;
+    node.classList.toggle("forced", isForced);
+    node.classList.toggle("fresh", token.pass === shown - 1 && shown < this.passes);
+    return node;
   }
 }

@@ -1,226 +1,167 @@
-// The page: what was asked for, the answers side by side or as a chat, and their replay.
+// The page: sends what is asked, and shows the turns with the newest at the bottom, above the prompt.
 
 import { Answer } from "./answer.js";
+import { element } from "./elements.js";
 import { watchFigures } from "./figures.js";
+import * as settings from "./settings.js";
 import { chat, model, Problem } from "./stream.js";
+import { Turn } from "./turn.js";
 
-const GAMMAS = [0, 0.002, 0.005, 0.01, 0.03, 0.1, 0.35, 1, 3, "inf"];
-const USUAL_GAMMA = { exact: 1, sbd: 0.03 };
-const PASSES_A_SECOND = 8;
 const at = (id) => document.getElementById(id);
-const state = { served: null, blocks: [16], answers: [], messages: [], running: null, playing: null };
+const NEAR_THE_END = 160; // pixels, within which the page follows what is written
+const state = { served: null, messages: [], running: null };
+const hasKeyboard = !matchMedia("(pointer: coarse)").matches; // a touch keyboard has no Shift+Enter
 
-// Settings
-
-function slider(id, labels) {
-  const input = at(id);
-  const show = () => {
-    const label = labels(Number(input.value));
-    at(`${id}-value`).textContent = label;
-    input.setAttribute("aria-valuetext", label);
-  };
-  input.addEventListener("input", show);
-  show();
-}
-
-const shownGamma = (value) => (value === "inf" ? "∞" : String(value));
-const isHeld = () => at("schema").value.trim() !== "";
-const isRace = () => document.querySelector("[name=mode]:checked").value === "race";
-
-function settings(method) {
-  const body = { model: state.served.id, method, temperature: Number(at("temperature").value), seed: 0 };
-  body.max_tokens = Number(at("most").value);
-  const schema = at("schema").value.trim();
-  if (schema) body.structured_outputs = { json: schema };
-  if (method === "ntp") return body;
-  const gamma = GAMMAS[at("gamma").value];
-  return { ...body, gamma, block_size: state.blocks[at("block").value] };
-}
-
-function titleOf(method) {
-  if (method === "ntp") return "One token a pass";
-  const block = `blocks of ${state.blocks[at("block").value]}`;
-  return `${method === "exact" ? "Checked " : "Set "}${block}, γ ${shownGamma(GAMMAS[at("gamma").value])}`;
-}
+const isCompared = () => document.querySelector("[name=mode]:checked").value === "compare";
 
 async function connect() {
   try {
-    state.served = await model(at("key").value);
+    state.served = await model(settings.key());
   } catch (problem) {
-    tell(problem);
-    return false;
+    at("model").textContent = problem.message;
+    askForKey(problem);
+    return;
   }
-  const { methods, block_sizes: sizes } = state.served.setblock;
-  state.blocks = sizes.length ? sizes : [16];
+  const facts = state.served.setblock;
   at("model").textContent = state.served.id;
-  at("block").max = state.blocks.length - 1;
-  at("block").value = Math.max(0, state.blocks.findLastIndex((size) => size <= 16));
-  at("block").dispatchEvent(new Event("input"));
-  for (const option of at("method").options) option.disabled = !methods.includes(option.value);
-  if (!methods.includes(at("method").value)) at("method").value = methods[0];
-  return true;
+  document.title = `${state.served.id} · setblock`;
+  const parts = (facts.notice ?? "").split("`"); // as in Markdown, every other one is code
+  at("notice").replaceChildren(...parts.map((part, place) => element(place % 2 ? "code" : "span", "", part)));
+  at("notice").hidden = !facts.notice;
+  at("sample").textContent = facts.example ?? "";
+  at("sample").hidden = !facts.example;
+  settings.offer(facts);
 }
 
-// Answers
-
-function tell(problem) {
-  const isKey = problem instanceof Problem && problem.status === 401;
-  at("problem").textContent = problem.message;
-  at("problem").hidden = false;
-  if (isKey) {
-    at("key-box").open = true;
-    at("key").focus();
-  }
+function askForKey(problem) {
+  if (!(problem instanceof Problem) || problem.status !== 401) return;
+  at("side").open = at("key-box").open = true;
+  at("key").focus();
 }
 
-async function decode(answer, body, signal) {
-  for await (const chunk of chat(body, at("key").value, signal)) {
+// One prompt
+
+async function decode(turn, answer, body, signal) {
+  for await (const chunk of chat(body, settings.key(), signal)) {
     if (chunk.usage) answer.usage = chunk.usage;
     for (const choice of chunk.choices) {
       answer.text += choice.delta.content ?? "";
       if (choice.pass_event) answer.add(choice.pass_event);
       if (choice.tokens) answer.finish(choice.tokens, choice.finish_reason);
     }
-    scale();
+    turn.scale();
+    follow();
   }
 }
 
-function scale() {
-  const most = Math.max(1, ...state.answers.map((answer) => answer.passes));
-  for (const answer of state.answers) answer.bar.max = most;
+function begin(prompt) {
+  const method = settings.method();
+  const methods = isCompared() && method !== "ntp" ? [method, "ntp"] : [method];
+  const isHeld = settings.isHeld();
+  const answers = methods.map((each) => new Answer(settings.titleOf(each), { isPlain: each === "ntp", isHeld }));
+  const turn = new Turn(prompt, answers);
+  at("welcome").hidden = true;
+  at("log").append(turn.root);
+  scrollTo(0, document.documentElement.scrollHeight);
+  const messages = [...(isCompared() ? [] : state.messages), { role: "user", content: prompt }];
+  const seed = Number(at("temperature").value) ? Math.floor(Math.random() * 2 ** 31) : 0; // the same for both answers
+  const head = { model: state.served.id, messages };
+  return { turn, messages, bodies: methods.map((each) => ({ ...head, ...settings.body(each, seed) })) };
 }
 
-function verdict(mine, plain) {
-  const fewer = (plain.usage.num_forwards - 1) / Math.max(1, mine.usage.num_forwards - 1);
-  const same = mine.text === plain.text ? "the same text" : "another text";
-  const passes = `${mine.usage.num_forwards} passes against ${plain.usage.num_forwards}`;
-  return `${passes}, ${fewer.toFixed(1)} times fewer without the prefills, and ${same}.`;
-}
-
-async function race(prompt, signal) {
-  const method = at("method").value;
-  state.answers = [method, "ntp"].map((each) => new Answer(titleOf(each), isHeld()));
-  at("lanes").replaceChildren(...state.answers.map((answer) => answer.root));
-  at("lanes").scrollIntoView({ block: "nearest" });
-  const messages = [{ role: "user", content: prompt }];
-  const bodies = [settings(method), settings("ntp")].map((body) => ({ ...body, messages }));
-  await Promise.all(state.answers.map((answer, lane) => decode(answer, bodies[lane], signal)));
-  at("verdict").textContent = verdict(...state.answers);
-  openReplay();
-}
-
-async function talk(prompt, signal) {
-  const said = document.createElement("p");
-  said.className = "said";
-  said.textContent = prompt;
-  const method = at("method").value;
-  const answer = new Answer(titleOf(method), isHeld());
-  state.answers = [answer];
-  at("talk").append(said, answer.root);
-  answer.root.scrollIntoView({ block: "nearest" });
-  const messages = [...state.messages, { role: "user", content: prompt }];
-  at("prompt").value = "";
-  await decode(answer, { ...settings(method), messages }, signal);
-  state.messages = [...messages, { role: "assistant", content: answer.text }];
-  at("verdict").textContent = `${answer.usage.completion_tokens} tokens in ${answer.usage.num_forwards} passes.`;
-  openReplay();
-}
-
-async function ask() {
-  const prompt = at("prompt").value.trim();
+async function ask(prompt) {
   if (!prompt || state.running) return;
-  pause();
-  at("problem").hidden = at("replay").hidden = true;
-  at("verdict").textContent = "";
-  if (!state.served && !(await connect())) return;
-  state.running = new AbortController();
-  at("go").disabled = true;
-  at("stop").disabled = false;
+  if (!state.served) await connect();
+  if (!state.served) return;
+  const isChat = !isCompared();
+  const { turn, messages, bodies } = begin(prompt);
+  const running = new AbortController();
+  setRunning(running);
+  type("");
   try {
-    await (isRace() ? race : talk)(prompt, state.running.signal);
+    await Promise.all(turn.answers.map((answer, lane) => decode(turn, answer, bodies[lane], running.signal)));
+    turn.finish();
+    if (isChat) state.messages = [...messages, { role: "assistant", content: turn.answers[0].text }];
   } catch (problem) {
-    const stopped = state.running.signal.aborted;
-    state.running.abort(); // the other lane, too
-    if (stopped) at("verdict").textContent = "Stopped.";
-    else tell(problem);
-    openReplay();
+    const isStopped = running.signal.aborted;
+    running.abort(); // the other answer, too
+    if (isStopped) {
+      for (const answer of turn.answers) answer.close();
+      turn.say("Stopped.");
+    } else {
+      turn.fail(problem.message);
+      if (!at("prompt").value) type(prompt); // nobody types it twice
+      askForKey(problem);
+    }
   } finally {
-    state.running = null;
-    at("go").disabled = false;
-    at("stop").disabled = true;
+    setRunning(null);
+    turn.offerReplay();
+    follow();
   }
 }
 
-// Replay
-
-function openReplay() {
-  const most = Math.max(0, ...state.answers.map((answer) => answer.passes));
-  if (!most) return;
-  at("pass").max = most;
-  at("replay").hidden = false;
-  showPass(most);
+function setRunning(running) {
+  state.running = running;
+  at("go").hidden = running !== null;
+  at("stop").hidden = running === null;
+  showActions();
 }
 
-function showPass(number) {
-  at("pass").value = number;
-  at("pass-value").textContent = `${number} of ${at("pass").max}`;
-  at("pass").setAttribute("aria-valuetext", at("pass-value").textContent);
-  for (const answer of state.answers) {
-    answer.tokens.setAttribute("aria-live", "off"); // read once, when it was new
-    answer.draw(number);
-  }
+// Follow what is written, unless the user has scrolled up to read.
+function follow() {
+  const page = document.documentElement;
+  if (page.scrollHeight - innerHeight - scrollY < NEAR_THE_END) scrollTo(0, page.scrollHeight);
 }
 
-function pause() {
-  clearInterval(state.playing);
-  state.playing = null;
-  at("play").textContent = "Play";
-  at("play").setAttribute("aria-pressed", "false");
+// The prompt
+
+function type(text) {
+  at("prompt").value = text;
+  fit();
 }
 
-function play() {
-  if (state.playing) { pause(); return; }
-  const last = Number(at("pass").max);
-  if (Number(at("pass").value) >= last) showPass(0);
-  at("play").textContent = "Pause";
-  at("play").setAttribute("aria-pressed", "true");
-  state.playing = setInterval(() => {
-    const next = Number(at("pass").value) + 1;
-    showPass(next);
-    if (next >= last) pause();
-  }, 1000 / PASSES_A_SECOND);
+function fit() {
+  const prompt = at("prompt");
+  prompt.style.height = "auto";
+  prompt.style.height = `${prompt.scrollHeight}px`;
 }
 
-function setMode() {
-  at("go").textContent = isRace() ? "Race" : "Send";
-  at("lanes").hidden = !isRace();
-  at("talk").hidden = at("clear").hidden = isRace();
-  at("replay").hidden = true;
-  at("verdict").textContent = "";
-  pause();
+function showActions() {
+  at("clear").hidden = state.running !== null || at("welcome").hidden === false;
+  const each = isCompared() ? "Each prompt is answered alone." : "Each prompt continues the chat.";
+  at("hint").textContent = hasKeyboard ? `${each} Shift+Enter: new line` : each;
 }
 
-at("gamma").max = GAMMAS.length - 1;
-at("gamma").value = GAMMAS.indexOf(USUAL_GAMMA.exact);
-slider("gamma", (index) => shownGamma(GAMMAS[index]));
-at("method").addEventListener("change", () => {
-  const usual = USUAL_GAMMA[at("method").value];
-  if (usual === undefined) return;
-  at("gamma").value = GAMMAS.indexOf(usual);
-  at("gamma").dispatchEvent(new Event("input"));
-});
-slider("block", (index) => String(state.blocks[index]));
-slider("temperature", (value) => value.toFixed(1));
-at("ask").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
+function clear() {
+  state.messages = [];
+  for (const turn of document.querySelectorAll(".turn")) turn.remove();
+  at("welcome").hidden = false;
+  showActions();
+  at("prompt").focus();
+}
+
+at("ask").addEventListener("submit", (event) => { event.preventDefault(); ask(at("prompt").value.trim()); });
+at("prompt").addEventListener("input", fit);
 at("prompt").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask();
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  if (!hasKeyboard && !event.ctrlKey && !event.metaKey) return;
+  event.preventDefault();
+  ask(at("prompt").value.trim());
 });
+at("sample").addEventListener("click", () => ask(at("sample").textContent));
 at("stop").addEventListener("click", () => state.running?.abort());
-at("clear").addEventListener("click", () => { state.messages = []; at("talk").replaceChildren(); setMode(); });
-at("key").addEventListener("change", () => { at("problem").hidden = true; connect(); });
-at("pass").addEventListener("input", () => { pause(); showPass(Number(at("pass").value)); });
-at("play").addEventListener("click", play);
+at("clear").addEventListener("click", clear);
+at("key").addEventListener("change", connect);
+at("keys").addEventListener("submit", (event) => { event.preventDefault(); connect(); });
 at("numbers").addEventListener("change", () => document.body.classList.toggle("numbered", at("numbers").checked));
-for (const mode of document.querySelectorAll("[name=mode]")) mode.addEventListener("change", setMode);
+for (const mode of document.querySelectorAll("[name=mode]")) mode.addEventListener("change", showActions);
+
+// Beside the answers the settings are always there; above them they fold.
+const wide = matchMedia("(min-width: 60rem)");
+const unfold = () => { at("side").open = wide.matches; };
+wide.addEventListener("change", unfold);
+unfold();
+showActions();
 watchFigures(at("figures"));
 connect();
+if (hasKeyboard) at("prompt").focus();

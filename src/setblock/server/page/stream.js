@@ -2,7 +2,7 @@
 
 export class Problem extends Error {
   constructor(status, error) {
-    super(error?.message ?? `the server answered ${status}`);
+    super(error?.message ?? `the server answered with status ${status}`);
     this.status = status;
   }
 }
@@ -11,19 +11,29 @@ function headers(key) {
   return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
 }
 
+async function answered(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem(0, { message: "the server can't be reached" });
+  }
+  if (response.ok) return response;
+  const told = await response.json().catch(() => ({})); // a proxy's error is no JSON
+  throw new Problem(response.status, told.error);
+}
+
 export async function model(key) {
-  const response = await fetch("/v1/models", { headers: headers(key) });
-  const found = await response.json();
-  if (!response.ok) throw new Problem(response.status, found.error);
-  return found.data[0];
+  const response = await answered("/v1/models", { headers: headers(key) });
+  return (await response.json()).data[0];
 }
 
 export async function* chat(body, key, signal) {
   const request = { ...body, stream: true, stream_options: { include_usage: true }, events: true };
-  const response = await fetch("/v1/chat/completions", {
+  const response = await answered("/v1/chat/completions", {
     method: "POST", headers: headers(key), body: JSON.stringify(request), signal,
   });
-  if (!response.ok) throw new Problem(response.status, (await response.json()).error);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

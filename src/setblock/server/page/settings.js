@@ -1,0 +1,57 @@
+// What the user chose, as a request's body. Offers only what has an effect on the model that is served.
+
+import { element } from "./elements.js";
+
+const at = (id) => document.getElementById(id);
+const GAMMAS = [0.002, 0.005, 0.01, 0.03, 0.1, 0.35, 1, 3, "inf"];
+const TITLES = { exact: "Checked blocks", sbd: "Blocks", ntp: "Plain decoding" };
+const NOTES = {
+  exact: "Drafts several tokens and checks them: the text is plain decoding's.",
+  sbd: "Fewer passes than exact. The text may differ from plain decoding's.",
+  ntp: "Plain decoding: one token a pass.",
+};
+const UNTRAINED = {
+  ...NOTES,
+  exact: "Copies drafts from the text and checks them: the text is plain decoding's. Method sbd needs a model that was trained for blocks.",
+};
+
+export const method = () => at("method").value;
+export const key = () => at("key").value;
+export const isHeld = () => at("schema").value.trim() !== "";
+export const titleOf = (name) => `${TITLES[name]} (${name})`;
+
+function fill(select, values, label) {
+  select.replaceChildren(...[null, ...values].map((value) => {
+    const option = element("option", "", value === null ? "Default" : label(value));
+    option.value = value ?? "";
+    return option;
+  }));
+}
+
+export function offer({ methods, block_sizes: sizes }) {
+  const isTrained = methods.includes("sbd");
+  for (const option of at("method").options) {
+    option.disabled = !methods.includes(option.value);
+    option.textContent = option.disabled ? `${option.value} (not trained for blocks)` : option.value;
+  }
+  if (!methods.includes(method())) at("method").value = methods[0];
+  fill(at("block"), sizes, String);
+  fill(at("gamma"), GAMMAS, (value) => (value === "inf" ? "∞" : String(value)));
+  const show = () => {
+    at("of-blocks").hidden = !isTrained || method() === "ntp";
+    at("method-note").textContent = (isTrained ? NOTES : UNTRAINED)[method()];
+    at("chosen").textContent = `${method()}, temperature ${at("temperature").value || 0}`;
+  };
+  at("method").onchange = at("temperature").onchange = show;
+  show();
+}
+
+export function body(name, seed) {
+  const asked = { method: name, temperature: Number(at("temperature").value), seed };
+  if (at("most").value) asked.max_tokens = Number(at("most").value);
+  if (isHeld()) asked.structured_outputs = { json: at("schema").value.trim() };
+  if (name === "ntp" || at("of-blocks").hidden) return asked;
+  if (at("gamma").value) asked.gamma = at("gamma").value === "inf" ? "inf" : Number(at("gamma").value);
+  if (at("block").value) asked.block_size = Number(at("block").value);
+  return asked;
+}
