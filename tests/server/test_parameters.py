@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from server.live import parts
+from server.live import CONTEXT, parts, serving
+from setblock.engine.limits import EngineLimits
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Tom"}]
@@ -107,9 +108,43 @@ def test_completions_refuse_theirs(live, name, value):
     assert error_of(live.post(TEXT, prompt="Tom", **{name: value}))["code"] == "unsupported_parameter"
 
 
-def test_an_unknown_parameter_is_an_error(live):
-    error = error_of(live.chat(temprature=1))
-    assert (error["param"], error["code"]) == ("temprature", "unknown_parameter")
+@pytest.mark.parametrize(
+    ("path", "body", "param", "near"),
+    [
+        (CHAT, {"temprature": 1}, "temprature", ", did you mean 'temperature'?"),
+        (CHAT, {"max_token": 1}, "max_token", ", did you mean 'max_tokens'?"),
+        (CHAT, {"blocksize": 4}, "blocksize", ", did you mean 'block_size'?"),
+        (CHAT, {"xyzzy": 4}, "xyzzy", ""),
+        (CHAT, {"messages": [{"rolle": "user", "content": "a"}]}, "messages.0.rolle", ", did you mean 'role'?"),
+        (CHAT, {"stream_options": {"include_use": 1}}, "stream_options.include_use", ", did you mean 'include_usage'?"),
+        (TEXT, {"promt": "Tom"}, "promt", ", did you mean 'prompt'?"),
+        ("/v1/responses", {"imput": "Tom"}, "imput", ", did you mean 'input'?"),
+    ],
+)
+def test_an_unknown_parameter_is_an_error_that_names_the_near_one(live, path, body, param, near):
+    error = error_of(live.post(path, **({"messages": MESSAGES} if path == CHAT else {}) | body))
+    assert (error["param"], error["code"]) == (param, "unknown_parameter")
+    assert error["message"] == f"unknown parameter: {param!r}{near}"
+
+
+def test_without_a_limit_an_answer_has_the_room_that_is_left(served_model, monkeypatch):
+    """In the context, or in the cache where that is smaller; each prompt of several has its own."""
+    monkeypatch.setattr(served_model, "end_of_text_ids", ())
+    for cache, most in ((1024, CONTEXT), (320, 320)):
+        with serving(served_model, engine=EngineLimits(kv_tokens=cache)) as live:
+            usage = live.chat(method="sbd", gamma="inf").json()["usage"]
+            assert usage["total_tokens"] == most > 256 + usage["prompt_tokens"]
+            short, long = [7], [7] * 40
+            several = live.post(TEXT, prompt=[short, long], method="sbd", gamma="inf").json()
+            assert several["usage"]["total_tokens"] == 2 * most
+            assert {each["finish_reason"] for each in several["choices"]} == {"length"}
+            answer = live.post("/v1/responses", input="Tom", method="sbd", gamma="inf").json()
+            assert answer["usage"]["total_tokens"] == most
+
+
+def test_several_answers_at_temperature_0_are_copies(live):
+    found = live.chat(n=3, max_tokens=8).json()["choices"]
+    assert len({each["message"]["content"] for each in found}) == 1
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,8 @@ class DecodingSettings:
     # What is reported
     n: int = setting(
         1,
-        "Number of answers. Answer i, from 0, is the answer to the same request with seed + i.",
+        "Number of answers. Answer i, from 0, is the answer to the same request with seed + i. At "
+        "temperature 0 they are copies of one another.",
         Range(1, MAX_SAMPLES),
         group="report",
         but_not=("harness", "transformers", "vllm"),

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from setblock.errors import SetBlockError
 
+UNKNOWN = "unknown_parameter"
 RETRY_SECONDS = 1  # passes take milliseconds; a place is free soon, or the queue is far too long
 
 
@@ -115,9 +116,10 @@ def from_validation(errors: Iterable[Mapping[str, Any]]) -> ApiError:
         return bad_request(f"the body must be valid JSON: {error['ctx']['error']}", code="invalid_json")
     if kind == "missing":
         return bad_request(f"{param or 'a JSON body'} is required", param=param, code="missing_required_parameter")
-    if kind == "extra_forbidden":
-        return bad_request(f"unknown parameter: {param!r}", param=param, code="unknown_parameter")
     context, given = error.get("ctx", {}), _shown(error.get("input"))
+    if kind == UNKNOWN:
+        param = ".".join([*place, context["name"]])
+        return bad_request(f"unknown parameter: {param!r}{context['near']}", param=param, code=UNKNOWN)
     valid = {
         "greater_than_equal": "at least {ge}",
         "greater_than": "above {gt}",

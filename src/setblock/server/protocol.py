@@ -7,13 +7,13 @@ not is refused by name, never ignored.
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, create_model, model_validator
 
 from setblock.decoding.setting import Setting
 from setblock.decoding.settings import MAX_LOGPROBS, MAX_STOP_STRINGS, offered_by
-from setblock.server.errors import unsupported
+from setblock.server.errors import bad_request, unsupported
 from setblock.server.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHARACTERS, MOST, MOST_LISTED
 from setblock.server.tools import MAX_TOOLS, Body, Tool, ToolCall, ToolChoice
 
@@ -45,13 +45,14 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _joined(content: Any) -> Any:
-    """Return the text of a message that is given in parts."""
+def joined_parts(content: Any, *kinds: str) -> Any:
+    """Return the text of a message that is given in parts, of one of `kinds`."""
     if not isinstance(content, list):
         return content
     for part in content:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError("must be a text, or parts of type 'text'; no images, audio or files")
+        if not isinstance(part, Mapping) or part.get("type") not in kinds or not isinstance(part.get("text"), str):
+            wanted = " or ".join(map(repr, kinds))
+            raise ValueError(f"must be a text, or parts of type {wanted}; no images, audio or files")
     return "".join(part["text"] for part in content)
 
 
@@ -77,7 +78,7 @@ _A_PROMPT = {"anyOf": [{"type": "string"}, _TOKEN_IDS]}
 
 Content = Annotated[
     str,
-    BeforeValidator(_joined),
+    BeforeValidator(lambda content: joined_parts(content, "text")),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]}),
 ]
 Prompts = Annotated[
@@ -159,12 +160,22 @@ class Message(Body):
 
 
 _fields: dict[str, Any] = {called: _field(row) for called, row in offered_by("server").items()}
-_Settings: Any = create_model("_Settings", __base__=Body, **_fields)
+MOST_TOKENS = _number(
+    "Maximum number of tokens to generate, including the end of text. Default: as many as the model's context and the server's "
+    "cache have room for.", 1,
+)  # fmt: skip
+_fields["max_tokens"] = (int | None, MOST_TOKENS)
+_OF_CHOICES = ("n", "max_tokens")  # the newer API has one answer, and another name for its limit
+_Settings: Any = create_model(
+    "_Settings", __base__=Body, **{name: each for name, each in _fields.items() if name not in _OF_CHOICES}
+)
 
 
 class DecodingBody(_Settings):
-    """Hold what both kinds of completions take: the settings that the server offers, and OpenAI's other parameters."""
+    """Hold what all requests for answers take: the settings that the server offers, and OpenAI's other parameters."""
 
+    refused: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]] = REFUSED
+    prompt_name: ClassVar[str]
     model: str = Field(description="The id of the model, as /v1/models lists it.")
     stream: bool | None = Field(default=None, description="Send the answer as server-sent events.")
     stream_options: StreamOptions | None = None
@@ -174,16 +185,9 @@ class DecodingBody(_Settings):
     gamma: float | None = _number(
         "The entropy bound of a sampler that has one, in nats; 'inf' reveals whole blocks.", 0
     )
-    response_format: dict[str, Any] | None = Field(
-        default=None,
-        description="The form that the answer has: of type `text`, `json_object`, or `json_schema` with a JSON schema.",
-    )
     structured_outputs: dict[str, Any] | None = Field(
         default=None,
-        description="The same for any form, as vLLM names them: one of `json`, `json_object`, `regex`, `choice`, `grammar`.",
-    )
-    events: bool | None = Field(
-        default=None, description="Report the tokens that each forward pass revealed, with positions and entropies."
+        description="The form of the answer, as vLLM names it: one of `json`, `json_object`, `regex`, `choice`, `grammar`.",
     )
 
     @model_validator(mode="before")
@@ -191,19 +195,61 @@ class DecodingBody(_Settings):
     def _refuse(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        for name, (neutral, reason) in REFUSED.items():
+        for name, (neutral, reason) in cls.refused.items():
             if name in value and value[name] not in neutral:
                 raise unsupported(name, reason)
-        return {key: each for key, each in value.items() if key not in REFUSED and key not in _IGNORED}
+        return {key: each for key, each in value.items() if key not in cls.refused and key not in _IGNORED}
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        """Return the name of the parameter that limits the tokens of an answer, and its value."""
+        raise NotImplementedError
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Return how many alternatives of each token are reported; None for no log-probabilities."""
+        return None
+
+    @property
+    def form(self) -> dict[str, Any] | None:
+        """Return the form of the answer as `response_format` has it, where it is asked for in OpenAI's words."""
+        return None
+
+
+_Choices: Any = create_model("_Choices", __base__=DecodingBody, **{name: _fields[name] for name in _OF_CHOICES})
+
+
+class ChoicesBody(_Choices):
+    """Hold what both kinds of completions take."""
+
+    response_format: dict[str, Any] | None = Field(
+        default=None,
+        description="The form that the answer has: of type `text`, `json_object`, or `json_schema` with a JSON schema.",
+    )
+    events: bool | None = Field(
+        default=None, description="Report the tokens that each forward pass revealed, with positions and entropies."
+    )
 
     @property
     def wants_usage(self) -> bool:
         """Return whether a stream ends with its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        """See `DecodingBody`."""
+        return "max_tokens", self.max_tokens
 
-class ChatBody(DecodingBody):
+    @property
+    def form(self) -> dict[str, Any] | None:
+        """See `DecodingBody`."""
+        return self.response_format
+
+
+class ChatBody(ChoicesBody):
     """Hold the body of POST /v1/chat/completions."""
+
+    prompt_name = "messages"
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = _number("The newer name of max_tokens.", 1)
@@ -220,9 +266,29 @@ class ChatBody(DecodingBody):
     )
     top_logprobs: int | None = _number("Also report this many of the most likely tokens in its place.", 0, MAX_LOGPROBS)
 
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        """See `DecodingBody`."""
+        newer = self.max_completion_tokens
+        if newer is None:
+            return super().limit
+        if self.max_tokens not in (None, newer):
+            told = "max_tokens and max_completion_tokens are the same limit: give one of them"
+            raise bad_request(told, param="max_completion_tokens")
+        return "max_completion_tokens", newer
 
-class CompletionBody(DecodingBody):
+    @property
+    def num_logprobs(self) -> int | None:
+        """See `DecodingBody`."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_request("top_logprobs needs logprobs to be true", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionBody(ChoicesBody):
     """Hold the body of POST /v1/completions."""
+
+    prompt_name = "prompt"
 
     prompt: Prompts = Field(
         description="One prompt or several: texts, continued without a chat template, or token ids."
@@ -230,6 +296,11 @@ class CompletionBody(DecodingBody):
     logprobs: int | None = _number(
         "Report the log-probability of each token, and this many of its most likely alternatives.", 0, MAX_LOGPROBS
     )
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """See `DecodingBody`."""
+        return self.logprobs
 
 
 class TokenizeBody(Body):

@@ -11,8 +11,9 @@ from starlette.responses import Response
 from setblock.server.errors import unavailable, unknown_model
 from setblock.server.logs import Account
 from setblock.server.metrics import CONTENT_TYPE
-from setblock.server.protocol import ChatBody, CompletionBody, DecodingBody, Message, TokenizeBody
+from setblock.server.protocol import ChatBody, ChoicesBody, CompletionBody, Message, TokenizeBody
 from setblock.server.replies import ChatCompletion, Completion, ErrorReply, Health, ModelCard, ModelList, Tokens
+from setblock.server.responses import ResponseReply, ResponsesBody, ResponseShape, response_frames
 from setblock.server.serving import Serving
 from setblock.server.shapes import CallingShape, ChatShape, CompletionShape, Shape, tokens_json, usage_of
 from setblock.server.streaming import ClientLeft, EventStream, frames, unless_left
@@ -76,6 +77,27 @@ async def completions(body: CompletionBody, request: Request, serving: Served) -
     return await _answer(request, serving, body, prompts, CompletionShape())
 
 
+@api.post("/v1/responses", response_model=ResponseReply, responses=_STREAM)
+async def responses(body: ResponsesBody, request: Request, serving: Served) -> Any:
+    """Answer a chat in text, by the newer of OpenAI's APIs."""
+    serving.check_model(body.model)
+    prompt = await serving.codec.encode_chat(body.messages())
+    account = _account(request)
+    if serving.logs_text:
+        account.fields["messages"] = body.messages()
+    reply = await serving.open(body, [prompt], account)
+    shape = ResponseShape(body, account.id, serving.name)
+    if body.stream:
+        events = response_frames(serving, reply, shape)
+        return EventStream(events, reply=reply, seconds=serving.limits.request_seconds)
+    try:
+        await unless_left(request.receive, reply, serving.limits.request_seconds)
+    except ClientLeft:
+        return Response(status_code=499)
+    (generation,) = (each for each in reply.generations if each is not None)
+    return shape.whole(reply.prompt_tokens, generation)
+
+
 @api.get("/v1/models", response_model=ModelList)
 async def models(serving: Served) -> Any:
     """List the model that is served."""
@@ -132,7 +154,7 @@ async def metrics(serving: Served) -> Response:
 async def _answer(
     request: Request,
     serving: Serving,
-    body: DecodingBody,
+    body: ChoicesBody,
     prompts: list[list[int]],
     shape: Shape,
     *,

@@ -6,7 +6,7 @@ Knows the engine and OpenAI's objects. Knows nothing of routes.
 
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from setblock.decoding.generate import Generation
@@ -75,12 +75,13 @@ class Serving:
             most = self.limits.max_answers // len(prompts)
             of = f" with {len(prompts)} prompts" if len(prompts) > 1 else ""
             raise bad_request(f"n must be between 1 and {most}{of}, not {settings.n}", param="n")
-        requests = [
-            Request(f"{account.id}-{place}-{sample}", prompt, settings.of_sample(sample))
-            for place, prompt in enumerate(prompts)
-            for sample in range(settings.n)
-        ]
         try:
+            requests = [
+                Request(f"{account.id}-{place}-{sample}", prompt, limited.of_sample(sample))
+                for place, prompt in enumerate(prompts)
+                for limited in [self._limited(settings, len(prompt))]
+                for sample in range(settings.n)
+            ]
             answers = await self.worker.submit(requests)
         except QueueFull as error:
             raise too_many(str(error)) from error
@@ -91,6 +92,14 @@ class Serving:
         prompt_tokens = sum(map(len, prompts))
         self.metrics.prompt_tokens.inc(prompt_tokens)
         return Reply(self, answers, settings, account, prompt_tokens, num_answers=len(requests))
+
+    def _limited(self, settings: DecodingSettings, prompt_tokens: int) -> DecodingSettings:
+        """Return the settings with a limit: without one, an answer may have what the context and the cache have room for."""
+        if settings.max_new_tokens is not None:
+            return settings
+        room = self.worker.figures.kv_tokens_total
+        room = room if self.context_length is None else min(room, self.context_length)
+        return replace(settings, max_new_tokens=max(1, room - prompt_tokens))
 
     def why_stopped(self) -> ApiError:
         """Return the reason for those whose answers will not come."""

@@ -8,7 +8,7 @@ from setblock.decoding.settings import DecodingSettings, offered_by
 from setblock.errors import SetBlockError
 from setblock.server.errors import ApiError, bad_request, from_settings
 from setblock.server.limits import MOST
-from setblock.server.protocol import ChatBody, CompletionBody, DecodingBody
+from setblock.server.protocol import DecodingBody
 from setblock.structure.kinds import WORDS, Structure, structure_of
 
 
@@ -21,11 +21,11 @@ def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Struc
     Raises:
         ApiError: a parameter is out of its range.
     """
-    asked: dict[str, Any] = {row.name: getattr(body, called) for called, row in offered_by("server").items()}
+    asked: dict[str, Any] = {row.name: getattr(body, called, None) for called, row in offered_by("server").items()}
     asked["method"] = asked["method"] or default.method
-    asked["max_new_tokens"] = _most_tokens(body)
+    asked["max_new_tokens"] = body.limit[1]
     asked["seed"] = secrets.randbits(63) if asked["seed"] is None else asked["seed"]
-    asked["logprobs"] = _num_logprobs(body)
+    asked["logprobs"] = body.num_logprobs
     asked["structure"] = structure_asked(body)
     if asked["structure"] is not None and grammar is not None:
         raise bad_request("response_format can't go together with tools that may be called", param="response_format")
@@ -48,7 +48,7 @@ def structure_asked(body: DecodingBody) -> Structure | None:
     found = [
         _structure(name, asked)
         for name, asked in (
-            ("response_format", _of_openai(body.response_format)),
+            ("response_format", _of_openai(body.form)),
             ("structured_outputs", body.structured_outputs),
         )
         if asked is not None
@@ -90,30 +90,8 @@ def told(error: SetBlockError, body: DecodingBody) -> ApiError:
     """Return the library's message about a request, in the words of its body."""
     message = str(error)
     for name, row in offered_by("server").items():
-        if name == "max_tokens" and getattr(body, "max_completion_tokens", None) is not None:
-            name = "max_completion_tokens"
-        message = message.replace(row.name, name)
+        message = message.replace(row.name, body.limit[0] if name == "max_tokens" else name)
     found = from_settings(SetBlockError(message), type(body).model_fields)
     if found.code == "context_length_exceeded":
-        found.param = "messages" if isinstance(body, ChatBody) else "prompt"
+        found.param = body.prompt_name
     return found
-
-
-def _most_tokens(body: DecodingBody) -> int | None:
-    most: int | None = body.max_tokens
-    if not isinstance(body, ChatBody) or body.max_completion_tokens is None:
-        return most
-    if most not in (None, body.max_completion_tokens):
-        raise bad_request(
-            "max_tokens and max_completion_tokens are the same limit: give one of them", param="max_completion_tokens"
-        )
-    return body.max_completion_tokens
-
-
-def _num_logprobs(body: DecodingBody) -> int | None:
-    if isinstance(body, CompletionBody):
-        return body.logprobs
-    assert isinstance(body, ChatBody)
-    if body.top_logprobs is not None and not body.logprobs:
-        raise bad_request("top_logprobs needs logprobs to be true", param="top_logprobs")
-    return (body.top_logprobs or 0) if body.logprobs else None

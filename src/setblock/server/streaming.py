@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from setblock.decoding.generate import Generation
+from setblock.engine.progress import Progress
 from setblock.server.errors import ApiError, timed_out
 from setblock.server.serving import Reply, Serving
 from setblock.server.shapes import Shape, pass_json, tokens_json, usage_of
@@ -76,6 +77,24 @@ class ClientLeft(Exception):  # noqa: N818  # nothing is wrong
     """Report that the client has left."""
 
 
+async def in_time(reply: Reply, seconds: float) -> AsyncIterator[tuple[int, Progress]]:
+    """Yield what `reply` does.
+
+    Raises:
+        ApiError: it takes longer than `seconds`, or something broke.
+    """
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                made = await anext(reply)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise timed_out(seconds) from error
+        yield made
+
+
 async def frames(
     serving: Serving, reply: Reply, shape: Shape, head: dict[str, Any], *, with_usage: bool, with_events: bool
 ) -> AsyncIterator[str]:
@@ -89,30 +108,22 @@ async def frames(
     def frame(choice: dict[str, Any]) -> str:
         return _frame({**head, "object": shape.piece, "choices": [choice], **extra})
 
-    deadline = asyncio.get_running_loop().time() + serving.limits.request_seconds
     for place in range(len(reply.generations)):
         opening = shape.opening(place)
         if opening is not None:
             yield frame(opening)
-    while True:
-        try:
-            async with asyncio.timeout_at(deadline):
-                place, made = await anext(reply)
-        except StopAsyncIteration:
-            break
-        except TimeoutError:
-            yield _frame(timed_out(serving.limits.request_seconds).content())
-            return
-        except ApiError as error:
-            yield _frame(error.content())
-            return
-        events = {}
-        if with_events and made.event is not None:
-            events["pass_event"] = pass_json(made.event, serving.codec.text)
-        if made.text or events:
-            yield frame({**shape.text(place, made.text), **events})
-        if made.generation is not None:
-            yield frame(_last(serving, shape, place, made.generation, with_events=with_events))
+    try:
+        async for place, made in in_time(reply, serving.limits.request_seconds):
+            events = {}
+            if with_events and made.event is not None:
+                events["pass_event"] = pass_json(made.event, serving.codec.text)
+            if made.text or events:
+                yield frame({**shape.text(place, made.text), **events})
+            if made.generation is not None:
+                yield frame(_last(serving, shape, place, made.generation, with_events=with_events))
+    except ApiError as error:
+        yield _frame(error.content())
+        return
     if with_usage:
         done = [each for each in reply.generations if each is not None]
         usage = usage_of(reply.prompt_tokens, done)

@@ -4,14 +4,15 @@ Knows OpenAI's words. Knows nothing of templates or grammars but that there are 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from setblock.errors import SetBlockError
-from setblock.server.errors import bad_request
+from setblock.errors import SetBlockError, did_you_mean
+from setblock.server.errors import UNKNOWN, bad_request
 from setblock.structure.calls import CallForm
 from setblock.structure.kinds import Grammar, JsonSchema
 from setblock.structure.schema import close
@@ -24,6 +25,17 @@ class Body(BaseModel):
     """Accept the body of a request, with no unknown field in it."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        """Refuse an unknown field, and suggest the one that was meant. Runs after the checks of the classes below."""
+        for name in value if isinstance(value, Mapping) else ():
+            if name not in cls.model_fields:
+                near = did_you_mean(str(name), cls.model_fields)
+                shown = str(name).encode(errors="backslashreplace").decode()  # it may be no Unicode
+                raise PydanticCustomError(UNKNOWN, "unknown parameter", {"name": shown, "near": near})
+        return value
 
 
 class Function(Body):
