@@ -14,7 +14,7 @@ from setblock.cli import decoding_options
 from setblock.cli import evaluate as evaluate_command
 from setblock.cli.app import app
 from setblock.decoding.defaults import DRAFT_GAMMA
-from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.samplers import EntropyPrefix
 from setblock.evaluation import run as evaluation
 
 
@@ -80,7 +80,7 @@ def test_evaluate_says_what_it_counts(run):
 
 
 def test_defaults_are_the_library_s():
-    gammas = f"Default: {DRAFT_GAMMA:g} in method exact; {EntropyBounded().gamma} in sbd."
+    gammas = f"Default: {DRAFT_GAMMA:g} in method exact; {EntropyPrefix().gamma} in sbd."
     assert gammas in inspect.getsource(decoding_options)
     assert evaluation.DEFAULT_LIMIT == evaluate_command.DEFAULT_LIMIT == 100
     assert evaluate_command_default("batch_size") == evaluation.DEFAULT_BATCH_SIZE

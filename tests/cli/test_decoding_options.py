@@ -9,7 +9,7 @@ from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.generate import GenerateOptions
 from setblock.cli.sampler import sampler_json, sampler_text
 from setblock.decoding.defaults import DRAFT_GAMMA
-from setblock.decoding.samplers import SAMPLERS, EntropyBounded
+from setblock.decoding.samplers import SAMPLERS, EntropyBounded, EntropyPrefix
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError
 
@@ -100,5 +100,5 @@ def test_reports_name_the_default_sampler():
     found = sampler_json(DecodingSettings())
     assert (found["sampler"], found["gamma"]) == ("entropy-bounded", DRAFT_GAMMA)
     found = sampler_json(DecodingSettings(method="sbd"))
-    assert (found["sampler"], found["gamma"]) == ("entropy-bounded", EntropyBounded().gamma)
-    assert found["sampler_options"] == {"gamma": found["gamma"], "proxy": "entropy"}
+    assert (found["sampler"], found["gamma"]) == ("entropy-prefix", EntropyPrefix().gamma)
+    assert found["sampler_options"] == {"gamma": found["gamma"]}

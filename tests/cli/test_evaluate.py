@@ -58,7 +58,7 @@ def test_splits_and_seeds_are_other_problems(run, sbd_folder):
 
 def test_the_report_says_what_is_counted(run, sbd_folder):
     outcome = run("evaluate", "--model", sbd_folder, "--method", "sbd", "--limit", 1)
-    how = "method sbd, entropy-bounded (gamma 0.1, proxy entropy), block size 16"
+    how = "method sbd, entropy-prefix (gamma 0.1), block size 16"
     assert outcome.stdout.startswith(f"1 word-problems, test split, {how}\n")
     assert "95% interval" in outcome.stdout
     assert "prefill left out on both sides" in outcome.stdout

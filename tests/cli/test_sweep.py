@@ -19,8 +19,8 @@ def test_a_file_a_picture_and_json(run, sbd_folder, tmp_path, monkeypatch):
     result = json.loads(outcome.stdout)
     assert [row["label"] for row in result["rows"]] == [
         "ntp",
-        "entropy-bounded 0.1, k 4",
-        "entropy-bounded inf, k 4",
+        "entropy-prefix 0.1, k 4",
+        "entropy-prefix inf, k 4",
         "exact, entropy-bounded 1, k 4",
     ]
     assert result["rows"][2]["gamma"] == "inf"

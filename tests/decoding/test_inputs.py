@@ -75,9 +75,9 @@ def test_what_is_no_prompt_is_told_so(prompt: Any, said: str, sbd: SBDModel) -> 
     [
         (
             {"sampler": "entropy-bounded"},
-            "sampler must be a sampler such as EntropyBounded(0.1), not 'entropy-bounded'",
+            "sampler must be a sampler such as EntropyPrefix(0.1), not 'entropy-bounded'",
         ),
-        ({"sampler": EntropyBounded}, "sampler must be a sampler such as EntropyBounded(0.1), not <class"),
+        ({"sampler": EntropyBounded}, "sampler must be a sampler such as EntropyPrefix(0.1), not <class"),
         ({"logit_bias": [5]}, "logit_bias must be a mapping of token ids to numbers, not [5]"),
         ({"stop": 5}, "stop must be a text or a list of texts, not 5"),
         ({"banned_tokens": 5}, "banned_tokens must be a list of token ids, not 5"),

@@ -85,7 +85,7 @@ def test_a_file_holds_grids(model, tmp_path):
     assert [point.label for point in points_of(model, read_grids(path))] == [
         "factor 0.5, k 4",
         "factor 1, k 4",
-        "entropy-bounded inf, k 16",
+        "entropy-prefix inf, k 16",
         "exact, entropy-bounded 1, k 16",
         "exact, entropy-bounded 1, k 16, 2 passes",
     ]

@@ -20,7 +20,7 @@ class GridOptions:
     )
     samplers: list[str] | None = option(
         None,
-        f"A sampler to sweep in method sbd: {', '.join(SAMPLERS)}. Can be repeated. Default: entropy-bounded.",
+        f"A sampler to sweep in method sbd: {', '.join(SAMPLERS)}. Can be repeated. Default: entropy-prefix.",
         "--sampler",
         metavar="NAME",
     )
@@ -43,7 +43,7 @@ class GridOptions:
         Raises:
             SetBlockError: an option is malformed, or names what there is not.
         """
-        from setblock.evaluation.grid import METHODS, grids_of, read_grids
+        from setblock.evaluation.grid import DEFAULT_SAMPLER, METHODS, grids_of, read_grids
 
         if self.grid_file is not None:
             if self.methods or self.samplers or self.grid:
@@ -58,7 +58,7 @@ class GridOptions:
             if key in values:
                 raise ParameterError(f"--grid {key} is given more than once")
             values[key] = [each.strip() for each in listed.split(",")]
-        return grids_of(self.methods or METHODS, self.samplers or ["entropy-bounded"], values)
+        return grids_of(self.methods or METHODS, self.samplers or [DEFAULT_SAMPLER], values)
 
 
 def _scoped(key: str) -> str:

@@ -61,7 +61,7 @@ def draft_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings, *, ha
 
 def sampler_for(settings: DecodingSettings) -> "Sampler":
     """Return the sampler that the request asks for, else its method's: drafts may be careless, since errors are
-    repaired."""
-    from setblock.decoding.samplers import EntropyBounded
+    repaired, and what nothing checks has no gaps (docs/gaps.md)."""
+    from setblock.decoding.samplers import EntropyBounded, EntropyPrefix
 
-    return settings.sampler or (EntropyBounded(DRAFT_GAMMA) if settings.method == "exact" else EntropyBounded())
+    return settings.sampler or (EntropyBounded(DRAFT_GAMMA) if settings.method == "exact" else EntropyPrefix())

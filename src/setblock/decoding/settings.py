@@ -226,7 +226,7 @@ class DecodingSettings:
         if self.sampler is not None and (
             isinstance(self.sampler, type) or not callable(getattr(self.sampler, "select", None))
         ):
-            raise ParameterError(f"sampler must be a sampler such as EntropyBounded(0.1), not {self.sampler!r}")
+            raise ParameterError(f"sampler must be a sampler such as EntropyPrefix(0.1), not {self.sampler!r}")
         if self.structure is not None:
             from setblock.structure.kinds import structure_of
 

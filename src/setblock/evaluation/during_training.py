@@ -16,7 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from setblock.data.tasks import task_named
 from setblock.decoding.operating_point import NTP, point_of
-from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.evaluation.exam import Exam, exam_of
@@ -58,7 +58,7 @@ class DecodingEvaluator(TrainerCallback):
         self._speedups: list[float] = []
         common: dict[str, Any] = {"block_size": section.block_size, "max_new_tokens": section.max_new_tokens}
         self._settings = {
-            f"{gamma:g}": DecodingSettings(method="sbd", sampler=EntropyBounded(gamma), **common)
+            f"{gamma:g}": DecodingSettings(method="sbd", sampler=EntropyPrefix(gamma), **common)
             for gamma in section.gammas
         }
         if section.exact:

@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from setblock.decoding.named_samplers import SAMPLERS, parameters_of, sampler_named
+from setblock.decoding.defaults import sampler_for
+from setblock.decoding.named_samplers import SAMPLERS, name_of, parameters_of, sampler_named
 from setblock.decoding.operating_point import OperatingPoint, point_of
 from setblock.decoding.settings import POINT, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
@@ -19,6 +20,9 @@ from setblock.training.yaml_loader import read_yaml
 
 Grid = Mapping[str, Sequence[Any]]
 """A key and its values each; the grid is their product."""
+
+DEFAULT_SAMPLER = name_of(sampler_for(DecodingSettings(method="sbd")))
+"""Whose hyperparameters are meant where no sampler is named."""
 
 METHODS: tuple[Method, ...] = ("sbd", "exact")
 _KINDS: dict[str, Any] = {name: SETTINGS[name].type for name in POINT if name != "sampler"}
@@ -106,7 +110,7 @@ def _setting(values: dict[str, Any]) -> DecodingSettings:
     name = values.pop("sampler", None)
     if name is None and values:
         if method == "sbd":
-            name = "entropy-bounded"
+            name = DEFAULT_SAMPLER
         else:
             raise ParameterError(f"grid key {next(iter(values))!r} needs a sampler in method {method}")
     sampler = None if name is None else sampler_named(name, values)

@@ -20,7 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 from answers import answers
 from families import tiny_model, tiny_sbd
 from setblock.decoding.generate import generate_batch
-from setblock.decoding.samplers import ConfidenceThreshold, EntropyBounded
+from setblock.decoding.samplers import ConfidenceThreshold, EntropyBounded, EntropyPrefix
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.integrations.transformers import generate, sbd_generate
@@ -90,7 +90,7 @@ def test_blocks_are_those_of_generate_batch(in_blocks: Any, folder: Path, prompt
     inputs = padded(prompts)
     sbd = load(folder, device="cpu")
     for asked, sampler in (
-        ({"gamma": 0.3}, EntropyBounded(0.3)),
+        ({"gamma": 0.3}, EntropyPrefix(0.3)),
         ({"sampler": "entropy-bounded", "gamma": 0.3}, EntropyBounded(0.3)),
         ({"sampler": ConfidenceThreshold(0.4)}, ConfidenceThreshold(0.4)),
         ({"adaptive_blocks": True}, None),

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from families import tiny_sbd
 from integrations.slot_engine import generated
 from integrations.vllm.engines import offline
-from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings import DecodingSettings
 from setblock.integrations.vllm.architectures import STOCK
 from setblock.model.sbd_model import SBDModel
@@ -27,7 +27,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3MoeForCausalLM": ("qwen3_moe", SHAPE | {"head_dim": 32}),
 }
 REQUESTS: tuple[tuple[DecodingSettings, dict[str, Any]], ...] = (
-    (DecodingSettings(method="sbd", sampler=EntropyBounded(3.0)), {"method": "sbd", "gamma": 3.0}),
+    (DecodingSettings(method="sbd", sampler=EntropyPrefix(3.0)), {"method": "sbd", "gamma": 3.0}),
     (DecodingSettings(method="exact", block_size=8), {"method": "exact", "block_size": 8}),
     (DecodingSettings(method="ntp"), {"method": "ntp"}),
 )

@@ -14,7 +14,7 @@ import setblock
 from integrations.slot_engine import generated
 from integrations.vllm.engines import ask, figure, offline, passes_so_far, problems
 from setblock.data.tasks.word_problems import answer_in
-from setblock.decoding.samplers import EntropyBounded, Factor
+from setblock.decoding.samplers import EntropyPrefix, Factor
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt
 from setblock.integrations.vllm import vllm_api
@@ -42,7 +42,7 @@ def test_vllm_has_what_is_used_of_it() -> None:
 @pytest.mark.parametrize(
     ("settings", "extra"),
     [
-        (DecodingSettings(method="sbd", sampler=EntropyBounded(0.03)), {"method": "sbd", "gamma": 0.03}),
+        (DecodingSettings(method="sbd", sampler=EntropyPrefix(0.03)), {"method": "sbd", "gamma": 0.03}),
         (DecodingSettings(method="exact"), {"method": "exact"}),
     ],
     ids=["blocks", "exact"],
@@ -74,12 +74,12 @@ def test_tokens_and_passes_are_those_of_generate(
 def test_requests_of_all_kinds_share_a_batch(engine: Any, model: setblock.SBDModel) -> None:
     settings = [
         DecodingSettings(method="ntp"),
-        DecodingSettings(method="sbd", sampler=EntropyBounded(0.3), block_size=8),
+        DecodingSettings(method="sbd", sampler=EntropyPrefix(0.3), block_size=8),
         DecodingSettings(method="sbd", sampler=Factor(0.5)),
         DecodingSettings(method="exact", temperature=1.0, seed=3, block_size=4),
-        DecodingSettings(method="sbd", sampler=EntropyBounded(0.1), temperature=0.7, seed=9, min_p=0.02),
+        DecodingSettings(method="sbd", sampler=EntropyPrefix(0.1), temperature=0.7, seed=9, min_p=0.02),
         DecodingSettings(method="ntp", temperature=1.0, seed=4),
-        DecodingSettings(method="sbd", sampler=EntropyBounded(0.1), repetition_penalty=1.3, min_new_tokens=40),
+        DecodingSettings(method="sbd", sampler=EntropyPrefix(0.1), repetition_penalty=1.3, min_new_tokens=40),
         DecodingSettings(method="exact", logit_bias={17: 4.0}, banned_tokens=(20, 21)),
     ]
     extra: list[dict[str, Any]] = [

@@ -9,13 +9,14 @@ import pytest
 
 import setblock
 from integrations.vllm.engines import as_json, metrics, problems, served, told
+from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings import DecodingSettings
 from setblock.integrations.vllm.command import overrides_for
 from setblock.model.bundled import BUNDLED_MODEL
 
 pytestmark = pytest.mark.servers
 QUESTION = problems(1)[0].question
-SETTINGS = DecodingSettings(method="sbd", sampler=setblock.EntropyBounded(0.03), max_new_tokens=256)
+SETTINGS = DecodingSettings(method="sbd", sampler=EntropyPrefix(0.03), max_new_tokens=256)
 IN_PROCESSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
 

@@ -22,7 +22,7 @@ class EntropyPrefix:
     """
 
     name: ClassVar[str] = "entropy-prefix"
-    dial: ClassVar[Dial] = Dial("gamma", (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4))
+    dial: ClassVar[Dial] = Dial("gamma", (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8))
 
     gamma: float = 0.1
 
