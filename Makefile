@@ -10,7 +10,7 @@ QUIETLY := --quiet --log $(VENV)/install.log
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_REQUIRE_VIRTUALENV := 1
 
-.PHONY: help setup demo test test-families format lint types check docs docs-serve docs-crawl train bench test-vllm setup-vllm clean
+.PHONY: help setup demo test test-families format lint types check docs docs-serve train bench test-vllm setup-vllm clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -70,9 +70,6 @@ docs: $(READY) ## write docs/reference/ and build the site into site/; a broken 
 docs-serve: $(READY) ## show the site at http://127.0.0.1:8000 while pages are edited
 	@$(BIN)/python docs/_site/reference.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --no-strict
-
-docs-crawl: docs ## open every page of the site in headless Chromium (needs Chromium; pip install playwright)
-	@$(BIN)/python docs/_site/crawl.py site
 
 train: $(READY) ## train the reference model and its next-token twin again (hours; goes on where it stopped)
 	$(BIN)/setblock train recipes/word-problems-ntp.yaml

@@ -1,11 +1,9 @@
 """What the files of deploy/ and the page on serving name exists: options, metrics, files, ports."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.main import get_command
 
 from setblock.cli.app import app
@@ -26,29 +24,18 @@ def metrics(live):
     )
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "compose.yaml", "systemd/setblock.service"])
-def test_options_exist(name):
-    text = re.sub(r"^\s*#.*$", "", (DEPLOY / name).read_text(), flags=re.M)
-    serving = " ".join(re.findall(r"^(?:ENTRYPOINT|ExecStart|\s+command: \[\"--allowed).*$", text, flags=re.M))
-    found = set(re.findall(r"--[a-z][a-z-]+", serving))
+def test_the_image_s_options_exist():
+    (entry,) = re.findall(r"^ENTRYPOINT.*$", (DEPLOY / "Dockerfile").read_text(), flags=re.M)
+    found = set(re.findall(r"--[a-z][a-z-]+", entry))
     assert found
     assert found <= OPTIONS
 
 
 def test_the_page_names_options_that_exist():
-    text = re.sub(r"```text.*?```", "", PAGE, flags=re.S).replace("--build-arg", "")
+    text = re.sub(r"```text.*?```", "", PAGE, flags=re.S)
+    text = re.sub(r"--(build-arg|gpus)", "", text)  # Docker's
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= OPTIONS
     assert KEYS_VARIABLE in PAGE
-
-
-def test_the_board_and_the_alerts_ask_for_metrics_that_exist(metrics):
-    board = json.loads((DEPLOY / "grafana" / "dashboards" / "setblock.json").read_text())
-    rules = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())
-    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    asked += [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
-    assert set(re.findall(r"setblock_\w+", " ".join(asked))) <= metrics
-    assert all(expr.count("(") == expr.count(")") for expr in asked)
 
 
 def test_the_page_names_metrics_that_exist(metrics):
@@ -57,22 +44,8 @@ def test_the_page_names_metrics_that_exist(metrics):
     assert named <= metrics
 
 
-def test_compose_mounts_files_that_exist():
-    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    mounts = [volume for service in compose["services"].values() for volume in service.get("volumes", ())]
-    for source in {mount.partition(":")[0] for mount in mounts}:
-        assert (DEPLOY / source).exists() or source in compose["volumes"], source
-    for service in compose["services"].values():
-        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
-    grace = int(compose["services"]["setblock"]["stop_grace_period"].removesuffix("s"))
-    assert grace > ServerLimits().drain_seconds
-    (targets,) = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())["scrape_configs"]
-    assert targets["static_configs"][0]["targets"] == ["setblock:8000"]
-
-
-def test_the_unit_waits_for_the_drain():
-    unit = (DEPLOY / "systemd" / "setblock.service").read_text()
-    assert int(re.search(r"TimeoutStopSec=(\d+)", unit)[1]) > ServerLimits().drain_seconds
+def test_the_image_waits_for_the_drain():
+    assert int(re.search(r"--stop-timeout (\d+)", PAGE)[1]) > ServerLimits().drain_seconds
 
 
 def test_the_image_copies_what_the_build_needs():
