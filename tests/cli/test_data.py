@@ -13,6 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from setblock.data.corpus_rows import CorpusRows
 from setblock.data.packing import PADDING
 from setblock.masks import CLEAN
 from setblock.training.collator import Preparation
@@ -257,6 +258,32 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(run, recipe, tmp_path, monkeypa
     assert rows == {step: expected[step] for step in range(2, 6)}
     weights, found = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "model"))
     assert all(torch.equal(weights[name], found[name]) for name in weights)
+
+
+def test_tokenised_data_trains_what_the_file_does(run, recipe, chats, tmp_path, monkeypatch):
+    """And a run goes on by skipping: no row that was learned is read again."""
+    assert run("train", recipe, "--output", tmp_path / "whole").code == 0
+    outcome = run("data", "tokenise", recipe, "--output", tmp_path / "tokens", "--processes", 2)
+    assert outcome.code == 0, outcome.stderr
+    tokenised = f"data.tokenised={tmp_path / 'tokens'}"
+    assert outcome.stdout.splitlines()[1] == f"next: setblock train {recipe} --set {tokenised}"
+    chats.unlink()
+    monkeypatch.setattr(datasets.Dataset, "from_generator", None)  # nothing is tokenised
+    assert run("train", recipe, "--set", tokenised, "--set", "training.save_total_limit=null").code == 0
+    weights, found = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "model"))
+    assert all(torch.equal(weights[name], found[name]) for name in weights)
+
+    for left in (tmp_path / "model").glob("*"):
+        if left.name not in ("checkpoint-4", "recipe.json"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    read: list[int] = []
+    get = CorpusRows.__getitem__
+    monkeypatch.setattr(CorpusRows, "__getitem__", lambda self, index: read.append(id(self)) or get(self, index))
+    outcome = run("train", recipe, "--set", tokenised)
+    assert outcome.message == "setblock: going on from step 4"
+    found = load_file(tmp_path / "model" / "model.safetensors")
+    assert all(torch.equal(weights[name], found[name]) for name in weights)
+    assert read.count(read[0]) <= 2 * 4 + 2, "two steps of four rows, and a batch read ahead"
 
 
 def test_what_is_left_out_is_told_by_train(run, recipe, chats):

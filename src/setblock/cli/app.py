@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from setblock.cli.calibrate import calibrate
 from setblock.cli.compare import compare
-from setblock.cli.data import inspect, prompts, regenerate
+from setblock.cli.data import inspect, prompts, regenerate, tokenise
 from setblock.cli.evaluate import evaluate
 from setblock.cli.export import export
 from setblock.cli.fetch import fetch
@@ -88,8 +88,11 @@ GONE: dict[Any, dict[str, str]] = {
 for command in (generate, compare, trace, evaluate, sweep, calibrate, train, merge, export, fetch, serve, roofline):
     app.command()(with_option_groups(command, GONE.get(command, {})))
 
-data = typer.Typer(no_args_is_help=True, help="Inspect the data of a recipe, or let a model write prompts and answers.")
+data = typer.Typer(
+    no_args_is_help=True, help="Inspect or tokenise the data of a recipe, or let a model write prompts and answers."
+)
 data.command()(with_option_groups(inspect))
+data.command()(with_option_groups(tokenise))
 data.command()(with_option_groups(regenerate))
 data.command()(with_option_groups(prompts))
 app.add_typer(data, name="data")

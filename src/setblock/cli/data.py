@@ -1,6 +1,9 @@
 """Show what a recipe trains on before the training, and let a model write prompts and answers (`setblock data`)."""
 
+import shlex
 from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -43,6 +46,39 @@ def inspect(
         print_json(row_json(inspected))
     else:
         print_row(stdout_console(), inspected, limit=tokens or None)
+
+
+def tokenise(
+    recipe: RecipeOptions,
+    output: Annotated[Path, option(..., "The folder to write.", "--output", metavar="DIR")],
+    processes: int = option(1, "Number of processes that tokenise. The result does not depend on it.", min=1),
+) -> None:
+    """Tokenise and pack a recipe's data into a folder, for data.tokenised of the recipe.
+
+    Each process of a training then reads its rows from the folder alone, and a resumed run starts at once. The same command
+    resumes after an interruption.
+    """
+    from setblock.data.rows import limits_of, use_chat_template
+    from setblock.data.tokenised import tokenise as run
+    from setblock.training.train import context_length_of, starting_tokenizer
+
+    checked, _ = recipe.load()
+    config, tokenizer = starting_tokenizer(checked.model, checked.data)
+    use_chat_template(checked.data, tokenizer)
+    limits = limits_of(checked.data, context_length=context_length_of(config))
+    with progress() as tell:
+        census = run(
+            checked.data,
+            tokenizer,
+            output,
+            limits=limits,
+            processes=processes,
+            on_progress=lambda done: tell("documents", done, None),
+        )
+    typer.echo(f"{census.kept} documents, {census.tokens:,} tokens in {output}")
+    typer.echo(
+        f"next: setblock train {shlex.quote(str(recipe.recipe))} --set data.tokenised={shlex.quote(str(output))}"
+    )
 
 
 def regenerate(

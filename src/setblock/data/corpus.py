@@ -83,6 +83,7 @@ class Corpus(Sequence[Document]):
     """Hold the documents that are kept, in order, read from disk one by one.
 
     Attributes:
+        indices: int64 [D], the number of each in `documents`.
         lengths: int [D], how many tokens are kept of each.
         fingerprint: a hash of what is kept, in its order, whatever file it came from.
         census: what became of all.
@@ -130,21 +131,21 @@ class Corpus(Sequence[Document]):
             raise SetBlockError(f"data: no documents {which}are left: {why}")
         for complaint in complaints:
             warnings.warn(f"data: {complaint}", SetBlockWarning, stacklevel=2)
-        self._indices = np.array(indices)
+        self.indices = np.array(indices)
         self.lengths = np.array(lengths)
-        identity = np.stack([columns["bucket"][self._indices].astype(np.int64), self.lengths])
+        identity = np.stack([columns["bucket"][self.indices].astype(np.int64), self.lengths])
         self.fingerprint = hashlib.blake2b(identity.tobytes(), digest_size=8).hexdigest()
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self.indices)
 
     def __getitem__(self, index: Any) -> Any:
-        document, length = self.documents[int(self._indices[index])], int(self.lengths[index])
+        document, length = self.documents[int(self.indices[index])], int(self.lengths[index])
         return Document(document["token_ids"][:length].tolist(), document["carries_loss"][:length].tolist())
 
     def where(self, index: int) -> str:
         """Name the record that a document is of."""
-        return self._where(int(self._indices[index]))
+        return self._where(int(self.indices[index]))
 
     def _targets(self, index: int, columns: dict[str, np.ndarray], kept: int) -> int:
         whole = kept == columns["length"][index]

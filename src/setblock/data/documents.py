@@ -3,7 +3,7 @@
 Knows how text becomes a document. Knows nothing of rows, blocks or noise.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,8 +18,8 @@ class Document:
     prompt are not. Tokens of a completion are, including its end-of-text.
     """
 
-    token_ids: list[int]
-    carries_loss: list[bool]
+    token_ids: Sequence[int]
+    carries_loss: Sequence[bool]
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.carries_loss)

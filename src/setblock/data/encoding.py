@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from setblock.data.chat import Piece, chat_pieces
 from setblock.data.documents import Document
 from setblock.data.records import SourceRecord
-from setblock.data.section import LossOn, SourceSection, SpecialTokens
+from setblock.data.section import DataSection, LossOn, SourceSection, SpecialTokens
 from setblock.errors import SetBlockError
 
 
@@ -162,6 +162,14 @@ class Encoder:
         )
 
 
+def encoders_of(section: DataSection, tokenizer: PreTrainedTokenizerBase) -> list[Encoder]:
+    """Return the encoder of each source of a section."""
+    return [
+        Encoder(tokenizer, source, loss_on=section.loss_on, special_tokens=section.special_tokens)
+        for source in section.sources
+    ]
+
+
 _FORMAT = 1  # of the documents; another number where code here begins to give others
 
 
@@ -171,6 +179,16 @@ class RecordShape:
 
     name: str
     columns: tuple[str, ...]
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Return the keys of a section that name the columns."""
+        keys = {
+            "messages": ("messages_column",),
+            "prompt and completion": ("prompt_column", "completion_column"),
+            "text": ("text_column",),
+        }
+        return dict(zip(keys[self.name], self.columns, strict=True))
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,10 @@ class DataSection(_Texts):
     evaluation_fraction: float | None = Field(
         None, gt=0, lt=1, description="share of the documents to hold out for evaluation"
     )
-    # Not part of what is trained: a run may resume with its cache elsewhere.
+    # Not part of what is trained: a run may resume with its tokenised data or its cache elsewhere.
+    tokenised: str | None = Field(
+        None, exclude=True, description="folder that `setblock data tokenise` made of this section; null: tokenise now"
+    )
     cache_dir: str | None = Field(
         None, exclude=True, description="folder for tokenised documents; null: the cache of `datasets`"
     )

@@ -6,8 +6,8 @@ Knows rows and counts. Knows nothing of how they came to be.
 from dataclasses import dataclass
 
 from setblock.data.census import Census
+from setblock.data.corpus_rows import CorpusRows
 from setblock.data.packing import RowDataset
-from setblock.data.rows import CorpusRows
 from setblock.data.stream import RowStream
 
 

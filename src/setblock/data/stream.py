@@ -133,5 +133,5 @@ class RowStream(IterableDataset[dict[str, Tensor]]):
                 yield Document(document.token_ids[:length], document.carries_loss[:length])
 
 
-def _targets_within(carries_loss: list[bool], kept: int) -> int:
+def _targets_within(carries_loss: Sequence[bool], kept: int) -> int:
     return sum(carries_loss[:kept])

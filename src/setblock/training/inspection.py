@@ -9,8 +9,9 @@ from itertools import islice
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from setblock.data.corpus_rows import CorpusRows
 from setblock.data.packing import RowCollator, RowDataset
-from setblock.data.rows import CorpusRows, rows_of, use_chat_template
+from setblock.data.rows import rows_of, use_chat_template
 from setblock.data.statistics import Statistics, statistics_of
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.facts import read_facts

@@ -122,9 +122,9 @@ def _check_together(path: Path, data: DataSection, arguments: SBDConfig) -> None
             f"recipe {path}: data.too_long: truncate and training.complete_last_block exclude each other: the model would "
             "learn that a text ends where it was cut"
         )
-    if data.streaming and arguments.max_steps <= 0:
+    if data.streaming and data.tokenised is None and arguments.max_steps <= 0:
         raise SetBlockError(f"recipe {path}: data.streaming has no end: give training.max_steps, at least 1")
-    if data.streaming and arguments.dataloader_num_workers > 1:
+    if data.streaming and data.tokenised is None and arguments.dataloader_num_workers > 1:
         raise SetBlockError(
             f"recipe {path}: with data.streaming, training.dataloader_num_workers must be 0 or 1, "
             f"not {arguments.dataloader_num_workers}"

@@ -1,0 +1,271 @@
+"""Tokenise the data of a recipe once, in several processes, into a folder that every process of a training reads.
+
+Knows shards of documents (Arrow files, as `datasets` maps them), the index of packed rows, and what both were made of. Knows
+nothing of models. The shards and the rows are those that training without the folder would make, for any number of processes. A
+run that was stopped leaves whole shards, and the next one makes the others.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, replace
+from itertools import chain, count, islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from datasets.arrow_writer import ArrowWriter
+from transformers import PreTrainedTokenizerBase
+
+from setblock.data.census import Census, DocumentLimits
+from setblock.data.corpus import FEATURES, Corpus, mixed
+from setblock.data.corpus_rows import CorpusRows
+from setblock.data.encoding import Encoder, encoders_of, shape_of, tokenizer_fingerprint
+from setblock.data.records import SourceRecord, records_of
+from setblock.data.section import DataSection
+from setblock.errors import SetBlockError
+from setblock.files import differences, write_whole
+
+MANIFEST, _PLAN = "manifest.json", "plan.json"
+SHARD_DOCUMENTS = 8192
+
+_FREE = {
+    "streaming",
+    "shuffle_buffer",
+    "chat_template",
+}  # of a section: they change no document, or the tokenizer has them
+
+
+def tokenise(
+    section: DataSection,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    limits: DocumentLimits,
+    processes: int = 1,
+    shard_documents: int = SHARD_DOCUMENTS,
+    on_progress: Callable[[int], None] = lambda documents: None,
+) -> Census:
+    """Write the tokenised documents and the packed rows of a section into a folder, and return what became of them.
+
+    Args:
+        section: what to read; a source without an end needs `documents`.
+        tokenizer: the model's, with the section's chat template.
+        folder: where to; one that a stopped run left is completed.
+        limits: what the documents must keep to.
+        processes: how many tokenise.
+        shard_documents: documents of a shard.
+        on_progress: called with the number of documents so far.
+
+    Raises:
+        SetBlockError: the data can't be read, is not as the section says, or the folder holds other data.
+    """
+    identity = _identity(section, tokenizer, limits)
+    parts = {"train": section} | ({"evaluation": own} if (own := section.evaluation_texts) else {})
+    encoders = {name: encoders_of(part, tokenizer) for name, part in parts.items()}
+    records = {name: [records_of(each.section) for each in of_part] for name, of_part in encoders.items()}
+    read = {name: [each.fingerprint for each in of_part] for name, of_part in records.items()}
+    plan = json.loads(json.dumps({**identity, "records": read, "shard_documents": shard_documents}))
+    try:
+        _claim(folder, plan)
+        done = 0
+        for name in parts:
+            for number, (encoder, of_source) in enumerate(zip(encoders[name], records[name], strict=True)):
+                stem = folder / f"{name}-{number:02d}"
+                for documents in _write_shards(encoder, of_source, stem, processes, shard_documents):
+                    done += documents
+                    on_progress(done)
+        censuses, fingerprints, largest = {}, {}, 0
+        used = np.zeros(1, dtype=bool)
+        for name, part in parts.items():
+            used = _either(used, _used_ids(_documents(_shards(folder, name))))
+            for rows_name, rows in _packed(part, folder, name, limits, tokenizer).items():
+                censuses[rows_name], fingerprints[rows_name] = asdict(rows.census), rows.fingerprint
+        largest = int(np.flatnonzero(used)[-1])
+        limits.refuse_ids(largest, _holds(used, limits.mask_token_id), str(folder))
+        np.save(folder / "used-ids.npy", used)
+        shards = {path.name: path.stat().st_size for path in sorted(folder.glob("*.arrow"))}
+        manifest = {"made_of": plan, "shards": shards, "census": censuses, "fingerprint": fingerprints}
+        write_whole(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    except OSError as error:
+        raise SetBlockError(f"can't write tokenised documents to {folder}: {error}") from error
+    return Census(**censuses["train"])
+
+
+def tokenised_rows(
+    section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits
+) -> tuple[CorpusRows, CorpusRows | None]:
+    """Return the rows to train on and those to evaluate on, from the folder that a section names. Reads none of them.
+
+    Raises:
+        SetBlockError: the folder is not whole, or was made by another tokenizer or of another section.
+    """
+    assert section.tokenised is not None
+    folder = Path(section.tokenised)
+    again = f"run `setblock data tokenise RECIPE --output {folder}`"
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        made_of, shards = manifest["made_of"], manifest["shards"]
+    except FileNotFoundError as error:
+        raise SetBlockError(f"data.tokenised {folder} holds no tokenised data, or a part of it: {again}") from error
+    except (OSError, ValueError, KeyError) as error:
+        raise SetBlockError(f"data.tokenised {folder}: can't read {MANIFEST}: {again}") from error
+    wanted = json.loads(json.dumps(_identity(section, tokenizer, limits)))
+    for key, there, here in differences({name: made_of.get(name) for name in wanted}, wanted):
+        if key == "tokenizer":
+            raise SetBlockError(
+                f"data.tokenised {folder} was made by another tokenizer or chat template than the model's: {again} anew"
+            )
+        raise SetBlockError(f"data.tokenised {folder} was made with {key} {there!r}, not {here!r}: {again} anew")
+    for name, size in shards.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != size:
+            raise SetBlockError(
+                f"data.tokenised {folder}: {name} is missing or not whole: delete {MANIFEST} and {again}"
+            )
+    try:
+        used = np.load(folder / "used-ids.npy", mmap_mode="r")
+        limits.refuse_ids(len(used) - 1, _holds(used, limits.mask_token_id), f"data.tokenised {folder}")
+        found = {
+            name: CorpusRows(
+                _documents(_shards(folder, "evaluation" if name == "evaluation" and section.evaluation else "train")),
+                census=Census(**manifest["census"][name]),
+                fingerprint=fingerprint,
+                **CorpusRows.arrays(folder / f"rows-{name}"),
+                row_length=section.row_length,
+                pad_token_id=tokenizer.eos_token_id,
+            )
+            for name, fingerprint in manifest["fingerprint"].items()
+        }
+    except (OSError, ValueError, KeyError) as error:
+        raise SetBlockError(f"data.tokenised {folder}: {error}: delete {MANIFEST} and {again}") from error
+    return found["train"], found.get("evaluation")
+
+
+def _identity(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> dict[str, Any]:
+    """Return what the documents and rows of a section depend on, but for the records themselves."""
+    return {
+        "format": 1,
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "data": section.model_dump(mode="json", exclude=_FREE),
+        "longest_document": limits.longest,
+    }
+
+
+def _claim(folder: Path, plan: dict[str, Any]) -> None:
+    """Record in a folder what it will hold, or check that it is that."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _PLAN
+    if path.is_file():
+        for key, _, _ in differences(json.loads(path.read_text(encoding="utf-8")), plan):
+            raise SetBlockError(f"{folder} holds data made of another {key}: delete it, or give another --output")
+    elif any(folder.iterdir()):
+        raise SetBlockError(f"{folder} holds something else: give an empty --output")
+    write_whole(path, json.dumps(plan, indent=1) + "\n")
+
+
+def _write_shards(
+    encoder: Encoder, records: Iterable[SourceRecord], stem: Path, processes: int, shard_documents: int
+) -> Iterator[int]:
+    """Write the shards of one source that are not there yet, and yield how many documents each has as it is there."""
+    records = iter(records)
+    first = next(records, None)
+    if first is None:
+        raise SetBlockError(f"data source {encoder.section.source} holds no documents: it must hold at least one")
+    shape = shape_of(encoder.section, first)  # of all shards
+    encoder = replace(encoder, section=encoder.section.model_copy(update=shape.named))
+    jobs = _jobs(chain([first], records), stem, shard_documents)
+    if processes == 1:
+        yield from (_write_shard(encoder, *job) for job in jobs)
+        return
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not outlive the fork
+    with ProcessPoolExecutor(processes) as pool:
+        running: set[Future[int]] = set()
+        try:
+            while True:
+                running |= {
+                    pool.submit(_write_shard, encoder, *job) for job in islice(jobs, 2 * processes - len(running))
+                }
+                if not running:
+                    return
+                ended, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (each.result() for each in ended)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _jobs(
+    records: Iterator[SourceRecord], stem: Path, shard_documents: int
+) -> Iterator[tuple[Path, list[SourceRecord]]]:
+    for number in count():
+        chunk = list(islice(records, shard_documents))
+        if not chunk:
+            return
+        yield Path(f"{stem}-{number:06d}.arrow"), chunk
+
+
+def _write_shard(encoder: Encoder, path: Path, records: list[SourceRecord]) -> int:
+    """Write the documents of some records, unless they are there."""
+    if not path.exists():
+        temporary = path.with_suffix(".writing")
+        with ArrowWriter(path=str(temporary), features=FEATURES) as writer:
+            for document in encoder.documents(records):
+                writer.write({**vars(document), "length": len(document), "targets": sum(document.carries_loss)})
+            writer.finalize()
+        os.replace(temporary, path)
+    return len(records)
+
+
+def _shards(folder: Path, part: str) -> list[list[Path]]:
+    """Return the shards of each source of a part, in order."""
+    sources: dict[str, list[Path]] = {}
+    for path in sorted(folder.glob(f"{part}-*.arrow")):
+        sources.setdefault(path.name.rsplit("-", 1)[0], []).append(path)
+    return list(sources.values())
+
+
+def _documents(sources: list[list[Path]]) -> datasets.Dataset:
+    return datasets.concatenate_datasets([datasets.Dataset.from_file(str(path)) for paths in sources for path in paths])
+
+
+def _packed(
+    section: DataSection, folder: Path, part: str, limits: DocumentLimits, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, CorpusRows]:
+    """Choose and pack the documents of a part, and write the arrays of its rows, by name."""
+    sources = [_documents([paths]) for paths in _shards(folder, part)]
+    ends = np.cumsum([0, *(len(source) for source in sources)])
+    numbers = [datasets.Dataset.from_dict({"number": range(a, b)}) for a, b in pairwise(ends)]
+    weights = [source.weight for source in section.sources]
+    drawn = mixed(numbers, weights, seed=section.seed).with_format("numpy")["number"][:]
+    documents = datasets.concatenate_datasets(sources)
+    documents = documents if len(sources) == 1 else documents.select(drawn)
+    held_out = section.evaluation_fraction or 0.0
+    made = {}
+    for name, take_held_out in ((part, False), *((("evaluation", True),) if held_out else ())):
+        corpus = Corpus(documents, limits, held_out=held_out, take_held_out=take_held_out)
+        made[name] = CorpusRows.of(corpus, row_length=section.row_length, pad_token_id=tokenizer.eos_token_id)
+        made[name].save(folder / f"rows-{name}", numbers=np.asarray(drawn))
+    return made
+
+
+def _used_ids(documents: datasets.Dataset) -> np.ndarray:
+    """Return bool [largest id + 1], which token ids occur."""
+    used = np.zeros(1, dtype=bool)
+    for chunk in documents.data.column("token_ids").chunks:
+        ids = chunk.flatten().to_numpy()
+        here = np.zeros(int(ids.max(initial=0)) + 1, dtype=bool)
+        here[ids] = True
+        used = _either(used, here)
+    return used
+
+
+def _either(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    length = max(len(one), len(other))
+    either: np.ndarray = np.pad(one, (0, length - len(one))) | np.pad(other, (0, length - len(other)))
+    return either
+
+
+def _holds(used: np.ndarray, token_id: int | None) -> bool:
+    return token_id is not None and token_id < len(used) and bool(used[token_id])
