@@ -5,20 +5,23 @@ r"""Train the delta that the package ships for a named model, in the form in whi
 
 `experiments/ship.py` rounds what a run learned, and accuracy is lost. This begins at the rounded delta of the recipe's
 `model.path` and trains its factors as they are stored (`setblock.model.trained_delta`). It writes the folder every 50 steps.
-With `--from`, it continues from a stored delta.
+With `--from`, it begins at a stored delta. A run that was ended continues from its newest checkpoint in the recipe's
+`output_dir`, to the same result.
 """
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import TrainerCallback
-from transformers.trainer_utils import SaveStrategy
 
 from setblock.model.named import DELTA_FILE, resolved
 from setblock.model.shipping import FORM, FORMS, rows_of_facts, ship_changes
 from setblock.model.trained_delta import hold_changes
+from setblock.training.checkpoints import claim, newest_checkpoint
 from setblock.training.heap import keep_freed_memory
 from setblock.training.metrics import MetricsFile
 from setblock.training.recipe import load_recipe, parse_override
@@ -27,6 +30,30 @@ from setblock.training.trainer import SBDTrainer
 
 EVERY = 50
 """Optimiser steps between two times that the folder is written."""
+
+
+TRAINED = "trained.safetensors"
+"""In a checkpoint: the factors before they are rounded, their steps, and the vectors."""
+
+
+class DeltaTrainer(SBDTrainer):
+    """Train with checkpoints that hold what is trained, and not the model, whose matrices are made of it."""
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write what is trained."""
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({name: each.detach().contiguous() for name, each in _trained(self.model)}, folder / TRAINED)
+
+    @torch.no_grad()
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        stored = load_file(Path(resume_from_checkpoint) / TRAINED)
+        for name, each in _trained(self.model):
+            each.copy_(stored[name])
+
+
+def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, each) for name, each in model.named_parameters() if each.requires_grad]
 
 
 def main() -> None:
@@ -39,7 +66,6 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="of the recipe")
     options = parser.parse_args()
     recipe, args = load_recipe(options.recipe, overrides=dict(map(parse_override, options.set)))
-    args.save_strategy = SaveStrategy.NO  # a checkpoint can't hold rounded factors; `--to` can
     keep_freed_memory()
     sbd = prepared_model(recipe, args)
     assert sbd.facts is not None  # the recipe trains for blocks
@@ -59,10 +85,13 @@ def main() -> None:
             if state.global_step % EVERY == 0 or state.global_step == state.max_steps:
                 write()
 
-    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
-    SBDTrainer(
+    output = Path(args.output_dir)
+    output.mkdir(parents=True, exist_ok=True)
+    claim(output, recipe, documents=rows.fingerprint)
+    checkpoint = newest_checkpoint(output)
+    DeltaTrainer(
         sbd, args, train_dataset=rows.train, eval_dataset=rows.evaluation, callbacks=[MetricsFile(), Writes()]
-    ).train()
+    ).train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     print(f"{sum(file.stat().st_size for file in options.to.iterdir()):,} bytes in {options.to}")
 
 

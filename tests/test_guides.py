@@ -96,7 +96,7 @@ def folder(tmp_path: Path, bundled: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """What pages take for granted: models, recipes and experiments."""
     for name in ("MODEL", "runs/mine", "runs/records"):
         shutil.copytree(bundled, tmp_path / name)
-    for name in ("experiments", "recipes"):
+    for name in ("experiments", "recipes", "tasks"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "docs" / "experiments").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,7 @@
-"""`experiments/fit_delta.py` as a person runs it: it begins, checkpoints are no fault, and it continues where it ended."""
+"""`experiments/fit_delta.py` as a person runs it: it begins, begins at a stored delta, and continues where it ended."""
 
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -49,6 +50,16 @@ def test_it_trains_a_delta_and_continues_from_it(tmp_path: Path, monkeypatch: py
     first = fitted("first")
     start = load_file(tmp_path / "base" / "model.safetensors")
     assert with_delta(start, dict(first)).keys() == start.keys()
-    again = fitted("again", "--from", str(tmp_path / "first"), "--set", "training.learning_rate=1e-9")
+    other = ("--set", f"training.output_dir={tmp_path / 'other'}")
+    again = fitted("again", "--from", str(tmp_path / "first"), "--set", "training.learning_rate=1e-9", *other)
     for name, tensor in with_delta(start, dict(first)).items():
         torch.testing.assert_close(with_delta(start, dict(again))[name], tensor, atol=2e-3, rtol=0)
+
+    # A run that was ended after its second checkpoint: the same result
+    for checkpoint in (tmp_path / "fit").glob("checkpoint-*"):
+        if checkpoint.name != "checkpoint-4":
+            shutil.rmtree(checkpoint)
+    resumed = fitted("resumed")
+    assert not (tmp_path / "fit" / "checkpoint-2").exists(), "it began anew"
+    assert resumed.keys() == first.keys()
+    assert all(torch.equal(resumed[name], each) for name, each in first.items())
