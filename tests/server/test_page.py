@@ -14,6 +14,7 @@ from families import tiny_model
 from server.live import TIMEOUT, eventually, serving
 from setblock import load
 from setblock.model.sbd_model import SBDModel
+from setblock.server.access import Keys
 
 FOLDER = Path(page_module.__file__).parent / "page"
 FILES = sorted(FOLDER.iterdir())
@@ -237,6 +238,20 @@ def test_an_error_is_told_and_the_prompt_is_kept(browser, live):
         page.get_by_role("alert").filter(has_text="structured_outputs").first.wait_for()
         assert page.locator("#prompt").input_value() == "Tom has 3"
         assert page.locator("#go").is_visible()
+
+
+def test_a_key_is_asked_for(browser, served_model):
+    with serving(served_model, keys=Keys(["a-key-of-mine"])) as live:
+        page = browser.new_page()
+        page.goto(live.url)
+        page.get_by_text("needs an API key", exact=True).wait_for()
+        page.keyboard.type("a-key-of-mine")  # its field has the focus
+        page.keyboard.press("Enter")
+        page.locator("#model").get_by_text("tiny", exact=True).wait_for()
+        page.locator("#prompt").fill("Tom")
+        page.keyboard.press("Enter")
+        page.locator(".verdict b").wait_for()
+        page.close()
 
 
 def test_a_long_prompt_and_a_long_answer_stay_on_the_page(browser, live):

@@ -51,7 +51,11 @@ ODD = [
     ({"messages": [{"role": "user", "content": None}]}, "messages.0.content must be a text, not None"),
     ({"logit_bias": [5]}, "logit_bias must be an object, not [5]"),
     ({"stop": 5}, "stop must be a list, not 5"),
-    ({"gamma": "x"}, "gamma"),
+    ({"gamma": "x"}, "gamma must be a number, not 'x'"),
+    ({"temperature": "hot"}, "temperature must be a number, not 'hot'"),
+    ({"max_tokens": "many"}, "max_tokens must be a whole number, not 'many'"),
+    ({"max_tokens": 2.5}, "max_tokens must be a whole number, not 2.5"),
+    ({"stream": "perhaps"}, "stream must be true or false, not 'perhaps'"),
     ({"sampler": 5}, "sampler must be a text, not 5"),
 ]
 UNSUPPORTED = {

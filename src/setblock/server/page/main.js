@@ -18,8 +18,7 @@ async function connect() {
   try {
     state.served = await model(settings.key());
   } catch (problem) {
-    at("model").textContent = problem.message;
-    askForKey(problem);
+    at("model").textContent = askForKey(problem) ? "needs an API key" : problem.message;
     return;
   }
   const facts = state.served.setblock;
@@ -33,10 +32,12 @@ async function connect() {
   settings.offer(facts);
 }
 
+// Whether that is what is missing.
 function askForKey(problem) {
-  if (!(problem instanceof Problem) || problem.status !== 401) return;
+  if (!(problem instanceof Problem) || problem.status !== 401) return false;
   at("side").open = at("key-box").open = true;
   at("key").focus();
+  return true;
 }
 
 // One prompt
