@@ -7,22 +7,25 @@
 Each line of the file is one message by one rule: the answer, its passes, and what is right. A run that was ended continues
 where it stopped, and takes what is new in the grid. Messages are answered a few at a time by all rules, so every rule has the
 same messages at any moment. Rows of one message share its prefill, which is not counted. The report compares each rule with
-plain decoding, message by message.
+plain decoding, message by message, and counts what was wrong where plain decoding was right.
 """
 
 import argparse
 import json
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
+from setblock.data.extraction.records import record_in
 from setblock.data.tasks import ChatExample, Verdict, task_named
 from setblock.decoding.generation import Generation
 from setblock.decoding.operating_point import NTP, OperatingPoint
@@ -68,12 +71,9 @@ class WholeBound:
         return Selection(at_least_one(chosen, block, score=-block.entropy))
 
 
-for _each in (LeadingBound, WholeBound):
-    SAMPLERS[_each.name] = _each
-
-
 def main() -> None:
     """Answer what is missing, or report."""
+    SAMPLERS[LeadingBound.name], SAMPLERS[WholeBound.name] = LeadingBound, WholeBound
     options = parse_options()
     if options.report:
         print("\n".join(report_lines(read_lines(options.out))))
@@ -151,7 +151,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def report_lines(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a table of the rules, over the messages that all of those shown have."""
+    """Yield a table of the rules, each over the messages that it has, and one of what was wrong."""
     by_label: dict[str, dict[int, dict[str, Any]]] = {}
     for line in lines:
         by_label.setdefault(line["label"], {})[line["number"]] = line
@@ -170,6 +170,62 @@ def report_lines(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
             f"{100 * mean(differences):+.1f} points ({100 * low:+.1f} to {100 * high:+.1f}) | "
             f"{mean([each['fields'] for each in ours]):.1%} | {saved:.2f} | {same:.1%} |"
         )
+    yield ""
+    yield f"| rule | {' | '.join(FAULTS)} |"
+    yield f"|---|{'---|' * len(FAULTS)}"
+    for label, own in by_label.items():
+        pairs = [(own[each]["text"], plain[each]["text"]) for each in own.keys() & plain.keys() if plain[each]["right"]]
+        counts = Counter(fault for text, right in pairs for fault in faults_of(text, right))
+        yield f"| {label} | {' | '.join(str(counts[each]) for each in FAULTS)} |"
+
+
+FAULTS = (
+    "no JSON",
+    "another key",
+    "length of a number",
+    "lost part",
+    "repeated part",
+    "wrong letters",
+    "another value",
+)
+
+
+def faults_of(text: str, right: str) -> Iterator[str]:
+    """Yield what is wrong with each field of an answer, compared with a right one."""
+    wanted, found = leaves_of(json.loads(right)), record_in(text)
+    if found is None:
+        yield "no JSON"
+        return
+    mine = leaves_of(found)
+    yield from ("another key" for path in wanted.keys() ^ mine.keys())
+    yield from (
+        fault_of(mine[path], wanted[path]) for path in wanted.keys() & mine.keys() if mine[path] != wanted[path]
+    )
+
+
+def fault_of(value: str, right: str) -> str:
+    """Return what is wrong with a value, as text."""
+    if re.sub(r"\d", "", value) == re.sub(r"\d", "", right) and len(value) != len(right):
+        return "length of a number"
+    if is_subsequence(value, right):
+        return "lost part"
+    if is_subsequence(right, value):
+        return "repeated part"
+    return "wrong letters" if SequenceMatcher(None, value, right).ratio() > 0.6 else "another value"
+
+
+def is_subsequence(short: str, long: str) -> bool:
+    """Return whether leaving characters out of `long` gives `short`."""
+    rest = iter(long)
+    return all(each in rest for each in short)
+
+
+def leaves_of(value: Any, path: str = "") -> dict[str, str]:
+    """Return the fields of a record as text, those within lists and objects by their path."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if parts is None:
+        return {path: value if isinstance(value, str) else json.dumps(value)}
+    return {name: text for key, part in parts for name, text in leaves_of(part, f"{path}/{key}").items()}
 
 
 def mean(values: Sequence[float]) -> float:
