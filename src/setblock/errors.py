@@ -17,9 +17,13 @@ class SetBlockWarning(UserWarning):
     """Warn about something that is allowed. Its message is one line."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the known word that is nearest to an unknown one, as part of a message. It is empty if none is near."""
-    close = difflib.get_close_matches(word, list(known), n=1)
+def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return the known word that is nearest to an unknown one, as part of a message. It is empty if none is near.
+
+    Args:
+        cutoff: how alike they must be, in 0..1, as in `difflib`.
+    """
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f", did you mean {close[0]!r}?" if close else ""
 
 

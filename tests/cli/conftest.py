@@ -45,6 +45,12 @@ def run() -> Run:
 
 
 @pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, no line on stderr says so."""
+    monkeypatch.setattr("setblock.cli.messages._PATIENCE", 3600.0)
+
+
+@pytest.fixture(autouse=True)
 def _talkative_again() -> Iterator[None]:
     verbosity = transformers_logging.get_verbosity()
     yield

@@ -13,6 +13,7 @@ from typer.main import get_command
 from setblock.cli import decoding_options
 from setblock.cli import evaluate as evaluate_command
 from setblock.cli.app import app
+from setblock.cli.tasks import ExamplesOptions
 from setblock.decoding.defaults import DRAFT_GAMMA
 from setblock.decoding.samplers import EntropyPrefix
 from setblock.evaluation import run as evaluation
@@ -49,7 +50,8 @@ def test_python_m_setblock_streams(sbd_folder):
     process = _process("-m", "setblock", "generate", "Tom", "--model", sbd_folder, "--max-new-tokens", 8)
     assert process.returncode == 0
     assert process.stdout.endswith("\n")
-    (figures,) = process.stderr.splitlines()
+    *steps, figures = process.stderr.splitlines()
+    assert all(step.endswith(" ...") for step in steps)  # what takes seconds here
     assert "tokens per forward" in figures
 
 
@@ -82,7 +84,7 @@ def test_evaluate_says_what_it_counts(run):
 def test_defaults_are_the_library_s():
     gammas = f"Default: {DRAFT_GAMMA:g} in method exact; {EntropyPrefix().gamma} in sbd."
     assert gammas in inspect.getsource(decoding_options)
-    assert evaluation.DEFAULT_LIMIT == evaluate_command.DEFAULT_LIMIT == 100
+    assert evaluation.DEFAULT_LIMIT == ExamplesOptions.usual_limit == 100
     assert evaluate_command_default("batch_size") == evaluation.DEFAULT_BATCH_SIZE
 
 

@@ -243,6 +243,6 @@ def test_a_source_that_is_none_is_told_the_names(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(
         SetBlockError,
-        match=r"no such folder or name \(bundled, smollm2, smollm2-base, smollm2-records\), and the hub does not give it",
+        match=r"no such folder or name \(bundled, smollm2, smollm2-base, smollm2-records\), and the hub can't be asked",
     ):
-        setblock.load("smolm2")
+        setblock.load("unheard-of")

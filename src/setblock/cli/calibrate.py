@@ -74,6 +74,7 @@ def calibrate(
     loses nothing. It is chosen if no setting that passes is faster. The result goes into config.json of the checkpoint, and
     every command then uses it unless an option sets something else.
     """
+    model.check()
     from setblock.evaluation.calibration import calibrate as find
     from setblock.evaluation.calibration import check_enough, tolerance_of
     from setblock.evaluation.calibration.checkpoint import checkpoint_to_write

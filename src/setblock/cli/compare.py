@@ -6,14 +6,16 @@ import typer
 
 from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import print_json, stdout_console
-from setblock.cli.options import DECODING, SAMPLING, JsonOption, RawOption, option, option_group
-from setblock.cli.prompt import read_prompt
+from setblock.cli.model import warn_of_bundled
+from setblock.cli.options import DECODING, SAMPLING, JsonOption, option, option_group
+from setblock.cli.prompt import PromptOptions, shown
 from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
 from setblock.cli.sampler import sampler_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from setblock.decoding.text import Prompt
     from setblock.evaluation.comparison import Comparison
 
 
@@ -33,6 +35,7 @@ class CompareOptions(DecodingOptions):
 def compare(
     model: RuntimeOptions,
     decoding: CompareOptions,
+    how: PromptOptions,
     prompt: Annotated[
         str | None,
         typer.Argument(
@@ -42,7 +45,6 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    raw: RawOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Decode a prompt by plain decoding (ntp), then in blocks, and show both texts, passes and seconds.
@@ -51,6 +53,7 @@ def compare(
     Both methods run a few untimed passes first. The NFE speed-up is ntp's number of passes divided by the other method's,
     with commits and without the prefill. The wall-clock speed-up is the ratio of the seconds, including the prefill.
     """
+    model.check()
     from setblock.cli.comparison_view import print_comparison
     from setblock.data.tasks.word_problems import word_problems
     from setblock.evaluation.comparison import compare as run
@@ -58,27 +61,31 @@ def compare(
 
     settings = decoding.settings()
     expected = None
-    text = example_prompt(str(model.source)) if prompt is None else read_prompt(prompt)
+    asked, raw = how.asked(prompt), how.raw
+    if asked is not None:
+        warn_of_bundled(model)
+    elif (example := example_prompt(str(model.source))) is not None:
+        asked = how.with_system(example)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
     untuned = decoding.settings_for(loaded)
     settings, told = tuned(loaded, untuned, model)
     if settings.method == "ntp":  # both sides would be the same
         settings, told = untuned, {}
-    if text is None:
+    if asked is None:
         problem = next(word_problems("test", decoding.seed))
         raw = raw or loaded.tokenizer.chat_template is None
-        text, expected = problem.prompt if raw else problem.question, problem.number
+        asked, expected = problem.prompt if raw else how.with_system(problem.question), problem.number
 
-    comparison = run(loaded, text, settings=settings, raw=raw)
+    comparison = run(loaded, asked, settings=settings, raw=raw)
     if as_json:
-        found = comparison_json(comparison, loaded.tokenizer, prompt=text, expected=expected)
+        found = comparison_json(comparison, loaded.tokenizer, prompt=asked, expected=expected)
         print_json({**found, **sampler_json(settings), **told})
     else:
-        print_comparison(stdout_console(), loaded.tokenizer, comparison, prompt=text, expected=expected)
+        print_comparison(stdout_console(), loaded.tokenizer, comparison, prompt=shown(asked), expected=expected)
 
 
 def comparison_json(
-    comparison: "Comparison", tokenizer: "PreTrainedTokenizerBase", *, prompt: str, expected: int | None
+    comparison: "Comparison", tokenizer: "PreTrainedTokenizerBase", *, prompt: "Prompt", expected: int | None
 ) -> dict[str, Any]:
     """Return the JSON object of a comparison: each side under the name of its method."""
     from setblock.data.tasks.word_problems import answer_in

@@ -7,6 +7,7 @@ import typer
 
 from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import print_json, progress
+from setblock.cli.model import warn_of_bundled
 from setblock.cli.options import TASK, JsonOption, option, option_group
 from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
 from setblock.cli.sampler import sampler_text
@@ -47,10 +48,13 @@ def evaluate(
     example, prefill included. The NFE speed-up is the sum of ntp's passes divided by the sum of the method's, with commits and
     without the prefill on either side. The interval is Wilson's, at 95%.
     """
+    model.check()
     settings = decoding.settings()
     from setblock.evaluation.run import evaluate as run
 
     task, split, limit = examples.chosen()
+    if examples.source is not None:
+        warn_of_bundled(model)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
     settings, told = tuned(loaded, decoding.settings_for(loaded), model)
     with progress() as tell:

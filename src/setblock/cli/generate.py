@@ -9,8 +9,9 @@ import typer
 from setblock.cli.decoding_options import DecodingOptions, offers
 from setblock.cli.generate_file import generate_file
 from setblock.cli.messages import print_figures, print_json, stdout_console
-from setblock.cli.options import OUTPUT, JsonOption, RawOption, option, option_group
-from setblock.cli.prompt import read_prompt
+from setblock.cli.model import warn_of_bundled
+from setblock.cli.options import OUTPUT, JsonOption, option, option_group
+from setblock.cli.prompt import PromptOptions
 from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
@@ -56,7 +57,7 @@ def generate(
     *,
     model: RuntimeOptions,
     decoding: GenerateOptions,
-    raw: RawOption = False,
+    how: PromptOptions,
     as_json: JsonOption = False,
     as_events: bool = option(
         False,
@@ -90,31 +91,37 @@ def generate(
     Every forward pass counts: the prefill, passes over a block, and passes that commit a finished block and begin the next
     one. Several answers (--n) are not streamed, and --json prints them as {"answers": [...]}. --logprobs needs --json.
     """
+    model.check()
     from setblock import generate_batch, stream
 
     settings = decoding.settings()
     if source is not None or target is not None:
         if source is None or target is None or prompt is not None or as_events:
             raise ParameterError("--input and --output go together, without PROMPT and --events")
+        if how.system is not None or how.messages is not None:
+            raise ParameterError("--input has its chats in its lines: leave out --system and --messages")
         if concurrency < 1:
             raise ParameterError(f"--concurrency must be at least 1, not {concurrency}")
-        generate_file(source, target, model, decoding, concurrency=concurrency, raw=raw, as_json=as_json)
+        generate_file(source, target, model, decoding, concurrency=concurrency, raw=how.raw, as_json=as_json)
         return
-    if prompt is None:
-        raise ParameterError("PROMPT is missing: give a text, - to read stdin, or --input FILE for many prompts")
     if settings.logprobs is not None and not (as_json or as_events):
         raise ParameterError("--logprobs needs --json, which shows them")
     if settings.n > 1 and as_events:
         raise ParameterError(f"--events shows one answer: --n must be 1, not {settings.n}")
-    text = read_prompt(prompt)
+    asked = how.asked(prompt)
+    if asked is None:
+        raise ParameterError(
+            "PROMPT is missing: give a text, - to read stdin, --messages FILE for a chat, or --input FILE for many prompts"
+        )
+    warn_of_bundled(model)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
     settings, told = tuned(loaded, decoding.settings_for(loaded), model)
     if settings.n == 1:
-        answer = stream(loaded, text, settings=settings, raw=raw)
+        answer = stream(loaded, asked, settings=settings, raw=how.raw)
         _print_stream(answer, loaded.tokenizer, told, as_json=as_json, as_events=as_events)
     else:
         _print_answers(
-            generate_batch(loaded, [text], settings=settings, raw=raw), loaded.tokenizer, told, as_json=as_json
+            generate_batch(loaded, [asked], settings=settings, raw=how.raw), loaded.tokenizer, told, as_json=as_json
         )
 
 

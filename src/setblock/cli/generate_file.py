@@ -7,6 +7,7 @@ from pathlib import Path
 
 from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import print_figures, print_json, progress
+from setblock.cli.model import warn_of_bundled
 from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
 from setblock.engine.answer_file import AnswerFile
 from setblock.engine.prompt_file import read_prompts
@@ -40,6 +41,7 @@ def generate_file(
     with AnswerFile(target, made=made) as answers:
         from setblock.engine.prompts_answered import answer_prompts
 
+        warn_of_bundled(options)
         loaded = load_language_model(options, blocks=settings.method == "sbd")
         settings, told = tuned(loaded, decoding.settings_for(loaded), options)
         with progress() as tell:

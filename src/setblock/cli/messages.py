@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -84,6 +85,43 @@ def progress() -> Iterator[Told]:
             bars.update(bar, description=name, completed=done, total=total)
 
         yield tell
+
+
+_PATIENCE = 5.0
+"""Seconds before a step is named: what is over by then needs no line."""
+
+
+class _SlowSteps(logging.Handler):
+    """Print the name of a step that lasts, one line for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._timer = threading.Timer(0, lambda: None)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Wait for the step's end, and print its name if it does not come."""
+        self._timer.cancel()
+        self._timer = threading.Timer(_PATIENCE, print_message, [f"{record.getMessage()} ..."])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def close(self) -> None:
+        """Forget the last step."""
+        self._timer.cancel()
+        super().close()
+
+
+@contextmanager
+def slow_steps_named() -> Iterator[None]:
+    """Say what is being done, while active, if it takes seconds: the steps that the library logs."""
+    logger, handler = logging.getLogger("setblock.steps"), _SlowSteps()
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
 
 
 def silence_loggers() -> None:

@@ -1,13 +1,15 @@
 """Turn the model options into a loaded model."""
 
+import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from setblock.cli.messages import print_message, silence_libraries
+from setblock.cli.messages import print_message, print_warning, silence_libraries, slow_steps_named
 from setblock.cli.options import option, option_group
 from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.model.source import check_source
 
 if TYPE_CHECKING:
     from setblock.model.protocol import LanguageModel
@@ -53,6 +55,30 @@ class ModelOptions:
 
         return BUNDLED_MODEL if self.path is None else self.path
 
+    def check(self) -> None:
+        """Check that there is such a model, before anything heavy is imported.
+
+        Raises:
+            SetBlockError: there is none.
+        """
+        with slow_steps_named():
+            check_source(str(self.source))
+
+
+def warn_of_bundled(options: ModelOptions) -> None:
+    """Warn, in one line, if the included model is about to answer what somebody typed, and say what brings a chat model."""
+    from setblock.model.bundled import BUNDLED_MODEL
+    from setblock.model.named import BUNDLED, is_fetched
+
+    if options.source not in (BUNDLED_MODEL, BUNDLED):
+        return
+    there = is_fetched(_CHAT_MODEL)
+    how = "this machine has one" if there else f"`setblock fetch {_CHAT_MODEL}` downloads one (93 MB)"
+    print_warning(f"the included model knows word problems only. For a chat model, give --model {_CHAT_MODEL}: {how}")
+
+
+_CHAT_MODEL = "smollm2"
+
 
 def load_model(options: ModelOptions, *, blocks: bool, fastest: bool = False) -> "SBDModel":
     """Load the model that the options name, or the bundled one.
@@ -64,6 +90,12 @@ def load_model(options: ModelOptions, *, blocks: bool, fastest: bool = False) ->
     Raises:
         SetBlockError: it can't be loaded, or has no mask token and `blocks` needs one.
     """
+    with slow_steps_named():
+        logging.getLogger("setblock.steps").info("starting PyTorch and Transformers")
+        return _loaded(options, blocks=blocks, fastest=fastest)
+
+
+def _loaded(options: ModelOptions, *, blocks: bool, fastest: bool) -> "SBDModel":
     import torch
 
     from setblock.model.loading import load

@@ -129,7 +129,7 @@ def _refused(name: str, told: str) -> inspect.Parameter:
         if value is not None:
             raise ParameterError(f"{name} is gone: {told}")
 
-    info = typer.Option(name, hidden=True, callback=refuse)
+    info = typer.Option(name, hidden=True, callback=refuse, help=told)
     return inspect.Parameter(
         f"gone_{name.strip('-').replace('-', '_')}",
         inspect.Parameter.KEYWORD_ONLY,
@@ -158,7 +158,4 @@ def _completed(parameter: inspect.Parameter) -> inspect.Parameter:
     )
 
 
-RawOption = Annotated[
-    bool, option(..., "Continue the prompt as plain text, without the chat template.", panel=DECODING)
-]
 JsonOption = Annotated[bool, option(..., "Print one JSON object on stdout, and nothing else.", "--json", panel=OUTPUT)]

@@ -1,12 +1,56 @@
-"""Read the PROMPT argument: a text, or `-` for stdin."""
+"""Read what a model is asked: the PROMPT argument, a system message, or a chat in a file."""
 
+import json
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from setblock.errors import SetBlockError
+from setblock.cli.options import DECODING, option, option_group
+from setblock.errors import ParameterError, SetBlockError
+from setblock.files import read_text
+
+if TYPE_CHECKING:
+    from setblock.decoding.text import Prompt
+
+
+@option_group(DECODING)
+class PromptOptions:
+    """Hold how a prompt is given to the model."""
+
+    raw: bool = option(False, "Continue the prompt as plain text, without the chat template.")
+    system: str | None = option(None, "System message before the prompt.", metavar="TEXT")
+    messages: Path | None = option(
+        None,
+        'Answer the chat in this JSON file instead of PROMPT: [{"role": "user", "content": "..."}, ...]. The last message is '
+        "the one to answer.",
+    )
+
+    def asked(self, prompt: str | None) -> "Prompt | None":
+        """Return what the model is asked; None if neither a prompt nor a chat is given.
+
+        Args:
+            prompt: the argument PROMPT.
+
+        Raises:
+            SetBlockError: options exclude each other, the file is no chat, or a text is not valid UTF-8.
+        """
+        if self.raw and (self.system is not None or self.messages is not None):
+            raise ParameterError("--raw has no place for messages: leave out --system and --messages")
+        if self.messages is None:
+            return None if prompt is None else self.with_system(read_prompt(prompt))
+        if prompt is not None or self.system is not None:
+            raise ParameterError("--messages takes the place of PROMPT and --system: write them into the file")
+        return read_chat(self.messages)
+
+    def with_system(self, prompt: str) -> "Prompt":
+        """Return a text with the system message before it, if there is one."""
+        if self.system is None:
+            return prompt
+        return [{"role": "system", "content": self.system}, {"role": "user", "content": prompt}]
 
 
 def read_prompt(argument: str) -> str:
-    """Return the prompt's text.
+    """Return the text of the PROMPT argument: itself, or stdin's where it is `-`.
 
     Raises:
         SetBlockError: it is not valid UTF-8.
@@ -18,3 +62,36 @@ def read_prompt(argument: str) -> str:
     except UnicodeError as error:
         raise SetBlockError("prompt must be valid UTF-8") from error
     return text
+
+
+def read_chat(path: Path) -> list[dict[str, Any]]:
+    """Return the messages of a JSON file: a list, or an object with the list under `messages`.
+
+    Raises:
+        SetBlockError: the file can't be read, or holds no chat that can be answered.
+    """
+    from setblock.decoding.text import checked_messages
+
+    text = read_text(path)
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise SetBlockError(f"{path} is not JSON ({error}): write a list of messages with role and content") from error
+    if isinstance(found, dict):
+        found = found.get("messages")
+    if not isinstance(found, list) or not found:
+        raise SetBlockError(f'{path} must be a list of messages, such as [{{"role": "user", "content": "..."}}]')
+    try:
+        chat = checked_messages(found)
+    except SetBlockError as error:
+        raise SetBlockError(f"{path}: {error}") from error
+    if chat[-1]["role"] == "assistant":
+        raise SetBlockError(f"{path} ends in an assistant's message: the last message must be one to answer")
+    return chat
+
+
+def shown(prompt: "Prompt") -> str:
+    """Return a prompt as text for a report: of a chat, each message with its role."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{each['role']}: {each['content']}" for each in prompt)  # type: ignore[index]

@@ -52,7 +52,7 @@ class RuntimeOptions(ModelOptions):
             SetBlockError: it is, and can't; or an option goes with the other runtime.
         """
         from setblock.integrations.llama_cpp.library import is_installed
-        from setblock.model.gguf import is_gguf
+        from setblock.model.source import is_gguf
 
         has_file = self.path is not None and is_gguf(self.path)
         for_torch, for_llama = self._given(_OF_TRANSFORMERS), self._given(_OF_LLAMA)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import typer
 
 from setblock.cli.messages import print_message
+from setblock.cli.model import warn_of_bundled
 from setblock.cli.options import offering, option, option_group
 from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
 from setblock.decoding.settings import DecodingSettings
@@ -56,6 +57,7 @@ def serve(
 
     SIGTERM or Ctrl-C lets running requests finish, and a second one stops at once.
     """
+    model.check()
     if not 0 <= port <= 65535:
         raise ParameterError(f"--port must be between 0 and 65535, not {port}")
     if find_spec("fastapi") is None or find_spec("uvicorn") is None or find_spec("prometheus_client") is None:
@@ -74,6 +76,7 @@ def serve(
         )
     of_engine, of_server = (_chosen(kind, limits) for kind in (EngineLimits, ServerLimits))
     bound, address = listen(Address(host, port))
+    warn_of_bundled(model)
     loaded = load_language_model(model, blocks=False)
     default, _ = tuned(loaded, DecodingSettings(), model)
     folder = Path(model.source)

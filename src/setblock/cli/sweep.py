@@ -49,6 +49,8 @@ def sweep(
     Plain decoding (ntp) runs once, and every setting is compared with it. Passes include commits and no prefills. Intervals
     are Wilson's, at 95%. `setblock calibrate --sweep` reads the file that --out writes.
     """
+    if from_file is None:
+        model.check()
     from setblock.evaluation.figure import SUFFIXES, draw_results
     from setblock.evaluation.result_file import read_results
 

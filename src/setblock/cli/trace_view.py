@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.text import Text
 
 from setblock.cli.comparison_view import CONTROLS
+from setblock.cli.prompt import shown
 from setblock.evaluation.tracing import Trace, TracedPass, TracedToken
 
 _STYLES = {"prefill": "cyan", "token": "cyan", "block": "green", "commit": "magenta"}
@@ -11,7 +12,7 @@ _STYLES = {"prefill": "cyan", "token": "cyan", "block": "green", "commit": "mage
 
 def print_trace(console: Console, trace: Trace) -> None:
     """Print the prompt, then for each pass a line of figures and the open block as it left it."""
-    console.print(Text(trace.prompt.strip().translate(CONTROLS), style="dim"), soft_wrap=True)
+    console.print(Text(shown(trace.prompt).strip().translate(CONTROLS), style="dim"), soft_wrap=True)
     standing: dict[int, TracedToken] = {}
     for each in trace.passes:
         for index in each.dropped:

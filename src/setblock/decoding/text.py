@@ -6,6 +6,7 @@ never becomes the token.
 
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,10 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.decoding.companion import Companion
 from setblock.decoding.setting import whole
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, SetBlockWarning
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
+
+
+class DroppedSystemMessage(SetBlockWarning):
+    """Warn that a system message does not reach the model."""
 
 
 def encode_prompt(
@@ -106,7 +111,10 @@ def _encode_chat(
     if _names_special_token(tokenizer, json.dumps([calls, list(tools or ())], ensure_ascii=False)):
         raise SetBlockError("tools and their calls must not name special tokens of the model")
     if not any(_names_special_token(tokenizer, message["content"]) for message in messages):
-        return list(_encode(tokenizer, _render(tokenizer, messages, tools), plain=False))
+        rendered = _render(tokenizer, messages, tools)
+        if any(each["role"] == "system" and each["content"].strip() not in rendered for each in messages):
+            warnings.warn("the model's chat template leaves out the system message", DroppedSystemMessage, stacklevel=4)
+        return list(_encode(tokenizer, rendered, plain=False))
     # Render the template around placeholders, so that what it writes and what the user wrote stay apart, wherever it puts
     # a message, and however often.
     marked = [{**m, "content": f"\ue000{index}\ue001"} for index, m in enumerate(messages)]

@@ -13,7 +13,7 @@ from setblock.decoding.defaults import block_size_for
 from setblock.decoding.events import Reveal
 from setblock.decoding.generate import StreamChunk, stream
 from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.text import encode_prompt
+from setblock.decoding.text import Prompt, encode_prompt
 from setblock.model.sbd_model import SBDModel
 
 Kind = Literal["prefill", "token", "block", "commit"]
@@ -68,7 +68,7 @@ class Trace:
     """Hold one answer, pass by pass.
 
     Attributes:
-        prompt: the prompt.
+        prompt: the prompt, as it was given.
         text: the text of the answer.
         tokens: the text of each token of the answer, including its end-of-text.
         finish_reason: as in `Generation`.
@@ -77,7 +77,7 @@ class Trace:
         passes: all passes.
     """
 
-    prompt: str
+    prompt: Prompt
     text: str
     tokens: list[str]
     finish_reason: str
@@ -90,7 +90,7 @@ class Trace:
         return asdict(self)
 
 
-def trace(model: SBDModel, prompt: str, *, settings: DecodingSettings | None = None, raw: bool = False) -> Trace:
+def trace(model: SBDModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False) -> Trace:
     """Answer a prompt and record each pass. Arguments and errors are those of `setblock.stream`."""
     settings = with_calibration(model, settings or default_settings(model))
     ends = {*model.end_of_text_ids, *settings.stop_token_ids}

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from setblock.errors import SetBlockError, one_line
 from setblock.model.facts import SBDFacts, facts_from_json
+from setblock.model.source import is_gguf
 
 FACTS_KEY = "setblock.facts"
 """The SBD facts, as JSON."""
@@ -24,31 +25,9 @@ TOKENIZER_KEY = gguf.Keys.Tokenizer.HF_JSON
 """The content of `tokenizer.json`, a key of GGUF's own."""
 ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "mask": "mask"}
 """Special tokens, by Transformers' names and by GGUF's."""
-_MAGIC = b"GGUF"
 
 Metadata = Callable[[str], str | None]
 """What a GGUF file says under a key, as text; None where it says nothing."""
-
-
-def is_gguf(source: str | Path) -> bool:
-    """Return whether a model's name is that of a GGUF file."""
-    return Path(source).suffix.lower() == ".gguf"
-
-
-def check_gguf(source: str | Path) -> None:
-    """Check that a GGUF file is there and looks like one.
-
-    Raises:
-        SetBlockError: there is no such file, it can't be read, or it holds something else.
-    """
-    path = Path(source)
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(_MAGIC))
-    except OSError as error:
-        raise SetBlockError(f"model {source}: can't read the file: {error.strerror}") from error
-    if magic != _MAGIC:
-        raise SetBlockError(f"model {source} is not a GGUF file: it does not begin with {_MAGIC.decode()!r}")
 
 
 def pretrained_arguments(source: str) -> dict[str, str]:

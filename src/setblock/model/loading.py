@@ -1,6 +1,6 @@
 """Load a model that can be decoded in blocks, or raise an error with the reason."""
 
-import re
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,19 +28,21 @@ from setblock.model.draft_text import DRAFT_TEXT_FILE, draft_text_of, read_texts
 from setblock.model.facts import SBDFacts, read_facts
 from setblock.model.gguf import (
     Metadata,
-    check_gguf,
     end_of_text_in,
     facts_in,
-    is_gguf,
     metadata_of,
     pretrained_arguments,
     tokenizer_in,
     weights_arguments,
 )
-from setblock.model.named import BUNDLED, NAMED_MODELS, resolved
+from setblock.model.named import resolved
 from setblock.model.probe import check_stored, plan_attention
 from setblock.model.quantization import Quantization, four_bits, quantize
 from setblock.model.sbd_model import SBDModel
+from setblock.model.source import check_source, is_gguf
+
+_STEPS = logging.getLogger("setblock.steps")
+"""What is under way that may take seconds."""
 
 
 class ShorterContext(SetBlockWarning):
@@ -84,7 +86,7 @@ def load(
     if quantization not in (None, *get_args(Quantization)):
         raise SetBlockError(f"quantization must be one of {', '.join(get_args(Quantization))}, not {quantization!r}")
     source = resolved(str(path))
-    _check_source(source)
+    check_source(source)
     if quantization is not None and is_gguf(source):
         raise SetBlockError(
             f"model {source}: quantization {quantization} is not possible for a GGUF file, whose weights are dequantised"
@@ -108,6 +110,7 @@ def load(
     # 2. Its files
     tokenizer = _tokenizer_of(source, trust_remote_code, metadata)
     in_four_bits = {"quantization_config": four_bits(), "device_map": {"": device}} if quantization == "nf4" else {}
+    _STEPS.info("reading the weights of %s", path)
     with _reading(source, "its weights"):
         model, report = _auto_class(config).from_pretrained(
             **weights_arguments(source),
@@ -136,6 +139,7 @@ def load(
         model = model.eval() if in_four_bits else model.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # PyTorch asserts that it was built for the device
         raise SetBlockError(f"can't use device {str(device)!r}: {_line(error)}") from error
+    _STEPS.info("trying out how %s is called, on a small copy of it", config.model_type)
     try:
         plan = plan_attention(model, alternatives=() if attn_implementation else ("eager",))
     except SetBlockError as error:
@@ -182,7 +186,7 @@ def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokeni
         SetBlockError: the model does not exist, or one of its files is damaged.
     """
     source = resolved(str(path))
-    _check_source(source)
+    check_source(source)
     return _config_of(source, False), _tokenizer_of(source, False, metadata_of(source) if is_gguf(source) else None)
 
 
@@ -207,34 +211,6 @@ _TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.jso
 """Files, one of which a folder with a tokenizer has."""
 
 
-def _check_source(source: str) -> None:
-    """Say what is wrong with a path that Transformers would take for a hub id."""
-    if not source.strip():
-        raise SetBlockError(f"model must be a folder, a hub id, a GGUF file or a name, not {source!r}")
-    folder = Path(source)
-    if is_gguf(source):
-        check_gguf(source)
-    elif folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise SetBlockError(f"model {source} is not a checkpoint: the folder has no config.json")
-        if not any(folder.glob("*.safetensors")):
-            raise SetBlockError(f"model {source} has no safetensors file{_other_weights(folder)}")
-    elif folder.exists():
-        raise SetBlockError(f"model {source} is a file, not a checkpoint folder")
-    elif not _HUB_ID.fullmatch(source):
-        raise SetBlockError(f"model {source}: no such folder")
-
-
-def _other_weights(folder: Path) -> str:
-    """Return which other weights a folder holds, and what to do about them."""
-    if (found := sorted(folder.glob("*.gguf"))) != []:
-        return f": to load its GGUF file, name that, {found[0]}"
-    return " (weights pickled in .bin files are not read)"
-
-
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-
-
 @contextmanager
 def _reading(source: str, part: str) -> Iterator[None]:
     """Turn whatever Transformers raises over a broken or missing file into a `SetBlockError`.
@@ -249,8 +225,7 @@ def _reading(source: str, part: str) -> Iterator[None]:
             f"model {source}: its safetensors file is corrupt or truncated ({_line(error)}): download it again"
         ) from error
     except Exception as error:
-        names = "" if "/" in source else f" or name ({', '.join((BUNDLED, *NAMED_MODELS))})"
-        where = "" if Path(source).exists() else f"there is no such folder{names}, and the hub does not give it: "
+        where = "" if Path(source).exists() else "the hub does not give it: "
         kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
         raise SetBlockError(f"can't load model {source}: {where}{part}: {kind}{_line(error)}") from error
 

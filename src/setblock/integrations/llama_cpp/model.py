@@ -17,8 +17,9 @@ from setblock.integrations.llama_cpp.probe import PROBED_SEQUENCES, own_sequence
 from setblock.integrations.llama_cpp.runner import LlamaRunner
 from setblock.model.draft_text import DraftText
 from setblock.model.facts import SBDFacts
-from setblock.model.gguf import check_gguf, end_of_text_in, facts_in, tokenizer_in
+from setblock.model.gguf import end_of_text_in, facts_in, tokenizer_in
 from setblock.model.loading import warn_if_untrained
+from setblock.model.source import check_gguf
 
 
 class TokenizerDiffers(SetBlockWarning):

@@ -1,0 +1,143 @@
+"""What a model is asked: a system message, a chat in a file, and the warnings that go with the included model."""
+
+import json
+import logging
+import threading
+import time
+
+import pytest
+
+from setblock.cli import messages as messages_module
+from setblock.decoding.generate import generate
+from setblock.decoding.settings import DecodingSettings
+from setblock.model.loading import load
+
+CHAT = [
+    {"role": "system", "content": "Count."},
+    {"role": "user", "content": "Tom has 5 pens."},
+    {"role": "assistant", "content": "5"},
+    {"role": "user", "content": "And Ana?"},
+]
+SHORT = ("--max-new-tokens", 8, "--json")
+
+
+@pytest.fixture
+def chat_folder(copied):
+    """A model whose template writes every message."""
+    (copied / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a: {% endif %}"
+    )
+    return copied
+
+
+def texts(command, result):
+    """The texts of a command's JSON that must be plain decoding's."""
+    return {result["ntp"]["text"], result["exact"]["text"]} if command == "compare" else {result["text"]}
+
+
+@pytest.mark.parametrize("command", ["generate", "compare", "trace"])
+def test_a_system_message_and_a_chat_reach_the_model(run, chat_folder, tmp_path, command):
+    model, plain = load(chat_folder), DecodingSettings(method="ntp", max_new_tokens=8)
+    expected = {
+        name: generate(model, prompt, settings=plain).text for name, prompt in (("system", CHAT[:2]), ("chat", CHAT))
+    }
+    assert len({*expected.values(), generate(model, "Tom has 5 pens.", settings=plain).text}) == 3
+    asked = ("Tom has 5 pens.", "--system", "Count.")
+    found = json.loads(run(command, *asked, "--model", chat_folder, *SHORT).stdout)
+    assert texts(command, found) == {expected["system"]}
+    for number, content in enumerate((CHAT, {"messages": CHAT})):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps(content))
+        found = json.loads(run(command, "--messages", path, "--model", chat_folder, *SHORT).stdout)
+        assert texts(command, found) == {expected["chat"]}
+        assert found.get("prompt", CHAT) == CHAT
+    if command != "generate":
+        told = run(command, "--messages", path, "--model", chat_folder, "--max-new-tokens", 8).stdout
+        assert "system: Count.\nuser: Tom has 5 pens.\nassistant: 5\nuser: And Ana?\n" in told
+
+
+def test_a_template_that_leaves_the_system_message_out_is_told_of(run, sbd_folder):
+    outcome = run("generate", "Tom", "--system", "Count.", "--model", sbd_folder, *SHORT)
+    assert outcome.message == "setblock: warning: the model's chat template leaves out the system message"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "can't read chat.json: No such file"),
+        ("[", "chat.json is not JSON"),
+        ("[]", "chat.json must be a list of messages"),
+        ('{"prompt": "a"}', "chat.json must be a list of messages"),
+        ('["a"]', "chat.json: message 1 of the prompt must be an object with role and content"),
+        ('[{"role": "user"}]', "chat.json: content of message 1"),
+        (json.dumps(CHAT[:3]), "chat.json ends in an assistant's message"),
+    ],
+)
+def test_files_that_are_no_chat(run, tmp_path, monkeypatch, content, said):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / "chat.json").write_text(content)
+    outcome = run("generate", "--messages", "chat.json")
+    assert (outcome.code, outcome.stdout) == (1, "")
+    assert said in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("a", "--messages", "chat.json"), "--messages takes the place of PROMPT and --system"),
+        (("--messages", "chat.json", "--system", "b"), "--messages takes the place of PROMPT and --system"),
+        (("a", "--system", "b", "--raw"), "--raw has no place for messages"),
+        (("--system", "b"), None),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "trace", "compare"])
+def test_what_does_not_go_together(run, command, arguments, said):
+    if said is None and command == "compare":  # which has a prompt of its own
+        return
+    outcome = run(command, *arguments)
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert (said or "PROMPT is missing: give a text") in outcome.message
+
+
+def test_a_file_of_prompts_has_its_own_messages(run, tmp_path):
+    outcome = run("generate", "--input", "a.jsonl", "--output", "b.jsonl", "--system", "c")
+    assert outcome.code == 2
+    assert "--input has its chats in its lines" in outcome.message
+
+
+@pytest.mark.parametrize("fetched", [True, False])
+def test_the_included_model_warns_of_what_it_is(run, monkeypatch, tmp_path, fetched):
+    monkeypatch.setattr("setblock.model.named.is_fetched", lambda name: fetched)
+    said = "setblock: warning: the included model knows word problems only. For a chat model, give --model smollm2: "
+    said += "this machine has one" if fetched else "`setblock fetch smollm2` downloads one (93 MB)"
+    for command in ("generate", "compare", "trace"):
+        assert run(command, "Hello", *SHORT).message == said
+    assert run("trace", "Hello", "--model", "bundled", *SHORT).message == said
+    (tmp_path / "own.jsonl").write_text('{"prompt": "Hello"}\n')
+    assert run("evaluate", "--input", tmp_path / "own.jsonl", *SHORT).message == said
+
+
+def test_word_problems_need_no_warning(run):
+    assert run("compare", *SHORT).stderr == ""
+    assert run("evaluate", "--limit", 1, *SHORT).stderr == ""
+
+
+def test_a_step_that_lasts_is_named_and_one_that_does_not_is_not(monkeypatch, capfd):
+    def begin(step, patience):
+        monkeypatch.setattr(messages_module, "_PATIENCE", patience)
+        logging.getLogger("setblock.steps").info("reading %s", step)
+
+    with messages_module.slow_steps_named():
+        begin("this", 3600)
+        begin("that", 0.01)
+        deadline, told = time.monotonic() + 60, ""
+        while not told and time.monotonic() < deadline:
+            told = capfd.readouterr().err
+            time.sleep(0.01)
+        begin("the last", 3600)
+    assert told == "setblock: reading that ...\n"
+    assert capfd.readouterr().err == ""
+    assert not any(
+        isinstance(thread, threading.Timer) and not thread.finished.is_set() for thread in threading.enumerate()
+    )
