@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_FLAGS ?=
+TEST_FLAGS ?=
 QUIETLY := --quiet --log $(VENV)/install.log
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_REQUIRE_VIRTUALENV := 1
 
-.PHONY: help setup demo test test-families format lint types check docs docs-serve train bench test-vllm setup-vllm clean
+.PHONY: help setup demo test coverage test-families format lint types check docs docs-serve train bench test-vllm setup-vllm clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -46,7 +47,11 @@ demo: $(READY) ## plain decoding and blocks side by side: a message as JSON, an 
 	@$(BIN)/setblock compare
 
 test: $(READY) ## run the tests, on as many cores as there are
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile $(TEST_FLAGS)
+
+coverage: $(READY) ## run the tests and write which lines they reach into coverage.md
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile $(TEST_FLAGS) --cov=setblock --cov-report=term:skip-covered \
+		--cov-report=markdown:coverage.md
 
 test-families: $(READY) ## try every family of the installed Transformers, and write the table of models (half an hour)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m families tests/families
