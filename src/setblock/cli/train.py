@@ -1,5 +1,6 @@
 """Train a checkpoint from a recipe (`setblock train`)."""
 
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -27,11 +28,12 @@ def train(
 ) -> None:
     """Train a model by a recipe.
 
-    After an interruption, the same command resumes from the newest complete checkpoint in the output folder. It does not
-    change a finished run.
+    Ctrl-C or SIGTERM saves a checkpoint after the step; a second one stops at once. The same command resumes from the newest
+    complete checkpoint in the output folder. It does not change a finished run.
     """
     from transformers import PrinterCallback
 
+    from setblock.cli.interruption import Interruption, Stopped
     from setblock.cli.train_view import TrainView
     from setblock.evaluation.during_training import DecodingEvaluator
     from setblock.training.checkpoints import is_finished, newest_checkpoint, step_of
@@ -39,12 +41,14 @@ def train(
 
     checked, arguments = recipe.load(**({} if output is None else {"training.output_dir": str(output)}))
     view = TrainView(bar=sys.stderr.isatty() and not checked.training.get("disable_tqdm"))
+    stopper = Interruption()
     arguments.disable_tqdm = True  # the Trainer's own bar
 
     def callbacks(trainer: "SBDTrainer", model: "SBDModel") -> list["TrainerCallback"]:
         trainer.remove_callback(PrinterCallback)
         section = checked.evaluate_decoding
-        return [view] if section is None else [view, DecodingEvaluator(trainer, model, section)]
+        evaluator = [] if section is None else [DecodingEvaluator(trainer, model, section)]
+        return [view, *evaluator, stopper]
 
     folder = Path(arguments.output_dir)
     is_main = (
@@ -60,6 +64,10 @@ def train(
     started = time.perf_counter()
     try:
         saved = run(checked, arguments, callbacks=callbacks, peak=_peak(arguments))
+    except Stopped as stopped:
+        if is_main:
+            print_message(f"stopped and saved; run the same command again to resume from step {stopped.step}")
+        raise typer.Exit(stopped.code) from stopped
     except KeyboardInterrupt as interruption:
         checkpoint = newest_checkpoint(folder)
         step = 0 if checkpoint is None else step_of(checkpoint)
@@ -67,9 +75,11 @@ def train(
         raise typer.Exit(130) from interruption
     finally:
         view.close()
+        stopper.close()
     minutes, seconds = divmod(round(time.perf_counter() - started), 60)
     if is_main:
         typer.echo(f"saved to {saved} after {minutes} min {seconds} s")
+        typer.echo(f"next: setblock generate --model {shlex.quote(str(saved))} 'Your prompt'")
 
 
 def _peak(arguments: "SBDConfig") -> float | None:

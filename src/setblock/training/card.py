@@ -4,6 +4,7 @@ Knows what a run leaves in its folder: recipe, metrics, config. Knows nothing of
 """
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
@@ -14,6 +15,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from setblock.files import write_whole
 from setblock.model.named import NAMED_MODELS, is_named
+from setblock.training.checkpoints import without_nulls
 from setblock.training.metrics import read_metrics
 
 CARD_FILE = "README.md"
@@ -30,9 +32,10 @@ def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:
 
     Args:
         folder: the checkpoint, with what its run has logged.
-        recipe: what was trained, as `Recipe` dumps it. Of local paths only the last part gets into the card.
+        recipe: what was trained, as `Recipe` dumps it. Of local paths only the last part gets into the card; the checkpoint's
+            own is given from the current folder on.
     """
-    recipe = _without_folders(recipe)
+    recipe = _without_folders(without_nulls(recipe))
     base = recipe["model"].get("path") or ""
     data = ModelCardData(
         library_name="transformers",
@@ -41,7 +44,9 @@ def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:
         base_model=base if "/" in base else None,  # of a local folder the name alone is left
         datasets=sorted(set(_hub_data_sets(recipe["data"]))) or None,
     )
-    parts = ["\n".join(["---", data.to_yaml(), "---"]), *_body(folder, recipe, folder.resolve().name)]
+    path, here = folder.resolve(), Path.cwd()
+    name = str(path.relative_to(here)) if path.is_relative_to(here) and path != here else path.name
+    parts = ["\n".join(["---", data.to_yaml(), "---"]), *_body(folder, recipe, name)]
     return ModelCard("\n\n".join(parts) + "\n")
 
 
@@ -50,7 +55,7 @@ def _body(folder: Path, recipe: Mapping[str, Any], name: str) -> Iterator[str]:
     start = recipe["model"].get("path") or "random weights"
     if is_named(start):
         start = f"{start} ({NAMED_MODELS[start].origin})"
-    yield f"# {name}"
+    yield f"# {PurePath(name).name}"
     if facts is None:
         yield f"Trained by next-token prediction from {start}, with [setblock](https://pypi.org/project/setblock/)."
     else:
@@ -59,21 +64,38 @@ def _body(folder: Path, recipe: Mapping[str, Any], name: str) -> Iterator[str]:
             f"Trained for set block decoding (arXiv 2509.04185) from {start}, with blocks of {sizes} tokens. setblock "
             "decodes several tokens per forward pass, and any other library for causal LMs decodes one."
         )
-        yield f"```bash\npip install setblock\nsetblock generate --model {name} 'Once upon a time'\n```"
-        yield (
-            "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-            f'tokenizer = AutoTokenizer.from_pretrained("{name}")\nmodel = AutoModelForCausalLM.from_pretrained("{name}")\n'
-            'inputs = tokenizer("Once upon a time", return_tensors="pt")\nmodel.generate(**inputs)  # one token per pass\n'
-            f'model.generate(**inputs, custom_generate="{name}", trust_remote_code=True)  # in blocks, by setblock\n```'
-        )
+        yield f"```bash\npip install setblock\nsetblock generate --model {shlex.quote(name)} {shlex.quote(_PROMPT)}\n```"
+        yield f"```python\n{_program(name, is_chat=(folder / 'chat_template.jinja').is_file())}\n```"
     figures = _figures(folder)
     if figures:
         lines = [f"| {key} | {value:.4g} |" for key, value in figures.items()]
         head = ["## Figures", "", "The last values that the run logged. Losses are in nats per token.", ""]
         yield "\n".join([*head, "| figure | value |", "|---|---|", *lines])
-    shown = {key: value for key, value in recipe.items() if value is not None}
-    yield f"## Recipe\n\n```yaml\n{yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).strip()}\n```"
+    yield f"## Recipe\n\n```yaml\n{yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).strip()}\n```"
     yield "## Versions\n\n" + ", ".join(f"{package} {found}" for package, found in _versions())
+
+
+_PROMPT = "Name three fruits and their colours."
+
+
+def _program(name: str, *, is_chat: bool) -> str:
+    """Return a program of Transformers that answers a prompt by the checkpoint, one token per pass and in blocks."""
+    inputs = f'tokenizer("{_PROMPT}", return_tensors="pt")'
+    if is_chat:
+        inputs = (
+            f'tokenizer.apply_chat_template(\n    [{{"role": "user", "content": "{_PROMPT}"}}],\n'
+            '    add_generation_prompt=True,\n    return_dict=True,\n    return_tensors="pt",\n)'
+        )
+    return (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f'name = "{name}"\n'
+        "tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModelForCausalLM.from_pretrained(name)\n"
+        f"inputs = {inputs}\n"
+        "tokens = model.generate(**inputs, max_new_tokens=256)  # one token per pass\n"
+        "# in blocks, by setblock:\n"
+        "tokens = model.generate(**inputs, max_new_tokens=256, custom_generate=name, trust_remote_code=True)\n"
+        'print(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))'
+    )
 
 
 def _figures(folder: Path) -> dict[str, float]:

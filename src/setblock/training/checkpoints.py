@@ -66,7 +66,7 @@ def recorded_recipe(folder: Path) -> tuple[Recipe, SBDConfig] | None:
     if not path.is_file():
         return None
     try:
-        content = _without_nulls(json.loads(path.read_text()))
+        content = without_nulls(json.loads(path.read_text()))
         content.pop("documents", None)
         if "mixture" in content["data"]:
             content["data"].pop("split", None)  # its default, which is recorded, but belongs inside each source
@@ -77,11 +77,11 @@ def recorded_recipe(folder: Path) -> tuple[Recipe, SBDConfig] | None:
     return checked_recipe(path, content, overrides={"training.output_dir": str(folder), "training.use_cpu": True})
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
     """Return what a recipe gave: what it did not give is recorded as null."""
     if isinstance(value, dict):
-        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+        return {key: without_nulls(each) for key, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -51,6 +51,8 @@ class SBDConfig(Noising, TrainingArguments):
 
     # Rows carry columns that the model's forward does not take: the noise is drawn from them.
     remove_unused_columns: bool | None = False
+    # Else nothing is seen of a run for many steps.
+    logging_first_step: bool = True
     # To look at each loss would be to wait for the device at each step, and would hide a loss that is not a number.
     logging_nan_inf_filter: bool = False
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -14,6 +15,9 @@ from transformers import (
     PretrainedConfig,
     PreTrainedTokenizerBase,
     TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
     set_seed,
 )
 from transformers.integrations import get_available_reporting_integrations
@@ -81,8 +85,9 @@ def train(
     trainer = SBDTrainer(
         sbd, args, adapter=recipe.adapter, peak=peak, train_dataset=rows.train, eval_dataset=rows.evaluation
     )
+    at_the_end = [] if rows.evaluation is None else [_EvaluationAtTheEnd()]
     more = [] if callbacks is None else callbacks(trainer, sbd)
-    for callback in (MetricsFile(), NTPLossAlarm(), *more):
+    for callback in (MetricsFile(), NTPLossAlarm(), *at_the_end, *more):
         trainer.add_callback(callback)
     with args.main_process_first():
         claim(output, recipe, documents=rows.fingerprint)
@@ -102,6 +107,15 @@ def train(
             write_card(output, recipe=recipe.model_dump(mode="json"))
     trainer.accelerator.wait_for_everyone()
     return output
+
+
+class _EvaluationAtTheEnd(TrainerCallback):
+    """Evaluate after the last step, whatever else `eval_strategy` says."""
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Ask for it."""
+        if state.global_step == state.max_steps:
+            control.should_evaluate = True
 
 
 def _refuse_missing_reporters(args: SBDConfig) -> None:
