@@ -18,6 +18,7 @@ from setblock.model.adapter import ADAPTER_FOLDER
 from setblock.model.attention import context_length, plan_of
 from setblock.model.cache import SlotCache
 from setblock.model.compiled import CompiledModel
+from setblock.model.completeness import refuse_loss, stored_sums, sums_of
 from setblock.model.custom_generate import write_custom_generate
 from setblock.model.draft_text import DRAFT_TEXT_FILE, DraftText, draft_text_of, read_texts
 from setblock.model.facts import SBDFacts
@@ -209,7 +210,8 @@ class SBDModel:
                 the folder has none afterwards.
 
         Raises:
-            SetBlockError: its weights are quantised or prepacked, it has an adapter, or the draft text can't be used.
+            SetBlockError: its weights are quantised or prepacked, it has an adapter, the draft text can't be used, or a tensor
+                is not in what was written. Nothing in the folder has changed then.
         """
         self._refuse_stored("saved")
         self._refuse_adapter("saved")
@@ -223,9 +225,12 @@ class SBDModel:
             if dtype is not None:
                 state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in state.items()}
             tied: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}
-            state = _with_own_tensors(state, tied={*tied, *tied.values()})
+            state = {name: weight for name, weight in state.items() if name not in tied}  # made again from the others
+            state = _with_own_tensors(state)
+            expected = sums_of(state.items())
             remember(self.model)
             self.model.save_pretrained(temporary, state_dict=state)
+            refuse_loss(expected, stored_sums(Path(temporary)), folder)
             self.tokenizer.save_pretrained(temporary)
             if dtype is not None:
                 _rewrite_dtype(Path(temporary) / "config.json", self.model.dtype)
@@ -262,9 +267,8 @@ class SBDModel:
             )
 
 
-def _with_own_tensors(state: dict[str, Tensor], *, tied: set[str]) -> dict[str, Tensor]:
-    """Return the state with a copy of each tensor that is another's too, unless the model ties it again when it is
-    loaded.
+def _with_own_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state with a copy of each tensor that is another's too.
 
     Transformers saves a tensor that has two names once.
     """
@@ -272,7 +276,7 @@ def _with_own_tensors(state: dict[str, Tensor], *, tied: set[str]) -> dict[str, 
     own = {}
     for name, weight in state.items():
         is_shared = weight.device.type != "meta" and weight.data_ptr() in seen
-        own[name] = weight.clone() if is_shared and name not in tied else weight
+        own[name] = weight.clone() if is_shared else weight
         seen.add(weight.data_ptr())
     return own
 
