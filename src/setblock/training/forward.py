@@ -14,7 +14,7 @@ from setblock.masks import MaskMod, train_mask
 from setblock.model.attention import AttentionMask, attention_mask, layer_windows, plan_of
 from setblock.model.clean_keys import CleanKeys
 from setblock.model.document_attention import Half, attends_runs, document_attention, document_masks, layout_of
-from setblock.model.forward import logits_at
+from setblock.model.forward import Take, logits_at
 from setblock.training.cross_entropy import LOGITS_AT_ONCE, losses_at_once, losses_in_chunks
 from setblock.training.distillation import Distillation, LogitsOf, logits_of_hidden
 from setblock.training.head import SplitHead
@@ -36,6 +36,7 @@ def training_logits(
     wrapped: nn.Module | None = None,
     half: Half = "both",
     clean_keys: CleanKeys | None = None,
+    take: Take | None = None,
 ) -> Tensor:
     """Return the logits [M, V] at `index` [M] of the flattened [B * T] inputs.
 
@@ -44,6 +45,7 @@ def training_logits(
         wrapped: what to call in the model's stead, where a trainer has wrapped it.
         half: which tokens to run; `index` still counts all.
         clean_keys: filled by a pass over the clean half, which is what the noisy half alone needs.
+        take: see `logits_at`.
 
     Raises:
         SetBlockError: the attention mask would be larger than `LARGEST_DENSE_MASK`.
@@ -67,6 +69,7 @@ def training_logits(
             position_ids=inputs.position_ids[:, first:end],
             attention_mask=mask,
             wrapped=wrapped,
+            take=take,
             **more,
         )
 
@@ -129,17 +132,13 @@ def training_loss(
             return objective.loss_by_liger(ours, head.module, weighted, theirs)
         return objective.loss(weighted, theirs)
 
-    outputs = inputs.index_in(half, index)
     found: list[SBDLoss] = []
 
-    def take_loss(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        found.append(loss_of(args[0].reshape(-1, args[0].shape[-1])[outputs]))
+    def take_loss(hidden: Tensor) -> Tensor:
+        found.append(loss_of(hidden))
+        return hidden[:0]
 
-    handle = head.module.register_forward_pre_hook(take_loss, prepend=True)  # before the head reads only some
-    try:
-        logits = run(index[:0])  # [0, V]
-    finally:
-        handle.remove()
+    logits = run(index, take=take_loss)  # [0, V]
     (loss,) = found
     # Nothing is added; but what wraps the model waits for gradients of its output before it works on its weights' own.
     return replace(loss, total=loss.total + logits.sum())

@@ -53,28 +53,25 @@ class FrozenModel:
             wrapped: what to call in the model's stead, where a trainer has wrapped it.
         """
         keys, head, training = CleanKeys(), self._head, self._model.training
-        index = inputs.index_in("clean", causal)
         kept: list[Tensor] = []
-        handle = None
-        if head is not None:
-            handle = head.module.register_forward_pre_hook(
-                lambda _, args: kept.append(args[0].reshape(-1, args[0].shape[-1])[index]),
-                prepend=True,  # before the head reads only some
-            )
+
+        def keep(hidden: Tensor) -> Tensor:
+            kept.append(hidden)
+            return hidden[:0]
+
         try:
             with torch.no_grad(), self._without_adapter():
                 logits = training_logits(
                     self._model.eval(),
                     inputs,
-                    causal if head is None else causal[:0],
+                    causal,
                     wrapped=wrapped,
+                    take=None if head is None else keep,
                     half="clean",
                     clean_keys=keys,
                 )
         finally:
             self._model.train(training)
-            if handle is not None:
-                handle.remove()
         return keys, logits.__getitem__ if head is None else logits_of_hidden(kept[0], head)
 
     def __call__(self, inputs: TrainingInputs, causal: Tensor) -> LogitsOf:
