@@ -12,15 +12,15 @@ from pathlib import Path
 TIMEOUT = 600  # seconds
 
 
-def in_processes(count: int, work: Callable[[], None], folder: Path) -> list[str]:
+def in_processes(count: int, work: Callable[[], None], folder: Path, *, nodes: int = 1) -> list[str]:
     """Do `work` in so many processes of one group (none for a single one), and return what each has written to stdout.
 
-    The environment is the one that torchrun makes. `folder` takes what they write.
+    The environment is the one that torchrun makes on so many nodes. `folder` takes what they write.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    children = [_forked(rank, count, port, work, folder) for rank in range(count)]
+    children = [_forked(rank, count, nodes, port, work, folder) for rank in range(count)]
     statuses = [os.waitpid(child, 0)[1] for child in children]
     said = [(folder / f"stdout-{rank}").read_text() for rank in range(count)]
     errors = [(folder / f"stderr-{rank}").read_text() for rank in range(count)]
@@ -28,7 +28,7 @@ def in_processes(count: int, work: Callable[[], None], folder: Path) -> list[str
     return said
 
 
-def _forked(rank: int, count: int, port: int, work: Callable[[], None], folder: Path) -> int:
+def _forked(rank: int, count: int, nodes: int, port: int, work: Callable[[], None], folder: Path) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, from Python 3.12 on
         child = os.fork()
@@ -41,15 +41,17 @@ def _forked(rank: int, count: int, port: int, work: Callable[[], None], folder: 
             os.dup2(os.open(folder / f"{name}-{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         if count > 1:
+            on_node = count // nodes
             names = {
                 "RANK": rank,
-                "LOCAL_RANK": rank,
+                "LOCAL_RANK": rank % on_node,
+                "GROUP_RANK": rank // on_node,
                 "WORLD_SIZE": count,
-                "LOCAL_WORLD_SIZE": count,
+                "LOCAL_WORLD_SIZE": on_node,
                 "MASTER_PORT": port,
             }
             os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
-        _forget_processes()
+        forget_processes()
         work()
         code = 0
     except BaseException:
@@ -60,8 +62,8 @@ def _forked(rank: int, count: int, port: int, work: Callable[[], None], folder: 
         os._exit(code)
 
 
-def _forget_processes() -> None:
-    """Accelerate remembers, for as long as a process lives, that it was the only one."""
+def forget_processes() -> None:
+    """Accelerate remembers, for as long as a process lives, how its first run was set up."""
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
     AcceleratorState._reset_state(reset_partial_state=True)

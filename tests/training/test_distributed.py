@@ -99,13 +99,3 @@ def test_a_stream_is_read_once_for_all_processes(tmp_path: Path) -> None:
     one = run(tmp_path / "one", processes=1, data=data, gradient_accumulation_steps=BATCHES)
     two = run(tmp_path / "two", processes=2, data=data, gradient_accumulation_steps=BATCHES // 2)
     assert_same_training(two, one, evaluated=False)
-
-
-def test_sharded_weights_are_whole_ones(tmp_path: Path) -> None:
-    """FSDP2: each process holds half of every weight. The loss in chunks needs them in the middle of the forward pass.
-
-    PyTorch's own, since Accelerate leaves FSDP off where processes run on CPUs.
-    """
-    from training.sharded import main
-
-    assert "same" in in_processes(2, main, tmp_path)[0]

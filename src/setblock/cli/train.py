@@ -36,7 +36,8 @@ def train(
     from setblock.cli.interruption import Interruption, Stopped
     from setblock.cli.train_view import TrainView
     from setblock.evaluation.during_training import DecodingEvaluator
-    from setblock.training.checkpoints import is_finished, newest_checkpoint, step_of
+    from setblock.training.checkpoints import newest_checkpoint, step_of
+    from setblock.training.nodes import earlier_run
     from setblock.training.train import train as run
 
     checked, arguments = recipe.load(**({} if output is None else {"training.output_dir": str(output)}))
@@ -54,13 +55,13 @@ def train(
     is_main = (
         arguments.process_index == 0
     )  # of those that `torchrun` or `accelerate launch` started; one speaks for all
-    if is_finished(folder):
+    earlier = earlier_run(arguments)
+    if earlier.is_finished:
         if is_main:
             typer.echo(f"{folder} is already trained; delete it or give another --output to train again")
         return
-    checkpoint = newest_checkpoint(folder)
-    if checkpoint is not None and is_main:
-        print_message(f"going on from step {step_of(checkpoint)}")
+    if earlier.checkpoint is not None and is_main:
+        print_message(f"going on from step {step_of(earlier.checkpoint)}")
     started = time.perf_counter()
     try:
         saved = run(checked, arguments, callbacks=callbacks, peak=_peak(arguments))

@@ -47,7 +47,7 @@ class DecodingEvaluator(TrainerCallback):
                 "evaluate_decoding needs training.objective sbd: there are no blocks to decode without; leave "
                 "evaluate_decoding out"
             )
-        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        if trainer.is_fsdp_enabled:
             raise SetBlockError(
                 "evaluate_decoding needs all weights in each process, and they are sharded: leave evaluate_decoding out"
             )

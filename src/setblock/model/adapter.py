@@ -38,12 +38,12 @@ def gated(model: nn.Module) -> Gate:
     gate = Gate(model)
     for name, layer in model.named_modules():
         if isinstance(layer, TrainableTokensWrapper):
-            _switch_off(layer)
+            switch_off(layer)
             if layer.token_adapter.tied_adapter is None:
                 layer.original_module.register_forward_hook(partial(_embedded, layer.token_adapter))
         if isinstance(layer, LoraLayer):
             check_layer(layer, name)
-            _switch_off(layer)
+            switch_off(layer)
             layer.get_base_layer().register_forward_hook(partial(_updated, layer, gate))
     return gate
 
@@ -86,7 +86,7 @@ def check_output(output: Any, base: nn.Module) -> None:
         )
 
 
-def _switch_off(layer: Any) -> None:
+def switch_off(layer: Any) -> None:
     """Have one of PEFT's layers do nothing alone, and its parameters still be trained."""
     trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
     layer.enable_adapters(False)

@@ -19,26 +19,46 @@ from setblock.training.recipe import Recipe, checked_recipe
 
 _RECIPE_FILE = "recipe.json"
 
+RECORD = "trained.json"
+"""The last file of a checkpoint: shape and sum of each trained tensor (`setblock.training.trained`)."""
+
 # Values of the training section that may change between two parts of one run: they don't change what is learned.
-_FREE = re.compile(r"output_dir|logging_.*|save_.*|eval_.*|report_to|disable_tqdm|dataloader_.*|use_cpu")
+_FREE = re.compile(
+    r"output_dir|logging_.*|save_.*|eval_.*|report_to|disable_tqdm|dataloader_.*|use_cpu|fsdp.*|ddp_.*|activation_checkpointing"
+    # What they make together is recorded: the global batch.
+    r"|per_device_train_batch_size|gradient_accumulation_steps|global_batch_size"
+)
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
-def claim(folder: Path, recipe: Recipe, *, documents: str | None = None) -> None:
+def make_folder(folder: Path) -> None:
+    """Make a run's output folder.
+
+    Raises:
+        SetBlockError: it can't be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetBlockError(f"can't write to training.output_dir {folder}: {error.strerror}") from error
+
+
+def claim(folder: Path, recipe: Recipe, *, documents: str | None = None, global_batch_size: int | None = None) -> None:
     """Record in `folder` which recipe is trained there, and on what.
 
     Args:
         folder: the run's output folder.
         recipe: what is trained.
         documents: a hash of the documents that it is trained on, if it is known.
+        global_batch_size: rows that an optimiser step learns from.
 
     Raises:
         SetBlockError: it already holds the run of another recipe, or of other documents, which this one would silently continue
             with.
     """
     wanted = json.loads(recipe.model_dump_json())
-    wanted["documents"] = documents
+    wanted |= {"documents": documents, "global_batch_size": global_batch_size}
     wanted["training"] = {key: value for key, value in wanted["training"].items() if not _FREE.fullmatch(key)}
     path = folder / _RECIPE_FILE
     if path.is_file():
@@ -67,7 +87,8 @@ def recorded_recipe(folder: Path) -> tuple[Recipe, SBDConfig] | None:
         return None
     try:
         content = without_nulls(json.loads(path.read_text()))
-        content.pop("documents", None)
+        for key in ("documents", "global_batch_size"):
+            content.pop(key, None)
         if "mixture" in content["data"]:
             content["data"].pop("split", None)  # its default, which is recorded, but belongs inside each source
     except (ValueError, KeyError, TypeError) as error:
@@ -84,14 +105,18 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint of the most steps in `folder` that is whole, or None.
+def whole_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in `folder` that are whole.
 
-    The Trainer writes `trainer_state.json` last: a checkpoint without a readable one was being written when the process
-    was killed, and is passed over.
+    The record of what was trained is written last, when all processes are done and the rest was checked: a checkpoint
+    without it was being written when a process was killed, and is passed over.
     """
-    whole = [path for path in folder.glob("checkpoint-*") if _CHECKPOINT.fullmatch(path.name) and _is_whole(path)]
-    return max(whole, key=step_of, default=None)
+    return [path for path in folder.glob("checkpoint-*") if _CHECKPOINT.fullmatch(path.name) and _is_whole(path)]
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint of the most steps in `folder` that is whole, or None."""
+    return max(whole_checkpoints(folder), key=step_of, default=None)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -140,4 +165,5 @@ def _is_whole(checkpoint: Path) -> bool:
         state = json.loads((checkpoint / "trainer_state.json").read_text())
     except (OSError, ValueError):
         return False
-    return isinstance(state, dict) and state.get("global_step") == step_of(checkpoint)
+    is_read = isinstance(state, dict) and state.get("global_step") == step_of(checkpoint)
+    return is_read and (checkpoint / RECORD).is_file()

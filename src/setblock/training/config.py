@@ -1,5 +1,6 @@
 """Define what Set Block Decoding adds to Transformers' `TrainingArguments` (`SBDConfig`)."""
 
+import os
 from dataclasses import dataclass, field
 from typing import Literal, get_args, get_type_hints
 
@@ -33,6 +34,9 @@ class SBDConfig(Noising, TrainingArguments):
             only, and after this share all are drawn. 0: all from the first step (the paper).
         distillation_weight: the weight of a third term: at each masked token, the divergence of the model's distribution
             from a teacher's next-token distribution. 0: none (the paper).
+        global_batch_size: rows that an optimiser step learns from, over all processes. The accumulation steps follow from
+            it, so a run may continue on another number of processes. None: `per_device_train_batch_size`, times
+            `gradient_accumulation_steps`, times the processes.
         teacher: the teacher of that term. `clean_half`: the model itself, from the clean half of the same pass. `base`: the
             model before training, frozen.
     """
@@ -48,6 +52,7 @@ class SBDConfig(Noising, TrainingArguments):
     block_size_curriculum: float = 0.0
     distillation_weight: float = 0.0
     teacher: Teacher = "clean_half"
+    global_batch_size: int | None = None
 
     # Rows carry columns that the model's forward does not take: the noise is drawn from them.
     remove_unused_columns: bool | None = False
@@ -57,6 +62,10 @@ class SBDConfig(Noising, TrainingArguments):
     logging_nan_inf_filter: bool = False
 
     def __post_init__(self) -> None:
+        if self.deepspeed is not None or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+            raise ValueError(
+                "DeepSpeed is not supported: shard by FSDP2, accelerate launch --config_file recipes/accelerate/fsdp2.yaml"
+            )
         if not self.block_sizes or min(self.block_sizes) < 1:
             raise ValueError(f"block_sizes must be integers of at least 1, not {self.block_sizes}")
         if not 0 <= self.block_size_curriculum <= 1:
@@ -69,8 +78,31 @@ class SBDConfig(Noising, TrainingArguments):
                 raise ValueError(f"{name} must be one of {', '.join(kind)}, not {getattr(self, name)!r}")
         self.check_noising()
         super().__post_init__()
+        self._set_accumulation()
         # Each process reads a stream itself and makes its own batches: they have no rows to be dealt out by.
         self.accelerator_config.dispatch_batches = False
+
+    def _set_accumulation(self) -> None:
+        """Find the accumulation steps that the global batch takes on these processes."""
+        at_once = self.train_batch_size * self.world_size
+        if self.global_batch_size is None:
+            self.global_batch_size = at_once * self.gradient_accumulation_steps
+        size, each = self.global_batch_size, self.per_device_train_batch_size
+        steps, rest = divmod(size, at_once)
+        if size < 1 or rest:
+            share = size // self.world_size if size % self.world_size == 0 else 0
+            fitting = [str(n) for n in range(1, share + 1) if share % n == 0]
+            raise ValueError(
+                f"global_batch_size must be a multiple of {at_once} ({self.world_size} processes x "
+                f"per_device_train_batch_size {each}), such as {max(1, steps) * at_once} or {(max(1, steps) + 1) * at_once}, "
+                f"not {size}" + (f"; or set per_device_train_batch_size to {', '.join(fitting)}" if fitting else "")
+            )
+        if self.gradient_accumulation_steps not in (1, steps):
+            raise ValueError(
+                f"global_batch_size {size} takes {steps} accumulation steps here, not gradient_accumulation_steps "
+                f"{self.gradient_accumulation_steps}: give one of the two"
+            )
+        self.gradient_accumulation_steps: int = steps
 
 
 _CHOICES = {

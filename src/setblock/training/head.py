@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 Scaling = Callable[[Tensor], Tensor]
 
@@ -50,10 +49,10 @@ class SplitHead:
 def split_head(model: PreTrainedModel) -> SplitHead | None:
     """Return the head of a model, or None where nothing this package knows of gives the model's own logits.
 
-    Runs the model once, over a few tokens. A model whose weights are not all here (DeepSpeed's third stage) can't be tried.
+    Runs the model once, over a few tokens. A model whose weights are not here can't be tried.
     """
     module = model.get_output_embeddings()
-    if module is None or is_deepspeed_zero3_enabled() or any(p.is_meta for p in model.parameters()):
+    if module is None or any(p.is_meta for p in model.parameters()):
         return None
     hidden, logits = _one_pass(model, module)
     for scaling in _scalings(model.config.get_text_config()):

@@ -17,6 +17,9 @@ class MuonAdamW(Optimizer):
     Muon (Jordan et al., 2024) orthogonalises the momentum of each weight matrix; its steps are scaled to AdamW's size
     (Moonshot AI, arXiv 2502.16982), which is what lets both share a rate. Embeddings, head, norms and biases get AdamW.
 
+    Attributes:
+        least_rows: rows of the matrix that has fewest; None where there is none.
+
     Args:
         model: its trainable parameters are optimised.
         lr, weight_decay: of both.
@@ -30,7 +33,8 @@ class MuonAdamW(Optimizer):
         head = getattr(model, "get_output_embeddings", lambda: None)()
         tables |= {id(head.weight)} if head is not None else set()
         trained = [p for p in model.parameters() if p.requires_grad]
-        matrices = [p for p in trained if p.ndim == 2 and id(p) not in tables]
+        # A single row, such as an adapter's of the mask token, has nothing to be made orthogonal to.
+        matrices = [p for p in trained if p.ndim == 2 and len(p) > 1 and id(p) not in tables]
         inside = {id(p) for p in matrices}
         others = [p for p in trained if id(p) not in inside]
         self._parts: list[Optimizer] = []
@@ -38,9 +42,16 @@ class MuonAdamW(Optimizer):
             self._parts.append(Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
         if others:
             self._parts.append(AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps))
+        self.least_rows = min(map(len, matrices), default=None)
         super().__init__([{"params": p} for part in self._parts for p in part.param_groups[0]["params"]], {})
         # The very dicts of the parts, so that a scheduler's new rate reaches them.
         self.param_groups = [group for part in self._parts for group in part.param_groups]
+        self._share()
+
+    def _share(self) -> None:
+        """Give each part its group and the states of all: what saves, loads or shards an optimizer sees a plain one."""
+        for part, group in zip(self._parts, self.param_groups, strict=True):
+            part.param_groups, part.state = [group], self.state
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Run one step of both."""
@@ -52,12 +63,7 @@ class MuonAdamW(Optimizer):
             part.step()
         return loss
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of both."""
-        return {"parts": [part.state_dict() for part in self._parts]}
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        for part, state in zip(self._parts, state_dict["parts"], strict=True):
-            part.load_state_dict(state)
-        self.param_groups = [group for part in self._parts for group in part.param_groups]
+        super().load_state_dict(state_dict)
+        self._share()

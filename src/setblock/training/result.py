@@ -7,12 +7,17 @@ Knows trained models and how their weights are gathered. Knows nothing of traini
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from setblock.errors import SetBlockError
 from setblock.model.adapter import quiet_peft
+from setblock.model.completeness import Sums, refuse_loss, stored_sums, sums_of
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapters import AdapterSection
+from setblock.training.trained import raise_together, trained_tensors
 from setblock.training.trainer import SBDTrainer
 
 
@@ -29,16 +34,41 @@ def save_result(
     Args:
         sbd: what the trainer trained.
         starting: makes what it started from once more, prepared in the same way, its weights not quantised.
+
+    Raises:
+        SetBlockError: a trained tensor is not in what was written, or the base model can't be loaded again. All processes raise
+            the same.
     """
+    expected = sums_of(trained_tensors(trainer.model).items())
     state = _gathered(trainer)
-    if not trainer.is_world_process_zero():
-        return
-    if adapter is None:
-        sbd.save(output, state=state)
-        return
+    problem = ""
+    if trainer.is_world_process_zero():
+        try:
+            if adapter is None:
+                state = trainer.model.state_dict() if state is None else state
+                refuse_loss(expected, sums_of(state.items()), "the gathered model")
+                sbd.save(output, state=state)
+            else:
+                _save_adapter(trainer, output, state, expected, adapter=adapter, starting=starting)
+        except SetBlockError as error:
+            problem = str(error)
+    raise_together(problem)
+
+
+def _save_adapter(
+    trainer: SBDTrainer,
+    output: Path,
+    state: dict[str, Tensor] | None,
+    expected: Sums,
+    *,
+    adapter: AdapterSection,
+    starting: Callable[[], SBDModel],
+) -> None:
+    """Save an adapter's model: merged, or its base with the adapter next to it."""
     # A base model that was quantised, sharded or given other layers is not unmade: it is loaded again.
     with tempfile.TemporaryDirectory(prefix=".adapter-", dir=output) as temporary:
         trainer.model.save_pretrained(temporary, state_dict=state, save_embedding_layers=False)
+        refuse_loss(expected, stored_sums(Path(temporary)), "the adapter's file")
         (Path(temporary) / "README.md").unlink(missing_ok=True)  # a model card of PEFT's, with nothing filled in
         base = starting()
         if not adapter.only_noisy:
@@ -47,16 +77,24 @@ def save_result(
 
 
 def merge(base: SBDModel, adapter: str | Path) -> None:
-    """Add an adapter, a folder that PEFT wrote, to the weights of the model that it was trained on."""
+    """Add an adapter, a folder that PEFT wrote, to the weights of the model that it was trained on.
+
+    Raises:
+        SetBlockError: PEFT has not taken every tensor of it.
+    """
     from peft import PeftModel
 
     with quiet_peft():
-        base.model = PeftModel.from_pretrained(base.model, str(adapter)).merge_and_unload()
+        wrapped = PeftModel.from_pretrained(base.model, str(adapter), is_trainable=True)
+        refuse_loss(
+            stored_sums(Path(adapter)), sums_of(trained_tensors(wrapped).items()), "the adapter as PEFT loads it"
+        )
+        base.model = wrapped.merge_and_unload()
 
 
 def _gathered(trainer: SBDTrainer) -> dict[str, Tensor] | None:
-    """Return all weights on the CPU of the main process, where each process has a part of them; else None."""
-    if not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+    """Return what is trained on the CPU of the main process, where each process has a part of it; else None."""
+    if not trainer.is_fsdp_enabled:
         return None
-    state: dict[str, Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    return state
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+    return cast(dict[str, Tensor], get_model_state_dict(trainer.model_wrapped, options=options))

@@ -1,7 +1,6 @@
 """Train from a recipe to a checkpoint: model + data + trainer."""
 
 import itertools
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,12 +30,14 @@ from setblock.model.probe import plan_attention
 from setblock.model.sbd_model import SBDModel
 from setblock.training.alarms import NTPLossAlarm
 from setblock.training.card import write_card
-from setblock.training.checkpoints import claim, is_finished, newest_checkpoint, telling_of_full_disks
+from setblock.training.checkpoints import claim, make_folder, telling_of_full_disks
 from setblock.training.config import SBDConfig
 from setblock.training.heap import keep_freed_memory
 from setblock.training.metrics import MetricsFile
+from setblock.training.nodes import earlier_run
 from setblock.training.recipe import ModelSection, Recipe
 from setblock.training.result import save_result
+from setblock.training.sharding import is_sharded
 from setblock.training.trainer import SBDTrainer, prepare
 
 _TOKENIZER_TEXTS = 20_000
@@ -66,12 +67,10 @@ def train(
     # 1. Model and tokenizer
     _refuse_missing_reporters(args)
     output = Path(args.output_dir)
-    if is_finished(output):
+    earlier = earlier_run(args)
+    if earlier.is_finished:
         return output
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SetBlockError(f"can't write to training.output_dir {output}: {error.strerror}") from error
+    make_folder(output)
     set_seed(args.seed)
     if args.device.type == "cpu":
         keep_freed_memory()
@@ -89,11 +88,10 @@ def train(
     more = [] if callbacks is None else callbacks(trainer, sbd)
     for callback in (MetricsFile(), NTPLossAlarm(), *at_the_end, *more):
         trainer.add_callback(callback)
-    with args.main_process_first():
-        claim(output, recipe, documents=rows.fingerprint)
-    checkpoint = newest_checkpoint(output)
+    with args.main_process_first(local=args.save_on_each_node):  # one process for each folder
+        claim(output, recipe, documents=rows.fingerprint, global_batch_size=args.global_batch_size)
     with telling_of_full_disks(output):
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        trainer.train(resume_from_checkpoint=None if earlier.checkpoint is None else str(earlier.checkpoint))
 
         # 4. Save
         save_result(
@@ -151,8 +149,7 @@ def prepared_model(
     """
     section = recipe.model if quantized else recipe.model.model_copy(update={"quantization": None})
     if device is None:
-        is_spread = args.deepspeed_plugin is not None or os.environ.get("ACCELERATE_USE_FSDP") == "true"
-        device = "cpu" if is_spread else args.device
+        device = "cpu" if is_sharded(args) else args.device
     if section.attn_implementation == "flex_attention" and args.device.type == "cpu":
         raise SetBlockError(
             "model.attn_implementation flex_attention trains on a GPU only: it has no backward pass on a CPU"

@@ -31,7 +31,9 @@ from setblock.training.head import SplitHead, split_head
 from setblock.training.inputs import Targets, TrainingInputs
 from setblock.training.loss import SBDLoss
 from setblock.training.optimizer import MuonAdamW
+from setblock.training.sharding import is_sharded, set_up, with_tied_weights_visible
 from setblock.training.throughput import StepClock, token_cost
+from setblock.training.trained import Completeness
 
 _TERMS = ("ntp", "matp", "distillation")  # of `SBDLoss`, each with a sum and a count
 
@@ -160,6 +162,7 @@ class SBDTrainer(Trainer):
         self._cost = token_cost(unwrapped(self.model), head=self.model.get_output_embeddings())
         self._clock = StepClock()
         self.add_callback(self._clock)
+        self.add_callback(Completeness(args))
         if isinstance(self.data_collator, SBDCollator):
             self.add_callback(_Epochs(self.data_collator))
         self._sums: defaultdict[str, Tensor | float] = defaultdict(
@@ -171,7 +174,7 @@ class SBDTrainer(Trainer):
         args = self.args
         if not args.distillation_weight or args.objective == "ntp":
             return None
-        if args.teacher == "base" and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+        if args.teacher == "base" and self.is_fsdp_enabled:
             raise SetBlockError("training.teacher base needs all weights in each process; use clean_half")
         teacher = FrozenModel(self.model) if args.teacher == "base" else None
         return Distillation(args.distillation_weight / args.noisy_copies, teacher)
@@ -186,6 +189,17 @@ class SBDTrainer(Trainer):
             return [], None
         batches: tuple[list[Any], Tensor | int | None] = super().get_batch_samples(epoch_iterator, num_batches, device)
         return batches
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create the Trainer's accelerator. FSDP2 is set up as `setblock.training.sharding` says."""
+        if is_sharded(self.args):
+            # Whole gradients of all weights, kept over the passes of a step, are what sharding is to avoid.
+            given = self.args.accelerator_config.gradient_accumulation_kwargs or {}
+            self.args.accelerator_config.gradient_accumulation_kwargs = {"sync_each_batch": True} | given
+        super().create_accelerator_and_postprocess()
+        if self.is_fsdp_enabled:
+            set_up(self.accelerator.state.fsdp_plugin)
+            self.accelerator.prepare = with_tied_weights_visible(self.accelerator.prepare)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the Trainer's data loader, with the noise of evaluations."""
@@ -209,6 +223,12 @@ class SBDTrainer(Trainer):
             betas=(self.args.adam_beta1, self.args.adam_beta2),
             eps=self.args.adam_epsilon,
         )
+        rows = self.optimizer.least_rows
+        if self.is_fsdp_enabled and rows is not None and rows < self.args.world_size:
+            raise SetBlockError(
+                f"training.matrix_optimizer muon can't shard a matrix of {rows} rows over {self.args.world_size} processes: "
+                "use adamw, or a larger adapter.r"
+            )
         return self.optimizer
 
     def losses(self, model: nn.Module, inputs: TrainingInputs) -> SBDLoss:

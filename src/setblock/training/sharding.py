@@ -1,0 +1,67 @@
+"""Train weights that FSDP2 shards over the processes: what is refused, how gradients are summed, which weights are one.
+
+Knows Accelerate's plugin and PEFT's wrappers. Knows nothing of losses or files.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch import nn
+from transformers import TrainingArguments
+
+from setblock.errors import SetBlockError
+from setblock.model.adapter import switch_off
+
+
+def is_sharded(args: TrainingArguments) -> bool:
+    """Return whether each process is to hold a share of the weights."""
+    return args.fsdp_plugin_args is not None or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+
+
+def set_up(plugin: FullyShardedDataParallelPlugin) -> None:
+    """Have FSDP2 sum gradients in float32, also those of layers that compute in half precision.
+
+    Raises:
+        SetBlockError: a setting would lose weights, or was never tried.
+    """
+    if plugin.fsdp_version != 2:
+        raise SetBlockError(f"fsdp_version must be 2, not {plugin.fsdp_version}")
+    if plugin.activation_checkpointing:
+        raise SetBlockError(
+            "fsdp_activation_checkpointing must be false: it hides an adapter's layers from PEFT, which then saves few of "
+            "them; set training.activation_checkpointing to true instead"
+        )
+    if "SHARDED" not in str(plugin.state_dict_type):
+        raise SetBlockError(
+            "fsdp_state_dict_type must be SHARDED_STATE_DICT: each process writes its share of a checkpoint"
+        )
+    if plugin.mixed_precision_policy is not None:
+        plugin.mixed_precision_policy = replace(
+            plugin.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None
+        )
+
+
+def with_tied_weights_visible(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """Have `Accelerator.prepare` see the one weight that an embedding and a head share, where PEFT trains rows of it.
+
+    PEFT's wrappers give a new tensor each time, so Accelerate would shard the embedding and the head separately, which
+    PyTorch refuses. Switched off, they give the weight itself.
+    """
+
+    def prepared(*objects: Any, **kwargs: Any) -> Any:
+        modules = [module for each in objects if isinstance(each, nn.Module) for module in each.modules()]
+        # Without PEFT there is none of its wrappers either.
+        wrappers = [m for m in modules if type(m).__name__ == "TrainableTokensWrapper" and not m.disable_adapters]
+        for wrapper in wrappers:
+            switch_off(wrapper)
+        try:
+            return prepare(*objects, **kwargs)
+        finally:
+            for wrapper in wrappers:
+                wrapper.enable_adapters(True)  # type: ignore[operator]
+
+    return prepared

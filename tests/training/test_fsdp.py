@@ -1,0 +1,349 @@
+"""Accelerate's own FSDP2, set up by the file that is shipped: each way to train, on other numbers of processes, as on one.
+
+Four processes, two on each of two "nodes", are stopped after a checkpoint; two go on, to what one process gets without a stop.
+Each group of processes is started once and runs all cases.
+"""
+
+import json
+import os
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate.utils import fsdp_utils
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+from conftest import TEXTS
+from families import tiny_model
+from setblock.data.tokenizer import train_tokenizer
+from setblock.errors import SetBlockError
+from setblock.model.probe import plan_attention
+from setblock.training import result, trainer
+from setblock.training.checkpoints import is_finished, newest_checkpoint
+from setblock.training.config import SBDConfig
+from setblock.training.recipe import checked_recipe
+from setblock.training.sharding import set_up
+from setblock.training.train import train
+from training.fsdp_on_cpu import allow_fsdp_on_cpu, environment
+from training.processes import forget_processes, in_processes
+
+STEPS, STOP, BATCH = 4, 2, 4
+
+ADAPTERS: dict[str, dict[str, Any] | None] = {
+    "all weights": None,
+    "merged": {"r": 4, "alpha": 64},
+    "future block": {"r": 4, "alpha": 64, "only_noisy": True},
+}
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"optim": "sgd", "learning_rate": 0.05},
+    "adamw": {"learning_rate": 0.01, "adam_epsilon": 0.01},  # a small epsilon makes much of rounding
+    "muon": {"matrix_optimizer": "muon", "learning_rate": 0.002, "adam_epsilon": 0.01},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train. `options` are of `accelerate launch`."""
+
+    trained: str = "all weights"
+    tied: bool = False
+    loss: str = "plain"
+    precision: str = "float32"
+    checkpointing: bool = False
+    optimizer: str = "sgd"
+    options: Sequence[str] = field(default=())
+
+    def __str__(self) -> str:
+        words = [self.trained, "tied" if self.tied else "untied", self.loss, self.precision, self.optimizer]
+        return ", ".join([*words, *(["checkpointing"] if self.checkpointing else [])])
+
+    def recipe(self, models: Path, output: Path) -> dict[str, Any]:
+        training = {
+            "output_dir": str(output),
+            "max_steps": STEPS,
+            "block_sizes": [2, 4, 8],
+            "per_device_train_batch_size": 1,
+            "global_batch_size": BATCH,
+            "cross_entropy": self.loss,
+            "activation_checkpointing": self.checkpointing,
+            "bf16": self.precision == "bfloat16",
+            "lr_scheduler_type": "constant",
+            "use_cpu": True,
+            "logging_steps": 1,
+            "save_steps": STOP,
+            "report_to": "none",
+        }
+        name = f"{'tied' if self.tied else 'untied'}-{self.precision}"
+        adapter = ADAPTERS[self.trained]
+        return {
+            "model": {"path": str(models / name)},
+            "data": {"source": "word-problems", "documents": STEPS * BATCH},
+            "training": training | OPTIMIZERS[self.optimizer],
+        } | ({} if adapter is None else {"adapter": adapter})
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What `accelerate launch` gives the processes of this case."""
+        precision = "bf16" if self.precision == "bfloat16" else "no"
+        count = os.environ.get("WORLD_SIZE", "1")
+        return environment("--num_processes", count, "--mixed_precision", precision, *self.options)
+
+
+# Each pair of values of two columns is in some row.
+CASES = [
+    Case("all weights", tied=False, loss="plain", precision="float32", checkpointing=False, optimizer="sgd"),
+    Case("all weights", tied=True, loss="chunked", precision="float32", checkpointing=True, optimizer="muon"),
+    Case("all weights", tied=True, loss="plain", precision="bfloat16", checkpointing=True, optimizer="adamw"),
+    Case("all weights", tied=False, loss="chunked", precision="bfloat16", checkpointing=False, optimizer="sgd"),
+    Case("merged", tied=False, loss="chunked", precision="float32", checkpointing=True, optimizer="sgd"),
+    Case("merged", tied=True, loss="plain", precision="float32", checkpointing=False, optimizer="adamw"),
+    Case("merged", tied=True, loss="chunked", precision="bfloat16", checkpointing=True, optimizer="sgd"),
+    Case("merged", tied=False, loss="plain", precision="bfloat16", checkpointing=False, optimizer="muon"),
+    Case("future block", tied=False, loss="plain", precision="float32", checkpointing=True, optimizer="sgd"),
+    Case("future block", tied=True, loss="chunked", precision="float32", checkpointing=False, optimizer="adamw"),
+    Case("future block", tied=False, loss="chunked", precision="bfloat16", checkpointing=False, optimizer="muon"),
+    Case("future block", tied=True, loss="plain", precision="bfloat16", checkpointing=True, optimizer="sgd"),
+]
+GROWING = [CASES[0], CASES[4], CASES[1]]  # stopped on two processes, ended on four
+
+
+class StoppedError(Exception):
+    """A run is interrupted here."""
+
+
+class Stop(TrainerCallback):
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == STOP:
+            raise StoppedError
+
+
+def run(case: Case, models: Path, output: Path, *, stop: bool = False, is_one: bool = False, **training: Any) -> str:
+    """Train, and return what became of it."""
+    before = dict(os.environ)
+    content = case.recipe(models, output)
+    content["training"] |= training
+    try:
+        os.environ.update({} if is_one else case.environment)
+        forget_processes()
+        recipe, arguments = checked_recipe(output.with_suffix(".yaml"), content, overrides={})
+        train(recipe, arguments, callbacks=lambda *_: [Stop()] if stop else [])
+        return "trained"
+    except StoppedError:
+        return "stopped"
+    except SetBlockError as error:
+        return f"refused: {error}"
+    except Exception as error:
+        return "".join(traceback.format_exception(error))
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def in_group(count: int, work: Callable[[], dict[str, str]], folder: Path, *, nodes: int = 1) -> list[dict[str, str]]:
+    """What each of so many processes returns."""
+
+    def printed() -> None:
+        allow_fsdp_on_cpu()
+        print(json.dumps(work()))
+
+    folder.mkdir(exist_ok=True)
+    return [json.loads(said.splitlines()[-1]) for said in in_processes(count, printed, folder, nodes=nodes)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = train_tokenizer(TEXTS, vocab_size=300)
+    for tied in (False, True):
+        for dtype in (torch.float32, torch.bfloat16):
+            model = tiny_model(
+                "llama",
+                vocab_size=len(tokenizer),
+                dtype=dtype,
+                tie_word_embeddings=tied,
+                initializer_range=0.2,
+                num_hidden_layers=2,
+                max_position_embeddings=512,
+            )
+            plan_attention(model)  # here, and not in each process again
+            path = folder / f"{'tied' if tied else 'untied'}-{str(dtype).removeprefix('torch.')}"
+            model.save_pretrained(path)
+            tokenizer.save_pretrained(path)
+    return folder
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The folder of all runs, and what each group said of each."""
+
+    folder: Path
+    said: dict[str, list[dict[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def runs(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("runs")
+
+    def all_of(kind: str, cases: Sequence[Case], **options: Any) -> dict[str, str]:
+        return {str(case): run(case, models, folder / f"{kind}-{CASES.index(case)}", **options) for case in cases}
+
+    def by_two() -> dict[str, str]:
+        started = all_of("growing", GROWING, stop=True)
+        return all_of("ours", CASES) | {f"growing {name}": each for name, each in started.items()}
+
+    said = {
+        "alone": in_group(1, lambda: all_of("alone", CASES, is_one=True), folder / "group-1"),
+        "four": in_group(4, lambda: all_of("ours", CASES, stop=True), folder / "group-4", nodes=2),
+        "two": in_group(2, by_two, folder / "group-2"),
+        "four again": in_group(4, lambda: all_of("growing", GROWING), folder / "group-4-again", nodes=2),
+    }
+    return Runs(folder, said)
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a result, those of its adapter too."""
+    files = [folder / "model.safetensors", *folder.glob("sbd_adapter/*.safetensors")]
+    return {f"{path.parent.name == 'sbd_adapter'} {name}": w for path in files for name, w in load_file(path).items()}
+
+
+def losses(folder: Path) -> list[float]:
+    return [
+        entry["loss"]
+        for entry in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        if "loss" in entry
+    ]
+
+
+def assert_same(case: Case, ours: Path, alone: Path, start: Path) -> None:
+    """Half precision differs from autocast on one process, which keeps what is between the layers in float32; Muon's own
+    steps are in bfloat16."""
+    tolerance = 0.05 if case.precision == "bfloat16" else 0.01 if case.optimizer == "muon" else 1e-6
+    assert losses(ours) == pytest.approx(losses(alone), rel=max(tolerance, 1e-5) if tolerance < 1e-3 else tolerance)
+    assert len(losses(ours)) == STEPS
+    found, expected, before = tensors_of(ours), tensors_of(alone), tensors_of(start)
+    assert found.keys() == expected.keys()
+    assert any(
+        name not in before or not torch.equal(weight[: len(before[name])], before[name])
+        for name, weight in expected.items()
+    )
+    for name, weight in expected.items():
+        assert found[name].dtype == weight.dtype, name
+        if tolerance < 1e-3:
+            torch.testing.assert_close(found[name], weight, atol=tolerance, rtol=tolerance, msg=name)
+        else:
+            assert (found[name] - weight).float().norm() <= tolerance * weight.float().norm(), name
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_run_stopped_on_four_processes_ends_on_two_as_on_one(runs: Runs, models: Path, case: Case) -> None:
+    for group, end in (("alone", "trained"), ("four", "stopped"), ("two", "trained")):
+        for said in runs.said[group]:
+            assert said[str(case)] == end, said[str(case)]
+    number = CASES.index(case)
+    start = Path(case.recipe(models, runs.folder)["model"]["path"])
+    assert_same(case, runs.folder / f"ours-{number}", runs.folder / f"alone-{number}", start)
+
+
+@pytest.mark.parametrize("case", GROWING, ids=str)
+def test_a_run_stopped_on_two_processes_ends_on_four_as_on_one(runs: Runs, models: Path, case: Case) -> None:
+    assert [said[f"growing {case}"] for said in runs.said["two"]] == ["stopped"] * 2
+    assert [said[str(case)] for said in runs.said["four again"]] == ["trained"] * 4
+    number = CASES.index(case)
+    start = Path(case.recipe(models, runs.folder)["model"]["path"])
+    assert_same(case, runs.folder / f"growing-{number}", runs.folder / f"alone-{number}", start)
+
+
+LORA, WHOLE = Case("merged"), Case("all weights", tied=True)
+WRAPPED = Case("merged", options=("--fsdp_activation_checkpointing", "true"))
+
+
+def forgetful(get: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """A way to take a model's tensors that loses one."""
+
+    def losing(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        state = get(*args, **kwargs)
+        return {name: weight for name, weight in state.items() if "layers.1.mlp.down_proj" not in name}
+
+    return losing
+
+
+@pytest.fixture(scope="module")
+def refusals(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """What is to be refused, by four processes on two nodes."""
+    folder = tmp_path_factory.mktemp("refusals")
+
+    def work() -> dict[str, str]:
+        said = {
+            "wrapped": run(WRAPPED, models, folder / "wrapped"),
+            "whole": run(Case(options=("--fsdp_state_dict_type", "FULL_STATE_DICT")), models, folder / "whole"),
+            "batch": run(WHOLE, models, folder / "batch", global_batch_size=6),
+        }
+        node = os.environ["GROUP_RANK"]
+        said["apart"] = run(WHOLE, models, folder / f"apart-{node}")
+        said["each"] = run(WHOLE, models, folder / "each", save_on_each_node=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trainer, "set_up", lambda plugin: None)
+            said["adapter lost"] = run(WRAPPED, models, folder / "adapter-lost")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fsdp_utils, "_get_model_state_dict", forgetful(fsdp_utils._get_model_state_dict))
+            said["checkpoint lost"] = run(WHOLE, models, folder / "checkpoint-lost")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(result, "get_model_state_dict", forgetful(result.get_model_state_dict))
+            said["result lost"] = run(WHOLE, models, folder / "result-lost", save_strategy="no")
+        return said
+
+    return Runs(folder, {"four": in_group(4, work, folder / "group", nodes=2)})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "wrapped",
+            "fsdp_activation_checkpointing must be false: .* set training.activation_checkpointing to true instead",
+        ),
+        ("whole", "fsdp_state_dict_type must be SHARDED_STATE_DICT"),
+        (
+            "batch",
+            r"global_batch_size must be a multiple of 4 \(4 processes x per_device_train_batch_size 1\), such as 4 or 8, not 6",
+        ),
+        (
+            "apart",
+            r"training.output_dir .*apart-\d is not the same folder on all nodes: name one on a disk that they share$",
+        ),
+        ("each", "training.save_on_each_node must be false: the 2 nodes share training.output_dir"),
+        ("adapter lost", r"checkpoint-2 is incomplete: 28 of 29 tensors are missing there"),
+        ("result lost", "the gathered model is incomplete: 1 of 20 tensors are missing there"),
+        ("checkpoint lost", r"checkpoint-2 is incomplete: 1 of 20 tensors are missing there"),
+    ],
+)
+def test_what_would_lose_something_is_refused_by_all_processes_in_one_line(
+    refusals: Runs, name: str, message: str
+) -> None:
+    for said in refusals.said["four"]:
+        assert re.search(message, said[name]), said[name]
+        assert said[name].startswith("refused: ")
+        assert "\n" not in said[name]
+    for folder in refusals.folder.glob(f"{name.replace(' ', '-')}*"):
+        assert newest_checkpoint(folder) is None
+        assert not is_finished(folder)
+
+
+def test_fsdp1_is_refused() -> None:
+    plugin: Any = SimpleNamespace(fsdp_version=1)
+    with pytest.raises(SetBlockError, match="fsdp_version must be 2, not 1"):
+        set_up(plugin)
+
+
+def test_deepspeed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ValueError, match=r"DeepSpeed is not supported: .*fsdp2.yaml"):
+        SBDConfig(output_dir=str(tmp_path))
