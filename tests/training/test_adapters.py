@@ -338,7 +338,8 @@ def test_the_adapter_acts_on_the_noisy_half_of_a_training_pass(
     monkeypatch.setattr(Gate, "gated", watch)
     monkeypatch.setattr(Preparation, "inputs", spy)
     recipe, args = load_recipe(
-        recipe_of(base, tmp_path, only_noisy=True), overrides={"model.attn_implementation": attention}
+        recipe_of(base, tmp_path, only_noisy=True),
+        overrides={"model.attn_implementation": attention, "data.evaluation": None},
     )
     train(recipe, args)
     assert len(inputs) == STEPS
