@@ -6,9 +6,9 @@ decoded.
 1. Splits: the examples of the first file are cut at random into a part to calibrate on and a part that is fresh, ten times
    over (`--splits`). The parts of one split share no example; those of different splits do, since they are cut from one set.
    Counted is on how many the chosen setting keeps the tolerance on the fresh part, and how its speed-up there compares with
-   the best fixed gamma: the fastest entropy-bounded setting that keeps the tolerance on that same fresh part, chosen in
-   hindsight. Three ways to choose: from all settings of the file; from entropy-bounded ones with exact mode to fall back on;
-   and from entropy-bounded ones alone.
+   the best fixed setting: the fastest of one rule (`--rule`) that keeps the tolerance on that same fresh part, chosen in
+   hindsight. Three ways to choose: from all settings of the file; from those of the rule with exact mode to fall back on; and
+   from those of the rule alone.
 2. Transfer: with several files, one for each domain and of the same grid, what each domain's calibrated setting loses on the
    others, and a fixed gamma.
 
@@ -30,18 +30,16 @@ from setblock.evaluation.calibration import Tolerance, calibrate, tolerance_of
 from setblock.evaluation.result import Result
 from setblock.evaluation.result_file import read_results
 
-ENTROPY_BOUNDED = "entropy-bounded"
-
 
 @dataclass(frozen=True)
 class SplitResult:
     """Hold one split: the label of what was chosen, its loss and speed-up on the fresh part, and those of the best
-    fixed gamma."""
+    fixed setting."""
 
     chosen: str
     loss: float
     speedup: float
-    best_gamma: str
+    best: str
     best_speedup: float
 
 
@@ -85,19 +83,19 @@ def split_lines(sweep: Sequence[Result], tolerance: Tolerance, options: argparse
     yield (
         f"{task['name']} {task['options']}, {total:,} examples, model {sweep[0].run['model']['fingerprint']}; "
         f"{options.splits} random splits (seeds 0 to {options.splits - 1}) into {part:,} to calibrate on and {total - part:,} "
-        "fresh ones. Loss and speed-up are of the fresh part; *best* is the fastest entropy-bounded setting that keeps the "
+        f"fresh ones. Loss and speed-up are of the fresh part; *best* is the fastest {options.rule} setting that keeps the "
         "tolerance on that part, known in hindsight."
     )
     ways: dict[str, Callable[[Result], bool]] = {
         "all settings": lambda row: True,
-        "entropy-bounded, exact mode to fall back on": lambda row: (
-            is_entropy_bounded(row) or row.point.method == "exact"
+        f"{options.rule}, exact mode to fall back on": lambda row: (
+            is_of(options.rule, row) or row.point.method == "exact"
         ),
-        "entropy-bounded alone": is_entropy_bounded,
+        f"{options.rule} alone": lambda row: is_of(options.rule, row),
     }
     for way, keeps in ways.items():
         narrowed = [sweep[0], *(row for row in sweep[1:] if keeps(row))]
-        bests = [row for row in sweep[1:] if is_entropy_bounded(row)]
+        bests = [row for row in sweep[1:] if is_of(options.rule, row)]
         results = [
             one_split(narrowed, bests, tolerance, seed=seed, part=part)
             for seed in track(range(options.splits), description=way, transient=True)
@@ -108,15 +106,15 @@ def split_lines(sweep: Sequence[Result], tolerance: Tolerance, options: argparse
         yield f"### {way.capitalize()}"
         yield ""
         yield (
-            f"The tolerance holds on {held} of {len(results)} splits. Speed-up over that of the best fixed gamma: "
+            f"The tolerance holds on {held} of {len(results)} splits. Speed-up over that of the best fixed setting: "
             f"{statistics.mean(ratios):.1%} on average, {min(ratios):.1%} at worst."
         )
         yield ""
-        yield "| split | chosen | loss | NFE speed-up | best fixed gamma | its speed-up | ratio |"
+        yield "| split | chosen | loss | NFE speed-up | best fixed setting | its speed-up | ratio |"
         yield "|---|---|---|---|---|---|---|"
         for number, (result, ratio) in enumerate(zip(results, ratios, strict=True)):
             yield (
-                f"| {number} | {result.chosen} | {result.loss:.2%} | {result.speedup:.2f} | {result.best_gamma} | "
+                f"| {number} | {result.chosen} | {result.loss:.2%} | {result.speedup:.2f} | {result.best} | "
                 f"{result.best_speedup:.2f} | {ratio:.1%} |"
             )
 
@@ -157,7 +155,7 @@ def transfer_lines(sweeps: Sequence[Sequence[Result]], tolerance: Tolerance, *, 
         chosen = calibrate(sweep, tolerance).chosen or sweep[0]
         yield f"| {name} | {chosen.point.label} | {' | '.join(cell(other, chosen, tolerance) for other in sweeps)} |"
     for fixed in sweeps[0][1:]:
-        if is_entropy_bounded(fixed) and fixed.point.sampler_options["gamma"] == fixed_gamma:
+        if is_of("entropy-bounded", fixed) and fixed.point.sampler_options["gamma"] == fixed_gamma:
             yield f"| none | {fixed.point.label} | {' | '.join(cell(other, fixed, tolerance) for other in sweeps)} |"
 
 
@@ -171,9 +169,9 @@ def cell(sweep: Sequence[Result], chosen: Result, tolerance: Tolerance) -> str:
     return "not decoded"
 
 
-def is_entropy_bounded(row: Result) -> bool:
-    """Return whether gamma decides the setting."""
-    return row.point.method == "sbd" and row.point.sampler == ENTROPY_BOUNDED
+def is_of(rule: str, row: Result) -> bool:
+    """Return whether a setting is of blocks without a check by a rule."""
+    return row.point.method == "sbd" and row.point.sampler == rule
 
 
 def loss_of(row: Result, tolerance: Tolerance, examples: Sequence[int]) -> float:
@@ -196,6 +194,7 @@ def parse_options() -> argparse.Namespace:
     add("--confidence", type=float, default=0.95, help="as in `setblock calibrate` (0.95)")
     add("--splits", type=int, default=10, help="how many; 0: the transfer alone (10)")
     add("--calibration-share", type=float, default=0.5, help="of the examples, to calibrate on (0.5)")
+    add("--rule", default="entropy-bounded", help="whose best setting in hindsight is compared with (entropy-bounded)")
     add("--fixed-gamma", type=float, default=0.1, help="what the transfer is compared with (0.1)")
     add("--out", type=Path, metavar="FILE", help="write the report there too")
     options = parser.parse_args()
