@@ -49,6 +49,16 @@ def test_defaults(run, served, sbd_folder):
     assert set(config.hosts) == {"localhost", "127.0.0.1", "[::1]"}
 
 
+def test_the_playground_has_an_example_and_says_what_the_included_model_is(run, served, sbd_folder):
+    outcome = run("serve", "--port", 0)
+    run("serve", "--model", sbd_folder, "--port", 0)
+    (_, bundled, *_), (_, other, *_) = served
+    assert bundled.notice.startswith("the included model knows word problems only. For a chat model, ")
+    assert bundled.notice in outcome.stderr
+    assert bundled.example == serve_command.WORD_PROBLEM
+    assert (other.notice, other.example) == (None, None)
+
+
 def test_options_become_limits(run, served, ntp_folder, tmp_path):
     (tmp_path / "keys").write_text("# mine\nkey-number-one\n\n")
     options = (

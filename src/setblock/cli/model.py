@@ -65,16 +65,22 @@ class ModelOptions:
             check_source(str(self.source))
 
 
-def warn_of_bundled(options: ModelOptions) -> None:
-    """Warn, in one line, if the included model is about to answer what somebody typed, and say what brings a chat model."""
+def warn_of_bundled(options: ModelOptions) -> str | None:
+    """Warn, in one line, if the included model is about to answer what somebody typed, and say what brings a chat model.
+
+    Returns:
+        The line; None for other models.
+    """
     from setblock.model.bundled import BUNDLED_MODEL
     from setblock.model.named import BUNDLED, is_fetched
 
     if options.source not in (BUNDLED_MODEL, BUNDLED):
-        return
+        return None
     there = is_fetched(_CHAT_MODEL)
     how = "this machine has one" if there else f"`setblock fetch {_CHAT_MODEL}` downloads one (93 MB)"
-    print_warning(f"the included model knows word problems only. For a chat model, give --model {_CHAT_MODEL}: {how}")
+    told = f"the included model knows word problems only. For a chat model, give --model {_CHAT_MODEL}: {how}"
+    print_warning(told)
+    return told
 
 
 _CHAT_MODEL = "smollm2"

@@ -18,6 +18,7 @@ from setblock.errors import ParameterError, SetBlockError
 from setblock.server.limits import ServerLimits
 
 SERVER = "Server"
+WORD_PROBLEM = "Maya has 12 apples. Maya finds 7 more. Maya gives away 4 of them. How many apples does Maya have now?"
 KEYS_VARIABLE = "SETBLOCK_API_KEYS"
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -62,6 +63,7 @@ def serve(
         raise ParameterError(f"--port must be between 0 and 65535, not {port}")
     if find_spec("fastapi") is None or find_spec("uvicorn") is None or find_spec("prometheus_client") is None:
         raise SetBlockError("setblock serve needs: pip install 'setblock[serve]'")
+    from setblock.model.named import example_prompt
     from setblock.server.access import LOOPBACK_NAMES, read_keys
     from setblock.server.app import ServerConfig
     from setblock.server.run import Address, listen
@@ -76,7 +78,7 @@ def serve(
         )
     of_engine, of_server = (_chosen(kind, limits) for kind in (EngineLimits, ServerLimits))
     bound, address = listen(Address(host, port))
-    warn_of_bundled(model)
+    notice = warn_of_bundled(model)
     loaded = load_language_model(model, blocks=False)
     default, _ = tuned(loaded, DecodingSettings(), model)
     folder = Path(model.source)
@@ -88,7 +90,8 @@ def serve(
         hosts=(*allowed_hosts, *LOOPBACK_NAMES) if allowed_hosts else LOOPBACK_NAMES if is_local else (),
         default=default,
         logs_text=log_text,
-        **_for_the_playground(model),
+        example=example_prompt(str(model.source)) if notice is None else WORD_PROBLEM,
+        notice=notice,
     )
     if loaded.facts is None or not loaded.facts.block_sizes:
         print_message(
@@ -102,20 +105,6 @@ def serve(
         on_start=lambda: print_message(f"serving {config.name}: playground at {address.url}/, API at {address.url}/v1"),
     )
     raise typer.Exit(code)
-
-
-def _for_the_playground(model: RuntimeOptions) -> dict[str, str | None]:
-    """Return a prompt that the model answers well, and what users should know of it."""
-    from setblock.model.bundled import BUNDLED_MODEL
-    from setblock.model.named import BUNDLED, example_prompt
-
-    if model.source not in (BUNDLED_MODEL, BUNDLED):
-        return {"example": example_prompt(str(model.source))}
-    return {
-        "example": "Maya has 12 apples. Maya finds 7 more. Maya gives away 4 of them. How many apples does Maya have now?",
-        "notice": "The included model knows word problems only. For a chat model, run `setblock fetch smollm2` and then "
-        "`setblock serve --model smollm2`.",
-    }
 
 
 def _chosen(kind: Any, options: LimitOptions) -> Any:
