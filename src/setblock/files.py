@@ -4,11 +4,14 @@ Knows files, and how two records in them differ. Knows nothing of what they mean
 """
 
 import os
+import sys
 from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from setblock.errors import SetBlockError
+from setblock.errors import ParameterError, SetBlockError
 
 
 def read_text(path: Path, *, what: str = "") -> str:
@@ -53,3 +56,26 @@ def differences(recorded: Any, wanted: Any, key: str = "") -> Iterator[tuple[str
             yield from differences(recorded.get(name), wanted.get(name), f"{key}.{name}".lstrip("."))
     elif recorded != wanted:
         yield key, recorded, wanted
+
+
+def module_of(path: Path) -> ModuleType:
+    """Run a Python file, or a package's `__init__.py`, that a user names, and return its module.
+
+    Raises:
+        ParameterError: there is no such file, or its code fails.
+    """
+    if not path.is_file():
+        raise ParameterError(f"there is no file {path}")
+    is_package = path.name == "__init__.py"
+    # Its path is in its name, so that two files of one name are two modules
+    name = f"setblock_file_{abs(hash(path.resolve()))}"
+    spec = spec_from_file_location(name, path, submodule_search_locations=[str(path.parent)] if is_package else None)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = module_from_spec(spec)  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ParameterError(f"can't load {path}: {type(error).__name__}: {error}") from error
+    return module

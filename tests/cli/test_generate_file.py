@@ -98,6 +98,10 @@ def test_a_part_that_was_made_otherwise_is_left_alone(tmp_path):
         ("[1]", "line 2 must be an object, not list"),
         ('{"promt": "x"}', "line 2: unknown key 'promt'"),
         ('{"id": 1}', "line 2 must have either prompt or messages"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
+            "line 2: messages end in an assistant's message",
+        ),
         ('{"prompt": " "}', "line 2: prompt must be a text that is not empty"),
         ('{"prompt": "x", "id": 1.5}', "line 2: id must be a text or a whole number, not 1.5"),
         ('{"messages": []}', "line 2: messages must be a list of objects with role and content"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from setblock.cli.messages import print_message
 from setblock.cli.options import DECODING, OUTPUT, SAMPLING, option, option_group
+from setblock.cli.sampler import with_own_sampler
 from setblock.decoding.named_samplers import SAMPLERS
 from setblock.decoding.setting import Group
 from setblock.decoding.settings import SETTINGS, DecodingSettings, offered_by
@@ -50,7 +51,7 @@ def setting_option(name: str) -> Any:
     if is_listed:
         told += " Can be repeated."
     if row.name == "sampler":
-        told += f" Available: {', '.join(SAMPLERS)}."
+        told += f" Available: {', '.join(SAMPLERS)}; or a class in a file, such as my_file.py:Clear."
     metavar = row.metavar if row.type in (int, float, str) or is_listed else None
     called = f"--{row.names['command line'].replace('_', '-')}"
     return option(None if is_listed else row.default, told, called, panel=_PANELS[row.group], metavar=metavar)
@@ -93,6 +94,7 @@ class DecodingOptions:
         """
         from setblock.decoding.asked import settings_asked
 
+        with_own_sampler(self.sampler)
         known = {*SETTINGS, "gamma"}
         asked = {field.name: getattr(self, field.name) for field in fields(self) if field.name in known}
         options = [_pair("--sampler-option", text) for text in self.sampler_options or ()]

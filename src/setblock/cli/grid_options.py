@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from setblock.cli.options import option, option_group
+from setblock.cli.sampler import with_own_sampler
 from setblock.decoding.named_samplers import SAMPLERS
 from setblock.errors import ParameterError
 
@@ -49,6 +50,8 @@ class GridOptions:
             if self.methods or self.samplers or self.grid:
                 raise ParameterError("--grid-file takes the place of --method, --sampler and --grid")
             return read_grids(self.grid_file)
+        for name in self.samplers or ():
+            with_own_sampler(name)
         values: dict[str, list[str]] = {}
         for text in self.grid or ():
             key, equals, listed = text.partition("=")

@@ -1,8 +1,31 @@
 """Describe the sampler in reports."""
 
+from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any
 
+from setblock.decoding.named_samplers import SAMPLERS
 from setblock.decoding.settings import DecodingSettings
+from setblock.errors import ParameterError
+from setblock.files import module_of
+
+
+def with_own_sampler(name: str | None) -> str | None:
+    """Return the name of a sampler; one such as `my_file.py:Clear` puts that class among the samplers of this process.
+
+    Only the command line reads such names: a client of a server must not choose which code runs.
+
+    Raises:
+        ParameterError: there is no such file or class, its code fails, or the class is no sampler.
+    """
+    if name is None or ".py:" not in name:
+        return name
+    path, _, kind = name.rpartition(":")
+    found = getattr(module_of(Path(path).expanduser()), kind, None)
+    if not (isinstance(found, type) and is_dataclass(found) and callable(getattr(found, "select", None))):
+        raise ParameterError(f"sampler {name}: {path} must define {kind} as a dataclass with the method select")
+    SAMPLERS[name] = found
+    return name
 
 
 def sampler_json(settings: DecodingSettings) -> dict[str, Any]:

@@ -72,6 +72,9 @@ def _messages(found: Any, where: str) -> list[dict[str, Any]]:
     from setblock.decoding.text import checked_messages
 
     try:
-        return checked_messages(found)
+        chat = checked_messages(found)
     except SetBlockError as error:
         raise SetBlockError(f"{where}: {error}") from error
+    if chat[-1]["role"] == "assistant":
+        raise SetBlockError(f"{where}: messages end in an assistant's message: the last one must be one to answer")
+    return chat

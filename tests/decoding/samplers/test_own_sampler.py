@@ -18,15 +18,16 @@ PAGE = (ROOT / "docs" / "samplers.md").read_text()
 
 
 def shown() -> dict[str, type[Any]]:
-    """What the two add to `SAMPLERS`, which afterwards is as before."""
+    """What the example adds to `SAMPLERS`, which afterwards is as before, and the class of the page."""
     before = dict(SAMPLERS)
     runpy.run_path(str(ROOT / "examples" / "own_sampler.py"))
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if "def select" in block)
-    exec(compile(code, "docs/samplers.md", "exec"), {"__name__": "docs"})
+    page: dict[str, Any] = {"__name__": "docs"}
+    exec(compile(code, "docs/samplers.md", "exec"), page)
     added = {name: kind for name, kind in SAMPLERS.items() if name not in before}
     for name in added:
         del SAMPLERS[name]
-    return added
+    return added | {"clear": page["Clear"]}
 
 
 SHOWN = shown()

@@ -3,15 +3,14 @@
 Knows files. Knows nothing of any task in particular.
 """
 
-import sys
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 from setblock.data.tasks.names import unknown_task
 from setblock.data.tasks.task import Task
 from setblock.errors import ParameterError
+from setblock.files import module_of
 
 
 def split_path(source: str) -> tuple[Path, str] | None:
@@ -47,21 +46,7 @@ def task_of_file(path: Path, name: str) -> Task[Any]:
 
 @cache
 def _tasks(path: Path) -> dict[str, Task[Any]]:
-    if not path.is_file():
-        raise ParameterError(f"there is no file {path}")
-    is_package = path.name == "__init__.py"
-    # Its path is in its name, so that two files of one name are two modules
-    name = f"setblock_task_{abs(hash(path))}"
-    spec = spec_from_file_location(name, path, submodule_search_locations=[str(path.parent)] if is_package else None)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[name] = module = module_from_spec(spec)  # dataclasses look their module up there
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise ParameterError(f"can't load {path}: {type(error).__name__}: {error}") from error
-    tasks: tuple[Task[Any], ...] = getattr(module, "TASKS", ())
+    tasks: tuple[Task[Any], ...] = getattr(module_of(path), "TASKS", ())
     if not tasks:
         raise ParameterError(f"{path} has no tasks: give it a variable TASKS, a tuple of setblock.data.Task")
     return {task.name: task for task in tasks}
