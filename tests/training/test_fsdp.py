@@ -228,6 +228,7 @@ def assert_same(case: Case, ours: Path, alone: Path, start: Path) -> None:
     tolerance = 0.05 if case.precision == "bfloat16" else 0.01 if case.optimizer == "muon" else 1e-6
     assert losses(ours) == pytest.approx(losses(alone), rel=max(tolerance, 1e-5) if tolerance < 1e-3 else tolerance)
     assert len(losses(ours)) == STEPS
+    assert json.loads((ours / "config.json").read_text())["dtype"] == case.precision, "the type that it started in"
     found, expected, before = tensors_of(ours), tensors_of(alone), tensors_of(start)
     assert found.keys() == expected.keys()
     assert any(
@@ -235,7 +236,7 @@ def assert_same(case: Case, ours: Path, alone: Path, start: Path) -> None:
         for name, weight in expected.items()
     )
     for name, weight in expected.items():
-        assert found[name].dtype == weight.dtype, name
+        assert found[name].dtype == weight.dtype == before.get(name, weight).dtype, name
         if tolerance < 1e-3:
             torch.testing.assert_close(found[name], weight, atol=tolerance, rtol=tolerance, msg=name)
         else:

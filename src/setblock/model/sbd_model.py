@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -204,7 +205,7 @@ class SBDModel:
         Args:
             folder: the destination, which is created if necessary.
             dtype: the type that the stored weights are rounded to. The config still names the type to run in.
-            state: the weights, if the model itself does not hold all of them.
+            state: the weights, if the model itself does not hold all of them, or is to run in the type of these.
             adapter: a folder written by PEFT, to include in the checkpoint.
             draft_text: a file of texts to copy drafts from, as `read_texts` takes it, to include in the checkpoint. Without it,
                 the folder has none afterwards.
@@ -221,6 +222,7 @@ class SBDModel:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as temporary:
+            runs_in = self.model.dtype if state is None else _dtype_of(state)
             state = self.model.state_dict() if state is None else state
             if dtype is not None:
                 state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in state.items()}
@@ -232,8 +234,7 @@ class SBDModel:
             self.model.save_pretrained(temporary, state_dict=state)
             refuse_loss(expected, stored_sums(Path(temporary)), folder)
             self.tokenizer.save_pretrained(temporary)
-            if dtype is not None:
-                _rewrite_dtype(Path(temporary) / "config.json", self.model.dtype)
+            _write_dtype(Path(temporary) / "config.json", runs_in)
             if self.facts is not None:
                 write_custom_generate(Path(temporary))
             if adapter is not None:
@@ -281,7 +282,13 @@ def _with_own_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return own
 
 
-def _rewrite_dtype(path: Path, dtype: torch.dtype) -> None:
+def _dtype_of(state: dict[str, Tensor]) -> torch.dtype:
+    """Return the type of most of a model's floating-point weights."""
+    counts = Counter(weight.dtype for weight in state.values() if weight.is_floating_point())
+    return counts.most_common(1)[0][0]
+
+
+def _write_dtype(path: Path, dtype: torch.dtype) -> None:
     config = json.loads(path.read_text())
     config["dtype"] = str(dtype).removeprefix("torch.")
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

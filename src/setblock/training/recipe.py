@@ -34,7 +34,9 @@ class ModelSection(Section):
     )
     seed: int = Field(0, description="with config: seed of the random weights")
     dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="with path: type of the weights; null: float32, or with an adapter the checkpoint's type"
+        None,
+        description="with path: type of the weights, in training and of the result; null: train in float32, or with an adapter "
+        "in the checkpoint's type, and save in the checkpoint's type",
     )
     attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = Field(
         None,

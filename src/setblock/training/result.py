@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import torch
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -28,24 +29,29 @@ def save_result(
     *,
     adapter: AdapterSection | None,
     starting: Callable[[], SBDModel],
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Save what was trained. Every process must call this; the main one writes.
 
     Args:
         sbd: what the trainer trained.
+        dtype: the type that all weights, where they were trained, are rounded to, and that the result runs in; None: as they
+            were trained.
         starting: makes what it started from once more, prepared in the same way, its weights not quantised.
 
     Raises:
         SetBlockError: a trained tensor is not in what was written, or the base model can't be loaded again. All processes raise
             the same.
     """
-    expected = sums_of(trained_tensors(trainer.model).items())
+    expected = sums_of(trained_tensors(trainer.model).items(), dtype=dtype if adapter is None else None)
     state = _gathered(trainer)
     problem = ""
     if trainer.is_world_process_zero():
         try:
             if adapter is None:
                 state = trainer.model.state_dict() if state is None else state
+                if dtype is not None:
+                    state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in state.items()}
                 refuse_loss(expected, sums_of(state.items()), "the gathered model")
                 sbd.save(output, state=state)
             else:

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import (
@@ -100,6 +100,7 @@ def train(
             output,
             adapter=recipe.adapter,
             starting=lambda: prepared_model(recipe, args, device="cpu", quantized=False),
+            dtype=result_dtype(recipe.model),
         )
         if trainer.is_world_process_zero():
             write_card(output, recipe=recipe.model_dump(mode="json"))
@@ -158,6 +159,18 @@ def prepared_model(
     use_chat_template(recipe.data, sbd.tokenizer)
     prepare(sbd, args, recipe.adapter)
     return sbd
+
+
+def result_dtype(section: ModelSection) -> torch.dtype | None:
+    """Return the type of the checkpoint that a recipe starts from, which its result gets; None where the recipe names one.
+
+    Steps of all weights need float32, and so does a run that resumes. But a result in float32 also loads as float32, and
+    there a block costs much more than a token: most of what blocks gain would be lost by saving.
+    """
+    if section.path is None or section.dtype is not None:
+        return None
+    config, _ = load_tokenizer(section.path)
+    return cast(torch.dtype | None, config.dtype)
 
 
 def starting_model(
