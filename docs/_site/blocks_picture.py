@@ -21,7 +21,7 @@ from textwrap import fill
 import setblock
 from setblock.cli.comparison_view import token_texts
 from setblock.data.tasks import TASKS
-from setblock.decoding.calibrated import default_settings
+from setblock.decoding.calibrated import with_calibration
 from setblock.decoding.generation import Generation
 from setblock.evaluation.comparison import compare
 
@@ -111,7 +111,7 @@ def side_svg(
 
 def picture(model: setblock.SBDModel, prompt: str, *, max_new_tokens: int, command: str) -> str:
     """Return the picture as SVG, with the command that made it."""
-    found = compare(model, prompt, settings=replace(default_settings(model), max_new_tokens=max_new_tokens))
+    found = compare(model, prompt, settings=replace(with_calibration(model), max_new_tokens=max_new_tokens))
     if not found.identical:
         raise SystemExit("the two texts differ, and this picture is of method exact")
     sides = {"plain decoding": found.ntp, "setblock, the same text": found.blocks}

@@ -7,7 +7,7 @@ import pytest
 
 from evaluation.sweeps import point, row, sweep_of
 from setblock import load
-from setblock.decoding.calibrated import calibration_for, default_settings, with_calibration
+from setblock.decoding.calibrated import calibration_for, with_calibration
 from setblock.decoding.generate import generate
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
@@ -92,8 +92,8 @@ def test_what_is_found_is_written_and_used(run, copied, sweep_file):
     calibrated = DecodingSettings(method="sbd", sampler=EntropyBounded(0.3), block_size=8)
     assert with_calibration(model, blocks) == with_calibration(model, blocks, domain="sums") == calibrated
     assert with_calibration(model, DecodingSettings(method="sbd", max_new_tokens=9)).sampler == EntropyBounded(0.3)
-    assert default_settings(model) == with_calibration(model, DecodingSettings(method="exact"))
-    assert (default_settings(model).method, default_settings(model).block_size) == ("exact", 16)
+    assert with_calibration(model) == with_calibration(model, DecodingSettings(method="exact"))
+    assert (with_calibration(model).method, with_calibration(model).block_size) == ("exact", 16)
     for settings in (
         DecodingSettings(method="sbd", block_size=4),
         DecodingSettings(method="sbd", sampler=EntropyBounded()),

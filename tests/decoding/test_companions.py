@@ -14,12 +14,13 @@ from transformers import PreTrainedTokenizerBase
 from answers import ORDERS, InOrder, Remembering, answers, assert_same
 from families import MODES, tiny_sbd
 from integrations.slot_engine import serve
-from running import check_that_rows_come_and_go_as_alone
+from running import Log, check_that_rows_come_and_go_as_alone
 from setblock.decoding.companion import Companion
 from setblock.decoding.generate import generate, open_batch, stream
 from setblock.decoding.samplers import CreditDecoding, EntropyBounded, Sampler
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.terms import RowTerms
+from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.naive import full_logits
@@ -137,12 +138,18 @@ class Stopper(Companion):
     seen: int = field(default=0, compare=False)
 
     def companion(self, terms: RowTerms, *, vocab_size: int) -> "Stopper":
-        return Stopper(self.after)
+        return replace(self)
 
     def read(self, token_ids: Sequence[int], *, final: bool = False) -> None:
         self.seen += len(token_ids)
         if self.seen >= self.after:
             self.stop_length = self.after
+
+
+class LazyStopper(Stopper):
+    """Hears when somebody asks for its row."""
+
+    is_lazy = True
 
 
 def model(tokenizer: PreTrainedTokenizerBase, mode: str = "shifted") -> SBDModel:
@@ -309,17 +316,34 @@ def test_a_companion_hears_of_all_that_becomes_of_its_row(
     assert (sum(each.retracted for each in listeners) > 0) == (method == "exact")
 
 
+@pytest.mark.parametrize("stopper", [Stopper, LazyStopper])
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
-def test_a_companion_can_end_the_answer(method: Any, trained_tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_companion_can_end_the_answer(
+    method: Any, stopper: type[Stopper], trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """In a stream, in one piece, and in the engine, alone and beside others; whenever it hears."""
     sbd = model(trained_tokenizer)
     sbd.end_of_text_ids = ()
     settings = DecodingSettings(method=method, sampler=EntropyBounded(4.0), block_size=6, max_new_tokens=20)
-    whole = generate(sbd, "one two", settings=settings, raw=True)
-    *_, last = stream(sbd, "one two", settings=replace(settings, companions=(Stopper(8),)), raw=True)
+    whole = generate(sbd, prompts[0], settings=settings)
+    stopped = replace(settings, companions=(stopper(8),))
+    *chunks, last = stream(sbd, prompts[0], settings=stopped)
     assert last.generation is not None
-    assert last.generation.token_ids == whole.token_ids[:8]
-    assert last.generation.finish_reason == "stop"
-    assert whole.text.startswith(last.generation.text)
+    assert "".join(chunk.text for chunk in [*chunks, last]) == last.generation.text
+    found = [last.generation, generate(sbd, prompts[0], settings=stopped)]
+    for others in (0, 2):
+        engine, log = Engine(sbd), Log()
+        engine.submit(Request("", prompts[0], stopped))
+        for number in range(others):
+            engine.submit(Request(str(number), prompts[number], settings))
+        log.run(engine, most=100)
+        assert log[""].generation is not None
+        assert log[""].text == log[""].generation.text
+        found.append(log[""].generation)
+    for each in found:
+        assert each.token_ids == whole.token_ids[:8]
+        assert each.finish_reason == "stop"
+        assert whole.text.startswith(each.text)
 
 
 def test_where_nothing_may_come_the_row_ends_in_an_error(

@@ -56,7 +56,7 @@ def test_a_stream_waits_once_a_pass(name: str, tokenizer: PreTrainedTokenizerBas
         passes = 0
         with Synchronisations() as waits:
             for step in batch.steps():
-                batch.new_texts([0], batch.news(step, batch.runner))
+                batch.new_texts(batch.news(step, batch.runner))
                 passes += 1
     assert waits.total == passes > 4, waits.counts
 

@@ -21,17 +21,16 @@ class Trained(Protocol):
         """Return the SBD facts, or None where the model was not trained for blocks."""
 
 
-def default_settings(model: Trained) -> DecodingSettings:
-    """Return the settings of a request that gives none: method `exact`, at the model's calibrated point if it has one."""
-    return with_calibration(model, DecodingSettings())
-
-
-def with_calibration(model: Trained, settings: DecodingSettings, *, domain: str | None = None) -> DecodingSettings:
+def with_calibration(
+    model: Trained, settings: DecodingSettings | None = None, *, domain: str | None = None
+) -> DecodingSettings:
     """Return the settings at the calibrated point of their method, where there is one and they leave the point open.
 
     Args:
+        settings: by default those of a request that gives none.
         domain: as in `calibration_for`.
     """
+    settings = settings or DecodingSettings()
     if not leaves_point_open(settings):
         return settings
     found = calibration_for(model, method=settings.method, domain=domain)

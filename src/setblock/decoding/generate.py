@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from setblock import devices
-from setblock.decoding.calibrated import default_settings
 from setblock.decoding.checks import BlockSizeNotTrained
 from setblock.decoding.events import PassEvent
 from setblock.decoding.generation import Generation
@@ -135,10 +134,10 @@ def stream(
     Raises:
         SetBlockError: the prompt or a setting is not valid for this model, or its logits are not numbers.
     """
-    batch = _one(model, prompt, settings or default_settings(model), raw=raw)
+    batch = _one(model, prompt, settings or DecodingSettings(), raw=raw)
     for step in batch.steps():
         news = batch.news(step, batch.runner)
-        text, event = batch.new_texts([0], news)[0], news[0].event
+        text, event = batch.new_texts(news)[0], news[0].event
         assert event is not None
         generation = _whole(batch.generation(0)) if news[0].finished else None
         yield StreamChunk(text, event, step, generation)
@@ -148,8 +147,7 @@ def generate(
     model: LanguageModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False
 ) -> Generation:
     """Generate an answer. Arguments and errors are those of `stream`."""
-    settings = settings or default_settings(model)
-    batch = _one(model, prompt, settings, raw=raw)
+    batch = _one(model, prompt, settings or DecodingSettings(), raw=raw)
     batch.run()
     return _whole(batch.generation(0))
 
@@ -172,7 +170,7 @@ def generate_batch(
         The answers in the order of the prompts, `n` consecutive answers for each.
     """
     if settings is None or isinstance(settings, DecodingSettings):
-        settings = [settings or default_settings(model)] * len(prompts)
+        settings = [settings or DecodingSettings()] * len(prompts)
     rows = [
         (encode_prompt(model.tokenizer, prompt, raw=raw), each.of_sample(sample))
         for prompt, each in zip(prompts, settings, strict=True)

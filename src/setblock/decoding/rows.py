@@ -5,8 +5,9 @@ feeds.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -120,22 +121,21 @@ class Rows:
 
     @torch.inference_mode()
     def news(self, step: DecodingStep, runner: Runner) -> list[RowNews]:
-        """Return what the last step did to all rows. Waits for the device, once."""
+        """Return what the last step did to all rows, after their companions have heard of it. Waits for the device, once."""
         assert self.answered is not None
-        news = read_news(self.state, step, self.record, fuses_commit=runner.fuses_commit, since=self.answered)
+        read = partial(read_news, self.state, step, self.record, fuses_commit=runner.fuses_commit, since=self.answered)
+        news, finished = read(), self.state.finished
+        told = [row for row, each in enumerate(news) if each.event is not None]
+        self.policy.companions.hear(self.state, told, news=news)
+        if self.state.finished is not finished:  # a companion that hears only now has ended an answer
+            news = read()
         self.next_spans = [each.span for each in news]
         self.state.may_prefill = any(span.is_prefill for span in self.next_spans)
         return news
 
-    def new_texts(self, rows: Iterable[int], news: Sequence[RowNews] | None = None) -> dict[int, str]:
-        """Return the text of `rows` that became certain since the last call. `news` of all rows, if they have been
-        read."""
-        rows, finished = list(rows), self.state.finished
-        self.policy.companions.hear(self.state, rows, news=news)
-        if self.state.finished is not finished:
-            self.next_spans, news = None, None  # a companion has ended an answer
-        is_final = self.state.finished.tolist() if news is None else [each.finished for each in news]
-        return {row: self.texts[row].take(final=is_final[row]) for row in rows}
+    def new_texts(self, news: Sequence[RowNews]) -> list[str]:
+        """Return each row's text that became certain since the last call, given the last step's news."""
+        return [text.take(final=each.finished) for text, each in zip(self.texts, news, strict=True)]
 
     def generation(self, row: int, *, cancelled: bool = False) -> Generation:
         """Return the answer of a row that is finished, or given up."""

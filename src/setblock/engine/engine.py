@@ -118,8 +118,8 @@ class Engine:
                 rows, row = job.opened(), 0
                 self._waiting.remove(job)
             rows.state.cut(row)
-            text = rows.new_texts([row])[row]
-            progress.append(Progress(job.request.id, text, None, rows.generation(row, cancelled=True)))
+            generation = rows.generation(row, cancelled=True)
+            progress.append(Progress(job.request.id, rows.texts[row].take(final=True), None, generation))
             self._forget(job)
         self._cancelled.clear()
         self._leave(leaving)
@@ -228,7 +228,7 @@ class Engine:
 
         taking_part = [row for row, span in enumerate(spans) if span.tokens]
         news = rows.news(step, self._runner)
-        texts = rows.new_texts(taking_part, news)
+        texts = rows.new_texts(news)
         progress, leaving = [], []
         for row in taking_part:
             job, of_row = self._running[row], news[row]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from setblock.decoding.calibrated import default_settings
+from setblock.decoding.calibrated import with_calibration
 from setblock.decoding.generate import Generation, generate, stream
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import Prompt
@@ -58,7 +58,7 @@ def compare(
     Raises:
         SetBlockError: the method is `ntp`, or an error of `setblock.stream` occurs.
     """
-    blocks = settings or default_settings(model)
+    blocks = with_calibration(model, settings)
     if blocks.method == "ntp":
         raise ParameterError(f"method must be sbd or exact, to be compared with ntp, not {blocks.method}")
     ntp = replace(blocks, method="ntp")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from setblock.data.tasks import Task
-from setblock.decoding.calibrated import default_settings, with_calibration
+from setblock.decoding.calibrated import with_calibration
 from setblock.decoding.operating_point import NTP, OperatingPoint, point_of
 from setblock.decoding.settings import POINT, DecodingSettings
 from setblock.evaluation.exam import exam_of
@@ -68,7 +68,7 @@ def evaluate(
         continuous=continuous,
         level=level,
     )
-    settings = with_calibration(model, settings or default_settings(model))
+    settings = with_calibration(model, settings)
     point = point_of(model, settings)
     run = {"task": exam.identity, "settings": changed_settings(settings)}
     points = {point: settings, NTP: replace(settings, method="ntp")}  # that first: what it refuses is reported at once

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from setblock.decoding.calibrated import default_settings, with_calibration
+from setblock.decoding.calibrated import with_calibration
 from setblock.decoding.defaults import block_size_for
 from setblock.decoding.events import Reveal
 from setblock.decoding.generate import StreamChunk, stream
@@ -92,7 +92,7 @@ class Trace:
 
 def trace(model: SBDModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False) -> Trace:
     """Answer a prompt and record each pass. Arguments and errors are those of `setblock.stream`."""
-    settings = with_calibration(model, settings or default_settings(model))
+    settings = with_calibration(model, settings)
     ends = {*model.end_of_text_ids, *settings.stop_token_ids}
     start = len(encode_prompt(model.tokenizer, prompt, raw=raw))
     tracer = _Tracer(model.tokenizer, prompt_length=start, ends=ends, settings=settings)
