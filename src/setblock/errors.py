@@ -1,6 +1,8 @@
 """Define the exception for a user's mistake, and the base class of the library's warnings."""
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 
 
@@ -15,6 +17,14 @@ class ParameterError(SetBlockError):
 
 class SetBlockWarning(UserWarning):
     """Warn about something that is allowed. Its message is one line."""
+
+
+def warn(message: str, category: type[SetBlockWarning] = SetBlockWarning) -> None:
+    """Warn in the name of the line that called this package."""
+    frame, level = sys._getframe(), 1
+    while frame.f_globals["__name__"].partition(".")[0] in ("setblock", "torch") and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

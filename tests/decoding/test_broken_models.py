@@ -15,6 +15,9 @@ from setblock.decoding.generate import generate, generate_batch, stream
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
+from setblock.model.draft_text import indexed
+from setblock.model.feed import Feed
+from setblock.model.padded_runner import PaddedRunner
 from setblock.model.sbd_model import SBDModel
 
 SOME: Sampler = EntropyBounded(4.0)
@@ -25,6 +28,33 @@ def poisoned(sbd: SBDModel, token_id: int) -> SBDModel:
     with torch.no_grad():
         sbd.model.get_input_embeddings().weight[token_id] = torch.nan
     return sbd
+
+
+def spoiled(sbd: SBDModel, token_id: int) -> SBDModel:
+    """What the model says right after the token is not a number. Nothing else is touched: a masked key that is not a number
+    would be, since 0 times it is not a number either."""
+    model_runner = sbd.runner
+
+    def runner(**sizes: int) -> PaddedRunner:
+        made = model_runner(**sizes)
+        model_logits = made.logits
+
+        def logits(feed: Feed) -> Tensor:
+            after = feed.tokens.gather(1, feed.outputs) == token_id
+            return model_logits(feed).masked_fill(after[..., None], torch.nan)
+
+        made.logits = logits  # type: ignore[method-assign]
+        return made
+
+    sbd.runner = runner  # type: ignore[method-assign]
+    return sbd
+
+
+def untrained(sbd: SBDModel) -> SBDModel:
+    """The same weights, of a model that has no blocks."""
+    free = SBDModel(sbd.model, sbd.tokenizer)
+    free.end_of_text_ids, free.draft_text = sbd.end_of_text_ids, sbd.draft_text
+    return free
 
 
 def rows(**fields: Any) -> list[DecodingSettings]:
@@ -146,3 +176,63 @@ def test_a_model_that_leaves_only_banned_tokens(
     assert left.token_ids == [51] * 6
     assert (none.finish_reason, none.token_ids) == ("error", [])
     assert free.token_ids == [50] * 6
+
+
+@pytest.mark.parametrize("lookup", [0, 1])
+@pytest.mark.parametrize("mode", MODES)
+def test_drafts_that_are_not_numbers_fail_no_exact_row(
+    mode: str, lookup: int, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """Plain decoding reads no mask token, so one that breaks every pass over a block is nothing to it."""
+    sbd = tiny_sbd("llama", trained_tokenizer, mode=mode)
+    assert sbd.facts is not None
+    spoiled(sbd, sbd.facts.mask_token_id)
+    exact = DecodingSettings(max_new_tokens=20, block_size=5, draft_lookup=lookup)
+    settings = [replace(exact, draft_passes=passes, temperature=each) for passes in (1, 3) for each in (0.0, 1.0)]
+    found = answers(sbd, [prompts[1]] * 4, settings)
+    plain = answers(sbd, [prompts[1]] * 4, [replace(each, method="ntp") for each in settings])
+    assert [each.token_ids for each in found] == [each.token_ids for each in plain]
+    assert {each.finish_reason for each in found} <= {"stop", "length"}
+
+
+def test_what_stands_behind_a_wrong_draft_fails_no_row(
+    trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """A draft text leads into a token that breaks what follows it, and which plain decoding does not write."""
+    sbd = tiny_sbd("llama", trained_tokenizer)
+    sbd.end_of_text_ids = ()
+    plain = DecodingSettings(method="ntp", max_new_tokens=20)
+    (wanted,) = answers(sbd, prompts[:1], [plain])
+    poison = next(each for each in range(5, 300) if each not in [*prompts[0], *wanted.token_ids])
+    written = [*prompts[0], *wanted.token_ids]
+    sbd.draft_text = indexed([[*written[n - 2 : n + 1], poison, 9, 9] for n in range(len(prompts[0]), len(written), 3)])
+    for model in (untrained(sbd), sbd):
+        (found,) = answers(
+            spoiled(model, poison), prompts[:1], [replace(plain, method="exact", draft_lookup=2, block_size=5)]
+        )
+        assert (found.token_ids, found.finish_reason) == (wanted.token_ids, "length")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_exact_fails_where_plain_decoding_does(
+    mode: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """With the same text, at a place within a draft that is right so far; and not at all where a stop string comes before."""
+    sbd = tiny_sbd("llama", trained_tokenizer, mode=mode)
+    sbd.end_of_text_ids = ()
+    whole = answers(sbd, prompts[:1], [DecodingSettings(method="ntp", max_new_tokens=20)])[0].token_ids
+    text = [trained_tokenizer.decode(whole[:n]) for n in range(21)]
+    place = next(n for n in range(5, 20) if text[n + 1][-1].isalnum() and text[n + 1][-1] not in text[n])
+    stop = text[place + 1][-1]
+    for model in (untrained(sbd), sbd):
+        spoiled(model, whole[place]).draft_text = indexed([[*prompts[0], *whole]])
+        for ends in ((), (stop,)):
+            exact = DecodingSettings(max_new_tokens=20, block_size=8, draft_lookup=1, stop=ends)
+            ours, theirs = (
+                answers(model, prompts[:1], [replace(exact, method=method)])[0]  # type: ignore[arg-type]
+                for method in ("exact", "ntp")
+            )
+            assert ours.token_ids == theirs.token_ids == whole[: place + 1]
+            assert (ours.text, ours.finish_reason) == (theirs.text, theirs.finish_reason)
+            assert theirs.finish_reason == ("stop" if ends else "error")
+            assert ours.passes.decoding < theirs.passes.decoding

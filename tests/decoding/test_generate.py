@@ -1,6 +1,7 @@
 """The three layers over the decoding loop: steps, a stream of text, a string; and the figures they report."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import decoded
 from families import CONTEXT, MODES, tiny_model, tiny_sbd
-from setblock.decoding.generate import generate, generate_batch, open_batch, stream
+from setblock.decoding.generate import BlockSizeNotTrained, generate, generate_batch, open_batch, stream
 from setblock.decoding.record import PassCounts
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings import DecodingSettings
@@ -217,3 +218,16 @@ def test_block_size_defaults_to_what_was_trained(trained_tokenizer: PreTrainedTo
         sbd.prepare_for_training(block_sizes=trained, logit_shift=False)
         batch = open_batch(sbd, [[5, 6]], [DecodingSettings(method="sbd")])
         assert int(batch.state.block_size[0]) == expected
+
+
+@pytest.mark.parametrize("way", [generate, generate_batch, lambda *args, **options: list(stream(*args, **options))])
+def test_a_warning_names_the_line_that_asked(
+    way: Callable[..., object], sbd: SBDModel, prompts: list[list[int]]
+) -> None:
+    """And method exact, whose text no block can change, has none of too large a block."""
+    asked = prompts[:1] if way is generate_batch else prompts[0]
+    settings = DecodingSettings(method="sbd", block_size=17, max_new_tokens=18)
+    way(sbd, asked, settings=replace(settings, method="exact"))
+    with pytest.warns(BlockSizeNotTrained) as caught:
+        way(sbd, asked, settings=settings)
+    assert [warning.filename for warning in caught] == [__file__]

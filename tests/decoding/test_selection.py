@@ -1,5 +1,6 @@
 """What becomes of a sampler that breaks the rules: an error that names it, and not an endless loop."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -8,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from setblock.decoding.generate import generate_batch
-from setblock.decoding.samplers import BlockView, EntropyBounded, Selection
+from setblock.decoding.samplers import SAMPLERS, BlockView, EntropyBounded, Factor, Selection
 from setblock.decoding.settings import DecodingSettings, Method
 from setblock.errors import SetBlockError
 
@@ -37,6 +38,22 @@ class OneRow:
         reveal = block.candidates.clone()
         reveal[1:] = False
         return Selection(reveal)
+
+
+@pytest.fixture
+def replaced() -> Iterator[None]:
+    """A rule of the library whose name stands for another."""
+    SAMPLERS["factor"] = Nothing
+    yield
+    del SAMPLERS["factor"]
+
+
+@pytest.mark.usefixtures("replaced")
+def test_a_rule_under_a_name_of_the_library_is_checked_too(tokenizer: PreTrainedTokenizerBase) -> None:
+    settings = DecodingSettings(method="sbd", sampler=SAMPLERS["factor"](), block_size=4, max_new_tokens=9)
+    with pytest.raises(SetBlockError, match=r"sampler .*Nothing\(\) must reveal at least one candidate"):
+        generate_batch(tiny_sbd("llama", tokenizer), ["a"], settings=settings, raw=True)
+    assert SAMPLERS.in_this_package()["factor"] is Factor
 
 
 @pytest.mark.parametrize("method", ["sbd", "exact"])

@@ -124,3 +124,14 @@ def test_hyperparameters_stand_beside_or_below() -> None:
 def test_what_can_not_be_asked(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
         settings_asked(asked)
+
+
+def test_settings_can_be_hashed() -> None:
+    """Equal ones alike, however their values came; those that differ in one setting are different keys."""
+    every = {
+        name: value_of(row) for name, row in SETTINGS.items() if name not in ("sampler", "companions", "min_new_tokens")
+    }
+    given = DecodingSettings(**every, sampler=Factor())
+    assert hash(given) == hash(DecodingSettings(**every, sampler=Factor()))
+    one_each = [DecodingSettings(**{name: value}) for name, value in every.items()]
+    assert len({DecodingSettings(), given, *one_each, *one_each}) == 2 + len(every)

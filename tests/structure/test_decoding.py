@@ -256,3 +256,11 @@ def test_the_bundled_model_takes_what_its_vocabulary_has() -> None:
         assert found.finish_reason == "stop"
         assert found.text[2:] == " apples"
         assert found.text[:2].isdecimal()
+
+
+def test_a_copied_draft_that_is_banned_is_no_way_out_either(shifted: SBDModel) -> None:
+    (one,) = shifted.tokenizer("1").input_ids
+    prompt = shifted.tokenizer("a1b a1b ").input_ids
+    asked = DecodingSettings(structure=Regex("a1b"), banned_tokens=[one], draft_lookup=1)
+    exact, plain = (answers(shifted, [prompt], [replace(asked, method=each)])[0] for each in ("exact", "ntp"))  # type: ignore[arg-type]
+    assert (exact.token_ids, exact.finish_reason, exact.error) == (plain.token_ids, plain.finish_reason, plain.error)

@@ -1,11 +1,10 @@
 """Check that a model can do what a request asks."""
 
-import warnings
 from collections.abc import Sequence
 
 from setblock.decoding.defaults import DEFAULT_MAX_NEW_TOKENS
 from setblock.decoding.settings import DecodingSettings
-from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
+from setblock.errors import ParameterError, SetBlockError, SetBlockWarning, warn
 from setblock.model.protocol import LanguageModel
 
 
@@ -66,12 +65,11 @@ def check_that_tokens_are_left(
 
 
 def warn_if_not_trained(model: LanguageModel, block_size: int) -> None:
-    """Warn where a block is larger than any that the model was trained with."""
+    """Warn where a block that nothing checks is larger than any that the model was trained with."""
     trained = model.facts.block_sizes if model.facts else ()
     if trained and block_size > trained[-1]:
-        warnings.warn(
+        warn(
             f"block_size {block_size} is larger than any this model was trained with (at most {trained[-1]}): "
             "expect worse text",
             BlockSizeNotTrained,
-            stacklevel=4,
         )

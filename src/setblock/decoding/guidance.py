@@ -19,7 +19,7 @@ from setblock.decoding.state import BatchState
 
 def guided_commit(state: BatchState, given: PassLogits, companions: Companions) -> PassLogits:
     """Mask the logits at which drafts are checked. What may come at a place was asked when the draft was made: before it
-    stands the same."""
+    stands the same. A copied draft may be one that a request bans, and leave no token."""
     if given.commit is None:
         return given
     positions, known = given.commit.positions.tolist(), given.commit.known.tolist()
@@ -30,7 +30,12 @@ def guided_commit(state: BatchState, given: PassLogits, companions: Companions) 
             if is_known:
                 here = allowed[positions[row][column] - start].to(logits.device)
                 logits[row, given.size + column].masked_fill_(~here, -torch.inf)
-    return PassLogits(given.all.with_logits(logits), given.size)
+    guided = PassLogits(given.all.with_logits(logits), given.size)
+    assert guided.commit is not None
+    stuck = (guided.commit.is_broken & ~given.commit.is_broken & given.commit.known).any(dim=1).tolist()
+    for row in companions.constrained:
+        companions.rows[row].is_stuck = stuck[row]
+    return guided
 
 
 @dataclass(frozen=True)

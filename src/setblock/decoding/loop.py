@@ -141,22 +141,26 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
     given = read_logits(state, feed, logits)
     is_fused = None if feed.fuses_commit else ends == state.block_end
     state.commit(ends, has_prefill=is_prefill is not None)
-    shaped = _shaped(given, state, policy)
-    state.failed = state.failed | _is_broken(shaped.all)
-    shaped = shaped.known_unless(state.failed)
+    shaped, is_broken = _shaped(given, state, policy)
     block, commit, check, corrected = shaped.block, shaped.commit, None, None
-    candidates = known = block.known
+    asked, broken = block.known, is_broken[:, : given.size]
     if commit is not None:
-        check = check_drafts(state, commit, draws=policy.draws)
-        candidates = candidates.masked_fill(check.rejected[:, None], False)
-        known = torch.cat([candidates, check.replaced], dim=1)
+        check = check_drafts(state, commit, is_broken=is_broken[:, given.size :], draws=policy.draws)
+        asked = asked.masked_fill((check.rejected | check.failed)[:, None], False)
         corrected = check.rejected if is_fused is None else check.rejected & is_fused
+    # Of a draft, plain decoding would have seen nothing but the first token's logits
+    failed = (
+        asked & broken if state.takes_next is None else asked & broken & (state.takes_next | ~state.is_exact[:, None])
+    )
+    state.failed = state.failed | failed.any(dim=1)
+    candidates = asked & ~broken & ~state.failed[:, None]
+    known = candidates if check is None else torch.cat([candidates, check.replaced], dim=1)
     return Reading(
         given=given,
         block=block,
         moments=moments_of(shaped.all.logits, shaped.all.best.logits, known),
         known=known,
-        is_asked=candidates.any(dim=1),
+        is_asked=asked.any(dim=1),
         candidates=candidates,
         corrected=corrected,
         is_prefill=state.nobody if is_prefill is None else is_prefill,
@@ -225,18 +229,16 @@ def write_pass(
     )
 
 
-def _shaped(logits: PassLogits, state: BatchState, policy: Policy) -> PassLogits:
-    """Return the logits that tokens are chosen from, before the companions of the rows are asked."""
+def _shaped(logits: PassLogits, state: BatchState, policy: Policy) -> tuple[PassLogits, Tensor]:
+    """Return the logits that tokens are chosen from, before the companions of the rows are asked about the block; and
+    [B, k + m] bool, where they are not finite or leave no token to choose."""
     rules, given = policy.rules, logits.all
     seen = None if rules.penalty is None else first_seen(state, given.logits.shape[-1])
     shaped = rules.apply(given.logits, positions=given.positions, first_seen=seen)
     if shaped is not given.logits:
         logits = PassLogits(given.with_logits(shaped), logits.size)
-    return guided_commit(state, logits, policy.companions) if policy.companions.constrained else logits
-
-
-def _is_broken(logits: Logits) -> Tensor:
-    """Return [B] bool, rows whose logits are not finite or leave no token to choose."""
-    greatest = logits.best.logits
-    # What is no number, or infinite, is not 0 when it is taken from itself.
-    return ((greatest - greatest != 0) & logits.known).any(dim=1)
+    is_broken = logits.all.is_broken
+    if policy.companions.constrained:
+        logits = guided_commit(state, logits, policy.companions)
+        is_broken = is_broken | logits.all.is_broken
+    return logits, is_broken

@@ -35,7 +35,7 @@ class Samplers(MutableMapping[str, type[Any]]):
 
     def in_this_package(self) -> dict[str, type[Any]]:
         """Return the classes of `samplers/`."""
-        return {name: self[name] for name in _files()}
+        return {name: _class_in_file(name) for name in _files()}
 
     def name_of(self, kind: type[Any]) -> str | None:
         """Return the name of a class, or None if it has none."""
@@ -47,7 +47,7 @@ class Samplers(MutableMapping[str, type[Any]]):
         if name in self._by_hand:
             return self._by_hand[name]
         if name in _files():
-            return _class_in(f"setblock.decoding.samplers.{_files()[name]}", name)
+            return _class_in_file(name)
         kind: type[Any] = _plug_ins()[name].load()
         return kind
 
@@ -81,6 +81,10 @@ def _plug_ins() -> dict[str, EntryPoint]:
     return {each.name: each for each in entry_points(group=PLUG_INS)}
 
 
+def _class_in_file(name: str) -> type[Any]:
+    return _class_in(f"setblock.decoding.samplers.{_files()[name]}", name)
+
+
 def _class_in(module: str, name: str) -> type[Any]:
     found = [
         each for each in vars(import_module(module)).values() if isinstance(each, type) and each.__module__ == module
@@ -109,7 +113,7 @@ def options_of(sampler: "Sampler") -> dict[str, Any]:
 
 
 def defaults_of(name: str) -> dict[str, Any]:
-    """Return the default hyperparameters of a named sampler, updated with the given ones."""
+    """Return the default hyperparameters of a named sampler, of those that have one."""
     return {field.name: field.default for field in fields(SAMPLERS[name]) if field.default is not MISSING}
 
 

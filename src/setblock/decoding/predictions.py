@@ -30,6 +30,12 @@ class Logits:
     known: Tensor
     best: MostLikely
 
+    @property
+    def is_broken(self) -> Tensor:
+        """Return [B, m] bool, where the logits are not finite or leave no token to choose."""
+        greatest = self.best.logits
+        return greatest - greatest != 0  # what is no number, or infinite, is not 0 when it is taken from itself
+
     def with_logits(self, logits: Tensor) -> "Logits":
         """Return the same positions with other logits."""
         return Logits(logits, self.positions, self.known, most_likely(logits))
@@ -52,11 +58,6 @@ class PassLogits:
 
     all: Logits
     size: int
-
-    def known_unless(self, failed: Tensor) -> "PassLogits":
-        """Return the same logits, known nowhere in rows that `failed` [B] bool."""
-        known = self.all.known.masked_fill(failed[:, None], False)
-        return PassLogits(Logits(self.all.logits, self.all.positions, known, self.all.best), self.size)
 
     @property
     def block(self) -> Logits:

@@ -69,7 +69,7 @@ class Rows:
 
     @torch.inference_mode()
     def taken(self, rows: Sequence[int]) -> "Rows":
-        """Return `rows` only, at least one. What becomes of either does not change the other."""
+        """Return `rows` only, at least one. They share texts and companions with these: only one of the two may go on."""
         index = torch.tensor(rows, device=self.state.tokens.device)
         state = taken(self.state, index)
         return Rows(
@@ -227,7 +227,7 @@ def check_rows(
     started = time.perf_counter()
     settings = [_with_grammar(model, with_calibration(model, each)) for each in settings]
     terms = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, settings, strict=True)]
-    warn_if_not_trained(model, max(each.block_size for each in terms))
+    warn_if_not_trained(model, max([each.block_size for each in terms if each.method == "sbd"], default=0))
     for prompt, each, row in zip(prompts, settings, terms, strict=True):
         check_prompt(prompt, model.vocab_size)
         check_token_ids(each, model.vocab_size)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from setblock.decoding.ragged import fitted, stacked
 from setblock.decoding.sampler import Moments
-from setblock.decoding.samplers import SAMPLERS, BlockView, Memory, Sampler, Selection
+from setblock.decoding.samplers import BlockView, Memory, Sampler, Selection
 from setblock.errors import SetBlockError
 
 
@@ -53,8 +53,7 @@ class RowSamplers:
             else:
                 same.append(row)
         self._groups = [(sampler, torch.tensor(rows, device=device)) for sampler, rows in groups]
-        own = {EveryCandidate, *SAMPLERS.in_this_package().values()}
-        self._is_own = [type(sampler) in own for sampler, _ in groups]
+        self._is_own = [type(sampler).__module__.startswith("setblock.decoding.") for sampler, _ in groups]
         self._memories: list[Memory] = [
             {} if memories is None else _below([memories[row] for row in rows]) for _, rows in groups
         ]

@@ -87,7 +87,7 @@ def setting(
         "names": {caller: (names or {}).get(caller) for caller in CALLERS if caller not in but_not},
     }
     if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=row)
+        return field(default_factory=lambda: dict(default), hash=False, metadata=row)
     return field(default=default, metadata=row)
 
 

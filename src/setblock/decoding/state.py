@@ -239,13 +239,13 @@ class BatchState:
         self.stop_end = torch.where(first_stop <= end, end, self.stop_end)
         # 2. Is the answer? Drafts are no part of it, and may end otherwise; but a first token comes from the causal logits
         # after all that is certain
-        self.stop_end = torch.where(self.failed, self.answer_end, self.stop_end)
         certain, has_first = end, None
         if self.has("exact"):
             has_first = self.revealed[:, 0] & (self.committed == self.block_start)
             certain = torch.maximum(self.answer_end, self.committed + has_first)
             certain = certain if self.is_all_exact else torch.where(self.is_exact, certain, end)
         self.answer_end = torch.minimum(certain, self.stop_end)
+        self.stop_end = torch.where(self.failed, self.answer_end, self.stop_end)
         self.finished = self.answer_end >= self.stop_end
         self.text_end = torch.minimum(end, self.stop_end)
         return Settled(end, end == self.needed_end, has_first)
@@ -297,13 +297,13 @@ class BatchState:
         if has_prefill:
             self.prefilled = self.prefilled | (self.committed >= self.prefill_end)
 
-    def correct(self, rows: Tensor, positions: Tensor) -> None:
-        """Begin a block at `positions` [B] of `rows` [B] bool, where drafts were wrong and the right token stands now. What
-        comes before is committed."""
+    def correct(self, rows: Tensor, positions: Tensor, *, is_known: Tensor) -> None:
+        """Begin a block at `positions` [B] of `rows` [B] bool, where drafts were wrong and, if it `is_known` [B] bool, the
+        right token stands now. What comes before is committed."""
         self.committed = torch.where(rows, positions, self.committed)
         self.stop_end = torch.where(rows, self.limit, self.stop_end)
         self._move_blocks(rows, positions)
-        self.revealed = torch.where(rows[:, None], self._is_first, self.revealed)
+        self.revealed = torch.where(rows[:, None], self._is_first & is_known[:, None], self.revealed)
 
     @torch.inference_mode()
     def hold(self, length: int) -> None:
@@ -320,8 +320,9 @@ class BatchState:
 
     @torch.inference_mode()  # as the passes are that made these tensors: outside, they could not be changed in place
     def finish(self, row: int, *, end: int) -> None:
-        """End a row's answer at a stop string: at position `end`, past its last token."""
+        """End a row's answer at a stop string: at position `end`, past its last token. What failed behind it does not count."""
         self._end(row, end)
+        self.failed = self.failed & (self.rows != row)
         self.stopped = self.stopped | (self.rows == row)
 
     @torch.inference_mode()

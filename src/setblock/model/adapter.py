@@ -1,7 +1,7 @@
 """Define an adapter that acts on the future block only, and so leaves next-token decoding exactly to the base model.
 
-Knows PEFT's LoRA layers and where a checkpoint keeps them. Knows nothing of how an adapter is trained, nor of how decoding runs
-one that was (`setblock.model.adapted`).
+Knows PEFT's LoRA layers, their forward and backward pass, and where a checkpoint keeps them. Knows nothing of what an adapter
+is trained on, nor of how decoding runs one (`setblock.model.adapted`).
 
 LoRA adds `B A x` to what a linear layer gives. Here it does so for some of the tokens only: those of the noisy half in
 training, those of the future block in decoding. All others, and all of the key-value cache, are the base model's.

@@ -1,4 +1,4 @@
-"""Read and write GGUF files as checkpoints: llama.cpp's one-file format, read through Transformers.
+"""Read GGUF files as checkpoints: llama.cpp's one-file format, read through Transformers.
 
 Knows how a GGUF file is named to Transformers, and under which keys it holds facts and a tokenizer. Knows nothing of decoding.
 """

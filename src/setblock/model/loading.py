@@ -1,7 +1,6 @@
 """Load a model that can be decoded in blocks, or raise an error with the reason."""
 
 import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
-from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.errors import SetBlockError, SetBlockWarning, warn
 from setblock.model.adapted import load_adapter
 from setblock.model.attention import layer_windows
 from setblock.model.bundled import BUNDLED_MODEL
@@ -148,7 +147,7 @@ def load(
         reason = (
             f"{source} is right for {plan.context} tokens at most, prompt and answer together: {plan.context_reason}"
         )
-        warnings.warn(reason, ShorterContext, stacklevel=2)
+        warn(reason, ShorterContext)
     sbd = SBDModel(model, tokenizer, facts=facts, quantization=quantization)
     if metadata is None and (texts := _draft_text_in(source)) is not None:
         sbd.draft_text = draft_text_of(read_texts(texts), sbd)
@@ -171,11 +170,10 @@ def _draft_text_in(source: str) -> Path | None:
 def warn_if_untrained(source: str, facts: SBDFacts | None) -> None:
     """Warn of a model that was never trained for blocks, in the name of the caller's caller."""
     if facts is None or not facts.block_sizes:
-        warnings.warn(
+        warn(
             f"{source} was never trained for blocks: method 'exact' copies its drafts from the text; fine-tune it with "
             "`setblock train` to gain more",
             NotTrainedForBlocks,
-            stacklevel=3,
         )
 
 

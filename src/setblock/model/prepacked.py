@@ -9,7 +9,6 @@ give it, or lays it out anew in every pass.
 """
 
 import itertools
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.errors import SetBlockError, warn
 
 _EXPECTED_TOKENS = 32
 """oneDNN chooses a layout for a number of tokens: those of a fused pass over two blocks of 16."""
@@ -110,11 +109,9 @@ def prepack(model: PreTrainedModel) -> None:
         if not is_supported(dtype):
             raise SetBlockError(f"{str(dtype).removeprefix('torch.')} weights can't be prepacked on this processor")
     if (left := _share_left(model, places)) > _MOST_LEFT:
-        warnings.warn(
+        warn(
             f"prepacking gains little here: {left:.0%} of the weights of {model.config.model_type} are not in linear layers "
-            "(nn.Linear) and stay as they are",
-            SetBlockWarning,
-            stacklevel=2,
+            "(nn.Linear) and stay as they are"
         )
     while places:
         linear, where = places.popitem()

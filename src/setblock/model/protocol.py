@@ -95,8 +95,8 @@ class LanguageModel(Protocol):
 
     @property
     def facts(self) -> SBDFacts | None:
-        """Return what the model's training fixed; None where it was never trained for blocks, and decodes one token a
-        pass."""
+        """Return what the model's training fixed; None where it was never trained for blocks. It then decodes by `ntp`, and
+        by `exact` with copied drafts."""
         ...
 
     @property

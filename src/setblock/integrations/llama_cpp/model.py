@@ -3,13 +3,12 @@
 Knows what `setblock.model.protocol` asks for. Knows nothing of how a pass is decoded.
 """
 
-import warnings
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from setblock.errors import SetBlockWarning
+from setblock.errors import SetBlockWarning, warn
 from setblock.integrations.llama_cpp.context import Context
 from setblock.integrations.llama_cpp.library import ModelFile, library
 from setblock.integrations.llama_cpp.options import LlamaOptions
@@ -116,8 +115,7 @@ _SAMPLE = (
 def _compare_tokenizers(path: Path, tokenizer: PreTrainedTokenizerBase, file: ModelFile) -> None:
     ours = tokenizer(_SAMPLE, add_special_tokens=False, split_special_tokens=True).input_ids
     if list(ours) != file.tokens_of(_SAMPLE):
-        warnings.warn(
+        warn(
             f"{path}: setblock and llama.cpp split a text into different tokens; answers may differ from llama.cpp's own",
             TokenizerDiffers,
-            stacklevel=3,
         )
