@@ -29,8 +29,8 @@ class Check:
         known: [B, m] bool, where they count.
         first_wrong: [B, 1] the column of the first that differs from the draft, or can't be chosen; m where there is none.
         replaced: [B, m] bool, where that is, and the choice took the draft's place: at most one in a row.
-        rejected: [B] bool, rows whose draft was cut, and corrected.
-        failed: [B] bool, rows in which next-token decoding would have met logits that are not finite.
+        rejected: [B] bool, rows whose draft was cut.
+        failed: [B] bool, those of them in which next-token decoding would have met logits that are not finite there.
     """
 
     token_ids: Tensor
@@ -47,26 +47,24 @@ class Check:
         return (columns < self.first_wrong) & self.known
 
 
-def check_drafts(state: BatchState, commit: Logits, *, is_broken: Tensor, draws: Draws) -> Check:
+def check_drafts(state: BatchState, commit: Logits, *, is_finite: Tensor, draws: Draws) -> Check:
     """Compare drafts with next-token decoding, and put the state right where they differ.
 
     A draft's first token is not among them: it came from a causal logit.
 
     Args:
         commit: the logits that tokens are chosen from.
-        is_broken: [B, m] bool, where they are not finite. Behind a wrong draft that is nothing to next-token decoding.
+        is_finite: [B, m] bool. Where they are not, behind a wrong draft, is nothing to next-token decoding.
     """
     best = commit.best.token_ids
     chosen = choose_tokens(commit.logits, draws, positions=commit.positions, best=best)  # [B, m]
     drafted = state.tokens.gather(1, commit.positions)
     columns, count = state.columns[: chosen.shape[1]], chosen.shape[1]
-    is_wrong = ((chosen != drafted) | is_broken) & commit.known
-    first_wrong = columns.where(is_wrong, count).amin(dim=1, keepdim=True)
-    replaced = (columns == first_wrong) & ~is_broken
-    cut, rejected = first_wrong[:, 0] < count, replaced.any(dim=1)
-    failed = cut & ~rejected
+    is_right = (chosen == drafted) & is_finite
+    first_wrong = columns.where(commit.known > is_right, count).amin(dim=1, keepdim=True)
+    is_first_wrong, rejected = columns == first_wrong, first_wrong[:, 0] < count
+    failed = (is_first_wrong > is_finite).any(dim=1)
 
     state.write(chosen, commit.known, positions=commit.positions)  # what comes behind the first that differs is void
-    state.correct(cut, (commit.positions[:, :1] + first_wrong)[:, 0], is_known=rejected)
-    state.failed = state.failed | failed
-    return Check(chosen, commit.known, first_wrong, replaced=replaced, rejected=rejected, failed=failed)
+    state.correct(rejected, (commit.positions[:, :1] + first_wrong)[:, 0], failed=failed)
+    return Check(chosen, commit.known, first_wrong, is_first_wrong & is_finite, rejected, failed)

@@ -32,7 +32,7 @@ def guided_commit(state: BatchState, given: PassLogits, companions: Companions) 
                 logits[row, given.size + column].masked_fill_(~here, -torch.inf)
     guided = PassLogits(given.all.with_logits(logits), given.size)
     assert guided.commit is not None
-    stuck = (guided.commit.is_broken & ~given.commit.is_broken & given.commit.known).any(dim=1).tolist()
+    stuck = (given.commit.is_finite & ~guided.commit.is_finite & given.commit.known).any(dim=1).tolist()
     for row in companions.constrained:
         companions.rows[row].is_stuck = stuck[row]
     return guided

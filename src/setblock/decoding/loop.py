@@ -141,19 +141,22 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
     given = read_logits(state, feed, logits)
     is_fused = None if feed.fuses_commit else ends == state.block_end
     state.commit(ends, has_prefill=is_prefill is not None)
-    shaped, is_broken = _shaped(given, state, policy)
+    shaped, is_finite = _shaped(given, state, policy)
     block, commit, check, corrected = shaped.block, shaped.commit, None, None
-    asked, broken = block.known, is_broken[:, : given.size]
+    asked = block.known
     if commit is not None:
-        check = check_drafts(state, commit, is_broken=is_broken[:, given.size :], draws=policy.draws)
-        asked = asked.masked_fill((check.rejected | check.failed)[:, None], False)
+        check = check_drafts(state, commit, is_finite=is_finite[:, given.size :], draws=policy.draws)
+        state.failed = state.failed | check.failed
+        asked = asked.masked_fill(check.rejected[:, None], False)
         corrected = check.rejected if is_fused is None else check.rejected & is_fused
-    # Of a draft, plain decoding would have seen nothing but the first token's logits
-    failed = (
-        asked & broken if state.takes_next is None else asked & broken & (state.takes_next | ~state.is_exact[:, None])
-    )
-    state.failed = state.failed | failed.any(dim=1)
-    candidates = asked & ~broken & ~state.failed[:, None]
+    broken = asked > is_finite[:, : given.size]
+    if state.is_all_exact:
+        failed = broken[:, 0]  # of a draft, plain decoding would have seen the logits of the first token only
+    else:
+        counts = broken if state.takes_next is None else broken & (state.takes_next | ~state.is_exact[:, None])
+        failed = counts.any(dim=1)
+    state.failed = state.failed | failed
+    candidates = (asked > broken).masked_fill(state.failed[:, None], False)
     known = candidates if check is None else torch.cat([candidates, check.replaced], dim=1)
     return Reading(
         given=given,
@@ -231,14 +234,14 @@ def write_pass(
 
 def _shaped(logits: PassLogits, state: BatchState, policy: Policy) -> tuple[PassLogits, Tensor]:
     """Return the logits that tokens are chosen from, before the companions of the rows are asked about the block; and
-    [B, k + m] bool, where they are not finite or leave no token to choose."""
+    [B, k + m] bool, where they are finite and leave a token to choose."""
     rules, given = policy.rules, logits.all
     seen = None if rules.penalty is None else first_seen(state, given.logits.shape[-1])
     shaped = rules.apply(given.logits, positions=given.positions, first_seen=seen)
     if shaped is not given.logits:
         logits = PassLogits(given.with_logits(shaped), logits.size)
-    is_broken = logits.all.is_broken
+    is_finite = logits.all.is_finite
     if policy.companions.constrained:
         logits = guided_commit(state, logits, policy.companions)
-        is_broken = is_broken | logits.all.is_broken
-    return logits, is_broken
+        is_finite = is_finite & logits.all.is_finite
+    return logits, is_finite

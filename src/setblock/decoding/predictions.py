@@ -31,10 +31,10 @@ class Logits:
     best: MostLikely
 
     @property
-    def is_broken(self) -> Tensor:
-        """Return [B, m] bool, where the logits are not finite or leave no token to choose."""
+    def is_finite(self) -> Tensor:
+        """Return [B, m] bool, where the logits are finite and leave a token to choose."""
         greatest = self.best.logits
-        return greatest - greatest != 0  # what is no number, or infinite, is not 0 when it is taken from itself
+        return greatest - greatest == 0  # what is no number, or infinite, is not 0 when it is taken from itself
 
     def with_logits(self, logits: Tensor) -> "Logits":
         """Return the same positions with other logits."""

@@ -297,13 +297,13 @@ class BatchState:
         if has_prefill:
             self.prefilled = self.prefilled | (self.committed >= self.prefill_end)
 
-    def correct(self, rows: Tensor, positions: Tensor, *, is_known: Tensor) -> None:
-        """Begin a block at `positions` [B] of `rows` [B] bool, where drafts were wrong and, if it `is_known` [B] bool, the
-        right token stands now. What comes before is committed."""
+    def correct(self, rows: Tensor, positions: Tensor, *, failed: Tensor) -> None:
+        """Begin a block at `positions` [B] of `rows` [B] bool, where drafts were wrong and the right token stands now,
+        unless they `failed` [B] bool. What comes before is committed."""
         self.committed = torch.where(rows, positions, self.committed)
         self.stop_end = torch.where(rows, self.limit, self.stop_end)
         self._move_blocks(rows, positions)
-        self.revealed = torch.where(rows[:, None], self._is_first & is_known[:, None], self.revealed)
+        self.revealed = torch.where(rows[:, None], self._is_first > failed[:, None], self.revealed)
 
     @torch.inference_mode()
     def hold(self, length: int) -> None:
