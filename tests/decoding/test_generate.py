@@ -7,14 +7,20 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from answers import decoded
 from families import CONTEXT, MODES, tiny_model, tiny_sbd
+from measuring.synchronisations import as_on_an_accelerator
+from running import Log
 from setblock.decoding.generate import BlockSizeNotTrained, generate, generate_batch, open_batch, stream
 from setblock.decoding.record import PassCounts
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings import DecodingSettings, Method
+from setblock.decoding.state import BatchState
+from setblock.engine.engine import Engine
+from setblock.engine.request import Request
 from setblock.errors import SetBlockError
 from setblock.model.sbd_model import SBDModel
 
@@ -231,3 +237,22 @@ def test_a_warning_names_the_line_that_asked(
     with pytest.warns(BlockSizeNotTrained) as caught:
         way(sbd, asked, settings=settings)
     assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
+def test_a_fault_in_where_answers_end_is_no_endless_loop(
+    method: Method, sbd: SBDModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing_ends(state: BatchState, *, corrected: Tensor | None = None) -> None:
+        state.block_passes = state.block_passes + 1
+
+    monkeypatch.setattr(BatchState, "advance", nothing_ends)
+    settings = DecodingSettings(method=method, block_size=4, max_new_tokens=6)
+    engine = Engine(sbd)
+    engine.submit(Request("", prompts[0], settings))
+    for run in (generate, lambda *args, **options: list(stream(*args, **options)), lambda *_, **__: Log().run(engine)):
+        with pytest.raises(AssertionError, match="an answer does not end"):
+            run(sbd, prompts[0], settings=settings)
+    if method != "ntp":  # which is never fed beyond its limit
+        with as_on_an_accelerator(), pytest.raises(AssertionError, match="an answer does not end"):
+            generate(sbd, prompts[0], settings=settings)

@@ -55,8 +55,15 @@ class OpenBatch(Rows):
 
     def steps(self) -> Iterator[DecodingStep]:
         """Decode to the end (Algorithm 3), a step for each forward pass."""
+        passes = 0
         while (spans := self._spans()) and any(span.tokens for span in spans):
+            passes += not any(span.is_prefill for span in spans)
+            assert passes <= self._most_passes, "an answer does not end"
             yield self.step(self.runner, spans)
+
+    @property
+    def _most_passes(self) -> int:
+        return max(each.most_passes for each in self.state.terms)
 
     def _spans(self) -> list[Span]:
         return in_parts(self.spans(self.runner), self.state.terms)
@@ -76,8 +83,10 @@ class OpenBatch(Rows):
         while any(span.is_cut for span in spans):
             spans = self._spans()
             self.step(self.runner, spans)
-        self.state.may_prefill, before = False, self._where_rows_stand()
+        self.state.may_prefill, before, passes = False, self._where_rows_stand(), 0
         while (ahead := spans_ahead(spans, self.state.terms)) and any(span.tokens for span in ahead):
+            passes += 1
+            assert passes <= 1 + self._most_passes, "an answer does not end"  # one is fed before the end is known
             self.step(self.runner, ahead, is_ahead=True)
             spans, before = [span_of(row) for row in before.read()], self._where_rows_stand()
 

@@ -129,6 +129,8 @@ class Rows:
         self.policy.companions.hear(self.state, told, news=news)
         if self.state.finished is not finished:  # a companion that hears only now has ended an answer
             news = read()
+        for each, terms in zip(news, self.state.terms, strict=True):
+            assert each.event is None or each.event.number <= terms.most_passes, "an answer does not end"
         self.next_spans = [each.span for each in news]
         self.state.may_prefill = any(span.is_prefill for span in self.next_spans)
         return news

@@ -32,3 +32,9 @@ class RowTerms:
     draft_passes: int = 1
     draft_lookup: int = 0
     prefill_chunk: int = PROMPT_PART
+
+    @property
+    def most_passes(self) -> int:
+        """Return a bound on its passes after the prefill: each token takes at most the passes of a draft, and one that
+        commits."""
+        return 1 + (self.draft_passes + 1) * (self.limit - self.prompt_length)
