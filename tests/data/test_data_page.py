@@ -21,6 +21,7 @@ def blocks(language: str) -> list[str]:
 def test_the_commands_run(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(blocks("yaml")[0])
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    said = ""
     for command in blocks("bash"):
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
@@ -31,9 +32,11 @@ def test_the_commands_run(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stderr
+        said += done.stdout
     assert (tmp_path / "runs" / "sums" / "config.json").is_file()
     assert "3 + 4" in (tmp_path / "sums.jsonl").read_text()
-    assert "saved to runs/sums" in done.stdout
+    assert "saved to runs/sums after" in said
+    assert "saved to runs/from-tokens after" in said
 
 
 @pytest.mark.parametrize("recipe", blocks("yaml"))
