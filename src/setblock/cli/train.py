@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from setblock.cli.messages import print_message
-from setblock.cli.options import option
+from setblock.cli.options import JsonOption, option
 from setblock.cli.recipe import RecipeOptions
+from setblock.errors import check_one_of
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -25,6 +26,14 @@ def train(
     output: Path | None = option(
         None, "Output folder. Default: training.output_dir of the recipe.", metavar="DIR", show_default=False
     ),
+    dry_run: bool = option(False, "Train nothing: estimate memory, disk space and time, without loading weights."),
+    gpus: int = option(8, "With --dry-run: number of GPUs, over which weights are sharded.", min=1),
+    memory: float | None = option(
+        None, "With --dry-run: GiB that a GPU has. Default: that of --hardware.", min=0, show_default=False
+    ),
+    hardware: str = option("h100", "With --dry-run: the GPU, a name of `setblock roofline`."),
+    share: float = option(0.4, "With --dry-run: share of the GPU's peak that training reaches.", min=0.01, max=1),
+    as_json: JsonOption = False,
 ) -> None:
     """Train a model by a recipe.
 
@@ -33,14 +42,24 @@ def train(
     """
     from transformers import PrinterCallback
 
+    from setblock.cli.dry_run import show_dry_run
     from setblock.cli.interruption import Interruption, Stopped
     from setblock.cli.train_view import TrainView
     from setblock.evaluation.during_training import DecodingEvaluator
+    from setblock.roofline.hardware import HARDWARE
     from setblock.training.checkpoints import newest_checkpoint, step_of
     from setblock.training.nodes import earlier_run
     from setblock.training.train import train as run
 
-    checked, arguments = recipe.load(**({} if output is None else {"training.output_dir": str(output)}))
+    replaced = {} if output is None else {"training.output_dir": str(output)}
+    if dry_run:  # a recipe for GPUs, on a machine that may have none
+        checked, arguments = recipe.load(**replaced, **{"training.use_cpu": True})
+        check_one_of("hardware", hardware, HARDWARE)
+        show_dry_run(
+            checked, arguments, gpus=gpus, memory=memory, hardware=HARDWARE[hardware], share=share, as_json=as_json
+        )
+        return
+    checked, arguments = recipe.load(**replaced)
     view = TrainView(bar=sys.stderr.isatty() and not checked.training.get("disable_tqdm"))
     stopper = Interruption()
     arguments.disable_tqdm = True  # the Trainer's own bar

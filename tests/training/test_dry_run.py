@@ -1,0 +1,109 @@
+"""A dry run against a real step of the same recipe, as PyTorch's profiler counts its memory on a CPU."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.profiler import ProfilerActivity, profile
+from typer.testing import CliRunner
+
+from setblock.cli.app import app
+from setblock.model.document_attention import document_attention
+from setblock.training.dry_run import _inputs, dry_run
+from setblock.training.forward import training_loss
+from setblock.training.head import SplitHead
+from setblock.training.recipe import load_recipe
+from setblock.training.train import prepared_model, starting_tokenizer
+
+SIZES: dict[str, dict[str, Any]] = {
+    "wide": {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 1024, "num_attention_heads": 4},
+    "deep": {"hidden_size": 128, "num_hidden_layers": 8, "intermediate_size": 256, "num_attention_heads": 4},
+    "large vocabulary": {
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "intermediate_size": 256,
+        "num_attention_heads": 4,
+    },
+}
+
+
+def recipe_of(folder: Path, size: str, **training: Any) -> Path:
+    content = {
+        "model": {"config": {"model_type": "llama", "max_position_embeddings": 512} | SIZES[size], "vocab_size": 300},
+        "data": {"source": "word-problems", "documents": 400, "row_length": 256},
+        "training": {
+            "output_dir": str(folder / "out"),
+            "block_sizes": [8],
+            "max_steps": 10,
+            "per_device_train_batch_size": 2,
+            "use_cpu": True,
+            "report_to": "none",
+        }
+        | training,
+    }
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def measured(path: Path) -> int:
+    """The most bytes that a second step holds, by the allocations and frees that the profiler records."""
+    recipe, args = load_recipe(path)
+    config, tokenizer = starting_tokenizer(recipe.model, recipe.data)
+    sbd = prepared_model(recipe, args)
+    model = sbd.model.train()
+    if args.activation_checkpointing:
+        model.activation_checkpointing_enable()
+    optimizer = torch.optim.AdamW(model.parameters())
+    inputs = _inputs(args, tokenizer, config, rows=args.per_device_train_batch_size, length=256)
+    head = SplitHead(model.get_output_embeddings(), lambda logits: logits)
+
+    def step() -> None:
+        with document_attention(model):
+            loss = training_loss(model, inputs, head=head, ntp_weight=1, matp_weight=1)
+            torch.autograd.backward(loss.total)
+
+    step()
+    optimizer.step()
+    optimizer.zero_grad()
+    held = sum(p.nbytes for p in model.parameters())
+    held += sum(s.nbytes for state in optimizer.state.values() for s in state.values())
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        step()
+    now = most = 0
+    for event in found.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    return held + most
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_estimate_is_what_a_step_holds(tmp_path: Path, size: str, checkpointing: bool) -> None:
+    path = recipe_of(tmp_path, size, activation_checkpointing=checkpointing)
+    recipe, args = load_recipe(path)
+    estimate = dry_run(recipe, args, gpus=1, peak=1e12, share=0.4)
+    assert estimate.total == pytest.approx(measured(path), rel=0.15)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = recipe_of(tmp_path, "deep")
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["train", str(path), "--dry-run", *arguments])
+
+    one, eight = (json.loads(run("--json", "--gpus", count).stdout) for count in ("1", "8"))
+    assert not (tmp_path / "out").exists()
+    assert one["rows"] == 20
+    assert eight["rows"] == 160
+    assert one["seconds"] == pytest.approx(eight["seconds"])
+    assert eight["peak"]["optimizer"] == pytest.approx(one["peak"]["optimizer"] / 8, rel=0.05)
+    shown = run("--gpus", "2")
+    assert "days at 40% of the peak of h100" in shown.stdout
+    refused = run("--memory", "0.001")
+    assert refused.exit_code == 1
+    assert "more than the 0.0 GiB that there are: set training.activation_checkpointing: true" in refused.stderr
