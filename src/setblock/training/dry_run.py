@@ -145,15 +145,14 @@ def dry_run(
     inputs = _inputs(args, tokenizer, config, rows=batch, length=length)
 
     # 2. One step on fake tensors
-    halves = (
-        recipe.adapter is not None and recipe.adapter.only_noisy
-    )  # run one by one, which FSDP2's tracker does not take
+    # FSDP2's tracker does not take two passes, of one half each.
+    halves = recipe.adapter is not None and recipe.adapter.only_noisy
     is_sharded = sharded and gpus > 1 and not halves
     model, frozen = _model(recipe, args, config, tokenizer)
+    everything, trained = _count(model, trained=False), _count(model, trained=True)
+    cost = token_cost(model, head=model.get_output_embeddings())
     with _mesh(gpus if is_sharded else 1) as mesh, FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        _make_fake(model)
-        everything, trained = _count(model, trained=False), _count(model, trained=True)
-        cost = token_cost(model, head=model.get_output_embeddings())
+        _make_fake(model, whole=mesh is None)
         fake = inputs._mapped(mode.from_tensor)
         kinds = _peak(model, frozen, args, fake, mesh)
 
@@ -234,20 +233,25 @@ def _model(
     return model.train(), frozen
 
 
-def _make_fake(model: nn.Module) -> None:
+def _make_fake(model: nn.Module, *, whole: bool) -> None:
     """Replace tensors without storage by ones that pretend to have it on a CPU, of which PEFT can't make an adapter. Those that
-    are trained are float32, as it has them."""
+    are trained are float32, as it has them. Of a whole model, the others become buffers: the tracker wants a gradient of all
+    parameters."""
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        for name, parameter in module._parameters.items():
+        for name, parameter in list(module._parameters.items()):
             if parameter is not None:
                 if id(parameter) not in made:
                     dtype = torch.float32 if parameter.requires_grad else parameter.dtype
                     empty = torch.empty(parameter.shape, dtype=dtype)
                     made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                if whole and not parameter.requires_grad:
+                    del module._parameters[name]
+                    module.register_buffer(name, made[id(parameter)].data)
+                    continue
                 module._parameters[name] = made[id(parameter)]
         for name, buffer in module._buffers.items():
-            if buffer is not None:
+            if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
 
 
@@ -276,6 +280,13 @@ def _peak(
         none = inputs.ntp.index[:0]
         inputs = replace(inputs, ntp=Targets(none, none))
         gate.open()
+
+    def clean_half(*args: Any, **how: Any) -> Any:
+        assert frozen is not None
+        found = frozen.clean_half(*args, **how)
+        tracker.reset_mod_stats()  # it takes each module's pass once
+        return found
+
     with tracker, _attention(len(inputs.rows[0].clean) + len(inputs.rows[0].noisy)), document_attention(model):
         with cast:
             loss = training_loss(
@@ -285,7 +296,7 @@ def _peak(
                 ntp_weight=args.ntp_weight,
                 matp_weight=args.matp_weight,
                 logits_at_once=LOGITS_AT_ONCE if args.cross_entropy == "auto" else 0,
-                clean_half=None if frozen is None else frozen.clean_half,
+                clean_half=None if frozen is None else clean_half,
             )
         torch.autograd.backward(loss.total)
     (snapshot,) = tracker.get_tracker_snapshot("peak").values()
