@@ -23,4 +23,4 @@ def lazily(package: str, offered: Mapping[str, str]) -> tuple[Callable[[str], An
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *homes})
+    return get, lambda: sorted(homes)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+import setblock
 from answers import decoded
 from families import CONTEXT, MODES, tiny_model, tiny_sbd
 from measuring.synchronisations import as_on_an_accelerator
@@ -255,3 +256,10 @@ def test_a_fault_in_where_answers_end_is_no_endless_loop(
             run(sbd, prompts[0], settings=settings)
     with as_on_an_accelerator(), pytest.raises(AssertionError, match="an answer does not end"):
         generate(sbd, prompts[0], settings=settings)
+
+
+def test_a_chunk_shows_its_text_and_the_package_its_names(sbd: SBDModel, prompts: list[list[int]]) -> None:
+    chunk = next(iter(stream(sbd, prompts[0], settings=DecodingSettings(max_new_tokens=2))))
+    assert repr(chunk.text) in repr(chunk)
+    assert "tensor" not in repr(chunk)
+    assert dir(setblock) == sorted(setblock.__all__)

@@ -40,6 +40,20 @@ class OneRow:
         return Selection(reveal)
 
 
+@dataclass(frozen=True)
+class Bare:
+    """Returns the positions alone."""
+
+    def select(self, block: BlockView) -> torch.Tensor:
+        return block.candidates
+
+
+def test_a_rule_that_returns_a_tensor_is_told_what_to_return(tokenizer: PreTrainedTokenizerBase) -> None:
+    settings = DecodingSettings(method="sbd", sampler=Bare(), block_size=4)  # type: ignore[arg-type]
+    with pytest.raises(SetBlockError, match=r"sampler .*Bare\(\) must return Selection\(reveal\), not a Tensor"):
+        generate_batch(tiny_sbd("llama", tokenizer), ["a"], settings=settings, raw=True)
+
+
 @pytest.fixture
 def replaced() -> Iterator[None]:
     """A rule of the library whose name stands for another."""

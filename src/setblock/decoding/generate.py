@@ -1,7 +1,7 @@
 """Generate at three levels: steps (`open_batch`), a stream of text with its figures (`stream`), a string (`generate`)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -43,7 +43,7 @@ class StreamChunk:
 
     text: str
     event: PassEvent
-    step: DecodingStep
+    step: DecodingStep = field(repr=False)
     generation: Generation | None = None
 
 

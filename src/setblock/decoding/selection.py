@@ -120,6 +120,8 @@ class RowSamplers:
     def _ask(self, index: int, block: BlockView, is_asked: Tensor | None) -> Selection:
         sampler = self._groups[index][0]
         selection = sampler.select(block)
+        if not isinstance(selection, Selection):
+            raise SetBlockError(f"sampler {sampler} must return Selection(reveal), not a {type(selection).__name__}")
         if not self._is_own[index] and _breaks_rules(selection, block):
             # The one would decode for ever, the other write over what is fixed.
             raise SetBlockError(
