@@ -69,7 +69,7 @@ class Rows:
 
     @torch.inference_mode()
     def taken(self, rows: Sequence[int]) -> "Rows":
-        """Return `rows` only, at least one. They share texts and companions with these: only one of the two may go on."""
+        """Return `rows` only, at least one. They share texts and companions with these: only one of the two may continue."""
         index = torch.tensor(rows, device=self.state.tokens.device)
         state = taken(self.state, index)
         return Rows(
