@@ -82,7 +82,6 @@ def measured(sbd: SBDModel, method: Method, options: argparse.Namespace) -> dict
     settings = DecodingSettings(
         method=method,
         sampler=FixedCount(options.reveal),
-        draft_passes=options.block_size,
         block_size=options.block_size,
         max_new_tokens=options.tokens,
     )

@@ -135,7 +135,7 @@ def random(name: str, options: argparse.Namespace) -> dict[str, Any]:
     draft = random_model(DRAFTS[size], dtype=getattr(torch, dtype))
     prompt = random_prompt(sbd, options.prompt)
     limit: dict[str, Any] = {"block_size": options.block_size, "max_new_tokens": options.tokens}
-    exact = DecodingSettings(method="exact", draft_passes=1, **limit)
+    exact = DecodingSettings(method="exact", **limit)
     plain = transformers(PLAIN, sbd.model, max_new_tokens=options.tokens)
     whole = prompt + plain.decode(prompt).token_ids
 

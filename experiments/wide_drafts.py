@@ -45,11 +45,9 @@ def main() -> None:
     for problem in track(problems, description="problems", transient=True):
         prompt = encode_prompt(model.tokenizer, problem.question)
         answer, passes = naive_exact(
-            model, prompt, settings, sampler=EntropyBounded(options.gamma), draft_passes=1, forward=full_logits
+            model, prompt, settings, sampler=EntropyBounded(options.gamma), forward=full_logits
         )
-        same, whole = naive_exact(
-            model, prompt, settings, sampler=EntropyBounded(float("inf")), draft_passes=1, forward=full_logits
-        )
+        same, whole = naive_exact(model, prompt, settings, sampler=EntropyBounded(float("inf")), forward=full_logits)
         also, fewest = wide_exact(model, prompt, block_size=k)
         assert answer == same == also, "all three are next-token decoding's text"
         tokens, narrow = tokens + len(answer), narrow + passes

@@ -79,10 +79,10 @@ def test_what_a_sampler_can_t_be(options, said):
 
 def test_other_options_reach_the_settings_of_their_names():
     options = DecodingOptions(
-        logit_bias=["3=-1.5", "4=2"], banned_tokens=[7], stop=["a", "b"], stop_token_ids=[9], top_k=5, draft_passes=2
+        logit_bias=["3=-1.5", "4=2"], banned_tokens=[7], stop=["a", "b"], stop_token_ids=[9], top_k=5, draft_lookup=2
     )
     assert options.settings() == DecodingSettings(
-        logit_bias={3: -1.5, 4: 2.0}, banned_tokens=[7], stop=["a", "b"], stop_token_ids=[9], top_k=5, draft_passes=2
+        logit_bias={3: -1.5, 4: 2.0}, banned_tokens=[7], stop=["a", "b"], stop_token_ids=[9], top_k=5, draft_lookup=2
     )
 
 

@@ -12,9 +12,7 @@ import pytest
 HUGE = 10**20
 
 
-@pytest.mark.parametrize(
-    "option", ["--block-size", "--min-new-tokens", "--draft-passes", "--max-new-tokens", "--top-k"]
-)
+@pytest.mark.parametrize("option", ["--block-size", "--min-new-tokens", "--max-new-tokens", "--top-k"])
 def test_numbers_beyond_all_bounds(run, sbd_folder, option):
     outcome = run("generate", "Tom", "--model", sbd_folder, option, HUGE)
     name = option.removeprefix("--").replace("-", "_")

@@ -56,8 +56,6 @@ def requests(draw: st.DrawFn, vocab_size: int) -> DecodingSettings:
         method=draw(st.sampled_from(["sbd", "sbd", "exact", "exact", "ntp"])),
         sampler=draw(st.sampled_from(TWINNED).flatmap(samplers) | st.just(EntropyBounded(2.0))),
         block_size=draw(st.integers(1, 16)),
-        adaptive_blocks=draw(st.booleans()),
-        draft_passes=draw(st.integers(1, 4)),
         draft_lookup=draw(st.integers(0, 2)),
         max_new_tokens=new_tokens,
         temperature=draw(st.sampled_from([0.0, 0.0, 1.5])),
@@ -82,9 +80,7 @@ def test_answers_and_passes_are_the_plain_twins(data: st.DataObject, sbd: SBDMod
         if each.method == "sbd":
             token_ids, passes = naive_decode(sbd, prompt, each, sampler=each.sampler, forward=few)
         elif each.method == "exact":
-            token_ids, passes = naive_exact(
-                sbd, prompt, each, sampler=each.sampler, draft_passes=each.draft_passes, forward=few
-            )
+            token_ids, passes = naive_exact(sbd, prompt, each, sampler=each.sampler, forward=few)
             assert token_ids == plain.generation(row).token_ids
         else:
             token_ids, passes = plain.generation(row).token_ids, found.num_tokens - 1

@@ -66,7 +66,7 @@ def rows(**fields: Any) -> list[DecodingSettings]:
         replace(base, temperature=1.0, seed=4),
         replace(base, method="exact", temperature=1.0, seed=4),
         replace(base, sampler=Remembering(), block_size=3),
-        replace(base, adaptive_blocks=True, stop="q"),
+        replace(base, stop="q"),
     ]
 
 

@@ -162,13 +162,8 @@ def requests(method: Any) -> list[DecodingSettings]:
     """Of all kinds, every third without a language."""
     base = DecodingSettings(method=method, max_new_tokens=19, block_size=6, companions=(Language(),))
     found = [
-        replace(base, sampler=sampler, adaptive_blocks=adaptive, draft_passes=passes, temperature=temperature, seed=7)
-        for (sampler, adaptive), passes, temperature in zip(
-            itertools.product(SAMPLERS, (False, True)),
-            itertools.cycle((1, 3, 2)),
-            itertools.cycle((0.0, 0.9)),
-            strict=False,
-        )
+        replace(base, sampler=sampler, temperature=temperature, seed=7)
+        for sampler, temperature in itertools.product(SAMPLERS, (0.0, 0.9))
     ]
     found[1] = replace(found[1], repetition_penalty=1.5, top_p=0.9)
     found[4] = replace(found[4], banned_tokens=(2, 7, 12, 17), min_p=0.01)
@@ -278,7 +273,7 @@ def test_vllms_slots_give_what_generate_gives(
 ) -> None:
     """Also after an interruption, when companions hear anew of what was handed over."""
     sbd = model(trained_tokenizer)
-    settings = [replace(each, adaptive_blocks=False) for each in requests(method)[:4]]
+    settings = requests(method)[:4]
     rows = [prompts[n % 3] for n in range(len(settings))]
     served = serve(sbd, rows, settings, interrupt=frozenset({4, 9}))
     for prompt, each, found in zip(rows, settings, served, strict=True):
@@ -286,9 +281,8 @@ def test_vllms_slots_give_what_generate_gives(
 
 
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
-@pytest.mark.parametrize("adaptive", [False, True])
 def test_a_companion_hears_of_all_that_becomes_of_its_row(
-    adaptive: bool, method: Any, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+    method: Any, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
     sbd = model(trained_tokenizer)
     listeners = [Listener() for _ in SAMPLERS]
@@ -296,8 +290,6 @@ def test_a_companion_hears_of_all_that_becomes_of_its_row(
         DecodingSettings(
             method=method,
             sampler=sampler,
-            adaptive_blocks=adaptive,
-            draft_passes=2,
             block_size=6,
             max_new_tokens=17,
             companions=(listener,),

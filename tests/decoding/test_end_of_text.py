@@ -129,9 +129,7 @@ def test_stop_token_ids_end_an_answer_as_an_end_of_text_does(
     """Each row by its own: what ends one row's answer is a token like any other in the next row's."""
     sbd = tiny_sbd("llama", trained_tokenizer)
     sbd.end_of_text_ids = ()
-    settings = DecodingSettings(
-        method=method, block_size=K, max_new_tokens=2 * K, sampler=InOrder(ORDERS[order]), draft_passes=K
-    )
+    settings = DecodingSettings(method=method, block_size=K, max_new_tokens=2 * K, sampler=InOrder(ORDERS[order]))
     whole = answers(sbd, prompts[:1], [settings])[0]
     ends = [whole.token_ids[n] for n in (0, 3, 7, 8, 12)]
     rows = [replace(settings, stop_token_ids=(end,)) for end in ends]

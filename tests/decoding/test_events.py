@@ -12,8 +12,8 @@ from setblock.decoding.settings import DecodingSettings
 
 SETTINGS = {
     "blocks": DecodingSettings(method="sbd", sampler=EntropyBounded(4.0), block_size=6, max_new_tokens=25),
-    "adaptive blocks": DecodingSettings(
-        method="sbd", sampler=ConfidenceThreshold(0.3), block_size=6, adaptive_blocks=True, max_new_tokens=25
+    "blocks by confidence": DecodingSettings(
+        method="sbd", sampler=ConfidenceThreshold(0.3), block_size=6, max_new_tokens=25
     ),
     "exact": DecodingSettings(method="exact", sampler=EntropyBounded(math.inf), block_size=6, max_new_tokens=25),
     "ntp": DecodingSettings(method="ntp", max_new_tokens=9),

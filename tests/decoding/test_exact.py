@@ -15,14 +15,8 @@ from setblock.decoding.samplers import CreditDecoding, EntropyBounded, Sampler
 from setblock.decoding.settings import DecodingSettings
 from setblock.model.naive import full_logits
 
-# Drafts of every kind: whole blocks in one pass, nearly none, several passes of some.
-POLICIES: list[tuple[Sampler, int]] = [
-    (EntropyBounded(math.inf), 1),
-    (EntropyBounded(4.0), 1),
-    (EntropyBounded(4.0), 3),
-    (EntropyBounded(0.0), 2),
-    (EntropyBounded(2.0), 99),
-]
+# Drafts of every kind: whole blocks, some of them, nearly none
+SAMPLERS: list[Sampler] = [EntropyBounded(gamma) for gamma in (math.inf, 4.0, 3.0, 0.0, 2.0)]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -36,15 +30,13 @@ def test_equals_next_token_decoding(
         DecodingSettings(
             method="exact",
             sampler=sampler,
-            draft_passes=passes,
-            adaptive_blocks=size in (5, 16),
             block_size=size,
             max_new_tokens=length,
             temperature=temperature,
             seed=size,
         )
-        for (sampler, passes), size, length, temperature in zip(
-            POLICIES, (8, 5, 16, 1, 7), (20, 17, 30, 9, 22), (0, 0.7, 0, 1, 0), strict=True
+        for sampler, size, length, temperature in zip(
+            SAMPLERS, (8, 5, 16, 1, 7), (20, 17, 30, 9, 22), (0, 0.7, 0, 1, 0), strict=True
         )
     ]
     rows = [prompts[i % 3] for i in range(len(settings))]
@@ -55,12 +47,7 @@ def test_equals_next_token_decoding(
         assert ours.token_ids == theirs.token_ids
         assert ours.finish_reason == theirs.finish_reason
         assert ours.text == theirs.text
-        sampler, draft_passes = settings[row].sampler, settings[row].draft_passes
-        assert sampler is not None
-        assert draft_passes is not None
-        token_ids, passes = naive_exact(
-            sbd, prompt, settings[row], sampler=sampler, draft_passes=draft_passes, forward=full_logits
-        )
+        token_ids, passes = naive_exact(sbd, prompt, settings[row], sampler=SAMPLERS[row], forward=full_logits)
         assert token_ids == ours.token_ids
         assert passes == ours.passes.decoding
         assert all(0 <= by <= passes for by in ours.revealed_by)
@@ -98,9 +85,8 @@ def test_nothing_unverified_is_ever_shown(trained_tokenizer: PreTrainedTokenizer
 
 
 @pytest.mark.parametrize("penalty", [0.4, 1.7])
-@pytest.mark.parametrize("adaptive", [False, True])
 def test_penalties_of_a_draft_are_next_token_decodings(
-    adaptive: bool, penalty: float, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+    penalty: float, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
     """Whatever is revealed further right when a token is chosen, it is penalised for what stands before it only."""
     sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted", dtype=torch.float64)
@@ -109,15 +95,13 @@ def test_penalties_of_a_draft_are_next_token_decodings(
         DecodingSettings(
             method="exact",
             sampler=sampler,
-            adaptive_blocks=adaptive,
-            draft_passes=draft_passes,
             block_size=6,
             max_new_tokens=16,
             repetition_penalty=penalty,
             temperature=temperature,
         )
         for sampler in samplers
-        for draft_passes, temperature in ((1, 0.0), (3, 0.0), (4, 0.8))
+        for temperature in (0.0, 0.8)
     ]
     rows = [prompts[n % 3] for n in range(len(settings))]
     exact = answers(sbd, rows, settings)
@@ -138,12 +122,8 @@ def test_a_sampler_that_changes_logits_changes_no_promised_text(
     assert all(each.token_ids == first.token_ids for each in others)
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_a_draft_that_was_right_penalises_nothing_before_it(
-    adaptive: bool, trained_tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """On a model that likes some tokens everywhere, so that drafts are accepted: what an adaptive block keeps past its gap is
-    not seen by the token that fills it."""
+def test_a_draft_that_was_right_penalises_nothing_before_it(trained_tokenizer: PreTrainedTokenizerBase) -> None:
+    """On a model that likes some tokens everywhere, so that drafts are accepted."""
     sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
     with torch.no_grad():
         sbd.model.get_output_embeddings().weight.zero_()
@@ -152,15 +132,12 @@ def test_a_draft_that_was_right_penalises_nothing_before_it(
         DecodingSettings(
             method="exact",
             sampler=InOrder(order),
-            adaptive_blocks=adaptive,
-            draft_passes=draft_passes,
             block_size=6,
             max_new_tokens=9,
             repetition_penalty=2.0,
             logit_bias={10: 9.0, 11: 8.0, 12: 7.0, 13: 6.0, 14: 5.5, 15: 5.0, 16: 4.6},
         )
         for order in [*ORDERS.values(), (0, 1, 3, 2, 4, 5)]
-        for draft_passes in (1, 2, 3, 5)
     ]
     for generation in answers(sbd, [[20, 30, 21]] * len(settings), settings):
         assert generation.token_ids == [10, 11, 12, 13, 14, 15, 16, 10, 10]

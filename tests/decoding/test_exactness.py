@@ -50,13 +50,10 @@ def assert_committed_is_exact(sbd: SBDModel, batch: OpenBatch) -> None:
 def test_cached_equals_naive_and_commits_exactly(
     family: str, mode: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
-    """Ragged prompts, block sizes and limits in one batch, one row's blocks adaptive; no limit is a multiple of its size."""
+    """Ragged prompts, block sizes and limits in one batch; no limit is a multiple of its size."""
     sbd = tiny_sbd(family, trained_tokenizer, mode=mode)
     sbd.end_of_text_ids = ()  # see test_end_of_text.py
-    settings = [
-        DecodingSettings(method="sbd", block_size=k, max_new_tokens=n, adaptive_blocks=adaptive)
-        for k, n, adaptive in ((8, 20, False), (5, 17, True), (16, 30, False))
-    ]
+    settings = [DecodingSettings(method="sbd", block_size=k, max_new_tokens=n) for k, n in ((8, 20), (5, 17), (16, 30))]
     batch = decoded(sbd, prompts, settings)
     for row, prompt in enumerate(prompts):
         assert_equals_naive(sbd, prompt, settings[row], batch, row)

@@ -83,7 +83,6 @@ def test_what_is_no_prompt_is_told_so(prompt: Any, said: str, sbd: SBDModel) -> 
         ({"banned_tokens": 5}, "banned_tokens must be a list of token ids, not 5"),
         ({"banned_tokens": "5"}, "banned_tokens must be a list of token ids, not '5'"),
         ({"block_size": 10**20}, f"block_size must be at most {2**31 - 1}, not {10**20}"),
-        ({"draft_passes": 10**20}, f"draft_passes must be at most {2**31 - 1}, not {10**20}"),
         ({"min_new_tokens": 10**20}, f"min_new_tokens must be at most {2**31 - 1}, not {10**20}"),
         ({"max_new_tokens": 10**20}, f"max_new_tokens must be at most {2**31 - 1}, not {10**20}"),
         ({"top_k": 10**20}, f"top_k must be at most {2**31 - 1}, not {10**20}"),

@@ -8,19 +8,16 @@ from dataclasses import dataclass, fields
 import pytest
 
 from families import tiny_sbd
-from setblock.decoding.defaults import draft_passes_for, sampler_for
+from setblock.decoding.defaults import sampler_for
 from setblock.decoding.named_samplers import sampler_named
 from setblock.decoding.operating_point import NTP, OperatingPoint, point_from_json, point_of
 from setblock.decoding.samplers import SAMPLERS, EntropyBounded, Factor
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError
 
-POINTS = [
-    DecodingSettings(method="sbd", sampler=kind(), block_size=4, adaptive_blocks=name == "factor")
-    for name, kind in SAMPLERS.items()
-] + [
+POINTS = [DecodingSettings(method="sbd", sampler=kind(), block_size=4) for kind in SAMPLERS.values()] + [
     DecodingSettings(method="sbd", sampler=EntropyBounded(math.inf)),
-    DecodingSettings(method="exact", draft_passes=3),
+    DecodingSettings(method="exact", draft_lookup=3),
     DecodingSettings(method="sbd"),
     DecodingSettings(method="ntp"),
 ]
@@ -42,8 +39,7 @@ def test_the_same_request_comes_back_from_json(model, settings):
     if settings.method != "ntp":
         assert restored.sampler == sampler_for(settings)
         assert restored.block_size == settings.block_size or (settings.block_size is None and restored.block_size == 16)
-        assert restored.adaptive_blocks == settings.adaptive_blocks
-        assert settings.method == "sbd" or restored.draft_passes == draft_passes_for(settings)
+        assert settings.method == "sbd" or restored.draft_lookup == (settings.draft_lookup or 0)
 
 
 def test_labels():
@@ -57,10 +53,7 @@ def test_labels():
     assert NTP.label == "ntp"
     assert label(sampler="entropy-bounded", gamma=0.35) == "entropy-bounded 0.35, k 16"
     assert label(sampler="entropy-bounded", gamma=0.35, proxy="margin") == "entropy-bounded 0.35 proxy margin, k 16"
-    assert (
-        OperatingPoint("exact", "factor", {"factor": 1.0}, 8, True, 2).label
-        == "exact, factor 1, k 8, 2 passes, adaptive"
-    )
+    assert OperatingPoint("exact", "factor", {"factor": 1.0}, 8, 2).label == "exact, factor 1, k 8, lookup 2"
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,10 @@ def test_passes_that_are_fed_ahead_give_the_same(
     assert_ahead_is_the_same(sbd, prompts, settings, expected=decoded(sbd, prompts, settings))
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("size", [1, 5, 16])
 @pytest.mark.parametrize("method", ["ntp", "sbd", "exact"])
 def test_what_is_fed_ahead_bounds_what_a_pass_needs(
-    method: Method, size: int, adaptive: bool, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+    method: Method, size: int, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
     """Of each pass that is not over a prompt, from what the pass before it fed; a prompt's own may fill a whole block."""
     sbd = tiny_sbd("llama", tokenizer, mode="shifted")
@@ -87,7 +86,6 @@ def test_what_is_fed_ahead_bounds_what_a_pass_needs(
         method=method,
         sampler=EntropyBounded(4.0),
         block_size=size,
-        adaptive_blocks=adaptive,
         draft_lookup=1,
         max_new_tokens=33,
     )
@@ -112,7 +110,5 @@ def test_a_block_larger_than_the_whole_text_is_fed_ahead(
     sbd.end_of_text_ids = ()
     prompt = ([3, 4] * length)[:length]
     for method in ("sbd", "exact"):
-        settings = DecodingSettings(
-            method=method, block_size=16, adaptive_blocks=True, draft_lookup=1, max_new_tokens=new_tokens
-        )
+        settings = DecodingSettings(method=method, block_size=16, draft_lookup=1, max_new_tokens=new_tokens)
         assert_ahead_is_the_same(sbd, [prompt], [settings], expected=decoded(sbd, [prompt], [settings]))

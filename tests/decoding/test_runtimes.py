@@ -142,14 +142,12 @@ def settings_of(method: Any) -> list[DecodingSettings]:
             method=method,
             sampler=sampler,
             block_size=size,
-            draft_passes=passes,
-            adaptive_blocks=size == 5,
             max_new_tokens=length,
             temperature=temperature,
             seed=size,
         )
-        for sampler, size, passes, length, temperature in zip(
-            SAMPLERS, (8, 5, 16, 3), (1, 3, 1, 2), (20, 17, 30, 9), (0.0, 0.8, 0.0, 0.0), strict=True
+        for sampler, size, length, temperature in zip(
+            SAMPLERS, (8, 5, 16, 3), (20, 17, 30, 9), (0.0, 0.8, 0.0, 0.0), strict=True
         )
     ]
 
@@ -174,7 +172,7 @@ def test_blocks_are_the_plain_twins(
             if method == "sbd":
                 token_ids, passes = naive_decode(model, prompt, each, **twin)
             else:
-                token_ids, passes = naive_exact(model, prompt, each, draft_passes=each.draft_passes or 1, **twin)
+                token_ids, passes = naive_exact(model, prompt, each, **twin)
             assert found.token_ids == token_ids
             if fuses_commit:
                 assert found.passes.decoding == passes

@@ -24,11 +24,10 @@ TEXT = "12 apples — n\u00e9e \U0001f44d\U0001f3fd.\n\nThe apples"
 WAYS: list[dict[str, Any]] = [
     {"method": "ntp"},
     {"method": "sbd", "sampler": EntropyBounded(1e9), "block_size": 8},
-    {"method": "sbd", "sampler": EntropyBounded(1e9), "block_size": 5, "adaptive_blocks": True},
+    {"method": "sbd", "sampler": EntropyBounded(1e9), "block_size": 5},
     *({"method": "sbd", "sampler": InOrder(order), "block_size": 8} for order in ORDERS.values()),
-    {"method": "sbd", "sampler": InOrder(ORDERS["ends first"]), "block_size": 8, "adaptive_blocks": True},
     {"method": "exact", "sampler": EntropyBounded(1e9), "block_size": 7},
-    {"method": "exact", "sampler": InOrder(ORDERS["middle first"]), "block_size": 8, "draft_passes": 5},
+    {"method": "exact", "sampler": InOrder(ORDERS["middle first"]), "block_size": 8},
 ]
 
 

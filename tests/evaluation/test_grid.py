@@ -33,11 +33,11 @@ def test_every_combination_once_in_order(model):
 
 
 def test_a_key_is_for_the_samplers_that_have_it(model):
-    values = {"threshold": ["0.5"], "factor.factor": ["2"], "adaptive_blocks": ["true"]}
+    values = {"threshold": ["0.5"], "factor.factor": ["2"], "block_size": ["8"]}
     assert labels(model, ["sbd"], ["confidence-threshold", "entropy-threshold", "factor"], values) == [
-        "confidence-threshold 0.5, k 16, adaptive",
-        "entropy-threshold 0.5, k 16, adaptive",
-        "factor 2, k 16, adaptive",
+        "confidence-threshold 0.5, k 8",
+        "entropy-threshold 0.5, k 8",
+        "factor 2, k 8",
     ]
 
 
@@ -69,7 +69,7 @@ def test_every_sampler_has_a_dial(model, name):
         (["sbd"], ["factor"], {"factor": ["much"]}, "factor of sampler factor: .*, not 'much'"),
         (["sbd"], ["factor"], {"block_size": ["0"]}, "block_size must be at least 1, not 0"),
         (["sbd"], ["factor"], {"block_size": ["big"]}, "grid key block_size: .*, not 'big'"),
-        (["sbd"], ["factor"], {"draft_passes": ["1"]}, "'draft_passes' fits nothing"),
+        (["sbd"], ["factor"], {"draft_lookup": ["1"]}, "'draft_lookup' fits nothing"),
     ],
 )
 def test_mistakes(model, methods, samplers, values, message):
@@ -80,14 +80,14 @@ def test_mistakes(model, methods, samplers, values, message):
 def test_a_file_holds_grids(model, tmp_path):
     path = tmp_path / "grid.yaml"
     path.write_text(
-        "- sampler: [factor]\n  factor: [0.5, 1]\n  block_size: 4\n- gamma: [.inf]\n- {method: exact, draft_passes: [1, 2]}\n"
+        "- sampler: [factor]\n  factor: [0.5, 1]\n  block_size: 4\n- gamma: [.inf]\n- {method: exact, draft_lookup: [0, 2]}\n"
     )
     assert [point.label for point in points_of(model, read_grids(path))] == [
         "factor 0.5, k 4",
         "factor 1, k 4",
         "entropy-prefix inf, k 16",
         "exact, entropy-bounded 1, k 16",
-        "exact, entropy-bounded 1, k 16, 2 passes",
+        "exact, entropy-bounded 1, k 16, lookup 2",
     ]
 
 

@@ -87,7 +87,7 @@ class TestAnswers:
             DecodingSettings(method="ntp"),
             DecodingSettings(method="exact", block_size=8),
             DecodingSettings(method="sbd", sampler=EntropyBounded(0.5)),
-            DecodingSettings(method="sbd", sampler=Factor(2.0), adaptive_blocks=True),
+            DecodingSettings(method="sbd", sampler=Factor(2.0)),
         ],
         ids=lambda settings: f"{settings.method}, {type(settings.sampler).__name__}",
     )
@@ -203,7 +203,7 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("generation", "said"),
         [
-            ({"num_beams": 4}, "generation argument num_beams=4 is not known; there are adaptive_blocks"),
+            ({"num_beams": 4}, "generation argument num_beams=4 is not known; there are "),
             ({"top_p": 3}, "top_p must be above 0"),
             ({"until": ["a" * n for n in range(1, 30)]}, "number of stop strings must be at most"),
         ],

@@ -55,7 +55,7 @@ def test_every_parameter_arrives() -> None:
                 "method": "exact",
                 "gamma": 0.35,
                 "block_size": 8,
-                "draft_passes": 2,
+                "draft_lookup": 2,
                 "temperature": 0.7,
                 "min_p": 0.05,
                 "seed": 11,
@@ -64,7 +64,7 @@ def test_every_parameter_arrives() -> None:
         )
     )
     assert settings.sampler == EntropyBounded(0.35)
-    assert (settings.method, settings.block_size, settings.draft_passes) == ("exact", 8, 2)
+    assert (settings.method, settings.block_size, settings.draft_lookup) == ("exact", 8, 2)
     assert (settings.temperature, settings.min_p, settings.seed) == (0.7, 0.05, 11)
     assert (settings.top_k, settings.top_p) == (5, 0.9)
     assert settings_of(params(repetition_penalty=1.3)).repetition_penalty == 1.3
@@ -135,8 +135,6 @@ def test_a_calibrated_setting_is_taken_as_everywhere() -> None:
     for own in ({}, {"method": "sbd", "gamma": 0.5}, {"method": "sbd", "block_size": 4}, {"method": "ntp"}):
         given = params(extra_args=own)
         assert settings_of(params(extra_args=admitted(given, served))) == settings_of(given)
-    adaptive = Served(replace(facts, calibrations=(calibrated("sbd", adaptive_blocks=True),)), canvas_length=16)
-    assert settings_of(params(extra_args=admitted(params(extra_args={"method": "sbd"}), adaptive))).adaptive_blocks
     # What is too large for this server is not taken in part
     large = Served(replace(facts, calibrations=(calibrated("sbd", block_size=32),)), canvas_length=16)
     assert admitted(params(extra_args={"method": "sbd"}), large) == {"method": "sbd"}

@@ -46,9 +46,9 @@ def test_requests_that_come_one_by_one_get_what_generate_gives(
 ) -> None:
     sbd = tiny_sbd("llama", trained_tokenizer, mode=mode)
     settings = [
-        of(sampler, method=method, block_size=size, temperature=temperature, seed=size, draft_passes=passes)
-        for sampler, size, temperature, passes in zip(
-            SAMPLERS, (8, 5, 16, 1, 7, 8, 8, 3), (0, 0.7, 0, 1, 0, 0.5, 0, 0), (1, 2, 1, 1, 9, 2, 1, 1), strict=True
+        of(sampler, method=method, block_size=size, temperature=temperature, seed=size)
+        for sampler, size, temperature in zip(
+            SAMPLERS, (8, 5, 16, 1, 7, 8, 8, 3), (0, 0.7, 0, 1, 0, 0.5, 0, 0), strict=True
         )
     ]
     rows = [prompts[i % 3] for i in range(len(settings))]
@@ -60,7 +60,7 @@ def test_requests_that_come_one_by_one_get_what_generate_gives(
 def test_what_requests_ask_of_the_logits_is_done(
     method: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
-    """Penalties, biases, banned tokens and minimum lengths come from the core; adaptive blocks too. Ids that the model has not
+    """Penalties, biases, banned tokens and minimum lengths come from the core. Ids that the model has not
     change nothing."""
     sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
     free, _ = generated(sbd, prompts[0], of(EntropyBounded(3.0), method=method))
@@ -70,7 +70,7 @@ def test_what_requests_ask_of_the_logits_is_done(
         {"logit_bias": {free[0]: -1e9, free[1]: 5.0}, "temperature": 0.8},
         {"banned_tokens": tuple(free[:4])},
         {"min_new_tokens": 7},
-        {"adaptive_blocks": True, "min_new_tokens": 21},
+        {"min_new_tokens": 21},
     ]
     settings = [of(EntropyBounded(3.0), method=method, **each) for each in changes]
     rows = [prompts[n % 3] for n in range(len(settings))]
@@ -78,7 +78,7 @@ def test_what_requests_ask_of_the_logits_is_done(
     for prompt, each, served in zip(rows, settings, serve(sbd, rows, strange), strict=True):
         token_ids, passes = generated(sbd, prompt, each)
         assert served.token_ids == token_ids
-        assert served.passes == passes or each.adaptive_blocks
+        assert served.passes == passes
         assert len(served.token_ids) >= each.min_new_tokens
 
 

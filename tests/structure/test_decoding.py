@@ -46,7 +46,6 @@ def of_kinds(method: Any) -> list[DecodingSettings]:
             base,
             structure=form if place % 4 else None,
             sampler=None if method == "ntp" else EntropyBounded(GAMMAS[place % 4]),
-            adaptive_blocks=place % 3 == 0,
             temperature=(0.0, 0.0, 1.3)[place % 3],
             seed=place,
         )

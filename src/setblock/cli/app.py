@@ -24,6 +24,7 @@ from setblock.cli.stdout import writable_stdout
 from setblock.cli.sweep import sweep
 from setblock.cli.trace import trace
 from setblock.cli.train import train
+from setblock.decoding.settings import REMOVED
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 
 
@@ -47,6 +48,12 @@ class _Commands(TyperGroup):
             except KeyboardInterrupt as error:
                 print_message("interrupted")
                 raise typer.Exit(INTERRUPTED) from error
+            except Exception as error:  # typer does not export the one for an unknown option
+                unknown = str(getattr(error, "option_name", ""))
+                if (name := unknown.strip("-").replace("-", "_")) not in REMOVED:
+                    raise
+                print_error(ParameterError(f"{unknown} is not known: {REMOVED[name]}"))
+                raise typer.Exit(2) from error
 
 
 app = typer.Typer(

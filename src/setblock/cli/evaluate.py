@@ -87,7 +87,6 @@ def _how(result: "Result", settings: DecodingSettings, examples: ExamplesOptions
     how += [f"method {settings.method}"]
     if settings.method != "ntp":
         how += [sampler_text(settings), f"block size {result.point.block_size}"]
-    how += ["adaptive blocks"] if settings.adaptive_blocks else []
     how += [f"{name} {value}" for name, value in result.run["settings"].items() if name != "seed"]
     return ", ".join(how)
 

@@ -28,7 +28,7 @@ class GridOptions:
     grid: list[str] | None = option(
         None,
         "Values of a sampler's parameter (gamma=0.01,0.1,1), of one sampler if several have the parameter "
-        "(factor.factor=0.5,1), or of block_size, adaptive_blocks or draft_passes. Can be repeated. All combinations "
+        "(factor.factor=0.5,1), or of block_size or draft_lookup. Can be repeated. All combinations "
         "are decoded. Default: several values of each sampler's main parameter.",
         metavar="KEY=V,V,...",
     )

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_NEW_TOKENS = 256
 DEFAULT_BLOCK_SIZE = 16
-DEFAULT_DRAFT_PASSES = 1
 DEFAULT_DRAFT_LOOKUP = 0  # short matches mislead a model that drafts well (docs/log.md)
 ADAPTER_DRAFT_LOOKUP = 2  # an adapter that leaves plain decoding alone drafts less well (docs/real-model.md)
 DRAFT_TEXT_LOOKUP = 2  # who gives a draft text to a model that drafts well wants it used
@@ -41,11 +40,6 @@ def block_size_for(model: "LanguageModel", settings: DecodingSettings) -> int:
 def usual_block_size(trained: "Sequence[int]") -> int:
     """Return the largest of the block sizes that a model was trained with, at most 16."""
     return min(DEFAULT_BLOCK_SIZE, max(trained, default=DEFAULT_BLOCK_SIZE))
-
-
-def draft_passes_for(settings: DecodingSettings) -> int:
-    """Return after how many passes method `exact` checks a draft."""
-    return settings.draft_passes or DEFAULT_DRAFT_PASSES
 
 
 def draft_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings, *, has_draft_text: bool = False) -> int:

@@ -56,14 +56,14 @@ def naive_decode(
         tokens = _choose(logits, settings, start)
         for i in chosen:
             block[i] = tokens[i]
-        # 4. Is the block whole, and does the answer end in it? An adaptive one ends at its first gap
+        # 4. Is the block whole, and does the answer end in it?
         run, is_whole = _run(model, block)
-        if not is_whole and not (settings.adaptive_blocks and run):
+        if not is_whole:
             continue
         written += run
-        if len(written) == limit or (is_whole and run[-1] in model.end_of_text_ids):
+        if len(written) == limit or run[-1] in model.end_of_text_ids:
             return written[len(prompt) :], passes
-        block = _refilled([] if is_whole else block[len(run) :], block_size, limit - len(written))
+        block = _refilled([], block_size, limit - len(written))
         memory = _nothing()
 
 
@@ -74,14 +74,13 @@ def naive_exact(
     settings: DecodingSettings,
     *,
     sampler: Sampler,
-    draft_passes: int,
     forward: FullLogits,
 ) -> tuple[list[int], int]:
     """Decode one prompt by method `exact`. Arguments and result as in `naive_decode`."""
     block_size, new_tokens = settings.block_size, settings.max_new_tokens
     assert block_size is not None
     assert new_tokens is not None
-    limit, passes, block_passes = len(prompt) + new_tokens, 0, 0
+    limit, passes, was_drafted = len(prompt) + new_tokens, 0, False
 
     prefill = forward(model, prompt, len(prompt))
     kept, draft = list(prompt), list[int]()  # what is verified and committed; what is to be checked
@@ -93,13 +92,12 @@ def naive_exact(
         sure = kept[len(prompt) :] + [token for token in (draft or block)[:1] if token is not None]
         if sure and (sure[-1] in model.end_of_text_ids or len(sure) == new_tokens):
             return sure, passes
-        # 2. A block that is whole, or had its passes, is handed over as a draft as far as it goes
+        # 2. A block that is whole, or had its pass, is handed over as a draft as far as it goes
         run, is_whole = _run(model, block)
-        if not draft and (is_whole or block_passes >= draft_passes):
-            rest = block[len(run) :] if settings.adaptive_blocks and not is_whole else []
-            draft, block_passes, memory = run, 0, _nothing()
+        if not draft and (is_whole or was_drafted):
+            draft, was_drafted, memory = run, False, _nothing()
             ended = is_whole and draft[-1] in model.end_of_text_ids
-            block = [] if ended else _refilled(rest, block_size, limit - len(kept) - len(draft))
+            block = [] if ended else _refilled([], block_size, limit - len(kept) - len(draft))
         start = len(kept) + len(draft)
         logits = forward(model, kept + draft + _masked(model, block), start)
         passes += 1
@@ -109,7 +107,7 @@ def naive_exact(
         kept += draft[: agreed + 1]
         if agreed < len(causal):
             # The next pass commits the right token with what was copied behind it, or with a first pass over a new block
-            right, block_passes, memory = causal[agreed], 0, _nothing()
+            right, was_drafted, memory = causal[agreed], False, _nothing()
             block = _refilled([right], block_size, limit - len(kept))
             draft, block = [], _copied(model, kept, block, settings, sure={0})
             if None in block:
@@ -128,7 +126,7 @@ def naive_exact(
             block[i] = tokens[i]
         known = before | {0} | {i for i in chosen if entropy[i] <= SURE}
         block = _copied(model, kept, block, settings, sure=known)
-        block_passes += 1
+        was_drafted = True
 
 
 def _copied(

@@ -59,8 +59,6 @@ def open_state(
         revealed=torch.zeros((len(terms), max(each.block_size for each in terms)), dtype=torch.bool, device=device),
         is_ntp=flags([each.method == "ntp" for each in terms]),
         is_exact=flags([each.method == "exact" for each in terms]),
-        is_adaptive=flags([each.adaptive_blocks for each in terms]),
-        draft_passes=column([each.draft_passes for each in terms]),
         draft_lookup=column([each.draft_lookup if each.method == "exact" else 0 for each in terms]),
         text_end=start,
         stop_end=limit,

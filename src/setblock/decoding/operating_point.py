@@ -13,7 +13,6 @@ from setblock.decoding.defaults import (
     DEFAULT_DRAFT_LOOKUP,
     block_size_for,
     draft_lookup_for,
-    draft_passes_for,
     sampler_for,
 )
 from setblock.decoding.named_samplers import defaults_of, name_of, options_of, sampler_named
@@ -31,17 +30,13 @@ class OperatingPoint:
         sampler: its name in `SAMPLERS`.
         sampler_options: its hyperparameters, all of them.
         block_size: k.
-        adaptive_blocks: as in `DecodingSettings`.
-        draft_passes, draft_lookup: as in `DecodingSettings`; None except in method `exact`. A point of an earlier release
-            leaves `draft_lookup` open.
+        draft_lookup: as in `DecodingSettings`; None except in method `exact`. A point of an earlier release leaves it open.
     """
 
     method: Method
     sampler: str | None = None
     sampler_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     block_size: int = 1
-    adaptive_blocks: bool = False
-    draft_passes: int | None = None
     draft_lookup: int | None = None
 
     @property
@@ -57,9 +52,9 @@ class OperatingPoint:
             return "ntp"
         words = [self.sampler_text, f"k {self.block_size}"]
         if self.method == "exact":
-            words = ["exact", *words] + ([f"{self.draft_passes} passes"] if self.draft_passes != 1 else [])
+            words = ["exact", *words]
             words += [f"lookup {self.draft_lookup}"] if self.draft_lookup not in (None, DEFAULT_DRAFT_LOOKUP) else []
-        return ", ".join(words + (["adaptive"] if self.adaptive_blocks else []))
+        return ", ".join(words)
 
     @property
     def sampler_text(self) -> str:
@@ -84,8 +79,6 @@ class OperatingPoint:
             method=self.method,
             sampler=sampler_named(self.sampler, self.sampler_options),
             block_size=self.block_size,
-            adaptive_blocks=self.adaptive_blocks,
-            draft_passes=self.draft_passes,
             draft_lookup=self.draft_lookup,
         )
 
@@ -99,6 +92,7 @@ class OperatingPoint:
 
 
 NTP = OperatingPoint("ntp")
+_WITHOUT_EFFECT = (("adaptive_blocks", False), ("draft_passes", None), ("draft_passes", 1))
 
 
 def point_of(model: LanguageModel, settings: DecodingSettings) -> OperatingPoint:
@@ -116,8 +110,6 @@ def point_of(model: LanguageModel, settings: DecodingSettings) -> OperatingPoint
         sampler=name_of(sampler),
         sampler_options=options_of(sampler),
         block_size=block_size_for(model, settings),
-        adaptive_blocks=settings.adaptive_blocks,
-        draft_passes=draft_passes_for(settings) if settings.method == "exact" else None,
         draft_lookup=lookup if settings.method == "exact" else None,
     )
 
@@ -129,6 +121,8 @@ def point_from_json(recorded: Any) -> OperatingPoint:
         ParameterError: it is none, or none that this release knows.
     """
     known = {each.name for each in fields(OperatingPoint)}
+    if isinstance(recorded, Mapping):  # of an earlier release, which had more
+        recorded = {name: value for name, value in recorded.items() if (name, value) not in _WITHOUT_EFFECT}
     if not isinstance(recorded, Mapping) or not {"method"} <= recorded.keys() <= known:
         raise ParameterError(f"an operating point must have the keys {', '.join(sorted(known))}, not be {recorded!r}")
     if recorded["method"] not in METHODS:

@@ -21,7 +21,7 @@ from setblock.decoding.checks import (
 )
 from setblock.decoding.companion import Companion
 from setblock.decoding.companions import Accompanied, Companions
-from setblock.decoding.defaults import block_size_for, draft_lookup_for, draft_passes_for
+from setblock.decoding.defaults import block_size_for, draft_lookup_for
 from setblock.decoding.feed import next_feed
 from setblock.decoding.generation import Failure, FinishReason, Generation
 from setblock.decoding.joining import joined, taken
@@ -270,8 +270,6 @@ def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
         limit=limit,
         ends=(*model.end_of_text_ids, *settings.stop_token_ids),
         block_size=min(block_size_for(model, settings), room),
-        adaptive_blocks=settings.adaptive_blocks,
-        draft_passes=draft_passes_for(settings),
         draft_lookup=draft_lookup_for(model.facts, settings, has_draft_text=model.draft_text is not None),
         prefill_chunk=settings.prefill_chunk or PROMPT_PART,
     )

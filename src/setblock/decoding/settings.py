@@ -53,20 +53,6 @@ class DecodingSettings:
         group="point",
         metavar="K",
     )
-    adaptive_blocks: bool = setting(
-        False,
-        "After each pass, end the block at its first masked position instead of filling it. The tokens "
-        "before that position are committed, and the next block starts there with the tokens already "
-        "revealed. Takes at most as many passes, each over 2k tokens instead of k.",
-        group="point",
-    )
-    draft_passes: int | None = setting(
-        None,
-        "In method exact: number of passes that draft a block before it is checked. Default: 1.",
-        Range(1, MAX_TOKENS, far=True),
-        group="point",
-    )
-
     draft_lookup: int | None = setting(
         None,
         "In method exact: also copy drafts from the text. If at least this many of the last tokens occurred "
@@ -252,6 +238,12 @@ class DecodingSettings:
 
 SETTINGS: dict[str, Setting] = table_of(DecodingSettings)
 """The table: a row for each field of `DecodingSettings`, in their order."""
+
+REMOVED = {
+    "adaptive_blocks": "adaptive blocks are gone, which lost accuracy: use a larger gamma for fewer passes",
+    "draft_passes": "drafts are made by one pass, since a second one gained nothing: leave it out",
+}
+"""What earlier releases had, and what to do instead."""
 
 POINT = tuple(name for name, row in SETTINGS.items() if row.group == "point" and name != "method")
 """The settings that, with the method, say where decoding trades accuracy for passes."""

@@ -33,12 +33,10 @@ class Settled(NamedTuple):
     """Hold what a pass has made of the blocks.
 
     Attributes:
-        end: [B] where the text's first gap is, or it ends; drafts included.
         is_whole: [B] bool, rows whose block is.
         has_first: [B] bool, rows whose block has its first token, right after what is committed; None where no row is exact.
     """
 
-    end: Tensor
     is_whole: Tensor
     has_first: Tensor | None
 
@@ -64,9 +62,6 @@ class BatchState:
         revealed: [B, k] bool, which positions of the current block are fixed.
         is_ntp: [B] bool, rows that decode one token a pass.
         is_exact: [B] bool, rows whose blocks are drafts: what is committed is checked.
-        is_adaptive: [B] bool, rows whose block ends at its first gap after each pass; what is revealed past it goes over into
-            the next block.
-        draft_passes: [B] of exact rows, after how many passes a draft is checked as far as it goes.
         draft_lookup: [B] of exact rows, how many tokens must match for a draft to be copied from the text; 0 for never.
         text_end: [B] the position up to which there is no gap; what stands before it may be a draft.
         stop_end: [B] the position past the last token that the text can have: past the end-of-text that it ends with, drafts
@@ -90,7 +85,7 @@ class BatchState:
         shifts: [B, 2k - 1] how far before a position stands the output that predicts it: for the block's, and for those that
             a commit checks.
         methods: of the rows, for the host, as are the next: whether all of them are exact, or never fed a block; whether any
-            is never fed a block, is adaptive, or may have its drafts copied from the text.
+            is never fed a block, or may have its drafts copied from the text.
     """
 
     facts: SBDFacts | None
@@ -110,8 +105,6 @@ class BatchState:
     revealed: Tensor
     is_ntp: Tensor
     is_exact: Tensor
-    is_adaptive: Tensor
-    draft_passes: Tensor
     draft_lookup: Tensor
     text_end: Tensor
     stop_end: Tensor
@@ -134,7 +127,6 @@ class BatchState:
     is_all_exact: bool = field(init=False)
     is_all_causal: bool = field(init=False)
     has_causal: bool = field(init=False)
-    has_adaptive: bool = field(init=False)
     copies_drafts: bool = field(init=False)
 
     @property
@@ -157,7 +149,6 @@ class BatchState:
         self.is_all_exact = all(each == "exact" for each in methods)
         self.is_all_causal = self.facts is None or all(each == "ntp" for each in methods)
         self.has_causal = self.facts is None or "ntp" in methods
-        self.has_adaptive = any(each.adaptive_blocks for each in self.terms)
         self.copies_drafts = any(each.method == "exact" and each.draft_lookup for each in self.terms)
         self._is_first = is_first = self.columns[: self.block_width] == 0
         self.takes_next = self.is_exact[:, None] & is_first if self.has("exact") else None
@@ -248,7 +239,7 @@ class BatchState:
         self.stop_end = torch.where(self.failed, self.answer_end, self.stop_end)
         self.finished = self.answer_end >= self.stop_end
         self.text_end = torch.minimum(end, self.stop_end)
-        return Settled(end, end == self.needed_end, has_first)
+        return Settled(end == self.needed_end, has_first)
 
     def advance(self, *, corrected: Tensor | None = None) -> None:
         """Finish rows whose answer is whole after a pass, and open the next block of rows that have finished theirs.
@@ -257,15 +248,9 @@ class BatchState:
             corrected: [B] bool, exact rows whose draft was cut, and whose next pass commits the corrected token together with
                 a first pass over the block behind it. A pass that only drafts behind that token would verify nothing.
         """
-        end, whole, has_first = self.settle()
-        done = whole
-        # An adaptive block is done, and a draft that has had its passes, as far as they go without a gap
-        beyond = None
-        if self.has_adaptive:
-            done = whole | (self.is_adaptive & (end > self.block_start))
-            beyond = self._shifted(end - self.block_start) & (self.is_adaptive & ~whole)[:, None]
-        if has_first is not None:
-            drafted = whole | (self.block_passes >= self.draft_passes)
+        done, has_first = self.settle()
+        if has_first is not None:  # a draft goes as far as it has no gap
+            drafted = done | (self.block_passes > 0)
             for also in (self.is_causal if self.has_causal else None, corrected):
                 drafted = drafted if also is None else drafted | also
             submitted = drafted & has_first
@@ -274,9 +259,6 @@ class BatchState:
         done = done | self.finished
         self._move_blocks(done, self.text_end)
         self.revealed = self.revealed.masked_fill(done[:, None], False)
-        if beyond is not None:
-            self.revealed |= beyond & done[:, None]
-            self.needed_end = torch.minimum(self._first_stop(), self.block_end)
         if self.has("exact"):  # what was drafted behind a gap, or is wrong, is void
             self.tokens.scatter_(1, self.columns[-1].where(self.revealed, self.block_positions), mask_of(self.facts))
 
@@ -352,12 +334,6 @@ class BatchState:
         here = self.tokens.gather(1, self.block_positions)
         is_end = here == self.ends if self.ends.shape[1] == 1 else (here[..., None] == self.ends[:, None]).any(dim=-1)
         return (self.block_positions + 1).where(is_end & self.revealed, NEVER).amin(dim=1)
-
-    def _shifted(self, run: Tensor) -> Tensor:
-        """Return [B, k] bool, which positions of a block that begins `run` [B] later are revealed."""
-        columns = run[:, None] + self.columns[: self.block_width]
-        inside = columns < self.revealed.shape[1]
-        return inside & self.revealed.gather(1, columns.clamp(max=self.revealed.shape[1] - 1))
 
 
 def capacity_of(terms: Sequence[RowTerms]) -> int:

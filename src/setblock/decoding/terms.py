@@ -19,8 +19,7 @@ class RowTerms:
         limit: the position past the last one that may be generated.
         ends: token ids that end the answer.
         block_size: k; 1 in method `ntp`.
-        adaptive_blocks: as in `DecodingSettings`.
-        draft_passes, draft_lookup, prefill_chunk: as in `DecodingSettings`.
+        draft_lookup, prefill_chunk: as in `DecodingSettings`.
     """
 
     method: Method
@@ -28,8 +27,6 @@ class RowTerms:
     limit: int
     ends: tuple[int, ...]
     block_size: int
-    adaptive_blocks: bool = False
-    draft_passes: int = 1
     draft_lookup: int = 0
     prefill_chunk: int = PROMPT_PART
 

@@ -58,7 +58,7 @@ def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[st
                     used.add(key)
             if not own:
                 own = _along_its_dial(name)
-            blocks = {key: values[key] for key in ("block_size", "adaptive_blocks") if key in values}
+            blocks = {key: values[key] for key in ("block_size",) if key in values}
             used |= blocks.keys()
             grids.append({"method": ["sbd"], "sampler": [name], **own, **blocks})
     if "exact" in methods:

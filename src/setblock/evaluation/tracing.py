@@ -126,7 +126,6 @@ class _Tracer:
     ) -> None:
         self._tokenizer, self._prompt_length, self._ends = tokenizer, prompt_length, ends
         self._is_ntp = settings.method == "ntp"
-        self._keeps_behind_gap = settings.adaptive_blocks
         self._standing: dict[int, TracedToken] = {}
         self._start = 0
 
@@ -136,7 +135,7 @@ class _Tracer:
         corrected = None if event.corrected is None else self._token(event.corrected)
         start = int(step.positions[0, 0]) - self._prompt_length
         void = set()
-        if start > self._start and not self._keeps_behind_gap:
+        if start > self._start:
             void = {index for index in self._standing if index >= start}
         if corrected is not None:
             void |= {index for index in self._standing if index > corrected.index}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from setblock.errors import ParameterError
 
 MAX_BIASED_TOKENS = 1024
-MOST = {"block_size": 64, "draft_passes": 64, "draft_lookup": 64}  # of settings that have no limit in the library
+MOST = {"block_size": 64, "draft_lookup": 64}  # of settings that have no limit in the library
 MOST_LISTED = {"stop_token_ids": 16, "banned_tokens": MAX_BIASED_TOKENS, "logit_bias": MAX_BIASED_TOKENS}
 MAX_MESSAGES = 1024
 MAX_PROMPTS = 64

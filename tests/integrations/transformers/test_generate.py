@@ -83,7 +83,7 @@ def test_the_config_means_what_it_means_to_transformers(
     inputs = padded(prompts)
     wanted = model.generate(**{**inputs, "max_new_tokens": NEW, "pad_token_id": PAD} | asked)
     assert torch.equal(in_blocks(**inputs, **asked, method="ntp"), wanted)
-    assert torch.equal(in_blocks(**inputs, **asked, method="exact", draft_passes=2), wanted)
+    assert torch.equal(in_blocks(**inputs, **asked, method="exact"), wanted)
 
 
 def test_blocks_are_those_of_generate_batch(in_blocks: Any, folder: Path, prompts: list[list[int]]) -> None:
@@ -93,12 +93,8 @@ def test_blocks_are_those_of_generate_batch(in_blocks: Any, folder: Path, prompt
         ({"gamma": 0.3}, EntropyPrefix(0.3)),
         ({"sampler": "entropy-bounded", "gamma": 0.3}, EntropyBounded(0.3)),
         ({"sampler": ConfidenceThreshold(0.4)}, ConfidenceThreshold(0.4)),
-        ({"adaptive_blocks": True}, None),
     ):
-        adaptive = bool(asked.get("adaptive_blocks"))
-        settings = DecodingSettings(
-            method="sbd", sampler=sampler, block_size=8, max_new_tokens=NEW, adaptive_blocks=adaptive
-        )
+        settings = DecodingSettings(method="sbd", sampler=sampler, block_size=8, max_new_tokens=NEW)
         output = in_blocks(**inputs, method="sbd", block_size=8, **asked)
         assert torch.equal(output[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
         assert new_tokens(output, inputs) == tokens_of(sbd, prompts, settings)

@@ -22,7 +22,7 @@ def settings_from(arguments: Mapping[str, Any]) -> DecodingSettings:
     """Return the settings that model arguments ask for: those of a request whose task gives none.
 
     Args:
-        arguments: `method`, `block_size`, `adaptive_blocks`, `draft_passes`, `seed`, `sampler` (a name), and the sampler's
+        arguments: `method`, `block_size`, `seed`, `sampler` (a name), and the sampler's
             own, such as `gamma`.
 
     Raises:

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from setblock.decoding.defaults import draft_lookup_for, draft_passes_for
+from setblock.decoding.defaults import draft_lookup_for
 from setblock.decoding.feed import next_feed
 from setblock.decoding.joining import joined, taken
 from setblock.decoding.loop import absorb
@@ -73,8 +73,6 @@ class BlockSlots:
             limit=limit,
             ends=tuple(ends),
             block_size=1 if settings.method == "ntp" else settings.block_size,
-            adaptive_blocks=settings.adaptive_blocks,
-            draft_passes=draft_passes_for(settings),
             draft_lookup=draft_lookup_for(self.facts, settings),
         )
         state = open_state([written], [terms], facts=self.facts, device=self.device)
