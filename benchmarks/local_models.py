@@ -33,8 +33,6 @@ from setblock.data.tasks import TASKS, task_named
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt
 from setblock.evaluation.answers import prompts_of
-from setblock.evaluation.block_choice import fastest_choice
-from setblock.evaluation.pass_costs import PassCosts, measured_costs
 from setblock.export.gguf_file import WeightType, write_gguf
 from setblock.integrations.llama_cpp import LlamaModel
 from setblock.integrations.llama_cpp import load as load_gguf
@@ -42,8 +40,6 @@ from setblock.integrations.llama_cpp.library import INSTALL, is_installed
 from setblock.integrations.llama_cpp.naive import stock_answer, stock_llama
 
 PLAIN, NGRAM, DRAFT = "llama.cpp", "llama.cpp, n-gram", "llama.cpp, draft model"
-FLAT = 1.05
-"""What a pass over a block costs, over one token's, where memory alone limits it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -80,10 +76,7 @@ def of_file(path: Path, draft: Path | None, options: argparse.Namespace) -> dict
     asked, raw = prompts_of(task, list(islice(task.examples("test", seed=options.seed), options.prompts)), model)
     prompts = [encode_prompt(model.tokenizer, each, raw=raw) for each in asked]
     limit = DecodingSettings(max_new_tokens=options.tokens)
-    choice = fastest_choice(measured_costs(model), model.facts)
-    note(str(choice))
     sbd = setblock.load(path)
-    torch_choice = fastest_choice(measured_costs(sbd), sbd.facts)
     drafts: dict[str, Any] = {NGRAM: LlamaPromptLookupDecoding(num_pred_tokens=options.draft_tokens)}
     if draft is not None:
         drafts[DRAFT] = SmallModel(draft, model, tokens=options.draft_tokens)
@@ -91,8 +84,8 @@ def of_file(path: Path, draft: Path | None, options: argparse.Namespace) -> dict
         stock(PLAIN, path, model, tokens=options.tokens),
         *(stock(name, path, model, tokens=options.tokens, drafts=each) for name, each in drafts.items()),
         ours("ours, plain", model, DecodingSettings(method="ntp", max_new_tokens=options.tokens)),
-        ours("ours, exact", model, choice.applied(limit)),
-        ours("ours, exact, PyTorch", sbd, torch_choice.applied(limit)),
+        ours("ours, exact", model, limit),
+        ours("ours, exact, PyTorch", sbd, limit),
     ]
     first = {each.name: [each.decode(prompt) for prompt in prompts] for each in contenders}  # does not count
     rounds: dict[str, list[float]] = {each.name: [] for each in contenders}
@@ -106,9 +99,6 @@ def of_file(path: Path, draft: Path | None, options: argparse.Namespace) -> dict
     plain = [answer.token_ids for answer in first[PLAIN]]
     return {
         "bytes": path.stat().st_size,
-        "choice": choice.to_json(),
-        "choice_pytorch": torch_choice.to_json(),
-        "expected_where_passes_are_flat": flat_speedup(model, choice.costs),
         "contenders": {
             name: {
                 "seconds": asdict(spread(taken)),
@@ -123,15 +113,6 @@ def of_file(path: Path, draft: Path | None, options: argparse.Namespace) -> dict
             for name, taken in rounds.items()
         },
     }
-
-
-def flat_speedup(model: LlamaModel, costs: PassCosts) -> float:
-    """Return what the same acceptance gives where a pass over any block costs `FLAT` times one over a token."""
-    one = costs.seconds[1]
-    flat = PassCosts(
-        {size: one if size == 1 else FLAT * one for size in costs.seconds}, costs.cached, costs.fuses_commit
-    )
-    return fastest_choice(flat, model.facts).speedup
 
 
 def stock(name: str, path: Path, model: LlamaModel, *, tokens: int, drafts: Any = None) -> Contender:

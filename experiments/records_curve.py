@@ -1,7 +1,7 @@
 r"""Draw how passes saved and right fields grow with the messages that `smollm2-records` was trained on.
 
-    setblock evaluate --model RUN --task extraction --split validation --limit 20 --batch-size 20 --dtype bfloat16 --no-tune \
-        --json
+    setblock evaluate --model RUN --task extraction --split validation --limit 20 --batch-size 20 --dtype bfloat16 \
+        --drafts fixed --json
     python experiments/records_curve.py
 
 Each line of experiments/results/records_parts.jsonl is what the first command prints of one run, and the `messages` that it and

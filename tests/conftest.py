@@ -1,6 +1,7 @@
 """What all tests share: a small tokenizer and prompts to give to random models."""
 
 import itertools
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -10,10 +11,29 @@ from transformers import PreTrainedTokenizerBase
 from setblock.data.documents import Document, encode_pairs
 from setblock.data.tasks.word_problems import WordProblem, word_problems
 from setblock.data.tokenizer import train_tokenizer
+from setblock.decoding.drafts import control
 
 settings.register_profile("setblock", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("setblock")
 torch.set_num_threads(1)
+
+
+class FreePasses:
+    """Say that passes of all sizes cost the same, so that whatever may be drafted is, and counts of passes depend on no
+    clock."""
+
+    def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
+        return [1.0] * len(tokens)
+
+    def learn(self, tokens: int, *, rows: int, cached: int, seconds: float) -> None:
+        pass
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _passes_are_free() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(control, "LearnedCosts", lambda free_tokens: FreePasses())
+        yield
 
 
 # Fixed texts, so that what random models make of them does not change with the generator of word problems.

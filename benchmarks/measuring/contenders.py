@@ -59,7 +59,7 @@ def ours_scripted(name: str, sbd: SBDModel, settings: DecodingSettings, script: 
     """Return method `exact` with drafts as the script has them."""
 
     def decode(prompt: list[int]) -> Answer:
-        return _decoded(sbd, prompt, replace(settings, sampler=ScriptedDrafts(script())))
+        return _decoded(sbd, prompt, replace(settings, sampler=ScriptedDrafts(script()), drafts="fixed"))
 
     return Contender(name, decode, True)
 

@@ -67,7 +67,7 @@ def test_the_report_says_what_is_counted(run, sbd_folder):
 def test_the_report_says_what_is_not_as_usual(run, sbd_folder):
     how = ("--method", "exact", "--sampler", "fixed-count", "--sampler-option", "count=3", "--temperature", 0.5)
     outcome = run("evaluate", "--model", sbd_folder, *how, "--block-size", 4, *QUICK[:-1])
-    expected = "method exact, fixed-count (count 3), block size 4, max_new_tokens 16, temperature 0.5"
+    expected = "method exact, fixed-count (count 3), block size 4, drafts adaptive, max_new_tokens 16, temperature 0.5"
     assert outcome.stdout.startswith(f"5 word-problems, test split, {expected}\n")
     assert "identical to ntp" in outcome.stdout
     result = json.loads(run("evaluate", "--model", sbd_folder, *how, "--block-size", 4, *QUICK).stdout)

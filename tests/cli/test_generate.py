@@ -22,6 +22,8 @@ def test_json_is_all_there_is_on_stdout(run, sbd_folder, method):
         "num_prefill_forwards",
         "num_block_forwards",
         "num_commit_forwards",
+        "num_drafted_tokens",
+        "num_accepted_tokens",
         "tokens_per_forward",
         "seconds",
         "method",

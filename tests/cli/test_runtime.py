@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import setblock.integrations.llama_cpp.library as library
-from setblock.cli import runtime
 from setblock.export.gguf_file import write_gguf
 from setblock.model.loading import load
 
@@ -42,42 +41,24 @@ def test_export(run, sbd_folder, tmp_path):
 @needs_llama
 def test_k_quants(run, file, tmp_path):
     assert run("export", file, "--gguf", tmp_path / "x.gguf", "--type", "q4_k_m").code == 0
-    assert run("generate", QUESTION, "--model", tmp_path / "x.gguf", "--no-tune", *LENGTH).code == 0
+    assert run("generate", QUESTION, "--model", tmp_path / "x.gguf", *LENGTH).code == 0
     assert [each.name for each in tmp_path.glob("*") if each.name != "home"] == ["x.gguf"]
 
 
 @needs_llama
 def test_both_runtimes_write_the_same(run, file):
     answers = {}
-    for name, how in (("transformers", ()), ("llama-cpp", ("--no-tune", "--type-k", "f32", "--type-v", "f32"))):
+    for name, how in (("transformers", ()), ("llama-cpp", ("--type-k", "f32", "--type-v", "f32"))):
         outcome = run("generate", QUESTION, "--model", file, "--runtime", name, *how, *LENGTH, "--json")
         answers[name] = {**json.loads(outcome.stdout), "seconds": 0}
     assert answers["transformers"] == answers["llama-cpp"]
 
 
-@needs_llama
-def test_a_gguf_file_takes_llama_cpp_and_the_fastest_block_size(run, file):
-    outcome = run("generate", QUESTION, "--model", file, *LENGTH, "--json")
-    assert "is fastest here" in outcome.message
-    told = json.loads(outcome.stdout)
-    assert told["tuned"]["method"] == told["method"]
-    assert set(told["tuned"]["costs"]["seconds"]) == {"1", "2", "4", "6", "8", "12", "16", "32"}
-    again = run("generate", QUESTION, "--model", file, *LENGTH, "--json")
-    assert json.loads(again.stdout)["tuned"] == told["tuned"]
-    assert run("generate", QUESTION, "--model", file, "--block-size", 4, *LENGTH).stderr.count("fastest") == 0
-
-
-def test_the_block_size_for_pytorch_is_timed_where_asked_for(run, sbd_folder):
-    assert "is fastest here" in run("generate", QUESTION, "--model", sbd_folder, "--tune", *LENGTH, "--json").message
-
-
-def test_a_large_model_on_a_cpu_takes_the_fastest_block_size(run, sbd_folder, monkeypatch):
-    question = (QUESTION, "--model", sbd_folder, *LENGTH, "--json", "--prepack")  # prepacked weights are no parameters
-    assert "fastest" not in run("generate", *question).stderr
-    monkeypatch.setattr(runtime, "_LARGE", load(sbd_folder).num_parameters)
-    for command in ("generate", "compare"):
-        assert run(command, *question).stderr.count("is fastest here") == 1
-        assert "fastest" not in run(command, *question, "--no-tune").stderr
+@pytest.mark.parametrize("option", ["--tune", "--no-tune"])
+def test_what_was_removed_says_what_to_do(run, sbd_folder, option):
+    outcome = run("generate", QUESTION, "--model", sbd_folder, option)
+    assert outcome.code == 2
+    assert f"{option} is not known: method exact decides how much it drafts while it decodes" in outcome.message
 
 
 @needs_llama
@@ -121,9 +102,7 @@ def test_a_file_that_was_never_trained_is_one_line(run, ntp_folder, tmp_path):
     outcome = run("generate", QUESTION, "--model", tmp_path / "plain.gguf", "--method", "sbd")
     assert outcome.code == 1
     assert "has no mask token" in outcome.message
-    assert (
-        run("generate", QUESTION, "--model", tmp_path / "plain.gguf", "--no-tune", *LENGTH).stderr.count("error") == 0
-    )
+    assert run("generate", QUESTION, "--model", tmp_path / "plain.gguf", *LENGTH).stderr.count("error") == 0
 
 
 def test_without_llama_cpp(run, file, monkeypatch):
@@ -161,7 +140,7 @@ def test_options_of_the_other_runtime(run, sbd_folder, options, reason):
     ],
 )
 def test_ranges(run, file, options, reason):
-    outcome = run("generate", QUESTION, "--model", file, "--no-tune", *options)
+    outcome = run("generate", QUESTION, "--model", file, *options)
     assert outcome.code in (1, 2)
     *warnings, error = outcome.stderr.splitlines()
     assert error.startswith("setblock: error: ")

@@ -63,6 +63,6 @@ def test_the_terminal_lists_the_passes_without_colour_too(run, sbd_folder):
     outcome = run("trace", "Tom\x1b[31m has", "--model", sbd_folder, *SHORT)
     assert "\x1b" not in outcome.stdout
     assert re.search(r"^prefill  1 revealed at \d+\.\d\d nats$", outcome.stdout, re.MULTILINE)
-    assert re.search(r"^pass 1   block  \d+ revealed at .* masked at ", outcome.stdout, re.MULTILINE)
+    assert re.search(r"^pass 1   commit \d+ revealed at .* masked at ", outcome.stdout, re.MULTILINE)
     assert "commit" in outcome.stdout
     assert re.search(r"20 tokens, \d+ forwards, \d", outcome.stdout)

@@ -41,7 +41,8 @@ def spoiled(sbd: SBDModel, token_id: int) -> SBDModel:
 
         def logits(feed: Feed) -> Tensor:
             after = feed.tokens.gather(1, feed.outputs) == token_id
-            return model_logits(feed).masked_fill(after[..., None], torch.nan)
+            found = model_logits(feed)
+            return found.masked_fill((after if found.dim() == 3 else after[feed.wanted])[..., None], torch.nan)
 
         made.logits = logits  # type: ignore[method-assign]
         return made
@@ -188,9 +189,9 @@ def test_drafts_that_are_not_numbers_fail_no_exact_row(
     assert sbd.facts is not None
     spoiled(sbd, sbd.facts.mask_token_id)
     exact = DecodingSettings(max_new_tokens=20, block_size=5, draft_lookup=lookup)
-    settings = [replace(exact, draft_passes=passes, temperature=each) for passes in (1, 3) for each in (0.0, 1.0)]
-    found = answers(sbd, [prompts[1]] * 4, settings)
-    plain = answers(sbd, [prompts[1]] * 4, [replace(each, method="ntp") for each in settings])
+    settings = [replace(exact, temperature=each) for each in (0.0, 1.0)]
+    found = answers(sbd, [prompts[1]] * 2, settings)
+    plain = answers(sbd, [prompts[1]] * 2, [replace(each, method="ntp") for each in settings])
     assert [each.token_ids for each in found] == [each.token_ids for each in plain]
     assert {each.finish_reason for each in found} <= {"stop", "length"}
 

@@ -113,7 +113,8 @@ def test_another_prompt_length_batch_or_bound_compiles_nothing_anew(
     sbd.end_of_text_ids = ()
     sbd.compile(backend=backend)
     settings = DecodingSettings(method=method, sampler=EntropyBounded(4.0), block_size=8, max_new_tokens=40)
-    open_batch(sbd, [[5] * 9] * 4, [settings] * 4).run()
+    for tokens in (40, 6):  # passes over two blocks, and over what is left for one
+        open_batch(sbd, [[5] * 9] * 4, [replace(settings, max_new_tokens=tokens)] * 4).run()
     first = len(graphs)
     assert 3 < first <= GRAPHS[method]
     for rows, length, gamma, tokens in ((4, 9, 1.0, 40), (3, 30, 4.0, 40), (3, 70, 0.0, 33)):
@@ -138,7 +139,7 @@ def test_another_prompt_length_batch_or_bound_compiles_nothing_anew(
         next(steps)
         with Operations(sbd.model) as operations:
             passes = sum(1 for _ in steps)
-    assert operations.total / passes <= 20, operations.counts
+    assert operations.total / passes <= 28, operations.counts
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch warns of what it does itself
@@ -159,13 +160,16 @@ def test_plain_generate_goes_on_working(tokenizer: PreTrainedTokenizerBase) -> N
     assert torch.equal(sbd.model.generate(inputs, max_new_tokens=6, do_sample=False, pad_token_id=0), expected)
 
 
-@given(k=st.integers(1, 64), data=st.data())
-def test_fixed_sizes_are_few_and_large_enough(k: int, data: st.DataObject) -> None:
-    needed = data.draw(st.integers(1, 2 * k))
-    checked = data.draw(st.integers(0, max(0, k - 1)))
-    queries, outputs = fixed_sizes(needed, checked, block_size=k)
-    assert needed <= queries in (k, 2 * k)
-    assert checked <= outputs in (0, k - 1)
+@given(k=st.integers(1, 64), method=st.sampled_from(["sbd", "exact", "ntp"]), data=st.data())
+def test_fixed_sizes_are_few_and_large_enough(k: int, method: Any, data: st.DataObject) -> None:
+    size = 1 if method == "ntp" else k
+    needed = data.draw(st.integers(1, 2 * size))
+    terms = RowTerms(method, 5, 5 + 3 * k, (), size, adapts_drafts=method == "exact" and data.draw(st.booleans()))
+    state = open_state([[1] * 5], [terms], facts=None, device=torch.device("cpu"))
+    queries, places, outputs = fixed_sizes(state, needed)
+    assert needed <= queries in (1, size, 2 * size)
+    assert places == 1  # nothing is fed as a block
+    assert outputs == (size - 1 if method == "exact" and queries > 1 else 0)
 
 
 @given(k=st.integers(1, 64), data=st.data())

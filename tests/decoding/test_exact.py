@@ -65,8 +65,8 @@ def test_a_model_whose_drafts_are_always_right_keeps_all_of_them(
     sbd.end_of_text_ids = ()
     settings = DecodingSettings(method="exact", sampler=EntropyBounded(math.inf), block_size=8, max_new_tokens=40)
     generation = decoded(sbd, [prompts[0]], [settings]).generation(0)
-    # 5 blocks: the first has a pass of its own, each commit is the next one's first pass, the last is checked too
-    assert (generation.passes.block, generation.passes.commit) == (1, 5)
+    # The prompt gives a token, the first pass another and a draft, and each commit is the next block's first pass
+    assert (generation.passes.block, generation.passes.commit) == (0, 6)
     assert generation.num_tokens == 40
 
 

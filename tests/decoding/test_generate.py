@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 import setblock
@@ -244,7 +243,7 @@ def test_a_warning_names_the_line_that_asked(
 def test_a_fault_in_where_answers_end_is_no_endless_loop(
     method: Method, sbd: SBDModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nothing_ends(state: BatchState, *, corrected: Tensor | None = None) -> None:
+    def nothing_ends(state: BatchState, *, fuses_commit: bool = True) -> None:
         state.block_passes = state.block_passes + 1
 
     monkeypatch.setattr(BatchState, "advance", nothing_ends)

@@ -33,7 +33,9 @@ VALUES: dict[Any, Any] = {
 
 def value_of(row: Setting) -> Any:
     """A valid value that is not the default."""
-    return {"method": "ntp", "sampler": "factor", "structure": {"regex": "[0-9]+"}}.get(row.name) or VALUES[row.type]
+    return {"method": "ntp", "sampler": "factor", "drafts": "fixed", "structure": {"regex": "[0-9]+"}}.get(
+        row.name
+    ) or VALUES[row.type]
 
 
 def expected(row: Setting) -> Any:

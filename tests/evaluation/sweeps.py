@@ -24,8 +24,8 @@ LENGTH = 20  # of every answer
 
 def point(gamma: float, *, method: str = "sbd", block_size: int = 16) -> OperatingPoint:
     sampler = {"gamma": gamma, "proxy": "entropy"}
-    passes, lookup = (1, 0) if method == "exact" else (None, None)
-    return OperatingPoint(method, "entropy-bounded", sampler, block_size, False, passes, lookup)
+    lookup = 0 if method == "exact" else None
+    return OperatingPoint(method, "entropy-bounded", sampler, block_size, lookup)
 
 
 def row(at: OperatingPoint, correct: Sequence[int], passes: Sequence[int], differing: Sequence[int]) -> Result:

@@ -126,7 +126,7 @@ def width_of(request: Served, block_size: int) -> int:
 def generated(model: SBDModel, prompt: list[int], settings: DecodingSettings) -> tuple[list[int], int]:
     """What `setblock.generate` gives, and the passes that it takes where each commit is a pass of its own, and one more at
     the end where the last tokens were never committed."""
-    batch = open_batch(model, [prompt], [settings])
+    batch = open_batch(model, [prompt], [replace(settings, drafts="fixed")])
     batch.runner.fuses_commit = False  # type: ignore[misc]
     passes = sum(not step.is_prefill for step in batch.steps())
     state = batch.state

@@ -24,8 +24,13 @@ from setblock.cli.stdout import writable_stdout
 from setblock.cli.sweep import sweep
 from setblock.cli.trace import trace
 from setblock.cli.train import train
-from setblock.decoding.settings import REMOVED
+from setblock.decoding.settings import REMOVED as REMOVED_SETTINGS
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
+
+REMOVED = REMOVED_SETTINGS | dict.fromkeys(
+    ("tune", "no_tune"),
+    "method exact decides how much it drafts while it decodes: leave it out, or give --drafts fixed",
+)
 
 
 class _Commands(TyperGroup):

@@ -9,7 +9,7 @@ from setblock.cli.messages import print_json, stdout_console
 from setblock.cli.model import warn_of_bundled
 from setblock.cli.options import DECODING, SAMPLING, JsonOption, option, option_group
 from setblock.cli.prompt import PromptOptions, shown
-from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
+from setblock.cli.runtime import RuntimeOptions, load_language_model
 from setblock.cli.sampler import sampler_json
 
 if TYPE_CHECKING:
@@ -67,10 +67,7 @@ def compare(
     elif (example := example_prompt(str(model.source))) is not None:
         asked = how.with_system(example)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
-    untuned = decoding.settings_for(loaded)
-    settings, told = tuned(loaded, untuned, model)
-    if settings.method == "ntp":  # both sides would be the same
-        settings, told = untuned, {}
+    settings = decoding.settings_for(loaded)
     if asked is None:
         problem = next(word_problems("test", decoding.seed))
         raw = raw or loaded.tokenizer.chat_template is None
@@ -79,7 +76,7 @@ def compare(
     comparison = run(loaded, asked, settings=settings, raw=raw)
     if as_json:
         found = comparison_json(comparison, loaded.tokenizer, prompt=asked, expected=expected)
-        print_json({**found, **sampler_json(settings), **told})
+        print_json({**found, **sampler_json(settings)})
     else:
         print_comparison(stdout_console(), loaded.tokenizer, comparison, prompt=shown(asked), expected=expected)
 

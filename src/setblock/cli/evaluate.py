@@ -9,7 +9,7 @@ from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import print_json, progress
 from setblock.cli.model import warn_of_bundled
 from setblock.cli.options import TASK, JsonOption, option, option_group
-from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
+from setblock.cli.runtime import RuntimeOptions, load_language_model
 from setblock.cli.sampler import sampler_text
 from setblock.cli.tasks import BatchSizeOption, ExamplesOptions
 from setblock.decoding.settings import DecodingSettings
@@ -56,7 +56,7 @@ def evaluate(
     if examples.source is not None:
         warn_of_bundled(model)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
-    settings, told = tuned(loaded, decoding.settings_for(loaded), model)
+    settings = decoding.settings_for(loaded)
     with progress() as tell:
         result = run(
             loaded,
@@ -73,7 +73,8 @@ def evaluate(
     if as_json:
         others = 0 if loaded.draft_text is None else len(loaded.draft_text.token_ids)
         asked = {"model": model.path or "bundled", "batch_size": batch_size, "draft_text_tokens": others}
-        print_json({**asked, **result.figures(), **told})
+        asked |= {"drafts": settings.drafts} if settings.method == "exact" else {}
+        print_json({**asked, **result.figures()})
     else:
         typer.echo(f"{_how(result, settings, examples)}\n\n{_report(result, batch_size)}")
 
@@ -87,7 +88,8 @@ def _how(result: "Result", settings: DecodingSettings, examples: ExamplesOptions
     how += [f"method {settings.method}"]
     if settings.method != "ntp":
         how += [sampler_text(settings), f"block size {result.point.block_size}"]
-    how += [f"{name} {value}" for name, value in result.run["settings"].items() if name != "seed"]
+    how += [f"drafts {settings.drafts}"] if settings.method == "exact" else []
+    how += [f"{name} {value}" for name, value in result.run["settings"].items() if name not in ("seed", "drafts")]
     return ", ".join(how)
 
 

@@ -12,7 +12,7 @@ from setblock.cli.messages import print_figures, print_json, stdout_console
 from setblock.cli.model import warn_of_bundled
 from setblock.cli.options import OUTPUT, JsonOption, option, option_group
 from setblock.cli.prompt import PromptOptions
-from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
+from setblock.cli.runtime import RuntimeOptions, load_language_model
 from setblock.decoding.settings import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.files import read_text
@@ -115,19 +115,17 @@ def generate(
         )
     warn_of_bundled(model)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
-    settings, told = tuned(loaded, decoding.settings_for(loaded), model)
+    settings = decoding.settings_for(loaded)
     if settings.n == 1:
         answer = stream(loaded, asked, settings=settings, raw=how.raw)
-        _print_stream(answer, loaded.tokenizer, told, as_json=as_json, as_events=as_events)
+        _print_stream(answer, loaded.tokenizer, as_json=as_json, as_events=as_events)
     else:
         _print_answers(
-            generate_batch(loaded, [asked], settings=settings, raw=how.raw), loaded.tokenizer, told, as_json=as_json
+            generate_batch(loaded, [asked], settings=settings, raw=how.raw), loaded.tokenizer, as_json=as_json
         )
 
 
-def _print_stream(
-    chunks: "Iterator[StreamChunk]", tokenizer: Any, told: dict[str, Any], *, as_json: bool, as_events: bool
-) -> None:
+def _print_stream(chunks: "Iterator[StreamChunk]", tokenizer: Any, *, as_json: bool, as_events: bool) -> None:
     from setblock.decoding.answer_json import event_json, generation_json
 
     for chunk in chunks:
@@ -138,19 +136,19 @@ def _print_stream(
         if chunk.generation is None:
             continue
         if as_events or as_json:
-            print_json({**generation_json(chunk.generation, tokenizer), **told})
+            print_json(generation_json(chunk.generation, tokenizer))
         else:
             typer.echo()
             print_figures(_figures(chunk.generation))
 
 
-def _print_answers(answers: "Sequence[Generation]", tokenizer: Any, told: dict[str, Any], *, as_json: bool) -> None:
+def _print_answers(answers: "Sequence[Generation]", tokenizer: Any, *, as_json: bool) -> None:
     from setblock.decoding.answer_json import generation_json
 
     if (failure := next((answer.error for answer in answers if answer.error is not None), None)) is not None:
         raise SetBlockError(failure.message)
     if as_json:
-        print_json({"answers": [generation_json(answer, tokenizer) for answer in answers], **told})
+        print_json({"answers": [generation_json(answer, tokenizer) for answer in answers]})
         return
     for number, answer in enumerate(answers, start=1):
         stdout_console().print(f"-- answer {number} of {len(answers)}", style="dim", markup=False)
@@ -159,9 +157,10 @@ def _print_answers(answers: "Sequence[Generation]", tokenizer: Any, told: dict[s
 
 
 def _figures(generation: "Generation") -> str:
-    passes = generation.passes
+    passes, drafted = generation.passes, generation.drafted
+    kept = f", {generation.accepted} of {drafted} drafted tokens kept" if drafted else ""
     return (
         f"{generation.num_tokens} tokens, {generation.num_forwards} forwards "
         f"({passes.prefill} prefill, {passes.block} block, {passes.commit} commit), "
-        f"{generation.tokens_per_forward:.2f} tokens per forward, {generation.seconds:.2f} s"
+        f"{generation.tokens_per_forward:.2f} tokens per forward{kept}, {generation.seconds:.2f} s"
     )

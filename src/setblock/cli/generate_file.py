@@ -8,7 +8,7 @@ from pathlib import Path
 from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import print_figures, print_json, progress
 from setblock.cli.model import warn_of_bundled
-from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
+from setblock.cli.runtime import RuntimeOptions, load_language_model
 from setblock.engine.answer_file import AnswerFile
 from setblock.engine.prompt_file import read_prompts
 
@@ -43,14 +43,14 @@ def generate_file(
 
         warn_of_bundled(options)
         loaded = load_language_model(options, blocks=settings.method == "sbd")
-        settings, told = tuned(loaded, decoding.settings_for(loaded), options)
+        settings = decoding.settings_for(loaded)
         with progress() as tell:
             done = answer_prompts(
                 loaded, lines, settings, answers, concurrency=concurrency, raw=raw, on_progress=partial(tell, "answers")
             )
         answers.finish()
     if as_json:
-        print_json({"output": str(target), **asdict(done), **told})
+        print_json({"output": str(target), **asdict(done)})
         return
     without = f", {done.failed} of them ended in an error" if done.failed else ""
     print_figures(

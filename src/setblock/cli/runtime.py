@@ -2,12 +2,11 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from setblock.cli.messages import print_message, silence_libraries
+from setblock.cli.messages import silence_libraries
 from setblock.cli.model import ModelOptions, checked_for_blocks, load_model
 from setblock.cli.options import offering, option, option_group
-from setblock.decoding.settings import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.integrations.llama_cpp.options import LlamaOptions
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 RuntimeName = Literal["transformers", "llama-cpp"]
 _OF_TRANSFORMERS = ("dtype", "device", "trust_remote_code", "quantization", "compile", "prepack")
-_LARGE = 50_000_000  # parameters: a pass on a CPU then takes several times as long as the loop around it
 _OF_LLAMA = ("n_gpu_layers", "n_threads", "n_ctx", "n_ubatch", "type_k", "type_v", "flash_attn")
 
 
@@ -35,13 +33,6 @@ class RuntimeOptions(ModelOptions):
         "JSON Lines file of answers that the model gave before, or of answers like them: method exact copies drafts from "
         "them, too. The text of an answer does not depend on it. Default: the model's own file, if it has one.",
         metavar="FILE",
-    )
-    tune: bool | None = option(
-        None,
-        "In method exact: time the passes of this model on this machine once, and choose the fastest block size, or "
-        "plain decoding if that is faster. Has no effect with --block-size or on a calibrated model. Default: on for "
-        "llama-cpp, and on a CPU for models of at least 50 million parameters without --compile.",
-        "--tune/--no-tune",
     )
 
     @property
@@ -104,39 +95,3 @@ def load_language_model(options: RuntimeOptions, *, blocks: bool) -> "LanguageMo
     if texts is not None:
         model.draft_text = draft_text_of(texts, model)
     return model
-
-
-def tuned(
-    model: "LanguageModel", settings: DecodingSettings, options: RuntimeOptions
-) -> tuple[DecodingSettings, dict[str, Any]]:
-    """Return the settings at the block size that is fastest here, and what JSON says of this choice. A line reports it.
-
-    If nothing is to be chosen, the settings as they are and an empty dictionary.
-    """
-    from setblock.decoding.calibrated import leaves_point_open, with_calibration
-
-    wanted = options.takes_llama_cpp or _is_large(model, options) if options.tune is None else options.tune
-    is_open = (
-        settings.method == "exact" and leaves_point_open(settings) and with_calibration(model, settings) == settings
-    )
-    if not wanted or not is_open:
-        return settings, {}
-    from setblock.evaluation.block_choice import fastest_choice
-    from setblock.evaluation.pass_costs import identity_of, remembered_costs
-
-    others = ("path", "tune", "draft_text")
-    how = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in others}
-    identity = identity_of(options.source, llama_cpp=options.takes_llama_cpp, **how)
-    choice = fastest_choice(remembered_costs(model, identity), model.facts, has_draft_text=model.draft_text is not None)
-    print_message(str(choice))
-    return choice.applied(settings), {"tuned": choice.to_json()}
-
-
-def _is_large(model: "LanguageModel", options: RuntimeOptions) -> bool:
-    """Return whether a pass takes so long, on a CPU, that a smaller block may be faster. A compiled model would take minutes
-    to be timed: each size of pass is compiled."""
-    from setblock.model.sbd_model import SBDModel
-
-    if not isinstance(model, SBDModel) or options.compile:
-        return False
-    return model.device.type == "cpu" and model.num_parameters >= _LARGE

@@ -11,8 +11,7 @@ import typer
 from setblock.cli.messages import print_message
 from setblock.cli.model import warn_of_bundled
 from setblock.cli.options import offering, option, option_group
-from setblock.cli.runtime import RuntimeOptions, load_language_model, tuned
-from setblock.decoding.settings import DecodingSettings
+from setblock.cli.runtime import RuntimeOptions, load_language_model
 from setblock.engine.limits import EngineLimits
 from setblock.errors import ParameterError, SetBlockError
 from setblock.server.limits import ServerLimits
@@ -80,7 +79,6 @@ def serve(
     bound, address = listen(Address(host, port))
     notice = warn_of_bundled(model)
     loaded = load_language_model(model, blocks=False)
-    default, _ = tuned(loaded, DecodingSettings(), model)
     folder = Path(model.source)
     config = ServerConfig(
         name=name or (folder.resolve().name if folder.is_dir() else str(model.source)),
@@ -88,7 +86,6 @@ def serve(
         limits=of_server,
         keys=keys,
         hosts=(*allowed_hosts, *LOOPBACK_NAMES) if allowed_hosts else LOOPBACK_NAMES if is_local else (),
-        default=default,
         logs_text=log_text,
         example=example_prompt(str(model.source)) if notice is None else WORD_PROBLEM,
         notice=notice,

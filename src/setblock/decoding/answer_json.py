@@ -20,6 +20,8 @@ def generation_json(generation: Generation, tokenizer: PreTrainedTokenizerBase) 
         "num_prefill_forwards": generation.passes.prefill,
         "num_block_forwards": generation.passes.block,
         "num_commit_forwards": generation.passes.commit,
+        "num_drafted_tokens": generation.drafted,
+        "num_accepted_tokens": generation.accepted,
         "tokens_per_forward": generation.tokens_per_forward,
         "seconds": generation.seconds,
         "method": generation.method,

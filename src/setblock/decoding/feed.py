@@ -33,19 +33,23 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
         positions = positions * is_real
 
     # 2. The outputs that predict masked tokens of the block and, of exact rows, what is committed
-    target, wanted = part.of(state.block_positions), part.of(state.candidates())  # [A, k]
+    of_block = [part.of(each) for each in (state.block_positions, state.candidates(), state.shifts)]  # [A, k]
+    if plan.width < state.block_width:
+        of_block = [each[:, : plan.width] for each in of_block]  # [A, w]
+    target, wanted, shift = of_block
+    source = target - shift
     if plan.checked > 0:
         checked = committed + state.columns[1 : plan.checked + 1]  # [A, m]
         is_draft = checked < block_start
         if not state.is_all_exact:
             is_draft &= part.of(state.is_exact)[:, None]
-        target, wanted = torch.cat([target, checked], dim=1), torch.cat([wanted, is_draft], dim=1)
-    source = target - part.of(state.shifts)[:, : target.shape[1]]
+        target, source = torch.cat([target, checked], dim=1), torch.cat([source, checked - 1], dim=1)
+        wanted = torch.cat([wanted, is_draft], dim=1)
     wanted = wanted & (source < end)
     is_prefill = None if plan.is_prefill is None else part.of(plan.is_prefill)
     if is_prefill is not None:  # of a prompt no draft is checked, nor is anything wanted that was given before
         wanted &= ~(is_prefill & part.of(state.prefilled))[:, None]
-        wanted[:, state.block_width :] &= ~is_prefill[:, None]
+        wanted[:, plan.width :] &= ~is_prefill[:, None]
     return Feed(
         rows=part.rows,
         batch=state.batch,
@@ -59,6 +63,7 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
         outputs=(source - committed).clamp(0, plan.queries - 1),
         wanted=wanted,
         targets=target,
+        width=plan.width,
         fuses_commit=plan.fuses_commit,
         is_full=plan.is_full,
         sees_all=plan.sees_all,

@@ -31,6 +31,8 @@ class Generation:
         finish_reason: `stop` at an end-of-text or stop string, `length` at the limit, `error` if the model's logits were not
             numbers or left no token that may come next, `cancelled` if the request was cancelled.
         passes: forward passes by kind.
+        drafted: in method `exact`, drafted tokens that were checked.
+        accepted: those of them that were right. The others cost time and gave nothing.
         revealed_by: for each token, the number of the pass that revealed it. 0 is the prefill.
         entropy: for each token, its entropy in nats when it was revealed.
         logprobs: for each token, its log-probability, if requested.
@@ -49,6 +51,8 @@ class Generation:
     seconds: float
     method: str
     error: Failure | None = None
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def num_tokens(self) -> int:

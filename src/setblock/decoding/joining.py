@@ -50,7 +50,8 @@ def taken(state: BatchState, rows: Tensor) -> BatchState:
     terms = tuple(state.terms[row] for row in rows.tolist())
     parts: dict[str, Any] = {name: getattr(state, name)[rows] for name in _TENSORS}
     parts["tokens"] = parts["tokens"][:, : capacity_of(terms)]
-    parts["revealed"] = parts["revealed"][:, : max(each.block_size for each in terms)]
+    for name in ("revealed", "draft_kinds"):
+        parts[name] = parts[name][:, : max(each.block_size for each in terms)]
     return BatchState(
         facts=state.facts,
         terms=terms,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from setblock.decoding.drafts.kinds import copied_kinds
 from setblock.decoding.state import BatchState
 from setblock.model.draft_text import LONGEST_MATCH, DraftText
 
@@ -77,8 +78,9 @@ class Draft(NamedTuple):
     reveal: Tensor
 
 
-def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tensor) -> Draft:
-    """Return a pass's draft, with copies where the model is unsure. Of exact rows whose block's first token is known.
+def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tensor) -> tuple[Draft, Tensor]:
+    """Return a pass's draft, with copies where the model is unsure, of exact rows whose block's first token is known; and [B,
+    k] the kind that each place is of if it is copied.
 
     A copy holds as long as it agrees with every place before it of which the model is sure: places that earlier passes
     revealed, and those that this one reveals with an entropy of at most `SURE`.
@@ -102,4 +104,5 @@ def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tenso
     agrees = ~is_sure | (ours == copies.token_ids)
     holds = pad(agrees[:, :-1].cumprod(dim=1), (1, 0), value=1).bool()
     fill = rows[:, None] & holds & ~is_sure & state.candidates()
-    return Draft(torch.where(fill, copies.token_ids, draft.token_ids), draft.reveal | fill)
+    kinds = copied_kinds(copies.matched, positions.shape[1])
+    return Draft(torch.where(fill, copies.token_ids, draft.token_ids), draft.reveal | fill), kinds

@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from setblock.decoding.choice import choose_tokens
+from setblock.decoding.drafts.kinds import kinds_of
 from setblock.decoding.exact import Check, check_drafts
 from setblock.decoding.guidance import GuidedBlock, guided_block, guided_commit, guided_copies
 from setblock.decoding.logits import first_seen
@@ -69,11 +71,11 @@ class Reading:
     Attributes:
         given: the model's logits.
         block: those that the block's tokens are chosen from.
-        moments: of the distributions of the block; then of those where a draft was checked.
-        known: [B, k + m] bool, where they count: what the pass says, and where a draft was replaced.
+        moments: of the distributions of the block's first w places; then of those where a draft was checked.
+        known: [B, w + m] bool, where they count: what the pass says, and where a draft was replaced.
         is_asked: [B] bool, rows of whose block the pass says anything.
-        candidates: [B, k] bool, masked positions that may be revealed.
-        corrected: as in `BatchState.advance`.
+        candidates: [B, w] bool, masked positions that may be revealed.
+        fuses_commit: as in `BatchState.advance`.
         is_prefill, has_prefill, took_part, committed, check: as in `DecodingStep`.
     """
 
@@ -83,7 +85,7 @@ class Reading:
     known: Tensor
     is_asked: Tensor
     candidates: Tensor
-    corrected: Tensor | None
+    fuses_commit: bool
     is_prefill: Tensor
     has_prefill: bool
     took_part: Tensor
@@ -115,9 +117,9 @@ def absorb(
     selection = policy.samplers.select(
         reading.block.logits,
         greatest=reading.block.best.logits,
-        moments=reading.moments.columns(0, state.block_width),
+        moments=reading.moments.columns(0, feed.width),
         candidates=reading.candidates,
-        revealed=state.revealed,
+        revealed=state.revealed if feed.width == state.block_width else state.revealed[:, : feed.width],
         passes=state.block_passes,
         is_asked=reading.is_asked,
     )
@@ -139,21 +141,23 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
     if is_prefill is not None:
         committed &= ~is_prefill
     given = read_logits(state, feed, logits)
-    is_fused = None if feed.fuses_commit else ends == state.block_end
     state.commit(ends, has_prefill=is_prefill is not None)
     shaped, is_finite = _shaped(given, state, policy)
-    block, commit, check, corrected = shaped.block, shaped.commit, None, None
+    block, commit, check = shaped.block, shaped.commit, None
     asked = block.known
     if commit is not None:
         check = check_drafts(state, commit, is_finite=is_finite[:, given.size :], draws=policy.draws)
         state.failed = state.failed | check.failed
         asked = asked.masked_fill(check.rejected[:, None], False)
-        corrected = check.rejected if is_fused is None else check.rejected & is_fused
     broken = asked > is_finite[:, : given.size]
     if state.is_all_exact:
         failed = broken[:, 0]  # of a draft, plain decoding would have seen the logits of the first token only
     else:
-        counts = broken if state.takes_next is None else broken & (state.takes_next | ~state.is_exact[:, None])
+        counts = (
+            broken
+            if state.takes_next is None
+            else broken & (state.takes_next[:, : given.size] | ~state.is_exact[:, None])
+        )
         failed = counts.any(dim=1)
     state.failed = state.failed | failed
     candidates = (asked > broken).masked_fill(state.failed[:, None], False)
@@ -165,7 +169,7 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
         known=known,
         is_asked=asked.any(dim=1),
         candidates=candidates,
-        corrected=corrected,
+        fuses_commit=feed.fuses_commit,
         is_prefill=state.nobody if is_prefill is None else is_prefill,
         has_prefill=is_prefill is not None,
         took_part=took_part,
@@ -182,7 +186,7 @@ def _guided(state: BatchState, reading: Reading, policy: Policy) -> tuple[Readin
     candidates = reading.candidates & ~state.finished[:, None]
     guided = guided_block(state, reading.block, candidates, policy.companions, draws=policy.draws)
     of_block = moments_of(guided.logits.logits, guided.logits.best.logits, guided.candidates)
-    moments = of_block.before(reading.moments.columns(state.block_width, reading.known.shape[1]))
+    moments = of_block.before(reading.moments.columns(candidates.shape[1], reading.known.shape[1]))
     return replace(reading, block=guided.logits, candidates=guided.candidates, moments=moments), guided
 
 
@@ -191,31 +195,43 @@ def write_pass(
 ) -> DecodingStep:
     """Reveal what a sampler said, and continue. Where next-token decoding's text is promised, a block's first token is its own,
     and known at once. Without a guided block, nothing here waits for the device."""
-    block, positions, is_next = reading.block, state.block_positions, state.takes_next
+    block, width, is_next = reading.block, reading.candidates.shape[1], state.takes_next
     reveal = selection.reveal
     if is_next is not None:
+        is_next = is_next if width == state.block_width else is_next[:, :width]
         reveal = reveal | (reading.candidates & is_next)
     if selection.logits is None:
-        chosen = choose_tokens(block.logits, policy.draws, positions=positions, best=block.best.token_ids)
+        chosen = choose_tokens(block.logits, policy.draws, positions=block.positions, best=block.best.token_ids)
     else:
         chosen_from = selection.logits
         if is_next is not None:
             chosen_from = torch.where(is_next[..., None], block.logits, chosen_from)
-        chosen = choose_tokens(chosen_from, policy.draws, positions=positions)
-    entropy, is_asked = reading.moments.entropy, reading.is_asked
+        chosen = choose_tokens(chosen_from, policy.draws, positions=block.positions)
+    entropy, confidence = reading.moments
+    is_asked = reading.is_asked
     if guided is not None:
-        reveal = guided.kept(reveal, chosen, revealed=state.revealed, entropy=entropy[:, : state.block_width])
+        reveal = guided.kept(reveal, chosen, revealed=state.revealed, entropy=entropy[:, :width])
     state.block_passes = state.block_passes + (is_asked & ~reading.is_prefill if reading.has_prefill else is_asked)
     if guided is not None or state.copies_drafts:  # what is forced or copied may not be known to the model
         entropy = entropy.masked_fill(~reading.known, 0)
+    kinds = kinds_of(confidence[:, :width], state.confidences) if state.adapts_drafts else None
+    if width < state.block_width:  # what is not fed may be copied
+        more = (0, state.block_width - width)
+        chosen, reveal, kinds = pad(chosen, more), pad(reveal, more), None if kinds is None else pad(kinds, more)
+        entropy = torch.cat([pad(entropy[:, :width], more), entropy[:, width:]], dim=1)
     if state.copies_drafts:
         draft = Draft(chosen, reveal)
-        copied = with_copies(state, draft, entropy=entropy[:, : state.block_width], rows=reading.took_part)
+        copied, copy_kinds = with_copies(state, draft, entropy=entropy[:, : state.block_width], rows=reading.took_part)
         if guided is not None:
             copied = guided_copies(state, draft, copied, policy.companions, vocab_size=policy.vocab_size)
+        if kinds is not None:
+            kinds = torch.where(copied.reveal & ~reveal, copy_kinds, kinds)
         chosen, reveal = copied
+    if kinds is not None:
+        state.draft_kinds = torch.where(reading.took_part[:, None], kinds, state.draft_kinds)
+    positions = state.block_positions
     at = state.reveal(chosen, reveal)
-    state.advance(corrected=reading.corrected)
+    state.advance(fuses_commit=reading.fuses_commit)
     return DecodingStep(
         is_prefill=reading.is_prefill,
         has_prefill=reading.has_prefill,

@@ -4,7 +4,7 @@ The oracle that the fast path is tested against. It shares with it only the samp
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -80,57 +80,53 @@ def naive_exact(
     block_size, new_tokens = settings.block_size, settings.max_new_tokens
     assert block_size is not None
     assert new_tokens is not None
-    limit, passes, was_drafted = len(prompt) + new_tokens, 0, False
+    limit, passes = len(prompt) + new_tokens, 0
 
     prefill = forward(model, prompt, len(prompt))
-    kept, draft = list(prompt), list[int]()  # what is verified and committed; what is to be checked
-    first = _choose(prefill[-1:], settings, len(kept))
-    block, memory = _refilled(first, block_size, limit - len(kept)), _nothing()
-    block = _copied(model, kept, block, settings, sure={0})
+    kept = list(prompt)  # what is verified and committed
+    draft, _ = _run(
+        model,
+        _copied(model, kept, _refilled(_choose(prefill[-1:], settings, len(kept)), block_size, new_tokens), settings),
+    )
     while True:
-        # 1. Only a draft's first token is sure to stay, and a block's that follows no draft
-        sure = kept[len(prompt) :] + [token for token in (draft or block)[:1] if token is not None]
-        if sure and (sure[-1] in model.end_of_text_ids or len(sure) == new_tokens):
+        # 1. Only a draft's first token is sure to stay
+        sure = [*kept[len(prompt) :], *draft[:1]]
+        if sure[-1] in model.end_of_text_ids or len(sure) == new_tokens:
             return sure, passes
-        # 2. A block that is whole, or had its pass, is handed over as a draft as far as it goes
-        run, is_whole = _run(model, block)
-        if not draft and (is_whole or was_drafted):
-            draft, was_drafted, memory = run, False, _nothing()
-            ended = is_whole and draft[-1] in model.end_of_text_ids
-            block = [] if ended else _refilled([], block_size, limit - len(kept) - len(draft))
+        # 2. The draft is fed with a first pass over the block behind it, if it leaves room for one
         start = len(kept) + len(draft)
+        room = 0 if draft[-1] in model.end_of_text_ids else limit - start
+        block = _refilled([], block_size, room)
         logits = forward(model, kept + draft + _masked(model, block), start)
         passes += 1
         # 3. Check the draft against the causal logits: keep what agrees, and correct the first that does not
-        causal = _choose(logits[len(kept) : start - 1], settings, len(kept) + 1) if draft else []
+        causal = _choose(logits[len(kept) : start - 1], settings, len(kept) + 1)
         agreed = next((i for i, right in enumerate(causal) if right != draft[i + 1]), len(causal))
         kept += draft[: agreed + 1]
         if agreed < len(causal):
-            # The next pass commits the right token with what was copied behind it, or with a first pass over a new block
-            right, was_drafted, memory = causal[agreed], False, _nothing()
-            block = _refilled([right], block_size, limit - len(kept))
-            draft, block = [], _copied(model, kept, block, settings, sure={0})
-            if None in block:
-                draft, block = [right], _refilled([], block_size, limit - len(kept) - 1)
+            block = _copied(model, kept, _refilled([causal[agreed]], block_size, limit - len(kept)), settings)
+            draft, _ = _run(model, block)
             continue
-        draft = []
         if not block:
             return kept[len(prompt) :], passes
         # 4. Fill the block; its first token is next-token decoding's
         of_block = _block_logits(model, logits, start, len(block), first_from_causal=True)
-        chosen, memory = _reveal(model, of_block, block, range(len(block)), sampler, memory)
+        chosen, _ = _reveal(model, of_block, block, range(len(block)), sampler, _nothing())
         tokens = _choose(of_block, settings, start)
         entropy = torch.special.entr(of_block.softmax(dim=-1)).sum(dim=-1).tolist()
-        before = {i for i, token in enumerate(block) if token is not None}
-        for i in {*chosen, *([0] if block[0] is None else [])}:
+        for i in {*chosen, 0}:
             block[i] = tokens[i]
-        known = before | {0} | {i for i in chosen if entropy[i] <= SURE}
-        block = _copied(model, kept, block, settings, sure=known)
-        was_drafted = True
+        known = {0} | {i for i in chosen if entropy[i] <= SURE}
+        draft, _ = _run(model, _copied(model, kept, block, settings, sure=known))
 
 
 def _copied(
-    model: LanguageModel, written: Sequence[int], block: Block, settings: DecodingSettings, *, sure: set[int]
+    model: LanguageModel,
+    written: Sequence[int],
+    block: Block,
+    settings: DecodingSettings,
+    *,
+    sure: Collection[int] = (0,),
 ) -> Block:
     """Return a draft with copies of what last followed the text's end, up to the first `sure` token that disagrees."""
     assert block[0] is not None

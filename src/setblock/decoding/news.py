@@ -23,7 +23,7 @@ def read_news(
     """Return the news of all rows after a step. Waits for the device, once.
 
     Args:
-        fuses_commit: as in `next_spans`.
+        fuses_commit: as in `BatchState.next_end`.
         since: [B] int64, `answer_end` before the step.
     """
     width = 2 * state.block_width  # of a draft that was checked and the block behind it

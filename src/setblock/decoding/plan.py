@@ -1,7 +1,7 @@
 """Plan a pass on the host: how far each row is fed, and how large the pass's tensors are.
 
 Knows numbers of rows and positions. Knows nothing of what is in them. All that the host must learn from the device for a pass
-it learns here, at once, in `next_spans`.
+it learns here, at once, from `standing`.
 """
 
 from collections.abc import Sequence
@@ -23,6 +23,9 @@ class Span:
         block_start: those from here on are fed as a block, those before it causally.
         is_prefill: whether it may be cut.
         is_cut: whether it is.
+        stop_end: the position past the last token that the text can have, with the draft that is fed.
+        kinds: of the drafted tokens behind the first, where drafts vary in length.
+        fed_size: how much of the block is fed, now or next, where it was decided; else -1.
     """
 
     start: int
@@ -30,6 +33,19 @@ class Span:
     block_start: int
     is_prefill: bool
     is_cut: bool = False
+    stop_end: int = 0
+    kinds: tuple[int, ...] = ()
+    fed_size: int = -1
+
+    @property
+    def drafted(self) -> int:
+        """Return the number of tokens that the pass checks: those that it commits, but for the first."""
+        return 0 if self.is_prefill else max(0, min(self.end, self.block_start) - self.start - 1)
+
+    @property
+    def in_block(self) -> int:
+        """Return the number of tokens that are fed as a block."""
+        return 0 if self.is_prefill else max(0, self.end - self.block_start)
 
     @property
     def tokens(self) -> int:
@@ -50,16 +66,21 @@ def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
 
 
 def standing(state: BatchState, *, fuses_commit: bool) -> Tensor:
-    """Return [B, 5] int64 from which `span_of` computes what the next pass feeds each row."""
+    """Return [B, 6] int64 from which `span_of` computes what the next pass feeds each row; and of rows whose drafts vary in
+    length [B, 6 + k], the kinds of their drafted tokens."""
     end = state.next_end(fuses_commit=fuses_commit, commits_answers=True)
-    return torch.stack((state.committed, end, state.block_start, state.prefill_end, state.finished), dim=1)
+    columns = (state.committed, end, state.block_start, state.prefill_end, state.stop_end, state.finished)
+    stands = torch.stack(columns, dim=1)
+    return torch.cat([stands, state.draft_kinds], dim=1) if state.adapts_drafts else stands
 
 
 def span_of(row: Sequence[int]) -> Span:
     """Return the span that a row of `standing` describes."""
-    start, end, block_start, prefill_end, is_finished = row
+    start, end, block_start, prefill_end, stop_end, is_finished, *kinds = map(int, row)
     end = start if is_finished else end
-    return Span(start, end, block_start, is_prefill=start < min(end, prefill_end))
+    is_prefill = start < min(end, prefill_end)
+    drafted = 0 if is_prefill or end == start else max(0, block_start - start - 1)
+    return Span(start, end, block_start, is_prefill, stop_end=stop_end, kinds=tuple(kinds[1 : drafted + 1]))
 
 
 def in_parts(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
@@ -105,6 +126,7 @@ class PassPlan:
         is_prefill: [B] bool, rows whose pass is over their prompt, or over what they had to give up; None where none's is.
         part: the A rows that are fed.
         queries: Q, tokens that are fed in each row.
+        width: w, places of each row's block whose outputs are wanted: 1 where none is fed a block.
         checked: m, outputs of each row at which drafts are checked.
         keys: the position past the last that any row sees.
         is_full: whether it is known, of sizes that are not fixed, that each of these rows is fed Q tokens.
@@ -118,6 +140,7 @@ class PassPlan:
     is_prefill: Tensor | None
     part: "Part"
     queries: int
+    width: int
     checked: int
     keys: int
     is_full: bool
@@ -134,27 +157,28 @@ def plan_pass(
     fixed_keys: int | None,
     fuses_commit: bool = True,
     is_ahead: bool = False,
+    whole_blocks: bool = False,
 ) -> PassPlan:
     """Return the plan of a pass over `spans`, at least one of which feeds something. Does not wait for the device.
 
     Args:
-        fuses_commit: as in `next_spans`.
+        fuses_commit: as in `BatchState.next_end`.
         is_ahead: whether the spans are bounds, as `spans_ahead` gives them.
+        whole_blocks: whether all places of a block may be filled, whatever is fed.
         fixed_keys: as a `Runner` has it. Prompts have lengths of all kinds, so sizes of their passes are never fixed.
     """
     fed = [row for row, span in enumerate(spans) if span.tokens]
     queries = max(span.tokens for span in spans)
-    drafted = [
-        span.block_start - span.start - 1
-        for span, terms in zip(spans, state.terms, strict=True)
-        if terms.method == "exact" and span.tokens and not span.is_prefill
-    ]
+    drafted = [span.drafted for span, terms in zip(spans, state.terms, strict=True) if terms.method == "exact"]
     checked, keys = max([0, *drafted]), max(spans[row].end for row in fed)
+    whole_blocks = whole_blocks or is_ahead or state.has("sbd")  # whose samplers remember all places
+    width = state.block_width if whole_blocks else max(1, *(span.in_block for span in spans))
     has_prefill = any(span.is_prefill for span in spans)
     is_fixed = fixed_keys is not None and not has_prefill
     if is_fixed:
         assert fixed_keys is not None
-        queries, checked = fixed_sizes(queries, checked, block_size=state.block_width)
+        queries, fixed_width, checked = fixed_sizes(state, queries)
+        width = state.block_width if whole_blocks else fixed_width
         fed, keys = list(range(state.batch)), fixed_keys
     device = state.tokens.device
     is_cut, is_everyone = any(span.is_cut for span in spans), len(fed) == state.batch
@@ -165,6 +189,7 @@ def plan_pass(
         is_prefill=torch.tensor([span.is_prefill for span in spans], device=device) if has_prefill else None,
         part=Part(state.rows if is_everyone else torch.tensor(fed, device=device), batch=state.batch),
         queries=queries,
+        width=width,
         checked=checked,
         keys=keys,
         fuses_commit=fuses_commit,
@@ -175,10 +200,20 @@ def plan_pass(
     )
 
 
-def fixed_sizes(queries: int, checked: int, *, block_size: int) -> tuple[int, int]:
-    """Return sizes of which there are few: one or two blocks of queries, and the checked outputs of no block or a whole
-    one."""
-    return block_size if queries <= block_size else 2 * block_size, block_size - 1 if checked else 0
+def fixed_widths(state: BatchState) -> list[int]:
+    """Return the tokens of a row in passes of few sizes: one or two blocks, and one token where no row may be fed more."""
+    return sorted(
+        {*([1] if state.adapts_drafts and state.is_all_exact else []), state.block_width, 2 * state.block_width}
+    )
+
+
+def fixed_sizes(state: BatchState, queries: int) -> tuple[int, int, int]:
+    """Return sizes of which there are few: the tokens of a row, the places of its block that are read, and the outputs that
+    check a draft."""
+    size, queries = state.block_width, next(each for each in fixed_widths(state) if each >= queries)
+    is_single = queries < size
+    width = 1 if is_single or state.is_all_causal else size
+    return queries, width, 0 if is_single or not state.has("exact") else size - 1
 
 
 class Part:

@@ -51,9 +51,9 @@ class PassLogits:
     """Hold the logits of a pass.
 
     Attributes:
-        all: ẑ of the k positions of each row's block; then z of the m positions that exact rows committed in this pass, but for
-            each row's first.
-        size: k.
+        all: ẑ of the first w positions of each row's block; then z of the m positions that exact rows committed in this pass,
+            but for each row's first.
+        size: w.
     """
 
     all: Logits
@@ -71,11 +71,15 @@ class PassLogits:
 
 
 def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
-    """Return what the logits [A, k + m, V] of a feed predict. Keeps in the state the causal logit of a block's first
-    token, which the block's later passes need; the state is that from which the feed was made."""
-    part, size = Part(feed.rows, batch=feed.batch), state.block_width
+    """Return what the logits of a feed predict, those of all its outputs [A, w + m, V] or of the M that are wanted [M, V].
+    Keeps in the state the causal logit of a block's first token, which the block's later passes need; the state is that from
+    which the feed was made."""
+    part, size = Part(feed.rows, batch=feed.batch), feed.width
     if state.facts is not None:
         logits[..., state.facts.mask_token_id].fill_(-torch.inf)  # a mask is never an answer
+    best = most_likely(logits)
+    if logits.dim() == 2:  # read as few, and where nothing is wanted never
+        logits, best = feed.spread(logits), MostLikely(feed.spread(best.logits), feed.spread(best.token_ids))
 
     # 1. The block's first token may come from a causal logit of an earlier pass, in which it was fed or committed
     block_start = part.of(state.block_start)
@@ -86,17 +90,16 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
         first = torch.where(fresh[:, None], logits[:, 0], part.of(state.first_logits))  # [A, V]
         logits[:, 0] = torch.where(part.of(state.first_is_causal)[:, None], first, logits[:, 0])
         state.first_logits = part.put(first, state.first_logits)
+        best.logits[:, 0], best.token_ids[:, 0] = most_likely(logits[:, 0])
 
     # 2. Of a block, a pass says something if it was fed; or where the first token is known as soon as what comes before it is
     wanted = feed.wanted
     if feed.is_prefill is not None or not feed.fuses_commit:  # else all that is wanted
-        says = feed.ends > block_start
-        if state.has_causal:
-            says = says | part.of(state.is_causal)
+        says = (feed.ends > block_start) | part.of(state.is_causal)
         if feed.is_prefill is not None:
             says = says | (feed.is_prefill & (block_start == part.of(state.prompt_length)))
         wanted = wanted & (says[:, None] | (state.columns[: wanted.shape[1]] >= size))
 
     # 3. From the A rows that took part to all B
     logits, target, wanted = (part.put(each) for each in (logits, feed.targets, wanted))
-    return PassLogits(Logits(logits, target, wanted, most_likely(logits)), size)
+    return PassLogits(Logits(logits, target, wanted, MostLikely(*map(part.put, best))), size)

@@ -62,6 +62,7 @@ class Record:
     Attributes:
         commits: [B] bool, rows whose passes may commit a block; those of `ntp` commit tokens, which is not counted.
         prefill, commit: [B] int64, passes of these kinds so far.
+        drafted, accepted: [B] int64, drafted tokens that were checked so far, and those of them that were right.
         number: [B] int64, the number of each row's last pass: 0 is the prefill.
         revealing: [B, C] int64, the pass that revealed each position, 0 for the prefill.
         entropies: [B, C] float32, nats, of each position when it was revealed.
@@ -73,6 +74,8 @@ class Record:
     prefill: Tensor
     number: Tensor
     commit: Tensor
+    drafted: Tensor
+    accepted: Tensor
     revealing: Tensor
     entropies: Tensor
     logprob: Tensor
@@ -90,6 +93,9 @@ class Record:
         self.commit += step.committed
         at, commit, check = step.at, step.logits.commit, step.check
         if commit is not None and check is not None:
+            drafted = check.known.sum(dim=1)
+            self.drafted += drafted
+            self.accepted += torch.minimum(drafted, check.first_wrong[:, 0])
             if self.num_alternatives is not None:
                 self._keep(commit, check.accepted | check.replaced, check.token_ids)
             # Each column is there once, but for the last, which nobody reads
@@ -98,7 +104,8 @@ class Record:
         self.revealing.scatter_(1, at, self.number[:, None].expand_as(at))
         self.entropies.scatter_(1, at, step.entropy)
         if self.num_alternatives is not None:
-            self._keep(step.logits.block, step.revealed, step.token_ids)
+            block = step.logits.block
+            self._keep(block, step.revealed[:, : block.known.shape[1]], step.token_ids)
 
     @classmethod
     def joined(cls, records: Sequence["Record"], *, capacity: int) -> "Record":
@@ -158,7 +165,7 @@ class Record:
             self.top_logprobs[rows, positions], self.top_ids[rows, positions] = top.values, top.indices
 
 
-_OF_ROWS = ("commits", "prefill", "number", "commit")
+_OF_ROWS = ("commits", "prefill", "number", "commit", "drafted", "accepted")
 _OF_POSITIONS = ("revealing", "entropies", "logprob", "top_logprobs", "top_ids")
 
 
@@ -175,6 +182,8 @@ def open_record(state: BatchState, *, num_alternatives: int | None) -> Record:
         prefill=none,
         number=none.clone(),
         commit=none.clone(),
+        drafted=none.clone(),
+        accepted=none.clone(),
         revealing=nowhere - 1,
         entropies=nowhere.float(),
         logprob=nowhere.float(),

@@ -22,6 +22,8 @@ from setblock.decoding.checks import (
 from setblock.decoding.companion import Companion
 from setblock.decoding.companions import Accompanied, Companions
 from setblock.decoding.defaults import block_size_for, draft_lookup_for
+from setblock.decoding.drafts.control import RowDrafts, control_of
+from setblock.decoding.drafts.sharing import note_fed, observe, shared_spans, timed_pass
 from setblock.decoding.feed import next_feed
 from setblock.decoding.generation import Failure, FinishReason, Generation
 from setblock.decoding.joining import joined, taken
@@ -50,7 +52,9 @@ class Rows:
     record: Record
     texts: list[AnswerText]
     started: list[float]
+    drafts: list[RowDrafts | None]  # of rows whose drafts vary in length
     next_spans: list[Span] | None = None  # where they are known already
+    is_shared: bool = False  # whether they are decided, too
     answered: torch.Tensor | None = None  # where answers ended before the last step
 
     @classmethod
@@ -64,6 +68,7 @@ class Rows:
             policy=Policy.joined([part.policy for part in parts], state.terms),
             record=Record.joined([part.record for part in parts], capacity=state.tokens.shape[1]),
             texts=[each for part in parts for each in part.texts],
+            drafts=[each for part in parts for each in part.drafts],
             started=[each for part in parts for each in part.started],
         )
 
@@ -78,6 +83,7 @@ class Rows:
             policy=self.policy.taken(rows, state.terms),
             record=self.record.taken(index, capacity=state.tokens.shape[1]),
             texts=[self.texts[row] for row in rows],
+            drafts=[self.drafts[row] for row in rows],
             started=[self.started[row] for row in rows],
             next_spans=None if self.next_spans is None else [self.next_spans[row] for row in rows],
         )
@@ -94,21 +100,52 @@ class Rows:
         return Rows.joined([self, rest])
 
     def spans(self, runner: Runner) -> list[Span]:
-        """Return what the runner's next full pass feeds each row; a finished row is fed nothing. Waits for the device
-        unless news have been read since the last pass."""
+        """Return what the runner's next pass feeds each row; a finished row is fed nothing. Waits for the device unless news
+        have been read since the last pass."""
         if self.next_spans is None:
-            self.next_spans = next_spans(self.state, fuses_commit=runner.fuses_commit)
+            self.next_spans, self.is_shared = next_spans(self.state, fuses_commit=runner.fuses_commit), False
+        if self.state.adapts_drafts and not self.is_shared:
+            self.next_spans, self.is_shared = self._shared(self.next_spans, runner), True
         return self.next_spans
+
+    @torch.inference_mode()
+    def _shared(self, whole: Sequence[Span], runner: Runner) -> list[Span]:
+        """Return the spans of the next pass, decided row by row, and shorten drafts accordingly."""
+        control = control_of(self.model)
+        observe(control, self.drafts, whole)
+        spans = shared_spans(control, self.drafts, whole, self.state, runner)
+        changed = (
+            (span.end, span.block_start) != (full.end, full.block_start)
+            for span, full in zip(spans, whole, strict=True)
+        )
+        if any(changed) or not runner.fuses_commit:
+            cut = [span.drafted if span.drafted < full.drafted else -1 for span, full in zip(spans, whole, strict=True)]
+            self.state.share(cut, [span.fed_size for span in spans])
+            if self.policy.companions.constrained:
+                self.policy.companions.hear(self.state)  # what is drafted no more
+        return spans
 
     @torch.inference_mode()
     def step(self, runner: Runner, spans: Sequence[Span], *, is_ahead: bool = False) -> DecodingStep:
         """Run one forward pass over `spans`, and apply its results. `is_ahead`: they are the most that may be fed."""
         plan = plan_pass(
-            self.state, spans, fixed_keys=runner.fixed_keys, fuses_commit=runner.fuses_commit, is_ahead=is_ahead
+            self.state,
+            spans,
+            fixed_keys=runner.fixed_keys,
+            fuses_commit=runner.fuses_commit,
+            is_ahead=is_ahead,
+            whole_blocks=bool(self.policy.companions.constrained),
         )
-        compiled = runner.compiled if plan.is_fixed else as_it_is
+        compiled, control = runner.compiled if plan.is_fixed else as_it_is, control_of(self.model)
+        if not is_ahead:
+            note_fed(self.drafts, spans)
+        control.clock.start(self.state.tokens.device)
         feed = compiled(next_feed)(self.state, plan)
-        return self.absorb(feed, runner.logits(feed), compiled=compiled)
+        step = self.absorb(feed, runner.logits(feed), compiled=compiled)
+        if self.state.adapts_drafts and plan.is_prefill is None and not is_ahead:
+            for timed in control.clock.stop(self.state.tokens.device, timed_pass(plan, spans, runner)):
+                control.learn(timed)
+        return step
 
     @torch.inference_mode()
     def absorb(self, feed: Feed, logits: torch.Tensor, *, compiled: Compile = as_it_is) -> DecodingStep:
@@ -131,7 +168,7 @@ class Rows:
             news = read()
         for each, terms in zip(news, self.state.terms, strict=True):
             assert each.event is None or each.event.number <= terms.most_passes, "an answer does not end"
-        self.next_spans = [each.span for each in news]
+        self.next_spans, self.is_shared = [each.span for each in news], False
         self.state.may_prefill = any(span.is_prefill for span in self.next_spans)
         return news
 
@@ -159,6 +196,8 @@ class Rows:
             seconds=time.perf_counter() - self.started[row],
             method=settings.method,
             error=None if cancelled else self.failure(row),
+            drafted=int(self.record.drafted[row]),
+            accepted=int(self.record.accepted[row]),
         )
 
     def failure(self, row: int) -> Failure | None:
@@ -212,6 +251,7 @@ class CheckedRows:
             policy=open_policy(settings, terms, self.companions, vocab_size=model.vocab_size, device=model.device),
             record=open_record(state, num_alternatives=min(max(wanted), model.vocab_size) if wanted else None),
             texts=self.texts,
+            drafts=[control_of(model).new_row() if row.adapts_drafts else None for row in terms],
             started=[self.started] * len(settings),
             next_spans=[Span(0, len(prompt), len(prompt), is_prefill=True) for prompt in self.prompts],
         )
@@ -270,6 +310,7 @@ def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
         limit=limit,
         ends=(*model.end_of_text_ids, *settings.stop_token_ids),
         block_size=min(block_size_for(model, settings), room),
+        adapts_drafts=settings.method == "exact" and settings.drafts == "adaptive",
         draft_lookup=draft_lookup_for(model.facts, settings, has_draft_text=model.draft_text is not None),
         prefill_chunk=settings.prefill_chunk or PROMPT_PART,
     )

@@ -15,7 +15,8 @@ Memory = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class BlockView:
-    """Hold the input of a sampler in one pass. B rows, k positions, V tokens.
+    """Hold the input of a sampler in one pass. B rows, V tokens, k positions: the block's first ones, as many as may be
+    revealed.
 
     Attributes:
         logits: [B, k, V] float32; -inf for tokens that a request bans. Only candidates have meaningful values.

@@ -63,6 +63,15 @@ class DecodingSettings:
         group="point",
     )
 
+    drafts: Literal["adaptive", "fixed"] = setting(
+        "adaptive",
+        "In method exact: how long drafts are. adaptive: each pass decides it for each request, by what passes cost on this "
+        "machine and how often drafts were right. They are at most as long as a block. fixed: as long as a block, so that a "
+        "request always takes the same passes. The text is the same.",
+        group="answer",
+        but_not=("vllm",),  # whose passes have one size
+    )
+
     # How its prompt is fed
     prefill_chunk: int | None = setting(
         None,

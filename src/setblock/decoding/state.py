@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from setblock.decoding.drafts.chances import CONFIDENCES
 from setblock.decoding.settings import Method
 from setblock.decoding.terms import RowTerms
 from setblock.model.draft_text import DraftText
@@ -58,11 +59,14 @@ class BatchState:
         block_start, block_end: [B] the current block; empty where only a check of the last draft is left.
         needed_end: [B] the position past the last of the block that still matters: its end, or that of its first end-of-text.
         block_size: [B] k, the size of the next block.
+        fed_size: [B] how many tokens of its block a row is fed behind what is committed; 0 where none: rows of `ntp`, all
+            rows of a model that was not trained for blocks, and exact rows that draft without it.
         block_passes: [B] how many passes have filled the current block.
         revealed: [B, k] bool, which positions of the current block are fixed.
         is_ntp: [B] bool, rows that decode one token a pass.
         is_exact: [B] bool, rows whose blocks are drafts: what is committed is checked.
         draft_lookup: [B] of exact rows, how many tokens must match for a draft to be copied from the text; 0 for never.
+        draft_kinds: [B, k] of exact rows, what kind each drafted token is of (`drafts.chances`), from position `committed` on.
         text_end: [B] the position up to which there is no gap; what stands before it may be a draft.
         stop_end: [B] the position past the last token that the text can have: past the end-of-text that it ends with, drafts
             included; else its limit. An answer that reaches it is whole.
@@ -82,10 +86,10 @@ class BatchState:
             row's is.
         takes_next: [B, k] bool, the first places of exact rows' blocks: what the causal logit says is taken as soon as it is
             known. None where no row is exact.
-        shifts: [B, 2k - 1] how far before a position stands the output that predicts it: for the block's, and for those that
-            a commit checks.
-        methods: of the rows, for the host, as are the next: whether all of them are exact, or never fed a block; whether any
-            is never fed a block, or may have its drafts copied from the text.
+        confidences: the bounds between the kinds of what the model drafts, float32.
+        shifts: [B, k] how far before a position of the block stands the output that predicts it.
+        methods: of the rows, for the host, as are the next: whether all of them are exact, or never fed a block, or always a
+            whole one; whether the drafts of any may be copied from the text, or vary in length.
     """
 
     facts: SBDFacts | None
@@ -101,11 +105,13 @@ class BatchState:
     block_end: Tensor
     needed_end: Tensor
     block_size: Tensor
+    fed_size: Tensor
     block_passes: Tensor
     revealed: Tensor
     is_ntp: Tensor
     is_exact: Tensor
     draft_lookup: Tensor
+    draft_kinds: Tensor
     text_end: Tensor
     stop_end: Tensor
     answer_end: Tensor
@@ -123,11 +129,13 @@ class BatchState:
     first_is_causal: Tensor | None = field(init=False)
     takes_next: Tensor | None = field(init=False)
     shifts: Tensor = field(init=False)
+    confidences: Tensor = field(init=False)
     methods: frozenset[str] = field(init=False)
     is_all_exact: bool = field(init=False)
     is_all_causal: bool = field(init=False)
-    has_causal: bool = field(init=False)
+    feeds_whole: bool = field(init=False)
     copies_drafts: bool = field(init=False)
+    adapts_drafts: bool = field(init=False)
 
     @property
     def batch(self) -> int:
@@ -144,28 +152,29 @@ class BatchState:
         device, methods = self.tokens.device, [each.method for each in self.terms]
         self.columns = torch.arange(self.tokens.shape[1], device=device)
         self.rows = torch.arange(self.batch, device=device)
+        self.confidences = torch.tensor(CONFIDENCES, device=device)
         self.nobody, self.everybody = torch.zeros_like(self.is_ntp), torch.ones_like(self.is_ntp)
         self.methods = frozenset(methods)
         self.is_all_exact = all(each == "exact" for each in methods)
         self.is_all_causal = self.facts is None or all(each == "ntp" for each in methods)
-        self.has_causal = self.facts is None or "ntp" in methods
         self.copies_drafts = any(each.method == "exact" and each.draft_lookup for each in self.terms)
+        self.adapts_drafts = any(each.adapts_drafts for each in self.terms)
+        self.feeds_whole = self.facts is not None and "ntp" not in methods and not self.adapts_drafts
         self._is_first = is_first = self.columns[: self.block_width] == 0
         self.takes_next = self.is_exact[:, None] & is_first if self.has("exact") else None
         self.first_is_causal = self.is_ntp | self.is_exact if self.has("ntp") or self.has("exact") else None
         if self.facts is None or self.facts.first_token_from_causal:
             self.first_is_causal = torch.ones_like(self.is_ntp)
-        self.shifts = torch.ones((self.batch, 2 * self.block_width - 1), dtype=torch.long, device=device)
+        self.shifts = torch.ones((self.batch, self.block_width), dtype=torch.long, device=device)
         if self.facts is not None and not self.facts.logit_shift:
             from_before = self.nobody if self.first_is_causal is None else self.first_is_causal
-            self.shifts[:, : self.block_width] = from_before[:, None] & is_first
+            self.shifts[:] = from_before[:, None] & is_first
         self.block_positions = self.block_start[:, None] + self.columns[: self.block_width]
 
     @property
     def is_causal(self) -> Tensor:
-        """Return [B] bool, rows that are never fed a block: those of `ntp`, and all rows of a model not trained for
-        blocks."""
-        return self.is_ntp if self.facts is not None else torch.ones_like(self.is_ntp)
+        """Return [B] bool, rows that are not fed a block now."""
+        return self.fed_size == 0
 
     @property
     def takes_first_at_once(self) -> bool:
@@ -190,11 +199,13 @@ class BatchState:
             commits_answers: whether an answer that has ended is committed to its end, which nobody needs who is to read it
                 only.
         """
-        end = self.block_end
+        end = self.block_start
+        if self.feeds_whole:
+            end = self.block_end
+        elif not self.is_all_causal:
+            end = torch.minimum(end + self.fed_size, self.block_end)
         if not fuses_commit:
-            end = torch.where(self.is_causal | (self.committed < self.block_start), self.block_start, end)
-        elif self.has_causal:
-            end = self.block_start if self.is_all_causal else torch.where(self.is_causal, self.block_start, end)
+            end = torch.where(self.committed < self.block_start, self.block_start, end)
         if self.may_prefill:
             end = torch.where(self.is_prefill, self.prefill_end, end)
         return end if commits_answers else torch.where(self.finished, self.committed, end)
@@ -241,25 +252,40 @@ class BatchState:
         self.text_end = torch.minimum(end, self.stop_end)
         return Settled(end == self.needed_end, has_first)
 
-    def advance(self, *, corrected: Tensor | None = None) -> None:
+    def advance(self, *, fuses_commit: bool = True) -> None:
         """Finish rows whose answer is whole after a pass, and open the next block of rows that have finished theirs.
 
         Args:
-            corrected: [B] bool, exact rows whose draft was cut, and whose next pass commits the corrected token together with
-                a first pass over the block behind it. A pass that only drafts behind that token would verify nothing.
+            fuses_commit: whether what is to be committed is fed with the block behind it. An exact row's next token is then
+                committed at once, with what is drafted behind it. Otherwise a block that is fed gets a separate pass first.
         """
         done, has_first = self.settle()
-        if has_first is not None:  # a draft goes as far as it has no gap
-            drafted = done | (self.block_passes > 0)
-            for also in (self.is_causal if self.has_causal else None, corrected):
-                drafted = drafted if also is None else drafted | also
-            submitted = drafted & has_first
+        if has_first is not None:
+            submitted = has_first if fuses_commit else has_first & (done | (self.block_passes > 0) | self.is_causal)
             done = submitted if self.is_all_exact else torch.where(self.is_exact, submitted, done)
         # The next block; after the answer's end, or where a draft ends the text, an empty one
-        done = done | self.finished
-        self._move_blocks(done, self.text_end)
-        self.revealed = self.revealed.masked_fill(done[:, None], False)
-        if self.has("exact"):  # what was drafted behind a gap, or is wrong, is void
+        self._open_blocks(done | self.finished, self.text_end)
+
+    def share(self, drafted: Sequence[int], fed: Sequence[int]) -> None:
+        """Shorten drafts before the next pass, and say how much of the blocks behind them it is fed.
+
+        Args:
+            drafted: [B] of each row's drafted tokens, how many are checked, not counting the first, which is right; -1 for all.
+            fed: [B] as `fed_size`; -1 to leave it as it is.
+        """
+        shares = torch.tensor([drafted, fed], device=self.tokens.device)
+        start = self.committed + 1 + shares[0]
+        is_cut = (shares[0] >= 0) & (start < self.text_end)
+        self.fed_size = torch.where(shares[1] >= 0, shares[1], self.fed_size)
+        self.stop_end = torch.where(is_cut, self.limit, self.stop_end)  # an end that is drafted no more
+        self.text_end = torch.where(is_cut, start, self.text_end)
+        self._open_blocks(is_cut, start)
+
+    def _open_blocks(self, rows: Tensor, start: Tensor) -> None:
+        """Begin a block of `rows` [B] bool at `start` [B], in which nothing is revealed."""
+        self._move_blocks(rows, start)
+        self.revealed = self.revealed.masked_fill(rows[:, None], False)
+        if self.has("exact"):  # what was drafted behind a gap, or is not taken, or is wrong, is void
             self.tokens.scatter_(1, self.columns[-1].where(self.revealed, self.block_positions), mask_of(self.facts))
 
     def _move_blocks(self, rows: Tensor, start: Tensor) -> None:

@@ -19,6 +19,7 @@ class RowTerms:
         limit: the position past the last one that may be generated.
         ends: token ids that end the answer.
         block_size: k; 1 in method `ntp`.
+        adapts_drafts: whether each pass decides anew how much is drafted: in method `exact`, unless drafts are fixed.
         draft_lookup, prefill_chunk: as in `DecodingSettings`.
     """
 
@@ -27,11 +28,12 @@ class RowTerms:
     limit: int
     ends: tuple[int, ...]
     block_size: int
+    adapts_drafts: bool = False
     draft_lookup: int = 0
     prefill_chunk: int = PROMPT_PART
 
     @property
     def most_passes(self) -> int:
-        """Return a bound on its passes after the prefill: each token takes at most the passes of a draft, and one that
+        """Return a bound on its passes after the prefill: each token takes at most one that drafts, and one that
         commits."""
-        return 1 + (self.draft_passes + 1) * (self.limit - self.prompt_length)
+        return 1 + 2 * (self.limit - self.prompt_length)

@@ -10,6 +10,8 @@ from dataclasses import replace
 
 import torch
 
+from setblock.decoding.drafts.control import control_of
+from setblock.decoding.drafts.sharing import pass_kind
 from setblock.decoding.plan import Span
 from setblock.decoding.rows import Rows, check_rows
 from setblock.engine.figures import EngineFigures
@@ -103,6 +105,9 @@ class Engine:
             running=len(self._running),
             kv_tokens_used=held * self._pool.page_tokens,
             kv_tokens_cached=self._pool.idle * self._pool.page_tokens,
+            pass_seconds=control_of(self._model).curve(
+                pass_kind(self._runner), rows=len(self._running), cached=held * self._pool.page_tokens
+            ),
         )
 
     # Who runs
@@ -234,6 +239,9 @@ class Engine:
             job, of_row = self._running[row], news[row]
             job.served = self._counts.passes
             job.read(of_row)
+            if rows.state.terms[row].method == "exact" and not spans[row].is_prefill:
+                right = min(spans[row].drafted, of_row.committed - spans[row].start - 1)
+                self._count(drafted_tokens=spans[row].drafted, accepted_tokens=max(0, right))
             if not of_row.failed and self._runner.shares_pages:
                 job.offer_committed(self._pool, of_row.committed)
             # Of a prompt's passes only the one that ends it says anything; nor do those that feed again what was lost.

@@ -18,6 +18,9 @@ class EngineFigures:
         prefill_tokens: tokens fed as parts of prompts.
         block_tokens: tokens fed as parts of blocks (in method `ntp`, one a pass).
         commit_tokens: tokens fed once more to commit them.
+        drafted_tokens: drafted tokens that were checked.
+        accepted_tokens: those of them that were right.
+        pass_seconds: what a pass over so many tokens costs now, as it was learned; empty at first.
         preemptions: times that a request had to give its part of the cache to an older one.
     """
 
@@ -31,4 +34,7 @@ class EngineFigures:
     prefill_tokens: int = 0
     block_tokens: int = 0
     commit_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    pass_seconds: tuple[tuple[int, float], ...] = ()
     preemptions: int = 0

@@ -191,11 +191,13 @@ def _step(
         outputs=columns.expand_as(positions),
         wanted=is_real,
         targets=positions,
+        width=positions.shape[1],
         is_full=bool(is_real.all()),
         sees_all=len(rows) == 1 and ends[rows[0]] - starts[rows[0]] == max(1, blocks[rows[0]]),
         spans=[(starts[row], ends[row]) for row in rows],
     )
-    logits = runner.logits(feed)[is_real]
+    found = runner.logits(feed)
+    logits = found if found.dim() == 2 else found[is_real]
     wanted = [
         torch.cat([expected.causal[row][starts[row] : ends[row] - blocks[row]], expected.block[row][: blocks[row]]])
         for row in rows

@@ -38,6 +38,7 @@ class Feed:
         outputs: [A, m] int64, the columns of Q whose outputs are wanted.
         wanted: [A, m] bool, where they are; elsewhere anything may be given.
         targets: [A, m] int64, the positions whose tokens the outputs predict.
+        width: w, how many of them are places of the row's block; the others check a draft.
         is_fixed: whether the sizes are of the few that a compiled model is made for.
         fuses_commit: whether what is committed is fed with the block behind it; otherwise the commit is a separate pass.
         is_full: whether it is known to have no padding.
@@ -58,6 +59,7 @@ class Feed:
     outputs: Tensor
     wanted: Tensor
     targets: Tensor
+    width: int
     is_fixed: bool = False
     fuses_commit: bool = True
     is_full: bool = False
@@ -89,9 +91,8 @@ class Feed:
             sees_all=False,
         )
 
-    def spread(self, logits: Tensor) -> Tensor:
-        """Return [A, m, V], with zeros where nothing is wanted, from the logits [M, V] of the M wanted outputs, row by
-        row."""
-        whole = logits.new_zeros((*self.wanted.shape, logits.shape[-1]))
-        whole[self.wanted] = logits
+    def spread(self, values: Tensor) -> Tensor:
+        """Return [A, m, ...], with zeros where nothing is wanted, from values [M, ...] of the M wanted outputs, row by row."""
+        whole = values.new_zeros((*self.wanted.shape, *values.shape[1:]))
+        whole[self.wanted] = values
         return whole

@@ -26,6 +26,7 @@ class PackedRunner:
     """See `setblock.model.protocol.PagedRunner`."""
 
     fuses_commit = True
+    pads = False
     fixed_keys = None
     compiled = staticmethod(as_it_is)
     shares_pages = True
@@ -97,7 +98,7 @@ class PackedRunner:
                 attention_mask=mask,
                 cache=self.cache,
             ).float()  # [M, V]
-        return logits.view(*outputs.shape, -1) if takes_all else feed.spread(logits[: len(index)])
+        return logits.view(*outputs.shape, -1) if takes_all else logits[: len(index)]
 
     def _on_device(self, numbers: Tensor) -> Tensor:
         return numbers.to(self._model.device, non_blocking=True)

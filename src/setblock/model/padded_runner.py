@@ -26,6 +26,7 @@ class PaddedRunner:
     """See `setblock.model.protocol.Runner`."""
 
     fuses_commit = True
+    pads = True
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache, *, compiled: CompiledModel | None = None) -> None:
         self.cache = cache
@@ -86,7 +87,7 @@ class PaddedRunner:
                 least=self._least,
             )
         logits = logits.float()[: index.shape[0]]
-        return logits.view(*outputs.shape, -1) if index.shape[0] == outputs.numel() else feed.spread(logits)
+        return logits.view(*outputs.shape, -1) if index.shape[0] == outputs.numel() else logits
 
     def _mask(self, feed: Feed, *, visible: int) -> AttentionMask:
         if feed.sees_all and not self._attention.needs_masks:

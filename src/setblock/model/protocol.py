@@ -45,6 +45,11 @@ class Runner(Protocol):
         ...
 
     @property
+    def pads(self) -> bool:
+        """Return whether a pass computes as many tokens for each row, padding included."""
+        ...
+
+    @property
     def fixed_keys(self) -> int | None:
         """Return the positions of a row's cache, which every pass reads in full where passes should be of few sizes;
         else None."""
@@ -56,7 +61,8 @@ class Runner(Protocol):
         ...
 
     def logits(self, feed: Feed) -> Tensor:
-        """Return [A, m, V] float32, the logits of the outputs that are wanted."""
+        """Return float32 logits, which may be written to: [M, V] of the M outputs that are wanted, row by row; or [A, m, V]
+        of all outputs, with anything where none is wanted."""
         ...
 
 

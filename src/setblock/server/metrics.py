@@ -46,6 +46,18 @@ class _EngineCollector(Collector):
         for kind in ("prefill", "block", "commit"):
             fed.add_metric([kind], getattr(now, f"{kind}_tokens"))
         yield fed
+        for name, told, value in (
+            ("draft_tokens", "Drafted tokens that were checked.", now.drafted_tokens),
+            ("accepted_tokens", "Drafted tokens that were right.", now.accepted_tokens),
+            ("wasted_tokens", "Drafted tokens that were wrong.", now.drafted_tokens - now.accepted_tokens),
+        ):
+            yield CounterMetricFamily(f"setblock_{name}", told, value=value)
+        curve = GaugeMetricFamily(
+            "setblock_pass_seconds", "What a pass over so many tokens costs now.", labels=["tokens"]
+        )
+        for tokens, seconds in now.pass_seconds:
+            curve.add_metric([str(tokens)], seconds)
+        yield curve
 
 
 class Metrics:

@@ -49,6 +49,7 @@ MOST_HELPERS = 32
 class LlamaRunner:
     """See `setblock.model.protocol.PagedRunner`. A row is known by its id; rows share no cells."""
 
+    pads = False
     fixed_keys = None
     compiled = staticmethod(as_it_is)
     shares_pages = False
@@ -120,7 +121,7 @@ class LlamaRunner:
                 if each.is_wanted:
                     number[at] = len(number)
             found.append(self.context.logits([each for _, each in part], is_causal=is_causal))
-        return feed.spread(torch.cat(found)[[number[at] for at in outputs]])
+        return torch.cat(found)[[number[at] for at in outputs]]
 
     def _sequences(self, row: _Sequence, start: int, *, commits: int, block: int) -> list[list[int]]:
         """Return the sequences of each token that a row is fed from `start` on: `commits` causal ones and a block

@@ -165,6 +165,7 @@ class BlockSlots:
             end=cut if len(part.rows) == state.batch else part.put(part.of(cut), state.committed.clone()),
             part=part,
             queries=self.block_size,
+            width=state.block_width,
             checked=state.block_width - 1 if has_exact else 0,
             keys=state.tokens.shape[1],
             is_full=False,

@@ -1,0 +1,114 @@
+"""Draw what adaptive drafts gain against load, on costs that the roofline predicts for a GPU: the picture of docs/drafts.md.
+
+    python docs/_site/drafts_picture.py
+
+Nothing here is measured. The requests are simulated: each drafted token is right with probability 0.85 if those before it are,
+and a pass costs what the roofline says of Llama-3.1-8B on an H100. What is drafted is decided by the library.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from setblock.decoding.drafts.allocation import Share
+from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind, RowDrafts, Standing
+from setblock.roofline.hardware import HARDWARE
+from setblock.roofline.precision import Precision
+from setblock.roofline.prediction import Prediction, block_speedup
+from setblock.roofline.presets import PRESETS
+
+RIGHT, KIND, CACHED = 0.85, 4, 512  # how often a token is right; the kind whose prior that is; positions
+SIZES, LARGEST, PASSES = (4, 8, 16), 16, 300
+LOADS = tuple(1 << power for power in range(11))
+ANY_PASS = PassKind("simulated", None, waits=False)
+PREDICTION = Prediction(shape=PRESETS["llama-3.1-8b"], hardware=HARDWARE["h100"], precision=Precision.of("bfloat16"))
+
+Decide = Callable[[DraftControl, Sequence[Standing]], list[Share]]
+
+
+class RooflineCosts:
+    """Say what passes cost by the roofline. Weights are read once a pass, whatever the number of rows; the cache once a row."""
+
+    def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
+        """See `setblock.decoding.drafts.costs.CostModel`."""
+        of_rows = PREDICTION.seconds(1, batch=rows, kv_length=CACHED) - PREDICTION.seconds(1, batch=rows, kv_length=0)
+        return [PREDICTION.seconds(1, batch=each, kv_length=0) + of_rows for each in tokens]
+
+    def learn(self, tokens: int, *, rows: int, cached: int, seconds: float) -> None:
+        """Learn nothing: they are given."""
+
+
+def simulated(rows: int, decide: Decide, *, seed: int = 0) -> tuple[float, float]:
+    """Return how many times as many tokens a second as plain decoding `rows` requests get, and the tokens of each of a pass."""
+    rng, control, costs = random.Random(seed), DraftControl(costs={ANY_PASS.name: RooflineCosts()}), RooflineCosts()
+    known: list[RowDrafts] = [control.new_row() for _ in range(rows)]
+    drafts, stands = [0] * rows, [0] * rows
+    gained = fed = 0
+    seconds = 0.0
+    passes = max(20, PASSES // rows)
+    for _ in range(passes):
+        standings = [Standing(row, [KIND] * length, LARGEST) for row, length in zip(known, drafts, strict=True)]
+        shares = decide(control, standings)
+        tokens = sum(1 + share.drafted + share.fed for share in shares)
+        seconds += costs.seconds([tokens], rows=rows, cached=rows * CACHED)[0]
+        fed += tokens
+        for index, (row, share) in enumerate(zip(known, shares, strict=True)):
+            right = next((place for place in range(share.drafted) if rng.random() >= RIGHT), share.drafted)
+            row.fed = FedDraft(stands[index], [KIND] * share.drafted, share.fed)
+            stands[index] += 1 + right
+            gained += 1 + right
+            drafts[index] = max(0, share.fed - 1) if right == share.drafted else 0
+            control.observe(row, stands[index], [KIND] * drafts[index])
+    plain = costs.seconds([rows], rows=rows, cached=rows * CACHED)[0]
+    return gained / seconds * plain / rows, fed / passes / rows
+
+
+def adaptive(control: DraftControl, standings: Sequence[Standing]) -> list[Share]:
+    """Decide as the library does."""
+    return control.decide(
+        standings, ANY_PASS, others=0, prompts=0, padded_rows=len(standings), cached=CACHED * len(standings)
+    )
+
+
+def fixed(size: int) -> Decide:
+    """Return what always feeds a block of `size` tokens."""
+    return lambda control, standings: [Share(len(each.kinds), size) for each in standings]
+
+
+def main() -> None:
+    """Draw the picture."""
+    found = {load: simulated(load, adaptive) for load in LOADS}
+    with rc_context({"font.size": 9, "svg.hashsalt": "setblock", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(8.5, 3.4), layout="constrained")
+        gain, size = figure.subplots(1, 2)
+        gain.plot(LOADS, [found[load][0] for load in LOADS], color="black", marker="o", label="adaptive", zorder=3)
+        for block, colour in zip(SIZES, ("#56B4E9", "#0072B2", "#D55E00"), strict=True):
+            gain.plot(
+                LOADS, [simulated(load, fixed(block))[0] for load in LOADS], color=colour, label=f"fixed, k = {block}"
+            )
+            passes = sum(RIGHT**place for place in range(block))
+            predicted = [
+                block_speedup(PREDICTION, passes, block_size=block, batch=load, kv_length=CACHED) for load in LOADS
+            ]
+            gain.plot(LOADS, predicted, color=colour, linestyle=":", linewidth=1)
+        gain.axhline(1, color="grey", linewidth=0.8)
+        gain.set(
+            xscale="log", xlabel="requests at once", ylabel="tokens per second, over plain decoding", ylim=(0, None)
+        )
+        gain.legend(title="dotted: eq. 16, all else right", fontsize=8, title_fontsize=8)
+        size.plot(LOADS, [found[load][1] for load in LOADS], color="black", marker="o")
+        size.axhline(1, color="grey", linewidth=0.8)
+        size.set(xscale="log", xlabel="requests at once", ylabel="tokens of a request in a pass", ylim=(0, None))
+        for axes in (gain, size):
+            axes.set_xticks(LOADS[::2], [str(load) for load in LOADS[::2]])
+            axes.minorticks_off()
+        figure.savefig(Path(__file__).parent.parent / "drafts.svg", metadata={"Date": None})
+    for load, (speed, tokens) in found.items():
+        print(f"{load:5d} requests: {speed:.2f} times plain decoding, {tokens:.1f} tokens of each in a pass")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Decide how much each row of a model drafts, pass by pass, and learn from what became of it.
+
+Knows rows by numbers. Knows nothing of tensors, nor of how a pass is run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from setblock.decoding.drafts.allocation import Prospects, Share, shared, shared_alike
+from setblock.decoding.drafts.chances import Chances, ExpectedDraft
+from setblock.decoding.drafts.clock import PassClock
+from setblock.decoding.drafts.costs import KNOTS, CostModel, LearnedCosts, TimedPass
+
+
+@dataclass(eq=False)
+class RowDrafts:
+    """Hold what is known of one row's drafts.
+
+    Attributes:
+        chances, expected: of its drafts.
+        fed: what its last pass was fed, until it is known what became of it; None then.
+    """
+
+    chances: Chances
+    expected: ExpectedDraft
+    fed: "FedDraft | None" = None
+
+
+class FedDraft(NamedTuple):
+    """Hold what a pass was fed of a row.
+
+    Attributes:
+        committed: where the row stood before the pass.
+        kinds: of the drafted tokens that it checked.
+        block: tokens of the future block.
+    """
+
+    committed: int
+    kinds: Sequence[int]
+    block: int
+
+
+class Standing(NamedTuple):
+    """Hold a row for which something is to be decided.
+
+    Attributes:
+        row: what is known of its drafts.
+        kinds: of the drafted tokens, those behind the next one, which is certain.
+        size: the most tokens of a future block that it may be fed; 0 where none.
+    """
+
+    row: RowDrafts
+    kinds: Sequence[int]
+    size: int
+
+
+class PassKind(NamedTuple):
+    """Describe passes whose costs are alike.
+
+    Attributes:
+        name: of what runs them.
+        widths: the numbers of tokens for each row that a pass may have, padding included; None where it has no padding.
+        waits: as in `Prospects`.
+    """
+
+    name: str
+    widths: Sequence[int] | None
+    waits: bool
+
+
+@dataclass
+class DraftControl:
+    """Decide for all requests to one model, which learn from each other.
+
+    Attributes:
+        free_tokens: as in `LearnedCosts`.
+        costs: by the name of a kind of pass. Those that are not there are learned.
+        drafted, accepted: tokens that were checked, and those of them that were right.
+        clock: what times passes.
+    """
+
+    free_tokens: float = 24.0
+    costs: dict[str, CostModel] = field(default_factory=dict)
+    drafted: int = 0
+    accepted: int = 0
+    clock: PassClock = field(default_factory=PassClock)
+    _chances: Chances = field(default_factory=lambda: Chances(memory=500.0))
+    _expected: ExpectedDraft = field(default_factory=ExpectedDraft)
+    _gained: float = 64.0  # tokens of recent passes ...
+    _spent: float = 64.0  # ... and those that plain passes would have given in the same time
+
+    def new_row(self) -> RowDrafts:
+        """Return what is known of a row that begins."""
+        return RowDrafts(Chances(self._chances, memory=24.0), ExpectedDraft(self._expected))
+
+    def costs_of(self, name: str) -> CostModel:
+        """Return the costs of a kind of pass."""
+        if name not in self.costs:
+            self.costs[name] = LearnedCosts(free_tokens=self.free_tokens)
+        return self.costs[name]
+
+    def curve(self, name: str, *, rows: int, cached: int) -> tuple[tuple[int, float], ...]:
+        """Return what passes over 1, 2, 4, ... tokens cost, in seconds, as far as it is known."""
+        model = self.costs.get(name)
+        if model is None or not getattr(model, "num_passes", 0):
+            return ()
+        return tuple(zip(KNOTS, model.seconds(KNOTS, rows=max(1, rows), cached=cached), strict=True))
+
+    @property
+    def gain(self) -> float:
+        """Return how many times as many tokens as plain passes recent passes have given, by their costs."""
+        return max(1.0, self._gained / self._spent)
+
+    def observe(self, row: RowDrafts, committed: int, kinds: Sequence[int]) -> None:
+        """Learn what became of the draft that a row's last pass was fed.
+
+        Args:
+            committed: where the row stands now.
+            kinds: of the draft that it has now.
+        """
+        fed, row.fed = row.fed, None
+        if fed is None or committed <= fed.committed:
+            return
+        right = min(len(fed.kinds), committed - fed.committed - 1)
+        row.chances.learn(fed.kinds, right=right)
+        if fed.block > 1 and right == len(fed.kinds):  # else its draft is void
+            reached = row.chances.reached(kinds)
+            row.expected.learn([*reached, *[0.0] * (fed.block - 1 - len(reached))])
+        self.drafted += len(fed.kinds)
+        self.accepted += right
+        self._gained += committed - fed.committed
+
+    def learn(self, timed: TimedPass) -> None:
+        """Take the time of a pass into account."""
+        _, tokens, rows, cached, seconds = timed
+        self.costs_of(timed.kind).learn(tokens, rows=rows, cached=cached, seconds=seconds)
+
+    def decide(
+        self, rows: Sequence[Standing], kind: PassKind, *, others: int, prompts: int, padded_rows: int, cached: int
+    ) -> list[Share]:
+        """Return what each of the rows is to be fed in the next pass besides its next token.
+
+        Args:
+            others: tokens of other rows in the pass, those of prompts left out.
+            prompts: tokens of prompts in the pass.
+            padded_rows: rows that the pass computes, where it has padding.
+            cached: positions that the cache holds of all rows in the pass.
+        """
+        model, count = self.costs_of(kind.name), len(rows) + others
+
+        def seconds(tokens: Sequence[int]) -> list[float]:
+            return model.seconds(tokens, rows=count, cached=cached)
+
+        plain = seconds([count])[0]
+        rate = self.gain * count / plain
+        prospects = [
+            Prospects(
+                reached=each.row.chances.reached(each.kinds),
+                expected=each.row.expected.of(each.size - 1) if each.size > 1 else (),
+                size=each.size if each.size > 1 else 0,
+                waits=kind.waits,
+            )
+            for each in rows
+        ]
+        if kind.widths is None:
+            shares = shared(prospects, seconds, others=count + prompts, rate=rate)
+            tokens = count + sum(each.drafted + each.fed for each in shares)
+        else:
+            shares = shared_alike(prospects, seconds, widths=kind.widths, padded_rows=padded_rows, rate=rate)
+            tokens = padded_rows * (1 + max(each.drafted + each.fed for each in shares))
+        self._chances.fade(_KEPT)
+        self._expected.fade(_KEPT)
+        self._gained, self._spent = _FADING * self._gained, _FADING * self._spent
+        self._spent += len(rows) * seconds([tokens])[0] / plain
+        return shares
+
+
+def control_of(model: Any) -> DraftControl:
+    """Return what is known of a `LanguageModel`'s drafts; nothing at first."""
+    if getattr(model, "draft_control", None) is None:
+        model.draft_control = DraftControl(free_tokens=_FREE_ON_CPU if model.device.type == "cpu" else _FREE_ON_GPU)
+    control: DraftControl = model.draft_control
+    return control
+
+
+_FREE_ON_CPU, _FREE_ON_GPU = 24.0, 512.0  # tokens; where a prior is wrong, a few passes correct it
+_KEPT = 0.998  # of what is known of a model's drafts, after one more pass
+_FADING = 0.98  # of what is known of a pass's gain, after one more

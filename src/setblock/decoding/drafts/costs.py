@@ -1,0 +1,142 @@
+"""Learn what a pass costs as a function of its size, from the times of passes.
+
+Knows numbers. Knows nothing of clocks, models or drafts.
+
+    seconds = start + sum of slope_i * (tokens within segment i) + per_row * rows + per_cached * cached
+
+The segments lie between `KNOTS`, so that a pass may cost the same up to some size, as on a GPU, or rise from the first token
+on. All coefficients are at least 0. They minimise the relative error over recent passes, with a weak prior; a pass that was
+disturbed, and took long, counts for little.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Tokens of a pass between which its cost is taken to be linear."""
+
+FADING = 0.99
+"""What an observation still counts after one more: of the last hundred passes, most."""
+
+PRIOR = 0.1
+"""Of an observation: how much the prior counts for each segment."""
+
+MOST_CACHED = 1024
+"""Positions: a unit of the cache's length, so that all coefficients are of like size."""
+
+
+class CostModel(Protocol):
+    """Say what passes cost."""
+
+    def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
+        """Return the seconds of passes of these numbers of `tokens`, over `rows` that have `cached` positions together."""
+        ...
+
+    def learn(self, tokens: int, *, rows: int, cached: int, seconds: float) -> None:
+        """Take the time of a pass into account."""
+        ...
+
+
+class TimedPass(NamedTuple):
+    """Hold a pass and its time.
+
+    Attributes:
+        kind: the name of the kind of pass.
+        tokens: tokens that it computed, padding included.
+        rows: rows that took part.
+        cached: positions that they had in the cache together.
+        seconds: its time.
+    """
+
+    kind: str
+    tokens: int
+    rows: int
+    cached: int
+    seconds: float
+
+
+class LearnedCosts:
+    """Learn the costs of one kind of pass. A `CostModel`."""
+
+    def __init__(self, *, free_tokens: float) -> None:
+        """Begin with a prior.
+
+        Args:
+            free_tokens: how many more tokens take as long as the first one. About the machine's operations a second over its
+                bytes a second.
+        """
+        count = len(KNOTS) + 3
+        self.num_passes = 0
+        self._free_tokens = free_tokens
+        self._products, self._sums = np.zeros((count, count)), np.zeros(count)
+        self._coefficients = np.zeros(count)
+        self._coefficients[0], self._coefficients[1:-2] = 1.0, 1.0 / free_tokens  # in a unit that nobody knows yet
+
+    def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
+        """See `CostModel`. Before the first pass, in any unit."""
+        found: list[float] = (_features(np.asarray(tokens), rows, cached) @ self._coefficients).tolist()
+        return found
+
+    def learn(self, tokens: int, *, rows: int, cached: int, seconds: float) -> None:
+        """See `CostModel`."""
+        features = _features(np.asarray([tokens]), rows, cached)[0] / seconds
+        self._products = FADING * self._products + np.outer(features, features)
+        self._sums = FADING * self._sums + features
+        self.num_passes += 1
+        if self.num_passes <= _EARLY or self.num_passes % _EARLY == 0:
+            self._fit(seconds)
+
+    def _fit(self, seconds: float) -> None:
+        start = self._coefficients[0] if self.num_passes > 1 else seconds
+        rows = _prior(self._free_tokens) / max(start, 1e-9)
+        products = self._products + PRIOR * rows.T @ rows
+        self._coefficients = _non_negative(products, self._sums, fallback=seconds)
+
+
+_EARLY = 8  # passes after each of which costs are fitted; later, after each so many
+
+
+def _features(tokens: np.ndarray, rows: int, cached: int) -> np.ndarray:
+    """Return [n, segments + 3], what the coefficients are multiplied with."""
+    knots = np.asarray(KNOTS, dtype=float)
+    widths = np.append(np.diff(knots), np.inf)
+    inside = np.clip(tokens[:, None] - knots, 0, widths)
+    ones = np.ones((len(tokens), 1))
+    return np.concatenate([ones, inside, rows * ones, cached / MOST_CACHED * ones], axis=1)
+
+
+def _prior(free_tokens: float) -> np.ndarray:
+    """Return [n, segments + 3], coefficients of what is 0 a priori, as parts of a pass's time: each segment's slope is what
+    makes `free_tokens` more cost as much as the first, so is that of rows, and a few units of the cache do; and each segment
+    is like the next."""
+    segments = len(KNOTS)
+    ends = np.asarray([*KNOTS[1:], 2 * KNOTS[-1]], dtype=float)
+    parts = ends / (1 + ends / free_tokens)
+    same = np.zeros((segments + 2, segments + 3))
+    same[:, 0] = [*-parts / free_tokens, -1 / free_tokens, -1 / _FREE_CACHED]
+    same[:, 1:] = np.diag([*parts, 1.0, 1.0])
+    alike = np.zeros((segments - 1, segments + 3))
+    between = np.arange(segments - 1)
+    alike[between, 1 + between], alike[between, 2 + between] = -parts[:-1], parts[:-1]
+    return np.concatenate([same, alike])
+
+
+_FREE_CACHED = 4.0
+
+
+def _non_negative(products: np.ndarray, sums: np.ndarray, *, fallback: float) -> np.ndarray:
+    """Return x >= 0 that nearly minimises x P x / 2 - s x: coefficients that would be negative are 0, one set at a time."""
+    free = np.ones(len(sums), dtype=bool)
+    found = np.zeros(len(sums))
+    ridge = 1e-9 * np.diag(np.diag(products) + 1e-12)
+    while free.any():
+        solved = np.linalg.solve((products + ridge)[np.ix_(free, free)], sums[free])
+        if (solved >= 0).all():
+            found[free] = solved
+            break
+        free[np.flatnonzero(free)[solved < 0]] = False
+    if not found.any():
+        found[0] = fallback
+    return found

@@ -1,0 +1,255 @@
+"""What decides how much is drafted: pure functions of numbers, against plain twins, and on costs as machines have them."""
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from setblock.decoding.drafts.allocation import Prospects, Share, shared, shared_alike
+from setblock.decoding.drafts.chances import CONFIDENCES, COPIED, NUM_KINDS, PRIOR, Chances, ExpectedDraft
+from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind, Standing
+from setblock.decoding.drafts.costs import LearnedCosts
+from setblock.decoding.drafts.kinds import copied_kinds, kinds_of
+from setblock.roofline.hardware import HARDWARE
+from setblock.roofline.precision import Precision
+from setblock.roofline.prediction import Prediction, last_paying_batch
+from setblock.roofline.presets import PRESETS
+
+
+class Given:
+    """Given costs: a function of a pass's tokens and rows."""
+
+    def __init__(self, seconds: Callable[[int, int], float]) -> None:
+        self.of = seconds
+
+    def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
+        return [self.of(each, rows) for each in tokens]
+
+    def learn(self, tokens: int, *, rows: int, cached: int, seconds: float) -> None:
+        pass
+
+
+def on_a_cpu(tokens: int, rows: int) -> float:
+    return 0.85 + 0.035 * tokens + 0.08 * rows
+
+
+# Allocation
+
+
+def plain_twin(rows: Sequence[Prospects], seconds: Callable[[int], float], rate: float) -> float:
+    """The most that any shares of drafted places are worth, by trying all."""
+    worth = []
+    for drafted in itertools.product(*(range(len(row.reached) + 1) for row in rows)):
+        gain = sum(sum(row.reached[:count]) for row, count in zip(rows, drafted, strict=True))
+        worth.append(gain - rate * seconds(len(rows) + sum(drafted)))
+    return max(worth)
+
+
+chances = st.lists(st.floats(0.01, 0.99), max_size=4).map(
+    lambda found: list(itertools.accumulate(found, lambda a, b: a * b))
+)
+
+
+@given(
+    drafts=st.lists(chances, min_size=1, max_size=4),
+    steps=st.lists(st.floats(0, 0.2), min_size=24, max_size=24),
+    rate=st.floats(0.1, 5),
+)
+def test_drafted_places_are_shared_as_if_all_shares_had_been_tried(
+    drafts: list[list[float]], steps: list[float], rate: float
+) -> None:
+    """For any costs that rise, kinks and flat parts included."""
+    costs = [1.0, *itertools.accumulate(steps, initial=1.0)]
+    rows = [Prospects(reached, (), 0) for reached in drafts]
+    shares = shared(rows, lambda tokens: [costs[each] for each in tokens], others=len(rows), rate=rate)
+    gain = sum(sum(row.reached[: share.drafted]) for row, share in zip(rows, shares, strict=True))
+    found = gain - rate * costs[len(rows) + sum(share.drafted for share in shares)]
+    assert found == pytest.approx(plain_twin(rows, costs.__getitem__, rate))
+
+
+@given(drafts=st.lists(chances, min_size=1, max_size=3), size=st.integers(2, 8), slope=st.floats(0, 1), data=st.data())
+def test_a_block_is_fed_only_if_it_pays(
+    drafts: list[list[float]], size: int, slope: float, data: st.DataObject
+) -> None:
+    expected = [0.9 ** (place + 1) for place in range(size - 1)]
+    rows = [Prospects(reached, expected, size) for reached in drafts]
+    rate = data.draw(st.floats(0.5, 3))
+    shares = shared(rows, lambda tokens: [1 + slope * each for each in tokens], others=len(rows), rate=rate)
+    one = rate * slope
+    for row, share in zip(rows, shares, strict=True):
+        right = row.reached[share.drafted - 1] if share.drafted else 1.0
+
+        def worth(fed: int, right: float = right) -> float:
+            return right * sum(max(0.0, each - one) for each in expected[: max(0, fed - 1)]) - one * fed
+
+        sizes = [0, *(each for each in (2, 4, 8) if each < size), size]
+        assert share.fed in sizes
+        assert worth(share.fed) == pytest.approx(max(map(worth, sizes)), abs=1e-6)
+
+
+def test_everything_is_taken_where_passes_cost_the_same_and_nothing_where_tokens_are_dear() -> None:
+    rows = [Prospects([0.3, 0.1], [0.5] * 7, 8), Prospects([], [0.5] * 7, 8)]
+    free = shared(rows, lambda tokens: [1.0] * len(tokens), others=2, rate=2.0)
+    assert free == [Share(2, 8), Share(0, 8)]
+    dear = shared(rows, lambda tokens: [float(each) for each in tokens], others=2, rate=1.0)
+    assert dear == [Share(0, 0), Share(0, 0)]
+    for widths in ([1, 2, 4, 8, 16], [1, 8, 16]):
+        alike = shared_alike(rows, lambda tokens: [1.0] * len(tokens), widths=widths, padded_rows=2, rate=2.0)
+        assert alike == [Share(2, 8), Share(0, 8)]
+        dear = shared_alike(rows, lambda tokens: [float(n) for n in tokens], widths=widths, padded_rows=2, rate=1.0)
+        assert dear == [Share(0, 0), Share(0, 0)]
+
+
+def test_a_row_that_copies_gets_the_tokens_that_others_leave() -> None:
+    sure, doubtful = Prospects([0.95**n for n in range(1, 8)], (), 0), Prospects([0.3, 0.09], (), 0)
+    shares = shared([doubtful, sure], lambda tokens: [on_a_cpu(each, 2) for each in tokens], others=2, rate=8.0)
+    assert shares[0].drafted < 2 < shares[1].drafted
+
+
+# Costs
+
+
+@pytest.mark.parametrize("disturbed", [0.0, 0.1])
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+@pytest.mark.parametrize(
+    ("seconds", "sizes", "rows", "free_tokens"),
+    [
+        (on_a_cpu, (1, 1, 2, 3, 5, 9, 16), 1, 24.0),
+        (on_a_cpu, (8, 8, 10, 14, 20, 40), 8, 24.0),
+        (on_a_cpu, (1, 1, 4, 12), 1, 512.0),
+        (lambda tokens, rows: max(1.0, tokens / 256), (32, 64, 128, 256, 512, 1024), 32, 512.0),
+        (lambda tokens, rows: max(1.0, tokens / 256), (1, 4, 16, 32), 1, 24.0),
+    ],
+    ids=["one request", "eight", "another prior", "a GPU", "a GPU, one request"],
+)
+def test_costs_are_learned_from_times(
+    seconds: Callable[[int, int], float],
+    sizes: Sequence[int],
+    rows: int,
+    free_tokens: float,
+    noise: float,
+    disturbed: float,
+) -> None:
+    """Within a tenth of a pass's cost, wherever there were passes; with noise, and where a tenth of them took ten times as
+    long."""
+    rng, costs = random.Random(0), LearnedCosts(free_tokens=free_tokens)
+    for _ in range(150):
+        tokens = rng.choice(sizes)
+        taken = 0.02 * seconds(tokens, rows) * (1 + noise * rng.random()) * (10 if rng.random() < disturbed else 1)
+        costs.learn(tokens, rows=rows, cached=100 * rows, seconds=taken)
+    found = costs.seconds(sorted(set(sizes)), rows=rows, cached=100 * rows)
+    assert found == sorted(found)
+    for tokens, each in zip(sorted(set(sizes)), found, strict=True):
+        expected = seconds(tokens, rows) / seconds(min(sizes), rows)
+        assert each / found[0] == pytest.approx(expected, rel=0.1 if noise + disturbed == 0 else 0.2)
+
+
+def test_costs_follow_a_machine_that_changes() -> None:
+    costs = LearnedCosts(free_tokens=24.0)
+    for slope in (0.0, 0.1):
+        for turn in range(600):
+            tokens = (1, 4, 16)[turn % 3]
+            costs.learn(tokens, rows=1, cached=50, seconds=0.01 * (1 + slope * tokens))
+    one, many = costs.seconds([1, 16], rows=1, cached=50)
+    assert many / one == pytest.approx(2.6 / 1.1, rel=0.1)
+
+
+# Chances
+
+
+def test_chances_begin_with_the_prior_follow_what_is_seen_and_forget() -> None:
+    model = Chances(memory=500)
+    row = Chances(model, memory=24)
+    kind = COPIED
+    assert row[kind] == pytest.approx(PRIOR[kind])
+    for _ in range(200):
+        row.learn([kind], right=1)
+    assert row[kind] > 0.95
+    assert Chances(model, memory=24)[kind] > 0.9  # other rows learn from it
+    for _ in range(24):
+        row.learn([kind], right=0)
+    assert row[kind] < 0.6
+    assert row[kind + 1] == pytest.approx(PRIOR[kind + 1])
+
+
+@given(kinds=st.lists(st.integers(0, NUM_KINDS - 1), max_size=8), data=st.data())
+def test_a_draft_says_something_up_to_its_first_wrong_token(kinds: list[int], data: st.DataObject) -> None:
+    right = data.draw(st.integers(0, len(kinds)))
+    seen, alone = Chances(memory=500), Chances(memory=500)
+    seen.learn(kinds, right=right)
+    for kind in kinds[:right]:
+        alone.learn([kind], right=1)
+    if right < len(kinds):
+        alone.learn([kinds[right]], right=0)
+    assert [seen[kind] for kind in range(NUM_KINDS)] == [alone[kind] for kind in range(NUM_KINDS)]
+    reached = seen.reached(kinds)
+    assert reached == sorted(reached, reverse=True)
+
+
+def test_kinds_of_tokens() -> None:
+    confidence = torch.tensor([[0.0, 0.2, 0.7, 0.95, 0.999]])
+    assert kinds_of(confidence, torch.tensor(CONFIDENCES)).tolist() == [[0, 1, 3, 5, 7]]
+    assert copied_kinds(torch.tensor([1, 4]), 6)[:, 1:].tolist() == [[8, 9, 10, 11, 12], [11, 12, 13, 14, 15]]
+
+
+def test_an_expected_draft_is_the_mean_of_those_there_were() -> None:
+    expected = ExpectedDraft()
+    for _ in range(100):
+        expected.learn([0.5, 0.25, 0.0])
+    assert expected.of(3) == pytest.approx([0.5, 0.25, 0.0], abs=0.2)
+    assert ExpectedDraft(expected).of(5) == expected.of(5)
+    assert expected.of(5) == sorted(expected.of(5), reverse=True)
+
+
+# Decisions
+
+
+def decided(control: DraftControl, rows: int, *, size: int, kinds: Sequence[int] = ()) -> list[Share]:
+    standings = [Standing(control.new_row(), kinds, size) for _ in range(rows)]
+    kind = PassKind("any", None, waits=False)
+    return control.decide(standings, kind, others=0, prompts=0, padded_rows=rows, cached=0)
+
+
+def on_an_h100(tokens: int, rows: int) -> float:
+    prediction = Prediction(
+        shape=PRESETS["llama-3.1-8b"], hardware=HARDWARE["h100"], precision=Precision.of("bfloat16")
+    )
+    return prediction.seconds(1, batch=tokens, kv_length=1) + 0 * rows
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_blocks_are_whole_at_small_batches_and_shrink_where_the_roofline_says_that_the_gain_ends(size: int) -> None:
+    """On an H100's costs of Llama-3.1-8B, for drafts that are right at 0.8 of all places: where blocks stop paying by eq. 16,
+    little is fed."""
+    fed = {}
+    for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+        control = DraftControl(costs={"any": Given(on_an_h100)})
+        fed[rows] = sum(share.fed for share in decided(control, rows, size=size)) / rows
+    assert fed[1] == fed[2] == fed[4] == size
+    assert list(fed.values()) == sorted(fed.values(), reverse=True)
+    prediction = Prediction(
+        shape=PRESETS["llama-3.1-8b"], hardware=HARDWARE["h100"], precision=Precision.of("bfloat16")
+    )
+    passes = sum(0.8**place for place in range(size))
+    last = last_paying_batch(prediction, passes, block_size=size, kv_length=1)
+    assert last is not None
+    assert all(each < size for rows, each in fed.items() if rows > 2 * last)
+    assert fed[512] == 0
+
+
+def test_a_row_whose_drafts_are_wrong_stops_drafting_and_others_do_not() -> None:
+    control = DraftControl(costs={"any": Given(lambda tokens, rows: 0.7 + 0.1 * tokens)})
+    kinds = [COPIED + 1] * 3
+    wrong, right = control.new_row(), control.new_row()
+    for _ in range(20):
+        for row, gained in ((wrong, 1), (right, 4)):
+            row.fed = FedDraft(10, kinds, 0)
+            control.observe(row, 10 + gained, ())
+    standings = [Standing(row, kinds, 0) for row in (wrong, right)]
+    shares = control.decide(standings, PassKind("any", None, waits=False), others=0, prompts=0, padded_rows=2, cached=0)
+    assert [share.drafted for share in shares] == [0, 3]
+    assert (control.drafted, control.accepted) == (120, 60)

@@ -1,0 +1,133 @@
+"""How much is drafted never changes a text: random decisions in every pass, for each row, against plain decoding."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from answers import assert_same, drawn_settings
+from families import MODES, tiny_sbd
+from setblock.decoding.drafts.allocation import Share
+from setblock.decoding.drafts.control import DraftControl, PassKind, Standing
+from setblock.decoding.generate import generate_batch, stream
+from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.settings import DecodingSettings
+from setblock.engine import Engine, EngineLimits, Request
+from setblock.engine.offline import answered
+from setblock.model.sbd_model import SBDModel
+
+
+@dataclass
+class AnyDrafts(DraftControl):
+    """Decide at random, and remember which decisions there were."""
+
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    seen: list[tuple[int, Share]] = field(default_factory=list)
+
+    def decide(self, rows: Sequence[Standing], kind: PassKind, **_: int) -> list[Share]:
+        """Return any decision that there may be."""
+        shares = [
+            Share(
+                self.rng.randint(0, len(row.kinds)),
+                self.rng.choice([0, 0, 1, 2, row.size, self.rng.randint(0, row.size)]),
+            )
+            for row in rows
+        ]
+        shares = [Share(share.drafted, min(share.fed, row.size)) for row, share in zip(rows, shares, strict=True)]
+        self.seen += [(len(row.kinds), share) for row, share in zip(rows, shares, strict=True)]
+        return shares
+
+
+def tiny(tokenizer: PreTrainedTokenizerBase, mode: str, **more: Any) -> tuple[SBDModel, AnyDrafts]:
+    sbd = tiny_sbd("llama", tokenizer, mode=mode, **more)
+    control = AnyDrafts()
+    sbd.draft_control = control
+    return sbd, control
+
+
+SETTINGS = [
+    DecodingSettings(
+        sampler=EntropyBounded(gamma),
+        block_size=size,
+        max_new_tokens=length,
+        temperature=temperature,
+        draft_lookup=lookup,
+        seed=size,
+        **more,
+    )
+    for gamma, size, length, temperature, lookup, more in (
+        (float("inf"), 8, 30, 0.0, 0, {}),
+        (4.0, 5, 17, 0.7, 1, {}),
+        (3.0, 16, 40, 0.0, 1, {"repetition_penalty": 1.4}),
+        (2.0, 7, 22, 1.0, 2, {"min_new_tokens": 9}),
+        (float("inf"), 16, 25, 0.0, 0, {"logprobs": 2}),
+    )
+]
+
+
+def assert_plain(ours: Sequence[Any], model: SBDModel, prompts: Sequence[list[int]], settings: Sequence[Any]) -> None:
+    plain = generate_batch(model, prompts, settings=[replace(each, method="ntp") for each in settings])
+    for found, expected in zip(ours, plain, strict=True):
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("mode", MODES)
+def test_any_decision_gives_plain_decodings_text_in_a_batch(
+    mode: str, seed: int, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    sbd, control = tiny(trained_tokenizer, mode, dtype=torch.float64)
+    control.rng.seed(seed)
+    rows = [prompts[row % 3] for row in range(len(SETTINGS))]
+    assert_plain(generate_batch(sbd, rows, settings=SETTINGS), sbd, rows, SETTINGS)
+    kinds = {(drafted < there, fed > 0) for there, (drafted, fed) in control.seen}
+    assert len(kinds) == 4  # cut and not, with a block and without
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_decision_gives_plain_decodings_text_for_any_request(
+    seed: int, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    sbd, control = tiny(trained_tokenizer, list(MODES)[seed % len(MODES)], dtype=torch.float64)
+    rng = random.Random(seed)
+    control.rng.seed(seed)
+    settings = [
+        replace(drawn_settings(rng, trained_tokenizer, method="exact"), n=1, drafts="adaptive") for _ in range(6)
+    ]
+    rows = [prompts[row % 3] for row in range(len(settings))]
+    assert_plain(generate_batch(sbd, rows, settings=settings), sbd, rows, settings)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_any_decision_gives_plain_decodings_text_in_a_stream(
+    mode: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    sbd, _ = tiny(trained_tokenizer, mode, dtype=torch.float64)
+    for prompt, each in zip(prompts * 2, SETTINGS, strict=False):
+        chunks = list(stream(sbd, prompt, settings=each))
+        assert "".join(chunk.text for chunk in chunks) == chunks[-1].generation.text
+        assert_plain([chunks[-1].generation], sbd, [prompt], [each])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_decision_gives_plain_decodings_text_in_the_engine(
+    seed: int, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """With little room, so that requests wait, come, go, and are preempted."""
+    sbd, control = tiny(trained_tokenizer, "shifted", dtype=torch.float64)
+    control.rng.seed(seed)
+    settings = [*SETTINGS, *(replace(each, method="sbd") for each in SETTINGS[:2]), replace(SETTINGS[0], method="ntp")]
+    rows = [prompts[row % 3] for row in range(len(settings))]
+    engine = Engine(sbd, EngineLimits(max_running=4, kv_tokens=160, tokens_per_pass=24, page_tokens=8))
+    requests = [Request(str(row), *pair) for row, pair in enumerate(zip(rows, settings, strict=True))]
+    found = dict(answered(engine, requests))
+    exact = [row for row, each in enumerate(settings) if each.method == "exact"]
+    assert_plain(
+        [found[str(row)] for row in exact], sbd, [rows[row] for row in exact], [settings[row] for row in exact]
+    )
+    for row in (5, 6):
+        assert_same(found[str(row)], generate_batch(sbd, [rows[row]], settings=[settings[row]])[0])
