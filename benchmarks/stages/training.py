@@ -88,8 +88,10 @@ def recipe_decoded(recipe: Path, gamma: float, options: argparse.Namespace) -> d
         ),
         ours("ours, exact", sbd, DecodingSettings(method="exact", **limit)),
     ]
-    often = {"rounds": 1, "repeats": 1} if options.quick else {"rounds": 3, "repeats": 15}
-    row = compared(sbd, contenders, prompts, tokens=tokens, block_size=options.block_size, **often)
+    rounds, repeats = (1, 1) if options.quick else (3, 15)
+    row = compared(
+        sbd, contenders, prompts, tokens=tokens, block_size=options.block_size, rounds=rounds, repeats=repeats
+    )
     answers = row.pop("answers")
     plain = answers[OURS_PLAIN]
     for name, each in answers.items():

@@ -65,7 +65,7 @@ def test_a_seed_decides_what_is_drawn(run, sbd_folder):
 
 
 def test_a_block_larger_than_trained_is_decoded_with_a_warning(run, sbd_folder):
-    outcome = run("generate", "Tom", "--model", sbd_folder, "--block-size", 32, "--json", *SHORT)
+    outcome = run("generate", "Tom", "--model", sbd_folder, "--method", "sbd", "--block-size", 32, "--json", *SHORT)
     assert outcome.code == 0
     assert outcome.message.startswith("setblock: warning: block_size 32 is larger than any")
     assert json.loads(outcome.stdout)["num_tokens"] > 0

@@ -6,10 +6,11 @@ import openai
 import pytest
 
 from server.live import TIMEOUT
-from setblock import DecodingSettings, EntropyBounded, generate
+from setblock import DecodingSettings, generate
+from setblock.decoding.samplers import EntropyPrefix
 
 TEXT = "Tom has 12 apples and buys 3 bags of 4 apples each."
-SETTINGS = DecodingSettings(method="sbd", sampler=EntropyBounded(gamma=0.5), max_new_tokens=40, block_size=8)
+SETTINGS = DecodingSettings(method="sbd", sampler=EntropyPrefix(gamma=0.5), max_new_tokens=40, block_size=8)
 SBD = {"method": "sbd", "gamma": 0.5, "block_size": 8}
 ASKED = {"model": "tiny", "max_output_tokens": 40, "extra_body": SBD}
 

@@ -140,6 +140,7 @@ def test_seconds_include_the_data_and_leave_evaluations_and_checkpoints_out(
             per_device_train_batch_size=2,
             objective="ntp",
             logging_steps=2,
+            logging_first_step=False,
             eval_strategy="steps",
             eval_steps=1,
             save_steps=1,
