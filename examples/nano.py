@@ -216,44 +216,35 @@ def decode_exact(model: Model, prompt: Tensor, *, limit: int, block_size: int, r
     same pass was the first one over the next block. Otherwise they say the right token, too. So every pass yields a token.
     """
     cache, answer = DynamicCache(), Answer()
-    first = model.forward(cache, prompt.tolist(), [])[-1]
-    draft: list[int] = []
-    block: list[int | None] = [int(first.argmax()), *[None] * (min(block_size, limit) - 1)]
+    draft = [int(model.forward(cache, prompt.tolist(), [])[-1].argmax())]  # prefill
     while True:
-        # 1. The first token of a draft, or of a block without one, is plain decoding's: the answer may end with it
-        known = (draft or [token for token in block[:1] if token is not None])[:1]
-        if known and (known[0] == model.end_of_text or len(answer.tokens) + 1 == limit):
-            answer.tokens += known
+        # 1. The first token of a draft is plain decoding's: the answer may end with it
+        if draft[0] == model.end_of_text or len(answer.tokens) + 1 == limit:
+            answer.tokens += draft[:1]
             return answer
-        # 2. A block that had its pass, or needs none, is a draft; a new block follows it, unless the answer ends with it
-        if not draft and (answer.passes > 1 or is_whole(model, block)):
-            draft = leading(model, block)
-            room = limit - len(answer.tokens) - len(draft)
-            block = [] if draft[-1] == model.end_of_text else [None] * min(block_size, room)
-        # 3. One pass: the draft causally, the block behind it
+        # 2. One pass: the draft causally, and a new block behind it, unless the answer may end with the draft
         n = len(draft)
+        room = 0 if draft[-1] == model.end_of_text else limit - len(answer.tokens) - n
+        block: list[int | None] = [None] * min(block_size, room)
         logits = model.forward(cache, draft, block)
         answer.passes += 1
-        # 4. Keep the draft up to the first token that plain decoding would not have chosen
+        # 3. Keep the draft up to the first token that plain decoding would not have chosen
         right = logits[:n].argmax(dim=-1).tolist()  # [n] what follows each token of the draft
         agreed = next((i for i in range(n - 1) if right[i] != draft[i + 1]), n - 1) + 1
         answer.tokens += draft[:agreed]
         if agreed < n:
             cache.crop(agreed - n)
             draft = [right[agreed - 1]]
-            block = [None] * min(block_size, limit - len(answer.tokens) - 1)
             continue
         if not block:
             return answer
-        # 5. All of it was right: fill the block. Its first token is plain decoding's
-        if n:
-            first = logits[n - 1]
-        of_block = model.of_block(logits[n:], first)
+        # 4. All of it was right: fill the block. Its first token is plain decoding's
+        of_block = model.of_block(logits[n:], logits[n - 1])
         reveal = rule(of_block, candidates_of(model, block))
-        reveal[0] = block[0] is None
+        reveal[0] = True
         for i in reveal.nonzero()[:, 0].tolist():
             block[i] = int(of_block[i].argmax())
-        draft = []
+        draft = leading(model, block)
 
 
 def needed(model: Model, block: list[int | None]) -> int:
