@@ -10,6 +10,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -97,7 +98,7 @@ def folder(tmp_path: Path, bundled: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """What pages take for granted: models, recipes and experiments."""
     for name in ("MODEL", "runs/mine", "runs/records"):
         shutil.copytree(bundled, tmp_path / name)
-    for name in ("experiments", "recipes", "tasks"):
+    for name in ("examples", "experiments", "recipes", "tasks"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "docs" / "experiments").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -125,6 +126,9 @@ def run_command(command: str) -> None:
     words = shlex.split(shortened(command))
     if words[0] in ("cat", "echo"):
         subprocess.run(["bash", "-euo", "pipefail", "-c", command], check=True)
+        return
+    if words[:2] == ["python", "-c"]:
+        subprocess.run([sys.executable, *words[1:]], check=True)
         return
     assert words[0] == "setblock", f"{command}: this test runs no other program; add it to NOT_RUN with the reason"
     done = CliRunner().invoke(app, words[1:])
