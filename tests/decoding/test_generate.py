@@ -1,9 +1,11 @@
 """The three layers over the decoding loop: steps, a stream of text, a string; and the figures they report."""
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from setblock.decoding.state import BatchState
 from setblock.engine.engine import Engine
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError
+from setblock.evaluation.tracing import trace
 from setblock.model.sbd_model import SBDModel
 
 WHOLE_BLOCK, ONE_AT_A_TIME = EntropyBounded(math.inf), EntropyBounded(0.0)
@@ -257,8 +260,74 @@ def test_a_fault_in_where_answers_end_is_no_endless_loop(
         generate(sbd, prompts[0], settings=settings)
 
 
+def test_an_answer_that_stops_early_is_no_answer(
+    sbd: SBDModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In plain decoding, where nothing is revealed any more, there is nothing to feed either."""
+    monkeypatch.setattr(BatchState, "advance", lambda state, *, fuses_commit=True: None)
+    settings = DecodingSettings(method="ntp", max_new_tokens=6)
+    for run in (generate, lambda *args, **options: list(stream(*args, **options))):
+        with pytest.raises(AssertionError, match="decoding stops before an answer ends"):
+            run(sbd, prompts[0], settings=settings)
+    with as_on_an_accelerator(), pytest.raises(AssertionError, match="decoding stops before an answer ends"):
+        generate(sbd, prompts[0], settings=settings)
+
+
+def test_settings_by_name(sbd: SBDModel, prompts: list[list[int]]) -> None:
+    settings = DecodingSettings(method="sbd", sampler=EntropyBounded(0.5), max_new_tokens=3)
+    named: dict[str, Any] = {"method": "sbd", "sampler": "entropy-bounded", "gamma": 0.5, "max_new_tokens": 3}
+    whole = generate(sbd, prompts[0], settings=settings)
+    assert whole.num_tokens == 3
+    for answer in (
+        generate(sbd, prompts[0], **named),
+        generate(sbd, prompts[0], settings=replace(settings, max_new_tokens=9), max_new_tokens=3),
+        list(stream(sbd, prompts[0], **named))[-1].generation,
+        generate_batch(sbd, prompts[:1], **named)[0],
+        generate_batch(sbd, prompts[:1], settings=[replace(settings, max_new_tokens=9)], max_new_tokens=3)[0],
+    ):
+        assert answer is not None
+        assert (answer.token_ids, answer.num_forwards) == (whole.token_ids, whole.num_forwards)
+    assert trace(sbd, prompts[0], **named).text == whole.text
+
+
+def test_a_model_by_its_name() -> None:
+    assert generate("bundled", "Ben has 30 cards.", max_new_tokens=1).num_tokens == 1
+    assert len(trace("bundled", "Ben has 30 cards.", max_new_tokens=1).tokens) == 1
+    with pytest.raises(SetBlockError, match="did you mean 'smollm2'"):
+        generate("smollm", "Ben has 30 cards.")
+
+
+@pytest.mark.parametrize(
+    ("way", "arguments", "named", "message"),
+    [
+        (generate, [["a", "b"]], {}, "not a list of texts: generate_batch"),
+        (generate_batch, ["a"], {}, "must be a list of prompts, not a text: generate answers one"),
+        (generate, ["a"], {"max_tokens": 3}, "did you mean 'max_new_tokens'"),
+        (generate, ["a"], {"settings": {"seed": 1}}, "settings must be DecodingSettings, not {'seed': 1}"),
+        (DecodingSettings, [], {"gamma": 0.1}, "gamma is no setting: .* such as gamma, go .* by name to generate"),
+        (DecodingSettings, [], {"max_token": 3}, "max_token is no setting, did you mean 'max_new_tokens'"),
+        (DecodingSettings, [], {"draft_passes": 2}, "draft_passes is no setting.*: drafts are made by one pass"),
+    ],
+)
+def test_what_people_type(
+    sbd: SBDModel, way: Callable[..., object], arguments: list[Any], named: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SetBlockError, match=message):
+        way(*([] if way is DecodingSettings else [sbd]), *arguments, **named)
+
+
+def test_libraries_noise_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """What torchao says at its import, and no more."""
+    logging.getLogger("torchao").warning("Failed to load /there/_C_mxfp8.so: could not load this library")
+    logging.getLogger("torch.utils._pytree").warning("<enum 'A'> is an Enum subclass and is now supported")
+    assert not caplog.records
+    logging.getLogger("torchao").warning("int8 is not supported here")
+    assert [record.message for record in caplog.records] == ["int8 is not supported here"]
+
+
 def test_a_chunk_shows_its_text_and_the_package_its_names(sbd: SBDModel, prompts: list[list[int]]) -> None:
     chunk = next(iter(stream(sbd, prompts[0], settings=DecodingSettings(max_new_tokens=2))))
+    assert str(chunk) == chunk.text
     assert repr(chunk.text) in repr(chunk)
     assert "tensor" not in repr(chunk)
     assert dir(setblock) == sorted(setblock.__all__)

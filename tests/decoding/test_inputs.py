@@ -56,7 +56,7 @@ def test_token_ids_are_a_prompt(kind: Any, sbd: SBDModel) -> None:
         ([], "prompt must not be empty"),
         (None, "prompt must be a text, token ids or chat messages, not None"),
         (5, "prompt must be a text, token ids or chat messages, not 5"),
-        (["Tom"], "token ids of prompt must be a whole number, not 'Tom'"),
+        (["Tom"], "prompt must be one prompt, not a list of texts: generate_batch answers"),
         ([3, 1.5], "token ids of prompt must be a whole number, not 1.5"),
         ([3, 300_000], "token ids of the prompt must be between 0 and "),
         ([3, -1], "token ids of the prompt must be between 0 and "),

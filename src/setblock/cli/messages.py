@@ -126,9 +126,7 @@ def slow_steps_named() -> Iterator[None]:
 
 def silence_loggers() -> None:
     """Keep libraries' warnings, which a user can't fix, off the screen, before anything heavy is imported."""
-    # Transformers imports torchao where it is installed, which warns of GPU kernels that are missing, and of PyTorch's changes.
-    for name in ("huggingface_hub", "torchao", "torch.utils._pytree"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
 def silence_bars() -> None:

@@ -33,6 +33,8 @@ def settings_asked(
     Raises:
         ParameterError: a name is not known, or a value not valid.
     """
+    if base is not None and not isinstance(base, DecodingSettings):
+        raise ParameterError(f"settings must be DecodingSettings, not {base!r}")
     given = {name: value for name, value in asked.items() if value is not None}
     chosen, options = given.pop("sampler", None), dict(given.pop("sampler_options", {}))
     values = {name: given.pop(name) for name in offered if name in given}

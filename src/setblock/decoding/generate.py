@@ -1,11 +1,14 @@
 """Generate at three levels: steps (`open_batch`), a stream of text with its figures (`stream`), a string (`generate`)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from setblock import devices
+from setblock.decoding.asked import settings_asked
 from setblock.decoding.checks import BlockSizeNotTrained
 from setblock.decoding.events import PassEvent
 from setblock.decoding.generation import Generation
@@ -46,6 +49,9 @@ class StreamChunk:
     step: DecodingStep = field(repr=False)
     generation: Generation | None = None
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(kw_only=True)
 class OpenBatch(Rows):
@@ -60,6 +66,7 @@ class OpenBatch(Rows):
             passes += not any(span.is_prefill for span in spans)
             assert passes <= self._most_passes, "an answer does not end"
             yield self.step(self.runner, spans)
+        assert bool(self.state.finished.all()), "decoding stops before an answer ends"
 
     @property
     def _most_passes(self) -> int:
@@ -89,6 +96,7 @@ class OpenBatch(Rows):
             assert passes <= 1 + self._most_passes, "an answer does not end"  # one is fed before the end is known
             self.step(self.runner, ahead, is_ahead=True)
             spans, before = [span_of(row) for row in before.read()], self._where_rows_stand()
+        assert bool(self.state.finished.all()), "decoding stops before an answer ends"
 
     @torch.inference_mode()
     def _where_rows_stand(self) -> HostCopy:
@@ -131,19 +139,27 @@ def open_batch(
 
 
 def stream(
-    model: LanguageModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False
+    model: LanguageModel | str | Path,
+    prompt: Prompt,
+    *,
+    settings: DecodingSettings | None = None,
+    raw: bool = False,
+    **named: Any,
 ) -> Iterator[StreamChunk]:
     """Generate an answer, and yield a chunk after each forward pass.
 
     Args:
+        model: a model of `setblock.load`. A name, folder or hub id is loaded for this call only.
         prompt: a text or chat messages; see `encode_prompt`.
         settings: how to decode. The default is the model's calibrated setting, otherwise the defaults of `DecodingSettings`.
         raw: don't apply the chat template.
+        named: single settings, in place of those in `settings`, such as `max_new_tokens=50`. `sampler` may be a name, and its
+            parameters are settings, too, such as `gamma=0.1`.
 
     Raises:
         SetBlockError: the prompt or a setting is not valid for this model, or its logits are not numbers.
     """
-    batch = _one(model, prompt, settings or DecodingSettings(), raw=raw)
+    batch = _one(model, prompt, settings, raw=raw, named=named)
     for step in batch.steps():
         news = batch.news(step, batch.runner)
         text, event = batch.new_texts(news)[0], news[0].event
@@ -153,20 +169,26 @@ def stream(
 
 
 def generate(
-    model: LanguageModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False
+    model: LanguageModel | str | Path,
+    prompt: Prompt,
+    *,
+    settings: DecodingSettings | None = None,
+    raw: bool = False,
+    **named: Any,
 ) -> Generation:
     """Generate an answer. Arguments and errors are those of `stream`."""
-    batch = _one(model, prompt, settings or DecodingSettings(), raw=raw)
+    batch = _one(model, prompt, settings, raw=raw, named=named)
     batch.run()
     return _whole(batch.generation(0))
 
 
 def generate_batch(
-    model: LanguageModel,
+    model: LanguageModel | str | Path,
     prompts: Sequence[Prompt],
     *,
     settings: DecodingSettings | Sequence[DecodingSettings] | None = None,
     raw: bool = False,
+    **named: Any,
 ) -> list[Generation]:
     """Generate `n` answers to each prompt in one batch. Each answer is the same as if it were alone.
 
@@ -178,8 +200,11 @@ def generate_batch(
     Returns:
         The answers in the order of the prompts, `n` consecutive answers for each.
     """
+    if isinstance(prompts, str):
+        raise ParameterError("prompts must be a list of prompts, not a text: generate answers one prompt")
     if settings is None or isinstance(settings, DecodingSettings):
         settings = [settings or DecodingSettings()] * len(prompts)
+    settings, model = [settings_asked(named, base=each) for each in settings], loaded(model)
     rows = [
         (encode_prompt(model.tokenizer, prompt, raw=raw), each.of_sample(sample))
         for prompt, each in zip(prompts, settings, strict=True)
@@ -192,10 +217,26 @@ def generate_batch(
     return [batch.generation(row) for row in range(len(rows))]
 
 
-def _one(model: LanguageModel, prompt: Prompt, settings: DecodingSettings, *, raw: bool) -> OpenBatch:
-    if settings.n != 1:
-        raise ParameterError(f"n must be 1 for one answer, not {settings.n}: generate_batch gives several")
-    return open_batch(model, [encode_prompt(model.tokenizer, prompt, raw=raw)], [settings])
+def loaded(model: LanguageModel | str | Path) -> LanguageModel:
+    """Return a model, loaded if it is a name, a folder or a hub id."""
+    from setblock import load
+
+    return load(model) if isinstance(model, (str, Path)) else model
+
+
+def _one(
+    model: LanguageModel | str | Path,
+    prompt: Prompt,
+    settings: DecodingSettings | None,
+    *,
+    raw: bool,
+    named: Mapping[str, Any],
+) -> OpenBatch:
+    chosen = settings_asked(named, base=settings)
+    if chosen.n != 1:
+        raise ParameterError(f"n must be 1 for one answer, not {chosen.n}: generate_batch gives several")
+    model = loaded(model)
+    return open_batch(model, [encode_prompt(model.tokenizer, prompt, raw=raw)], [chosen])
 
 
 def _whole(generation: Generation) -> Generation:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from setblock.decoding.ranges import Range
 from setblock.decoding.setting import CALLERS, Caller, Setting, setting, table_of
-from setblock.errors import ParameterError
+from setblock.errors import ParameterError, did_you_mean
 
 if TYPE_CHECKING:
     from setblock.decoding.companion import CompanionMaker
@@ -214,6 +214,20 @@ class DecodingSettings:
         group="report",
         but_not=("server", "harness", "transformers", "vllm"),  # OpenAI's logprobs are the server's own
     )
+
+    def __new__(cls, *_: Any, **named: Any) -> "DecodingSettings":
+        """Refuse names that are no settings.
+
+        Raises:
+            ParameterError: there is one.
+        """
+        for name in named.keys() - SETTINGS.keys():
+            helps = REMOVED.get(name) or (
+                "parameters of a sampler, such as gamma, go to the sampler, or by name to generate; settings are "
+                + ", ".join(SETTINGS)
+            )
+            raise ParameterError(f"{name} is no setting{did_you_mean(name, SETTINGS)}: {helps}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, row in SETTINGS.items():

@@ -53,6 +53,8 @@ def encode_prompt(
     parts = _listed(prompt)
     if not parts:
         raise SetBlockError("prompt must not be empty")
+    if isinstance(parts[0], str):
+        raise SetBlockError("prompt must be one prompt, not a list of texts: generate_batch answers a list of prompts")
     if not isinstance(parts[0], Mapping):
         return [whole("token ids of prompt", each) for each in parts]
     messages = checked_messages(parts)

@@ -4,17 +4,19 @@ Knows the chunks of a stream. Knows nothing of pages or terminals.
 """
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
+from setblock.decoding.asked import settings_asked
 from setblock.decoding.calibrated import with_calibration
 from setblock.decoding.defaults import block_size_for
 from setblock.decoding.events import Reveal
-from setblock.decoding.generate import StreamChunk, stream
+from setblock.decoding.generate import StreamChunk, loaded, stream
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import Prompt, encode_prompt
-from setblock.model.sbd_model import SBDModel
+from setblock.model.protocol import LanguageModel
 
 Kind = Literal["prefill", "token", "block", "commit"]
 
@@ -90,9 +92,17 @@ class Trace:
         return asdict(self)
 
 
-def trace(model: SBDModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False) -> Trace:
+def trace(
+    model: LanguageModel | str | Path,
+    prompt: Prompt,
+    *,
+    settings: DecodingSettings | None = None,
+    raw: bool = False,
+    **named: Any,
+) -> Trace:
     """Answer a prompt and record each pass. Arguments and errors are those of `setblock.stream`."""
-    settings = with_calibration(model, settings)
+    model = loaded(model)
+    settings = with_calibration(model, settings_asked(named, base=settings))
     ends = {*model.end_of_text_ids, *settings.stop_token_ids}
     start = len(encode_prompt(model.tokenizer, prompt, raw=raw))
     tracer = _Tracer(model.tokenizer, prompt_length=start, ends=ends, settings=settings)
