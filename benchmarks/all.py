@@ -69,7 +69,7 @@ COMMANDS = tuple(
         (
             "side_by_side_extraction",
             "side_by_side",
-            f"--checkpoint,smollm2-records,--task,extraction,--problems,40,{REAL_MODEL}",
+            f"--checkpoint,smollm2-records,--task,tasks/extraction,--problems,40,{REAL_MODEL}",
             50,
         ),
         (

@@ -1,7 +1,7 @@
 """Make a draft model for assisted generation: a model's first layers, trained for minutes to predict the next token.
 
     python benchmarks/draft.py
-    python benchmarks/draft.py --model runs/smollm2-extraction-sbd --layers 6 --set data.source=extraction
+    python benchmarks/draft.py --model runs/smollm2-extraction-sbd --layers 6 --set data.source=tasks/extraction
 
 A fair draft is of the target's own family and knows its task. This one begins as the target's first layers, with its
 embeddings and tokenizer, and is trained by `benchmarks/draft.yaml` on the generator that the target was trained on. An

@@ -29,7 +29,7 @@ import setblock
 from measuring.contenders import Answer, Contender, ours
 from measuring.output import at_least_one, begin, finish, note, parser_of
 from measuring.timing import spread, timed
-from setblock.data.tasks import TASKS, task_named
+from setblock.data.tasks import task_named
 from setblock.decoding.settings import DecodingSettings
 from setblock.decoding.text import encode_prompt
 from setblock.evaluation.answers import prompts_of
@@ -45,7 +45,7 @@ PLAIN, NGRAM, DRAFT = "llama.cpp", "llama.cpp, n-gram", "llama.cpp, draft model"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write."""
     options = parse_options(arguments)
-    results = begin("local_models", options) | {"task": options.task, "types": {}}
+    results = begin("local_models", options) | {"task": task_named(options.task).name, "types": {}}
     if not is_installed():
         note(f"llama.cpp is not installed ({INSTALL}): nothing is measured")
         finish(results, options)
@@ -140,11 +140,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--model", help="folder or name of a checkpoint (the bundled model)")
     add("--types", default="q8_0,q4_0", help="types of weights, with commas between them (q8_0,q4_0)")
-    add(
-        "--task",
-        choices=list(TASKS),
-        help="whose test split is answered (extraction; word-problems for the bundled model)",
-    )
+    add("--task", help="whose test split is answered (tasks/extraction; word-problems for the bundled model)")
     add("--seed", type=int, default=0, help="other examples of it")
     add("--prompts", type=int, default=20)
     add("--tokens", type=int, default=200, help="the most of an answer")
@@ -158,7 +154,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     for each in options.types:
         if each not in get_args(WeightType):
             parser.error(f"--types must be of {', '.join(get_args(WeightType))}, not {each}")
-    options.task = options.task or ("extraction" if options.model else "word-problems")
+    options.task = options.task or ("tasks/extraction" if options.model else "word-problems")
     at_least_one(parser, options, "prompts", "tokens", "draft_tokens", "rounds")
     return options
 

@@ -5,10 +5,11 @@
     python benchmarks/structured.py --model runs/smollm2-extraction-sbd --weights bfloat16 --messages 20
 
 Answers without a schema are as long as those with one, to the token, if the model does not end them before. The grammar's own
-time is that in which it is asked or given anything. With `--messages` the prompts are those of the task `extraction`, each with
-a schema of the keys and types of its record, and whole records are judged.
+time is that in which it is asked or given anything. With `--messages` the prompts are of the task `tasks/extraction`, each
+with a schema of the keys and types of its record, and whole records are judged.
 """
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,8 +22,7 @@ from typing import Any
 import setblock
 from measuring.output import at_least_one, begin, finish, note, parser_of
 from setblock import DecodingSettings, generate
-from setblock.data.tasks import Verdict
-from setblock.data.tasks.extraction import TASKS, Extraction
+from setblock.data.tasks import Example, Verdict, task_named
 from setblock.model.sbd_model import SBDModel
 from setblock.structure import JsonSchema
 from setblock.structure.matcher import Matcher
@@ -61,6 +61,7 @@ SCHEMAS = {
         one_sentence_summary=_WORD,
     ),
 }
+TASK = "tasks/extraction"
 MOST = 220
 """Tokens of an answer, at most."""
 PROMPTS = (
@@ -76,11 +77,11 @@ class Case:
 
     prompt: str
     schema: dict[str, Any]
-    message: Extraction | None = None
+    message: Example | None = None
 
     def is_right(self, text: str) -> bool:
         """Return whether an answer is the message's record."""
-        judge = TASKS[0].judge
+        judge = task_named(TASK).judge
         assert self.message is not None
         assert judge is not None
         verdict = judge(self.message, text)
@@ -95,8 +96,8 @@ def made_up(schemas: dict[str, Any], rounds: int) -> list[Case]:
 
 def messages(count: int) -> list[Case]:
     """Return messages of the test split, with a schema of the keys and types of their records."""
-    found = islice(TASKS[0].examples("test"), count)
-    return [Case(each.question, schema_of(each.wanted), each) for each in found]
+    found = islice(task_named(TASK).examples("test"), count)
+    return [Case(each.question, schema_of(json.loads(str(each.answer))), each) for each in found]
 
 
 def schema_of(value: Any) -> dict[str, Any]:
@@ -115,9 +116,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", help="a checkpoint (the bundled model)")
     parser.add_argument("--weights", default="float32", help="(float32)")
     parser.add_argument("--rounds", type=int, default=3, help="prompts of each schema, at most 3 (3)")
-    parser.add_argument(
-        "--messages", type=int, help="of the task extraction, in the place of schemas that were made up"
-    )
+    parser.add_argument("--messages", type=int, help=f"of the task {TASK}, in the place of schemas that were made up")
     options = parser.parse_args(arguments)
     at_least_one(parser, options, "rounds")
     results = begin("structured", options) | {"model": options.model or "bundled"}

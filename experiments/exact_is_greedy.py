@@ -25,7 +25,7 @@ import torch
 from rich.progress import track
 
 import setblock
-from setblock.data.tasks import TASKS, Example, Task, task_named
+from setblock.data.tasks import Example, Task, task_named
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.generation import Generation
 from setblock.decoding.settings import DecodingSettings, Method
@@ -191,7 +191,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--model", default="smollm2", help="folder, hub id, short name or GGUF file (smollm2)")
-    add("--tasks", nargs="+", choices=list(TASKS), default=["humaneval", "instructions"])
+    add("--tasks", nargs="+", metavar="TASK", default=["humaneval", "instructions"])
     add("--limit", type=int, default=150, help="prompts of each task (150)")
     add("--batch-size", type=int, default=8)
     add("--max-new-tokens", type=int, default=128)

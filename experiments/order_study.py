@@ -1,6 +1,6 @@
 """Study whether a block may have gaps: the same messages by plain decoding and by many rules, all answers kept.
 
-    python experiments/order_study.py --model smollm2-records --task extraction --split validation --limit 300 \
+    python experiments/order_study.py --model smollm2-records --task tasks/extraction --split validation --limit 300 \
         --grid experiments/grids/order.yaml --out experiments/results/order_study.jsonl
     python experiments/order_study.py --out experiments/results/order_study.jsonl --report
 
@@ -25,7 +25,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from setblock.data.extraction.records import record_in
 from setblock.data.tasks import ChatExample, Verdict, task_named
 from setblock.decoding.generation import Generation
 from setblock.decoding.operating_point import NTP, OperatingPoint
@@ -192,11 +191,12 @@ FAULTS = (
 
 def faults_of(text: str, right: str) -> Iterator[str]:
     """Yield what is wrong with each field of an answer, compared with a right one."""
-    wanted, found = leaves_of(json.loads(right)), record_in(text)
-    if found is None:
+    wanted = leaves_of(json.loads(right))
+    try:
+        mine = leaves_of(json.loads(text))
+    except ValueError:
         yield "no JSON"
         return
-    mine = leaves_of(found)
     yield from ("another key" for path in wanted.keys() ^ mine.keys())
     yield from (
         fault_of(mine[path], wanted[path]) for path in wanted.keys() & mine.keys() if mine[path] != wanted[path]
@@ -246,7 +246,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--model", default="smollm2-records")
-    add("--task", default="extraction", help="with the score `fields`")
+    add("--task", default="tasks/extraction", help="with the score `fields`")
     add("--split", default="validation")
     add("--seed", type=int, default=0)
     add("--limit", type=int, default=300, help="messages")

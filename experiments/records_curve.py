@@ -1,6 +1,6 @@
 r"""Draw how passes saved and right fields grow with the messages that `smollm2-records` was trained on.
 
-    setblock evaluate --model RUN --task extraction --split validation --limit 20 --batch-size 20 --dtype bfloat16 \
+    setblock evaluate --model RUN --task tasks/extraction --split validation --limit 20 --batch-size 20 --dtype bfloat16 \
         --drafts fixed --json
     python experiments/records_curve.py
 

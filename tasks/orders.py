@@ -4,19 +4,19 @@
 
 A shop that fine-tunes a model knows how its mail is worded. So the wordings of training are also those of the test. Names of
 people and companies are of one split; numbers, dates, amounts and goods are drawn anew. Half of the messages are American and
-half are British. Knows which keys, wordings and places there are. Messages are written in `setblock.data.extraction`.
+half are British. Knows which keys, wordings and places there are. The package `extraction` in this folder writes messages.
 """
 
 import random
 from collections.abc import Iterator
 
-from setblock.data.extraction.asking import question, record_of
-from setblock.data.extraction.kinds import Kind, Wording, kinds
-from setblock.data.extraction.records import written
-from setblock.data.extraction.values import Values
-from setblock.data.extraction.writing import Writer
+from extraction import Extraction, judge_record
+from extraction.asking import question, record_of
+from extraction.kinds import Kind, Wording, kinds
+from extraction.records import written
+from extraction.values import Values
+from extraction.writing import Writer
 from setblock.data.splits import Split
-from setblock.data.tasks.extraction import Extraction, judge_record
 from setblock.data.tasks.task import Task
 
 KEYS = {

@@ -1,7 +1,7 @@
 """Draw the animated picture of the README: one answer by plain decoding and in blocks, next to each other.
 
     python docs/_site/blocks_picture.py "Write a Python class Stack with the methods push, pop, peek and is_empty."
-    python docs/_site/blocks_picture.py --model runs/mine --task extraction --example 3
+    python docs/_site/blocks_picture.py --model runs/mine --task tasks/extraction --example 3
 
 Both sides are a real trace. Each step of the animation is one forward pass, and a token appears in the step that revealed it.
 Tokens that a pass revealed together have one colour; a token that came alone is grey. The picture is one SVG file without a
@@ -20,7 +20,7 @@ from textwrap import fill
 
 import setblock
 from setblock.cli.comparison_view import token_texts
-from setblock.data.tasks import TASKS
+from setblock.data.tasks import task_named
 from setblock.decoding.calibrated import with_calibration
 from setblock.decoding.generation import Generation
 from setblock.evaluation.comparison import compare
@@ -149,14 +149,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompt", nargs="?")
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--task", choices=TASKS, help="answer an example of this task's test split instead of a prompt")
+    parser.add_argument("--task", help="answer an example of this task's test split instead of a prompt")
     parser.add_argument("--example", type=int, default=0, help="which example of the task, counted from 0")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, default=Path("docs/blocks.svg"))
     args = parser.parse_args()
     if (args.task is None) == (args.prompt is None):
         parser.error("give either a prompt or --task")
-    prompt = args.prompt or next(islice(TASKS[args.task].examples(), args.example, None)).question
+    prompt = args.prompt or next(islice(task_named(args.task).examples(), args.example, None)).question
     command = shlex.join(["python", "docs/_site/blocks_picture.py", *sys.argv[1:]])
     drawn = picture(setblock.load(args.model), prompt, max_new_tokens=args.max_new_tokens, command=command)
     args.out.write_text(drawn, encoding="utf-8")

@@ -59,7 +59,8 @@ def differences(recorded: Any, wanted: Any, key: str = "") -> Iterator[tuple[str
 
 
 def module_of(path: Path) -> ModuleType:
-    """Run a Python file, or a package's `__init__.py`, that a user names, and return its module.
+    """Run a Python file, or a package's `__init__.py`, that a user names, and return its module. It may import other
+    files of its folder; what is installed comes before them.
 
     Raises:
         ParameterError: there is no such file, or its code fails.
@@ -73,6 +74,8 @@ def module_of(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     sys.modules[name] = module = module_from_spec(spec)  # dataclasses look their module up there
+    if not is_package and str(path.resolve().parent) not in sys.path:
+        sys.path.append(str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -265,7 +265,7 @@ def test_a_reporter_that_is_not_installed(run, recipe, tmp_path, reporter):
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ("task=chess", "there is no task 'chess'; there are extraction, "),
+        ("task=chess", "there is no task 'chess'; there are humaneval, "),
         ("every=0", "evaluate_decoding.every: "),
         ("gammas=[-1]", "gamma must be"),
     ],

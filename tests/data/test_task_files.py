@@ -59,15 +59,38 @@ def test_two_files_of_one_name_are_two_modules(tmp_path: Path, doubles: Path) ->
     assert [len(list(task_named(str(path)).examples("test"))) for path in (doubles, other, doubles)] == [5, 2, 5]
 
 
-def test_several_tasks_need_a_name(doubles: Path) -> None:
+def test_a_file_imports_what_is_beside_it(doubles: Path) -> None:
+    """As a program does that Python runs, but an installed package is found first."""
+    doubles.with_name("beside_doubles.py").write_text("asks = 'two times a number'\n")
+    doubles.with_name("json.py").write_text("1 / 0\n")
+    doubles.write_text(
+        "from beside_doubles import asks\nimport json\n" + SOURCE.replace('"two times a number"', "asks")
+    )
+    assert task_named(str(doubles)).asks == "two times a number"
+
+
+def test_of_several_tasks_the_one_with_the_name_of_the_file_needs_none(doubles: Path, tmp_path: Path) -> None:
     doubles.write_text(SOURCE + 'TASKS = (*TASKS, Task("more", "the same", doubles, judge))\n')
-    with pytest.raises(
-        ParameterError, match=r"task must be .*doubles\.py:NAME, since the file has 2 tasks: doubles, more"
-    ):
-        task_named(str(doubles))
+    package = tmp_path / "more"
+    package.mkdir()
+    (package / "__init__.py").write_text(doubles.read_text())
+    assert task_named(str(doubles)).name == "doubles"
+    assert task_named(str(package)).name == "more"
     assert task_named(f"{doubles}:more").name == "more"
     with pytest.raises(ParameterError, match="there is no task 'mor'; near it: more"):
         task_named(f"{doubles}:mor")
+    other = doubles.rename(tmp_path / "sums.py")
+    with pytest.raises(ParameterError, match=r"task must be .*sums\.py:NAME, .* has 2 tasks: doubles, more"):
+        task_named(str(other))
+
+
+@pytest.mark.parametrize("name", ["extraction", "extraction-any-ask"])
+def test_a_task_that_left_the_package_says_where_it_is(name: str) -> None:
+    message = f"the task {name!r} is no longer in the package: take the folder tasks/extraction of its repository"
+    with pytest.raises(ParameterError, match=message):
+        task_named(name)
+    with pytest.raises(ParameterError, match=message):
+        records_of(SourceSection(source=name, documents=2))
 
 
 @pytest.mark.parametrize(

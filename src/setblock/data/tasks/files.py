@@ -27,8 +27,8 @@ def split_path(source: str) -> tuple[Path, str] | None:
 
 
 def task_of_file(path: Path, name: str) -> Task[Any]:
-    """Return the task of a name in the variable `TASKS` of a Python file, whose code is run; the only one where no name is
-    given.
+    """Return the task of a name in the variable `TASKS` of a Python file, whose code is run. Where no name is given: the
+    only one, or the one that is named like the file or the package.
 
     Raises:
         ParameterError: there is no such file, task or variable, several tasks and no name, or the code fails.
@@ -36,6 +36,8 @@ def task_of_file(path: Path, name: str) -> Task[Any]:
     tasks = _tasks(path.resolve())
     if not name and len(tasks) == 1:
         return next(iter(tasks.values()))
+    if not name and (own := path.resolve().parent.name if path.name == "__init__.py" else path.stem) in tasks:
+        return tasks[own]
     if not name:
         known = ", ".join(sorted(tasks))
         raise ParameterError(f"task must be {path}:NAME, since the file has {len(tasks)} tasks: {known}")

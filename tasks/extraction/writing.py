@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from setblock.data.extraction.kinds import Field, Kind, Wording
-from setblock.data.extraction.style import WORDS, Style
-from setblock.data.extraction.values import Value, Values, slug
+from .kinds import Field, Kind, Wording
+from .style import WORDS, Style
+from .values import Value, Values, slug
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _FLAG = re.compile(r"\{(\w+)\?((?:[^{}:]|\{\w+\})*):((?:[^{}:]|\{\w+\})*)\}")

@@ -6,7 +6,7 @@ Knows the file's form. Knows nothing of values, nor of who draws among the forms
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -43,9 +43,7 @@ class Locale:
 @cache
 def locales() -> dict[str, Locale]:
     """Return all locales, by Faker's names."""
-    content: dict[str, Any] = yaml.safe_load(
-        files("setblock.data.extraction").joinpath("locales.yaml").read_text(encoding="utf-8")
-    )
+    content: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("locales.yaml").read_text(encoding="utf-8"))
     return {name: _locale(values, content["forms"]) for name, values in content["locales"].items()}
 
 

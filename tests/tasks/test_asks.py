@@ -7,14 +7,14 @@ import re
 
 import pytest
 
-from setblock.data.extraction.asking import asked_fields, record_of
-from setblock.data.extraction.asks import _asks, _names, asked_in_any_way
-from setblock.data.extraction.kinds import kinds, other_kinds
-from setblock.data.extraction.values import Values
-from setblock.data.extraction.writing import Writer
-from setblock.data.tasks import TASKS
-from setblock.data.tasks.extraction import extractions
+from extraction import TASKS, extractions
+from extraction.asking import asked_fields, record_of
+from extraction.asks import _asks, _names, asked_in_any_way
+from extraction.kinds import kinds, other_kinds
+from extraction.values import Values
+from extraction.writing import Writer
 
+BY_NAME = {task.name: task for task in TASKS}
 TRAIN, TEST = (list(itertools.islice(extractions(split, any_ask=True), 400)) for split in ("train", "test"))
 
 
@@ -79,6 +79,6 @@ def test_orders_and_ways_to_write_keys_differ():
 
 
 def test_answers_are_judged_by_their_own_keys():
-    task = TASKS["extraction-any-ask"]
+    task = BY_NAME["extraction-any-ask"]
     for example in itertools.islice(task.examples("test"), 20):
         assert task.judge(example, example.answer).right

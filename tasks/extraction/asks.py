@@ -7,15 +7,16 @@ import json
 import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 
 import yaml
 
-from setblock.data.extraction.asking import record_of
-from setblock.data.extraction.kinds import Field
-from setblock.data.extraction.records import Record
-from setblock.data.extraction.writing import AMOUNTS, WrittenMessage
 from setblock.data.splits import Split
+
+from .asking import record_of
+from .kinds import Field
+from .records import Record
+from .writing import AMOUNTS, WrittenMessage
 
 _ALL_FIELDS, _OWN_ORDER, _OWN_KEYS, _OTHER_KEY = 0.5, 0.4, 0.35, 0.6  # shares of requests; the last, of keys
 _NUMBERS = (*AMOUNTS, "number", "quantity", "decimal", "between_dates")
@@ -124,4 +125,4 @@ def _names() -> dict[str, tuple[list[str], list[str]]]:
 
 
 def _text(name: str) -> str:
-    return files("setblock.data.extraction").joinpath(name).read_text(encoding="utf-8")
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")

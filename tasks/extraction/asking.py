@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable
 from datetime import date, time
 
-from setblock.data.extraction.kinds import Field, Kind, Wording
-from setblock.data.extraction.records import Record, written
-from setblock.data.extraction.values import Value
-from setblock.data.extraction.writing import WrittenMessage
+from .kinds import Field, Kind, Wording
+from .records import Record, written
+from .values import Value
+from .writing import WrittenMessage
 
 FEWEST_TOKENS, MOST_TOKENS = 50, 185  # of an answer, as `tokens_about` counts them
 _FORMS = {"date": "Dates: YYYY-MM-DD.", "time": "Times: HH:MM.", "goods": "Goods: name, quantity, unit_price."}

@@ -1,26 +1,30 @@
-"""Ask for records: a message and a schema in, one JSON object out, asked as a chat.
+"""Ask for records: a message and the keys of a record in, one JSON object out, asked as a chat.
 
-Knows which wordings and places a split may have, and how an answer is judge_record. Messages are written in
-`setblock.data.extraction`.
+    setblock evaluate --model smollm2-records --task tasks/extraction
+
+A task of this repository and not of the package, loaded by its path as any user's. Knows which wordings and places a split may
+have, and how an answer is judged. The other files write messages with their records; a kind of message is a file of `kinds/`
+or `other_kinds/`.
 """
 
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.resources import files
+from pathlib import Path
 
 import yaml
 
-from setblock.data.extraction.asking import asked_fields, question, record_of
-from setblock.data.extraction.asks import asked_in_any_way
-from setblock.data.extraction.kinds import Kind, Wording, kinds, other_kinds
-from setblock.data.extraction.locales import TEST_LOCALE, locales
-from setblock.data.extraction.records import Record, is_right, record_in, right_fields, written
-from setblock.data.extraction.values import Values
-from setblock.data.extraction.writing import Writer
 from setblock.data.splits import Split
 from setblock.data.tasks.task import ChatExample, Task, Verdict
+
+from .asking import asked_fields, question, record_of
+from .asks import asked_in_any_way
+from .kinds import Kind, Wording, kinds, other_kinds
+from .locales import TEST_LOCALE, locales
+from .records import Record, is_right, record_in, right_fields, written
+from .values import Values
+from .writing import Writer
 
 _OWN_SHARE = 0.5  # of held-out splits, messages whose wording is in no other split
 
@@ -91,7 +95,7 @@ def _write(
 
 def handwritten(split: Split, seed: int = 0) -> Iterator[Extraction]:
     """Yield the messages that no generator wrote, in an order that the seed draws; the seed 0 keeps that of the file."""
-    text = files("setblock.data.extraction").joinpath("handwritten.yaml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("handwritten.yaml").read_text(encoding="utf-8")
     written_by_hand = yaml.safe_load(text)
     if seed:
         random.Random(seed).shuffle(written_by_hand)

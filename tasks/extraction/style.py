@@ -7,7 +7,7 @@ import datetime
 import random
 from dataclasses import dataclass, field
 
-from setblock.data.extraction.locales import Locale
+from .locales import Locale
 
 MONTHS = "January February March April May June July August September October November December".split()
 WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()

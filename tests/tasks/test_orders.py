@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from setblock.data.extraction.kinds import kinds
+from extraction.kinds import kinds
 from setblock.data.splits import SPLITS, split_of
 from setblock.data.tasks import task_named
 

@@ -9,12 +9,13 @@ import unicodedata
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from setblock.data.extraction.locales import locales
 from setblock.data.splits import Split, split_of
 from setblock.errors import SetBlockError
+
+from .locales import locales
 
 if TYPE_CHECKING:
     from faker import Faker
@@ -32,7 +33,7 @@ def _faker(locale: str) -> "Faker":
         from faker import Faker
     except ImportError as error:
         raise SetBlockError(
-            "the task extraction draws its names from Faker, which is missing: pip install 'setblock[tasks]'"
+            "the task extraction draws its names from Faker, which is missing: pip install 'faker>=40'"
         ) from error
     faker = Faker(locale)
     if locale == "it_IT":  # Faker reads these cities from a set, whose order is another one in each process
@@ -43,7 +44,7 @@ def _faker(locale: str) -> "Faker":
 
 @lru_cache
 def _goods() -> tuple[str, ...]:
-    return tuple(files("setblock.data.extraction").joinpath("goods.txt").read_text(encoding="utf-8").splitlines())
+    return tuple(Path(__file__).with_name("goods.txt").read_text(encoding="utf-8").splitlines())
 
 
 class Values:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 
 from setblock.data.splits import SPLITS, Split
 
@@ -36,7 +36,7 @@ class Field:
 
     Attributes:
         name: in wordings.
-        type: a type of `setblock.data.extraction.values`.
+        type: a type of `values.py`.
         told: what its type needs to know.
         key: its name in a record; empty where it is never asked for.
         other_keys: what else a person could ask for it by.
@@ -58,7 +58,7 @@ class Wording:
         split: the split whose own it is.
         flags: `typos`, `lower`.
         unclear: fields not to ask for.
-        text: as `setblock.data.extraction.writing` reads it.
+        text: as `writing.py` reads it.
     """
 
     name: str
@@ -90,7 +90,7 @@ def other_kinds() -> tuple[Kind, ...]:
 
 
 def _kinds_in(name: str) -> tuple[Kind, ...]:
-    folder = files("setblock.data.extraction").joinpath(name)
+    folder = Path(__file__).with_name(name)
     paths = sorted(folder.iterdir(), key=lambda path: path.name)
     return tuple(_kind(path.name.removesuffix(".txt"), path.read_text(encoding="utf-8")) for path in paths)
 
