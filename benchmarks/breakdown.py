@@ -28,14 +28,15 @@ from measuring.subjects import SIZES, random_model, random_prompt
 from measuring.synchronisations import Synchronisations, as_on_an_accelerator
 from measuring.tables import markdown
 from measuring.timing import synchronise
-from setblock.decoding import loop, rows, samplers
+from setblock.decoding import rows, samplers
+from setblock.decoding.answer.record import Record
 from setblock.decoding.generate import open_batch
-from setblock.decoding.record import Record
 from setblock.decoding.rows import Rows
-from setblock.decoding.selection import RowSamplers
-from setblock.decoding.settings import DecodingSettings, Method
-from setblock.decoding.state import BatchState
-from setblock.model import padded_runner
+from setblock.decoding.settings.table import DecodingSettings, Method
+from setblock.decoding.state.state import BatchState
+from setblock.decoding.step import absorb as loop
+from setblock.decoding.step.selection import RowSamplers
+from setblock.model.runners import padded_runner
 from setblock.model.sbd_model import SBDModel
 
 # What is timed: a name in the table -> where the loop finds it. A part's time is without that of parts inside it.

@@ -24,11 +24,11 @@ import setblock
 from measuring.output import begin, finish, parser_of
 from measuring.timing import spread, timed
 from setblock.data.tasks.word_problems import word_problems
-from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.text import encode_prompt
+from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
-from setblock.engine.offline import answered
+from setblock.engine.offline.offline import answered
 from setblock.engine.request import Request
 from setblock.model.sbd_model import SBDModel
 

@@ -27,7 +27,7 @@ from measuring.hardware import prediction_of, roofline_hardware
 from measuring.output import at_least_one, begin, finish, note, parser_of, resumed, write
 from measuring.subjects import SIZES, dynamic_cache, opened, random_model, random_prompt
 from measuring.timing import seconds, spread
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
 from setblock.roofline.hardware import Hardware
 

@@ -30,8 +30,8 @@ from measuring.contenders import Answer, Contender, ours
 from measuring.output import at_least_one, begin, finish, note, parser_of
 from measuring.timing import spread, timed
 from setblock.data.tasks import task_named
-from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.text import encode_prompt
+from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.answers import prompts_of
 from setblock.export.gguf_file import WeightType, write_gguf
 from setblock.integrations.llama_cpp import LlamaModel

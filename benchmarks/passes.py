@@ -30,9 +30,9 @@ from measuring.hardware import roofline_hardware
 from measuring.output import at_least_one, begin, finish, note, parser_of
 from measuring.subjects import SIZES, PassKind, compiled, passes, random_model
 from measuring.timing import Spread, interleaved, seconds
-from setblock.model.bundled import BUNDLED_MODEL
-from setblock.model.quantization import quantize
+from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
+from setblock.model.weights.quantization import quantize
 from setblock.roofline.precision import Precision
 from setblock.roofline.prediction import Prediction
 from setblock.roofline.shape import shape_of

@@ -18,7 +18,7 @@ from measuring.output import at_least_one, begin, finish, note, parser_of, resum
 from measuring.subjects import SIZES, random_model, random_prompt
 from measuring.timing import interleaved
 from setblock.decoding.generate import open_batch
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.naive import transformers_answer
 from setblock.model.sbd_model import SBDModel
 

@@ -37,13 +37,13 @@ from measuring.output import SAME_MACHINE, at_least_one, begin, finish, note, pa
 from measuring.samples import Samples
 from measuring.subjects import DRAFTS, SIZES, compiled, prepacked, random_model, random_prompt
 from setblock.data.tasks import task_named
-from setblock.decoding.asked import settings_asked
-from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.text import encode_prompt
+from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.settings.asked import settings_asked
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.answers import prompts_of
 from setblock.evaluation.judging import verdicts_on
 from setblock.export.gguf_file import WeightType
-from setblock.model.bundled import BUNDLED_MODEL
+from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
 
 DTYPES = ("float32", "bfloat16")

@@ -31,8 +31,8 @@ from measuring.subjects import SIZES, random_model
 from measuring.timing import seconds, spread
 from setblock.data.documents import Document
 from setblock.data.packing import RowCollator, RowDataset, pack
-from setblock.model.document_attention import attends_runs, document_attention
-from setblock.model.gate import gate_of
+from setblock.model.adapter.gate import gate_of
+from setblock.model.attention.document_attention import attends_runs, document_attention
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapters import AdapterSection, add_adapter
 from setblock.training.cross_entropy import LOGITS_AT_ONCE

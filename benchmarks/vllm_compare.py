@@ -37,7 +37,7 @@ from setblock.data.tasks.word_problems import word_problems
 from setblock.errors import SetBlockError
 from setblock.integrations.vllm.command import NGRAM, overrides_for
 from setblock.integrations.vllm.vllm_api import check_version, installed_version
-from setblock.model.bundled import BUNDLED_MODEL
+from setblock.model.loading.bundled import BUNDLED_MODEL
 
 NAME = "model"
 GREEDY = {"temperature": 0}

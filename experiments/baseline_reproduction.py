@@ -27,13 +27,13 @@ import setblock
 from setblock.data.documents import Document, encode_pairs
 from setblock.data.splits import SPLITS
 from setblock.data.tasks import TASKS
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.evaluation.answers import answers_to, prompts_of
 from setblock.evaluation.fingerprint import model_fingerprint, provenance
 from setblock.evaluation.judging import verdicts_on
 from setblock.evaluation.result import wilson_interval
-from setblock.model.bundled import BUNDLED_MODEL
+from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
 
 

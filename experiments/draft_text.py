@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from setblock.decoding.lookup import copied
-from setblock.model.bundled import ASSETS
-from setblock.model.draft_text import DRAFT_TEXT_FILE, DraftText, indexed, read_texts
-from setblock.model.loading import load_tokenizer
+from setblock.decoding.drafts.lookup import copied
+from setblock.model.loading.bundled import ASSETS
+from setblock.model.loading.loading import load_tokenizer
+from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, DraftText, indexed, read_texts
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 1.0)
 MATCHES, LENGTHS = (1, 2, 3, 4), (2, 4, 8, 16, 32)

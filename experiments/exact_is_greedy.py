@@ -26,16 +26,16 @@ from rich.progress import track
 
 import setblock
 from setblock.data.tasks import Example, Task, task_named
+from setblock.decoding.answer.generation import Generation
+from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.generate import generate_batch
-from setblock.decoding.generation import Generation
-from setblock.decoding.settings import DecodingSettings, Method
-from setblock.decoding.text import encode_prompt
+from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.evaluation.answers import prompts_of
 from setblock.integrations.llama_cpp import LlamaModel, LlamaOptions
 from setblock.integrations.llama_cpp import load as load_gguf
 from setblock.integrations.llama_cpp.naive import stock_answer, stock_llama
 from setblock.model.naive import transformers_answer
-from setblock.model.protocol import LanguageModel
+from setblock.model.protocol.language_model import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
 PAIRS = {

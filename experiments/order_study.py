@@ -26,15 +26,15 @@ from typing import Any, ClassVar
 import torch
 
 from setblock.data.tasks import ChatExample, Verdict, task_named
-from setblock.decoding.generation import Generation
-from setblock.decoding.operating_point import NTP, OperatingPoint
+from setblock.decoding.answer.generation import Generation
+from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.samplers import SAMPLERS, BlockView, Selection, at_least_one
-from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.text import encode_prompt
+from setblock.decoding.settings.operating_point import NTP, OperatingPoint
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, Request
-from setblock.engine.offline import answered, limits_for
+from setblock.engine.offline.offline import answered, limits_for
 from setblock.evaluation.grid import points_of, read_grids
-from setblock.model.loading import load
+from setblock.model.loading.loading import load
 
 TOGETHER, CONCURRENCY = 4, 48
 RESAMPLES = 2_000
@@ -48,7 +48,7 @@ class LeadingBound:
     gamma: float = 0.1
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.sampler.Sampler`."""
+        """See `setblock.decoding.samplers.base.Sampler`."""
         entropy = block.entropy.where(block.candidates, 0)
         bound = entropy.cumsum(dim=-1) - entropy.cummax(dim=-1).values
         within = (bound <= self.gamma).cumprod(dim=-1).bool()
@@ -63,7 +63,7 @@ class WholeBound:
     gamma: float = 0.1
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.sampler.Sampler`."""
+        """See `setblock.decoding.samplers.base.Sampler`."""
         ordered, order = block.entropy.where(block.candidates, math.inf).sort(dim=-1, stable=True)
         within = ordered.cumsum(dim=-1) <= self.gamma
         chosen = torch.empty_like(within).scatter_(-1, order, within)

@@ -24,10 +24,10 @@ from torch import Tensor
 import setblock
 from setblock.data.splits import SPLITS
 from setblock.data.tasks.word_problems import word_problems
+from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.naive import naive_exact
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.text import encode_prompt
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
 

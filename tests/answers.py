@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from families import tiny_sbd
 from setblock.decoding.generate import Generation, OpenBatch, open_batch
 from setblock.decoding.samplers import SAMPLERS, BlockView, EntropyBounded, Sampler, Selection
-from setblock.decoding.settings import DecodingSettings
-from setblock.model.protocol import LanguageModel
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.model.protocol.language_model import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
 

@@ -12,7 +12,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from setblock.model.facts import SBDFacts
+from setblock.model.protocol.facts import SBDFacts
 from setblock.model.sbd_model import SBDModel
 
 CONTEXT = 128

@@ -25,7 +25,7 @@ from measuring.samples import Sample, Samples, ratio_interval
 from measuring.subjects import DRAFTS, SIZES, opened, random_model, random_prompt
 from measuring.subjects import passes as passes_of
 from measuring.synchronisations import Synchronisations
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
 from setblock.roofline.shape import shape_of
 from setblock.training.recipe import load_recipe, parse_override

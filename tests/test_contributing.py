@@ -2,7 +2,7 @@
 
 A sampler, a task, a setting and a noising trick are each added in a copy of the package, in the files of the page alone, and
 work wherever they should. Runtimes and companions are added without any file: `decoding/test_runtimes.py` and
-`decoding/test_companions.py` do it.
+`decoding/companions/test_companions.py` do it.
 """
 
 import os
@@ -76,7 +76,7 @@ SAMPLER = '''"""Every second candidate, the first one included."""
 from dataclasses import dataclass
 from typing import ClassVar
 
-from setblock.decoding.sampler import BlockView, Selection
+from setblock.decoding.samplers.base import BlockView, Selection
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ class EveryOther:
 TASK = (ROOT / "docs" / "tasks.md").read_text().split("```python\n")[1].split("```")[0]
 NEW = {"decoding/samplers/every_other.py": SAMPLER, "data/tasks/doubles.py": TASK}
 CHANGED = {
-    "decoding/settings.py": {
+    "decoding/settings/table.py": {
         "    seed: int = setting(\n": """    without_token: int | None = setting(
         None, "A token id that is never written.", Range(0), group="sampling", metavar="ID"
     )
     seed: int = setting(
 """
     },
-    "decoding/logits.py": {
+    "decoding/step/logits.py": {
         "each.logit_bias or each.banned_tokens for": (
             "each.logit_bias or each.banned_tokens or each.without_token is not None for"
         ),
@@ -133,8 +133,8 @@ from typer.testing import CliRunner
 
 import setblock
 from setblock.cli.app import app
-from setblock.decoding.setting import CALLERS
-from setblock.decoding.settings import DecodingSettings, offered_by
+from setblock.decoding.settings.setting import CALLERS
+from setblock.decoding.settings.table import DecodingSettings, offered_by
 from setblock.evaluation.grid import grids_of
 from setblock.integrations.lm_eval.arguments import settings_from
 from setblock.integrations.vllm.parameters import settings_of as of_vllm

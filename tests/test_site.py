@@ -14,7 +14,7 @@ import yaml
 from transformers import TrainingArguments
 
 from setblock.data.section import DataSection
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.training.adapters import AdapterSection
 from setblock.training.config import SBDConfig
 from setblock.training.recipe import ModelSection, Recipe

@@ -18,10 +18,10 @@ from measuring.contenders import Contender, ours, ours_scripted, transformers
 from measuring.forced import Script
 from measuring.subjects import SIZES, PassKind, compiled, passes, random_model, random_prompt
 from setblock.decoding.generate import open_batch
-from setblock.decoding.settings import METHODS, DecodingSettings
+from setblock.decoding.settings.table import METHODS, DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.model.quantization import quantize
 from setblock.model.sbd_model import SBDModel
+from setblock.model.weights.quantization import quantize
 from setblock.training.forward import training_loss
 
 # Weights that are neither tied nor small: a random model whose outputs are all but certain would pass anything.

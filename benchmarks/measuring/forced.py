@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from setblock.decoding.samplers import BlockView, EntropyBounded, Selection
-from setblock.decoding.state import BatchState
+from setblock.decoding.state.state import BatchState
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,17 @@ from transformers.cache_utils import DynamicCache
 
 from measuring.hardware import DEVICE
 from setblock.data.tokenizer import train_tokenizer
-from setblock.decoding.feed import next_feed
 from setblock.decoding.generate import OpenBatch, open_batch
-from setblock.decoding.plan import next_spans, plan_pass
-from setblock.decoding.predictions import read_logits
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.step.feed import next_feed
+from setblock.decoding.step.plan import next_spans, plan_pass
+from setblock.decoding.step.predictions import read_logits
 from setblock.masks import decode_mask
-from setblock.model.attention import attention_mask
-from setblock.model.cache import SlotCache
-from setblock.model.facts import SBDFacts
-from setblock.model.forward import logits_at
-from setblock.model.padded_runner import PaddedRunner
+from setblock.model.attention.attention import attention_mask
+from setblock.model.protocol.facts import SBDFacts
+from setblock.model.runners.cache import SlotCache
+from setblock.model.runners.forward import logits_at
+from setblock.model.runners.padded_runner import PaddedRunner
 from setblock.model.sbd_model import SBDModel
 from setblock.roofline.presets import CONFIGS
 from setblock.roofline.shape import shape_of

@@ -13,7 +13,7 @@ from measuring.hardware import DEVICE
 from measuring.subjects import SIZES, random_model, random_prompt
 from setblock.decoding.generate import open_batch
 from setblock.decoding.samplers import FixedCount
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
 from stages.piece import Pieces, once
 

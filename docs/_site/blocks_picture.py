@@ -21,8 +21,8 @@ from textwrap import fill
 import setblock
 from setblock.cli.comparison_view import token_texts
 from setblock.data.tasks import task_named
-from setblock.decoding.calibrated import with_calibration
-from setblock.decoding.generation import Generation
+from setblock.decoding.answer.generation import Generation
+from setblock.decoding.settings.calibrated import with_calibration
 from setblock.evaluation.comparison import compare
 
 COLUMNS, CHARACTER, LINE = 58, 6.8, 17  # a side's characters, the width of one and the height of a line in pixels

@@ -12,8 +12,8 @@ GROUPS = {
 
 def page() -> str:
     """Return the page of all settings, a table for each group."""
-    from setblock.decoding.setting import CALLERS, table_of
-    from setblock.decoding.settings import DecodingSettings
+    from setblock.decoding.settings.setting import CALLERS, table_of
+    from setblock.decoding.settings.table import DecodingSettings
 
     parts = [
         "# Decoding settings",

@@ -21,10 +21,10 @@ from setblock.lazy import lazily
 if TYPE_CHECKING:
     from setblock.decoding.generate import Generation, StreamChunk, generate, generate_batch, stream
     from setblock.decoding.samplers import EntropyBounded
-    from setblock.decoding.settings import DecodingSettings
+    from setblock.decoding.settings.table import DecodingSettings
     from setblock.errors import SetBlockError
     from setblock.evaluation.tracing import trace
-    from setblock.model.loading import load
+    from setblock.model.loading.loading import load
     from setblock.model.sbd_model import SBDModel
 
 __all__ = [
@@ -46,10 +46,10 @@ __getattr__, __dir__ = lazily(
     {
         "decoding.generate": "Generation StreamChunk generate generate_batch stream",
         "decoding.samplers": "EntropyBounded",
-        "decoding.settings": "DecodingSettings",
+        "decoding.settings.table": "DecodingSettings",
         "errors": "SetBlockError",
         "evaluation.tracing": "trace",
-        "model.loading": "load",
+        "model.loading.loading": "load",
         "model.sbd_model": "SBDModel",
     },
 )

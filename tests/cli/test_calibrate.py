@@ -7,15 +7,15 @@ import pytest
 
 from evaluation.sweeps import point, row, sweep_of
 from setblock import load
-from setblock.decoding.calibrated import calibration_for, with_calibration
 from setblock.decoding.generate import generate
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.calibrated import calibration_for, with_calibration
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
 from setblock.evaluation.fingerprint import model_fingerprint
 from setblock.evaluation.tracing import trace
-from setblock.model.bundled import BUNDLED_MODEL
-from setblock.model.facts import CONFIG_KEY
+from setblock.model.loading.bundled import BUNDLED_MODEL
+from setblock.model.protocol.facts import CONFIG_KEY
 
 N = 400
 TOLERANCE = ("--tolerance", "accuracy=5")

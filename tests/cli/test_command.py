@@ -14,8 +14,8 @@ from setblock.cli import decoding_options
 from setblock.cli import evaluate as evaluate_command
 from setblock.cli.app import app
 from setblock.cli.tasks import ExamplesOptions
-from setblock.decoding.defaults import DRAFT_GAMMA
 from setblock.decoding.samplers import EntropyPrefix
+from setblock.decoding.settings.defaults import DRAFT_GAMMA
 from setblock.evaluation import run as evaluation
 
 

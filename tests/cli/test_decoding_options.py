@@ -8,9 +8,9 @@ import pytest
 from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.generate import GenerateOptions
 from setblock.cli.sampler import sampler_json, sampler_text
-from setblock.decoding.defaults import DRAFT_GAMMA
 from setblock.decoding.samplers import SAMPLERS, EntropyBounded, EntropyPrefix
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.defaults import DRAFT_GAMMA
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
 
 

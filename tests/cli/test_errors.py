@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import MambaConfig, MambaForCausalLM, T5Config
 
+from setblock.decoding.answer.generation import Failure
 from setblock.decoding.generate import generate_batch
-from setblock.decoding.generation import Failure
 
 
 def _refused(outcome, *parts, code=1):

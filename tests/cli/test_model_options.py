@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import setblock.cli.runtime
-from setblock.model.prepacked import is_supported
 from setblock.model.sbd_model import SBDModel
+from setblock.model.weights.prepacked import is_supported
 
 COMMAND = ("generate", "Tom has 5 pens.", "--method", "exact", "--max-new-tokens", 20, "--json")
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from setblock.decoding.named_samplers import SAMPLERS
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.samplers.named import SAMPLERS
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.server.protocol import ChatBody
 from setblock.server.settings import settings_of
 

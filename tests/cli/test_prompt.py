@@ -9,8 +9,8 @@ import pytest
 
 from setblock.cli import messages as messages_module
 from setblock.decoding.generate import generate
-from setblock.decoding.settings import DecodingSettings
-from setblock.model.loading import load
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.model.loading.loading import load
 
 CHAT = [
     {"role": "system", "content": "Count."},
@@ -108,7 +108,7 @@ def test_a_file_of_prompts_has_its_own_messages(run, tmp_path):
 
 @pytest.mark.parametrize("fetched", [True, False])
 def test_the_included_model_warns_of_what_it_is(run, monkeypatch, tmp_path, fetched):
-    monkeypatch.setattr("setblock.model.named.is_fetched", lambda name: fetched)
+    monkeypatch.setattr("setblock.model.loading.named.is_fetched", lambda name: fetched)
     said = "setblock: warning: the included model knows word problems only. For a chat model, give --model smollm2: "
     said += "this machine has one" if fetched else "`setblock fetch smollm2` downloads one (93 MB)"
     for command in ("generate", "compare", "trace"):

@@ -7,7 +7,7 @@ import pytest
 
 import setblock.integrations.llama_cpp.library as library
 from setblock.export.gguf_file import write_gguf
-from setblock.model.loading import load
+from setblock.model.loading.loading import load
 
 QUESTION = "Tom has 5 pens."
 LENGTH = ("--max-new-tokens", 20)

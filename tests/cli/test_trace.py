@@ -6,9 +6,9 @@ import re
 import pytest
 
 from setblock.decoding.generate import generate
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.tracing import trace
-from setblock.model.loading import load
+from setblock.model.loading.loading import load
 
 SHORT = ("--max-new-tokens", 20)
 

@@ -13,7 +13,7 @@ from setblock.data.encoding import EncodedDocument, Encoder, tokenizer_fingerpri
 from setblock.data.records import SourceRecord
 from setblock.data.section import SourceSection
 from setblock.data.tokenizer import train_tokenizer
-from setblock.decoding.text import encode_prompt
+from setblock.decoding.answer.text import encode_prompt
 from setblock.errors import SetBlockError
 
 END = 0

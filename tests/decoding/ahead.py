@@ -7,8 +7,8 @@ import pytest
 from answers import assert_same
 from measuring.synchronisations import as_on_an_accelerator
 from setblock.decoding.generate import OpenBatch, open_batch
-from setblock.decoding.settings import DecodingSettings
-from setblock.model.protocol import LanguageModel
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.model.protocol.language_model import LanguageModel
 
 
 def assert_ahead_is_the_same(

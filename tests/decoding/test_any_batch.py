@@ -21,7 +21,7 @@ from decoding.samplers.cases import samplers
 from families import MODES, tiny_sbd
 from setblock.decoding.naive import naive_decode, naive_exact
 from setblock.decoding.samplers import SAMPLERS, EntropyBounded
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
 

@@ -13,11 +13,11 @@ from answers import Remembering, answers
 from families import MODES, tiny_sbd
 from setblock.decoding.generate import generate, generate_batch, stream
 from setblock.decoding.samplers import EntropyBounded, Sampler
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.model.draft_text import indexed
-from setblock.model.feed import Feed
-from setblock.model.padded_runner import PaddedRunner
+from setblock.model.protocol.draft_text import indexed
+from setblock.model.protocol.feed import Feed
+from setblock.model.runners.padded_runner import PaddedRunner
 from setblock.model.sbd_model import SBDModel
 
 SOME: Sampler = EntropyBounded(4.0)

@@ -16,13 +16,13 @@ from families import MODES, tiny_sbd
 from measuring.operations import Operations
 from measuring.synchronisations import as_on_an_accelerator
 from setblock.decoding.generate import generate_batch, open_batch
-from setblock.decoding.opening import open_state
-from setblock.decoding.plan import Span, fixed_sizes, plan_pass
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings import DecodingSettings, Method
-from setblock.decoding.terms import RowTerms
-from setblock.model.draft_text import indexed
-from setblock.model.feed import fixed_capacity
+from setblock.decoding.settings.table import DecodingSettings, Method
+from setblock.decoding.settings.terms import RowTerms
+from setblock.decoding.state.opening import open_state
+from setblock.decoding.step.plan import Span, fixed_sizes, plan_pass
+from setblock.model.protocol.draft_text import indexed
+from setblock.model.protocol.feed import fixed_capacity
 from setblock.model.sbd_model import SBDModel
 
 PROMPTS = [text[:length] for text, length in zip(TEXTS, (12, 50, 3, 30, 20, 9), strict=False)]

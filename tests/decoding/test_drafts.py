@@ -15,9 +15,9 @@ from setblock.decoding.drafts.allocation import Share
 from setblock.decoding.drafts.control import DraftControl, PassKind, Standing
 from setblock.decoding.generate import generate_batch, stream
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, EngineLimits, Request
-from setblock.engine.offline import answered
+from setblock.engine.offline.offline import answered
 from setblock.model.sbd_model import SBDModel
 
 

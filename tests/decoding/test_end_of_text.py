@@ -16,7 +16,7 @@ from families import MODES, tiny_sbd
 from setblock.decoding.generate import OpenBatch, open_batch, stream
 from setblock.decoding.naive import naive_decode
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
 

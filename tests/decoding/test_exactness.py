@@ -11,7 +11,7 @@ from families import CONTEXT, FAMILIES, MODES, tiny_model, tiny_sbd
 from setblock.decoding.generate import OpenBatch
 from setblock.decoding.naive import naive_decode
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.naive import full_logits, transformers_answer
 from setblock.model.sbd_model import SBDModel
 

@@ -16,11 +16,11 @@ from answers import decoded
 from families import CONTEXT, MODES, tiny_model, tiny_sbd
 from measuring.synchronisations import as_on_an_accelerator
 from running import Log
+from setblock.decoding.answer.record import PassCounts
 from setblock.decoding.generate import BlockSizeNotTrained, generate, generate_batch, open_batch, stream
-from setblock.decoding.record import PassCounts
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings import DecodingSettings, Method
-from setblock.decoding.state import BatchState
+from setblock.decoding.settings.table import DecodingSettings, Method
+from setblock.decoding.state.state import BatchState
 from setblock.engine.engine import Engine
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError

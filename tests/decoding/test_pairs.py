@@ -28,8 +28,8 @@ from families import tiny_sbd
 from running import Log
 from setblock import DecodingSettings, EntropyBounded, Generation, generate_batch, load, stream
 from setblock.cli.runtime import RuntimeOptions
-from setblock.decoding.companion import Companion
-from setblock.decoding.terms import RowTerms
+from setblock.decoding.companions.companion import Companion
+from setblock.decoding.settings.terms import RowTerms
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
@@ -37,8 +37,8 @@ from setblock.export.gguf_file import write_gguf
 from setblock.integrations.llama_cpp.library import is_installed
 from setblock.integrations.llama_cpp.model import load as load_in_llama_cpp
 from setblock.integrations.llama_cpp.options import LlamaOptions
-from setblock.model.draft_text import indexed
-from setblock.model.protocol import LanguageModel
+from setblock.model.protocol.draft_text import indexed
+from setblock.model.protocol.language_model import LanguageModel
 from setblock.model.sbd_model import SBDModel
 from setblock.server.errors import ApiError
 from setblock.server.protocol import ChatBody

@@ -12,7 +12,7 @@ from answers import answers, decoded
 from families import tiny_sbd
 from setblock.decoding.generate import generate, generate_batch, open_batch
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
 
 SOME = EntropyBounded(4.0)

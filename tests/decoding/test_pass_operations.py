@@ -13,9 +13,9 @@ from families import MODES, tiny_sbd
 from measuring.operations import Operations
 from measuring.synchronisations import Synchronisations, as_on_an_accelerator
 from setblock.decoding.generate import OpenBatch, open_batch
-from setblock.decoding.plan import spans_ahead
 from setblock.decoding.samplers import EntropyBounded, FixedCount
-from setblock.decoding.settings import DecodingSettings, Method
+from setblock.decoding.settings.table import DecodingSettings, Method
+from setblock.decoding.step.plan import spans_ahead
 
 SETTINGS = {
     "ntp": DecodingSettings(method="ntp", max_new_tokens=64),

@@ -1,4 +1,4 @@
-"""A runtime that is no PyTorch module: what it needs is `setblock.model.protocol`, and nothing else.
+"""A runtime that is no PyTorch module: what it needs is `setblock.model.protocol.language_model`, and nothing else.
 
 Its model is a few functions of tokens and positions; its cache holds token ids. It commits in passes of their own, as llama.cpp
 and vLLM do, or with the next block, and either way gives what plain decoding by hand gives.
@@ -21,14 +21,14 @@ from running import Log
 from setblock.decoding.generate import generate, generate_batch, open_batch, stream
 from setblock.decoding.naive import naive_decode, naive_exact
 from setblock.decoding.samplers import EntropyBounded, LeftToRight, Sampler
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
-from setblock.model.draft_text import DraftText
-from setblock.model.facts import SBDFacts
-from setblock.model.feed import Feed
-from setblock.model.protocol import LanguageModel, as_it_is
+from setblock.model.protocol.draft_text import DraftText
+from setblock.model.protocol.facts import SBDFacts
+from setblock.model.protocol.feed import Feed
+from setblock.model.protocol.language_model import LanguageModel, as_it_is
 
 MASK = 1
 

@@ -10,7 +10,7 @@ from families import tiny_sbd
 from running import Log, alone, assert_as_alone
 from setblock.decoding.generate import stream
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import QueueFull, Request

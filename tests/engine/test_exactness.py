@@ -14,7 +14,7 @@ from answers import drawn_settings
 from families import FAMILIES, MODES, tiny_sbd
 from running import Log, alone, assert_as_alone
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request

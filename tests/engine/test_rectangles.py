@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from setblock.model.packed_runner import FEW_PAIRS, rectangles_of
+from setblock.model.runners.packed_runner import FEW_PAIRS, rectangles_of
 
 
 @given(st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 9000)), min_size=1, max_size=40))

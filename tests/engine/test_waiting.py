@@ -10,11 +10,11 @@ from transformers import PreTrainedTokenizerBase
 from families import tiny_sbd
 from measuring.synchronisations import Synchronisations, as_on_an_accelerator
 from running import alone
-from setblock.decoding.companion import Companion
-from setblock.decoding.generation import Generation
+from setblock.decoding.answer.generation import Generation
+from setblock.decoding.companions.companion import Companion
 from setblock.decoding.samplers import EntropyBounded, FixedCount
-from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.terms import RowTerms
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.settings.terms import RowTerms
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request

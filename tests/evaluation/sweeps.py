@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from setblock.decoding.operating_point import NTP, OperatingPoint
+from setblock.decoding.settings.operating_point import NTP, OperatingPoint
 from setblock.evaluation.outcomes import Outcomes
 from setblock.evaluation.result import Result
 

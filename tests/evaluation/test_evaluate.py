@@ -8,10 +8,10 @@ import torch
 from families import tiny_sbd
 from setblock.data.tasks import TASKS, Example, Task, Verdict
 from setblock.data.tasks.word_problems import answer_in, word_problems
+from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.generate import generate
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.text import encode_prompt
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.evaluation.comparison import compare
 from setblock.evaluation.outcomes import nfe_speedup

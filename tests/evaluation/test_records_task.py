@@ -6,12 +6,12 @@ import pytest
 
 from setblock.data.tasks import Verdict
 from setblock.decoding.generate import generate
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.evaluation.judges import JUDGES
 from setblock.evaluation.records_task import task_of_records
 from setblock.evaluation.run import evaluate
-from setblock.model.loading import load
+from setblock.model.loading.loading import load
 
 QUESTION = "Maya has 12 apples. Maya finds 7 more. How many apples does Maya have now?"
 SHORT = DecodingSettings(max_new_tokens=24)

@@ -13,8 +13,8 @@ from evaluation.sweeps import point, row, sweep_of
 from families import tiny_sbd
 from setblock.data.tasks import Example, Task, Verdict
 from setblock.decoding.generate import generate
-from setblock.decoding.operating_point import NTP
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.operating_point import NTP
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.evaluation.outcomes import differing
 from setblock.evaluation.result import front_of

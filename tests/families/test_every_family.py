@@ -12,7 +12,7 @@ from torch import nn
 from family_sweep.cases import REFUSED, REPRESENTATIVE, cases
 from family_sweep.runs import run_case
 from family_sweep.table import PAGE, RESULTS, summary, write_results
-from setblock.model.attention import AttentionPlan, plan_of
+from setblock.model.attention.attention import AttentionPlan, plan_of
 
 
 @pytest.mark.parametrize("name", REPRESENTATIVE)
@@ -44,7 +44,7 @@ def test_a_model_that_is_not_probed_is_found_wrong(name: str, monkeypatch: pytes
     def unprobed(model: nn.Module, **_: object) -> AttentionPlan:
         return plan_of(model)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("setblock.model.loading.plan_attention", unprobed)
+    monkeypatch.setattr("setblock.model.loading.loading.plan_attention", unprobed)
     monkeypatch.setattr("setblock.integrations.transformers.plan_attention", unprobed)
     outcome = run_case(name, every_path=False)
     assert outcome.status == "wrong", outcome

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from family_sweep.outcome import WrongError
 from setblock.decoding.generate import open_batch
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
 
 NEW, PROMPTS = 14, (5, 30, 42)  # tokens

@@ -18,7 +18,7 @@ from family_sweep.tiny import own_model, prompts_of, save_tiny
 from family_sweep.training_checks import check_adapter, check_training
 from family_sweep.weight_checks import check_compiled, check_int8, check_prepacked
 from setblock.errors import SetBlockError
-from setblock.model.loading import load, refuse_unsupported
+from setblock.model.loading.loading import load, refuse_unsupported
 
 
 def run_case(name: str, *, every_path: bool = True) -> Outcome:

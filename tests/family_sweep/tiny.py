@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from setblock.model.probe.small_copy import VOCABULARY, run_text, small_copy, thresholds_of, with_low
 from setblock.model.sbd_model import SBDModel
-from setblock.model.small_copy import VOCABULARY, run_text, small_copy, thresholds_of, with_low
 
 LOW = 24  # what thresholds are lowered to
 
@@ -32,7 +32,7 @@ def save_tiny(config: PretrainedConfig, folder: Path, *, lower: bool) -> None:
 
 def auto_class(config: PretrainedConfig) -> Any:
     """What makes the model of a config."""
-    from setblock.model.loading import _auto_class
+    from setblock.model.loading.loading import _auto_class
 
     return _auto_class(config)
 

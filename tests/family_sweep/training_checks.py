@@ -10,8 +10,8 @@ from family_sweep.cases import CONTEXT
 from family_sweep.outcome import WrongError
 from setblock.data.documents import Document
 from setblock.data.packing import RowCollator, RowDataset, pack
-from setblock.model.document_attention import document_attention
-from setblock.model.loading import load
+from setblock.model.attention.document_attention import document_attention
+from setblock.model.loading.loading import load
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapters import AdapterSection, add_adapter
 from setblock.training.forward import training_logits, training_loss

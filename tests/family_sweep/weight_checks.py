@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from family_sweep.answers import decoded, expected, same_answer, same_tokens, settings
-from setblock.model.loading import load
+from setblock.model.loading.loading import load
 
 
 def check_int8(folder: Path, prompts: Sequence[list[int]], new: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from setblock.decoding.generate import open_batch
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.integrations.vllm.slots import BlockSlots
 from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel

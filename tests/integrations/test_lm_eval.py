@@ -19,7 +19,7 @@ from families import tiny_sbd
 from harness_tasks import write_tasks
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded, Factor, FixedCount
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.integrations.lm_eval.arguments import request_settings, settings_from
 from setblock.integrations.lm_eval.figures import figures_of

@@ -14,9 +14,9 @@ from packaging.requirements import Requirement
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
-from setblock.decoding.calibrated import with_calibration
 from setblock.decoding.samplers import EntropyBounded, Factor
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.calibrated import with_calibration
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.integrations.vllm import vllm_api
 from setblock.integrations.vllm.architectures import STOCK
@@ -24,9 +24,9 @@ from setblock.integrations.vllm.command import overrides_for, vllm_command
 from setblock.integrations.vllm.config import SetBlockConfig
 from setblock.integrations.vllm.parameters import Served, admitted, refuse_unsupported, settings_of
 from setblock.integrations.vllm.plugin import register
-from setblock.model.bundled import BUNDLED_MODEL
-from setblock.model.calibrations import CalibratedSetting
-from setblock.model.facts import SBDFacts
+from setblock.model.loading.bundled import BUNDLED_MODEL
+from setblock.model.protocol.calibrations import CalibratedSetting
+from setblock.model.protocol.facts import SBDFacts
 
 
 def params(**fields: Any) -> SimpleNamespace:

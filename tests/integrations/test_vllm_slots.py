@@ -20,7 +20,7 @@ from setblock.decoding.samplers import (
     LeftToRight,
     Sampler,
 )
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.integrations.vllm.architectures import STOCK
 
 SAMPLERS: list[Sampler] = [

@@ -8,7 +8,7 @@ from transformers import AutoConfig
 
 from families import FAMILIES
 from setblock.errors import SetBlockError
-from setblock.model.loading import load, refuse_unsupported
+from setblock.model.loading.loading import load, refuse_unsupported
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "t5": ({}, "t5 is an encoder-decoder"),

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from families import tiny_sbd
 from setblock.data.section import DataSection
 from setblock.decoding.generate import generate
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.model.sbd_model import SBDModel
 from setblock.own_text.answers import Question, Regenerated, questions_of, regenerate

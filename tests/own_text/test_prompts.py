@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.model.sbd_model import SBDModel
 from setblock.own_text.prompts import opened_turn, write_prompts

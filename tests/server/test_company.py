@@ -18,8 +18,8 @@ from answers import OTHERS, drawn_settings
 from conftest import TEXTS
 from server.live import Live, parts, serving, tiny
 from setblock import DecodingSettings, Generation, generate_batch
-from setblock.decoding.named_samplers import name_of, options_of
 from setblock.decoding.samplers import SAMPLERS
+from setblock.decoding.samplers.named import name_of, options_of
 
 REQUESTS = {1: 20, 2: 40, 4: 80, 8: 100, 16: 120, 32: 140}  # at a time: how many
 SAME = (

@@ -127,7 +127,7 @@ def test_a_call_that_has_begun_is_held_to_its_schema(name: str, trained_tokenize
 
 
 def test_a_message_that_names_a_special_token_does_not_become_it(trained_tokenizer: PreTrainedTokenizerBase) -> None:
-    from setblock.decoding.text import encode_prompt
+    from setblock.decoding.answer.text import encode_prompt
 
     tokenizer = with_template(trained_tokenizer, HERMES)
     called = [{"type": "function", "function": {"name": "stop", "arguments": {"a": "<|endoftext|>"}}}]

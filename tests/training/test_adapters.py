@@ -16,12 +16,12 @@ from families import tiny_model, tiny_sbd
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.naive import naive_decode
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
-from setblock.model.adapter import ADAPTER_FOLDER
-from setblock.model.gate import Gate
-from setblock.model.loading import load
+from setblock.model.adapter.adapter import ADAPTER_FOLDER
+from setblock.model.adapter.gate import Gate
+from setblock.model.loading.loading import load
 from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
 from setblock.training import result

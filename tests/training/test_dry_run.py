@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner
 
 from setblock.cli.app import app
-from setblock.model.document_attention import document_attention
+from setblock.model.attention.document_attention import document_attention
 from setblock.training.dry_run import _inputs, dry_run
 from setblock.training.forward import training_loss
 from setblock.training.head import SplitHead

@@ -15,9 +15,9 @@ from setblock.data.documents import Document
 from setblock.data.packing import PADDING, RowDataset, pack
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN, train_mask
-from setblock.model.attention import attention_mask
-from setblock.model.document_attention import RowRuns, Run
-from setblock.model.forward import logits_at
+from setblock.model.attention.attention import attention_mask
+from setblock.model.attention.document_attention import RowRuns, Run
+from setblock.model.runners.forward import logits_at
 from setblock.training import forward
 from setblock.training import inputs as inputs_module
 from setblock.training.forward import training_logits
@@ -171,7 +171,7 @@ def test_a_model_that_hands_nothing_on_is_told_so(monkeypatch: pytest.MonkeyPatc
 def test_flex_attention_is_given_no_dense_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows beyond the dense limit run, and each layer gets a `BlockMask` that no dense mask went into."""
     monkeypatch.setattr(forward, "LARGEST_DENSE_MASK", 100)
-    monkeypatch.setattr("setblock.model.attention.to_dense", _never)
+    monkeypatch.setattr("setblock.model.attention.attention.to_dense", _never)
     model, seen = model_of("llama", "flex_attention"), []
 
     def keep(module: object, args: object, kwargs: dict[str, object]) -> None:

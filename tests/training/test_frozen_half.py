@@ -11,8 +11,8 @@ from families import tiny_sbd
 from setblock.data.documents import Document
 from setblock.data.packing import RowDataset, pack
 from setblock.masks import CLEAN
-from setblock.model.document_attention import document_attention
-from setblock.model.gate import Gate, gate_of
+from setblock.model.adapter.gate import Gate, gate_of
+from setblock.model.attention.document_attention import document_attention
 from setblock.training import inputs as inputs_module
 from setblock.training.adapters import AdapterSection, add_adapter
 from setblock.training.distillation import Distillation

@@ -24,7 +24,7 @@ from conftest import TEXTS
 from families import tiny_model
 from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError
-from setblock.model.probe import plan_attention
+from setblock.model.probe.probe import plan_attention
 from setblock.training import result, trainer
 from setblock.training.checkpoints import is_finished, newest_checkpoint
 from setblock.training.config import SBDConfig

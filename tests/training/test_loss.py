@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from families import tiny_model
 from setblock.data.packing import IGNORE, PADDING
 from setblock.masks import CLEAN
-from setblock.model.attention import layer_windows
+from setblock.model.attention.attention import layer_windows
 from setblock.training.cross_entropy import losses_at_once
 from setblock.training.inputs import TrainingInputs, ntp_inputs
 from setblock.training.loss import Objective

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from families import tiny_model
 from setblock.cli.app import app
-from setblock.model.adapter import quiet_peft
+from setblock.model.adapter.adapter import quiet_peft
 from setblock.model.sbd_model import SBDModel
 from setblock.training.card import model_card
 from setblock.training.metrics import read_metrics

@@ -15,7 +15,7 @@ from setblock.data.documents import Document
 from setblock.data.packing import RowDataset, pack, unpacked
 from setblock.errors import SetBlockError
 from setblock.evaluation.during_training import DecodingEvaluator
-from setblock.model.facts import read_facts
+from setblock.model.protocol.facts import read_facts
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapters import AdapterSection
 from setblock.training.collator import Preparation

@@ -24,7 +24,7 @@ from setblock.cli.stdout import writable_stdout
 from setblock.cli.sweep import sweep
 from setblock.cli.trace import trace
 from setblock.cli.train import train
-from setblock.decoding.settings import REMOVED as REMOVED_SETTINGS
+from setblock.decoding.settings.table import REMOVED as REMOVED_SETTINGS
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 
 REMOVED = REMOVED_SETTINGS | dict.fromkeys(

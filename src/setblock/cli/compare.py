@@ -15,7 +15,7 @@ from setblock.cli.sampler import sampler_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from setblock.decoding.text import Prompt
+    from setblock.decoding.answer.text import Prompt
     from setblock.evaluation.comparison import Comparison
 
 
@@ -57,7 +57,7 @@ def compare(
     from setblock.cli.comparison_view import print_comparison
     from setblock.data.tasks.word_problems import word_problems
     from setblock.evaluation.comparison import compare as run
-    from setblock.model.named import example_prompt
+    from setblock.model.loading.named import example_prompt
 
     settings = decoding.settings()
     expected = None
@@ -86,7 +86,7 @@ def comparison_json(
 ) -> dict[str, Any]:
     """Return the JSON object of a comparison: each side under the name of its method."""
     from setblock.data.tasks.word_problems import answer_in
-    from setblock.decoding.answer_json import generation_json
+    from setblock.decoding.answer.answer_json import generation_json
 
     sides = {
         side.method: {

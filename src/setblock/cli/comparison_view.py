@@ -9,8 +9,8 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.tasks.word_problems import answer_in
+from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.generate import Generation
-from setblock.decoding.text import AnswerText
 from setblock.evaluation.comparison import Comparison
 
 # The terminal's own colours, so that they read on its background whatever that is; neighbours are easy to distinguish.

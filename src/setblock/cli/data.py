@@ -12,7 +12,7 @@ from setblock.cli.messages import print_json, progress, silence_libraries, stdou
 from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.options import JsonOption, option, option_group
 from setblock.cli.recipe import RecipeOptions, RecordsOption, check_records
-from setblock.decoding.settings import Method
+from setblock.decoding.settings.table import Method
 from setblock.errors import ParameterError, SetBlockError
 
 
@@ -143,7 +143,7 @@ def prompts(
 
     The chat template opens a user's message, and the model continues it. The same command resumes after an interruption.
     """
-    from setblock.decoding.settings import DecodingSettings
+    from setblock.decoding.settings.table import DecodingSettings
     from setblock.own_text.prompts import write_prompts
 
     check_records(output)

@@ -1,6 +1,6 @@
 """Define the decoding options: an option for each setting that the command line offers, and the settings from them.
 
-Names, help and ranges are those of the table, `setblock.decoding.settings`.
+Names, help and ranges are those of the table, `setblock.decoding.settings.table`.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from setblock.cli.messages import print_message
 from setblock.cli.options import DECODING, OUTPUT, SAMPLING, option, option_group
 from setblock.cli.sampler import with_own_sampler
-from setblock.decoding.named_samplers import SAMPLERS
-from setblock.decoding.setting import Group
-from setblock.decoding.settings import SETTINGS, DecodingSettings, offered_by
+from setblock.decoding.samplers.named import SAMPLERS
+from setblock.decoding.settings.setting import Group
+from setblock.decoding.settings.table import SETTINGS, DecodingSettings, offered_by
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
-    from setblock.model.protocol import LanguageModel
+    from setblock.model.protocol.language_model import LanguageModel
 
 _PANELS: dict[Group, str] = {"point": DECODING, "answer": DECODING, "sampling": SAMPLING, "report": OUTPUT}
 _LISTED = {list[int]: list[int], list[str]: list[str], dict[int, float]: list[str]}
@@ -92,7 +92,7 @@ class DecodingOptions:
         Raises:
             ParameterError: an option is malformed, unknown or out of its range.
         """
-        from setblock.decoding.asked import settings_asked
+        from setblock.decoding.settings.asked import settings_asked
 
         with_own_sampler(self.sampler)
         known = {*SETTINGS, "gamma"}
@@ -109,7 +109,7 @@ class DecodingOptions:
             ParameterError: as in `settings`, or the model was not calibrated for the domain.
         """
         from setblock.cli.sampler import sampler_text
-        from setblock.decoding.calibrated import at_calibration, calibration_for, leaves_point_open
+        from setblock.decoding.settings.calibrated import at_calibration, calibration_for, leaves_point_open
 
         settings = self.settings()
         if not leaves_point_open(settings) or settings.method == "ntp":

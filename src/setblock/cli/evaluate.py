@@ -12,7 +12,7 @@ from setblock.cli.options import TASK, JsonOption, option, option_group
 from setblock.cli.runtime import RuntimeOptions, load_language_model
 from setblock.cli.sampler import sampler_text
 from setblock.cli.tasks import BatchSizeOption, ExamplesOptions
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.judges import DEFAULT_JUDGE
 
 if TYPE_CHECKING:

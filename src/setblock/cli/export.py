@@ -40,7 +40,7 @@ def export(
     import torch
 
     from setblock.export.gguf_file import WeightType, write_gguf
-    from setblock.model.loading import load
+    from setblock.model.loading.loading import load
 
     if file.suffix != ".gguf":
         raise SetBlockError(f"--gguf must name a file that ends in .gguf, not {file}")

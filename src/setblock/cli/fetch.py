@@ -26,7 +26,7 @@ def fetch(
     takes 270 MB in ~/.cache/setblock, or in the folder that SETBLOCK_HOME names. A model that exists is not downloaded again.
     """
     silence_libraries()
-    from setblock.model.named import fetch as run
+    from setblock.model.loading.named import fetch as run
 
     folder = run(name, tell=print_message)
     if json:

@@ -13,7 +13,7 @@ from setblock.cli.model import warn_of_bundled
 from setblock.cli.options import OUTPUT, JsonOption, option, option_group
 from setblock.cli.prompt import PromptOptions
 from setblock.cli.runtime import RuntimeOptions, load_language_model
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.files import read_text
 
@@ -126,7 +126,7 @@ def generate(
 
 
 def _print_stream(chunks: "Iterator[StreamChunk]", tokenizer: Any, *, as_json: bool, as_events: bool) -> None:
-    from setblock.decoding.answer_json import event_json, generation_json
+    from setblock.decoding.answer.answer_json import event_json, generation_json
 
     for chunk in chunks:
         if as_events:
@@ -143,7 +143,7 @@ def _print_stream(chunks: "Iterator[StreamChunk]", tokenizer: Any, *, as_json: b
 
 
 def _print_answers(answers: "Sequence[Generation]", tokenizer: Any, *, as_json: bool) -> None:
-    from setblock.decoding.answer_json import generation_json
+    from setblock.decoding.answer.answer_json import generation_json
 
     if (failure := next((answer.error for answer in answers if answer.error is not None), None)) is not None:
         raise SetBlockError(failure.message)

@@ -9,8 +9,8 @@ from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import print_figures, print_json, progress
 from setblock.cli.model import warn_of_bundled
 from setblock.cli.runtime import RuntimeOptions, load_language_model
-from setblock.engine.answer_file import AnswerFile
-from setblock.engine.prompt_file import read_prompts
+from setblock.engine.offline.answer_file import AnswerFile
+from setblock.engine.offline.prompt_file import read_prompts
 
 
 def generate_file(
@@ -39,7 +39,7 @@ def generate_file(
         **({"llama_cpp": asdict(options.llama_options())} if options.takes_llama_cpp else {}),
     }
     with AnswerFile(target, made=made) as answers:
-        from setblock.engine.prompts_answered import answer_prompts
+        from setblock.engine.offline.prompts_answered import answer_prompts
 
         warn_of_bundled(options)
         loaded = load_language_model(options, blocks=settings.method == "sbd")

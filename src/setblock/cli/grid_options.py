@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from setblock.cli.options import option, option_group
 from setblock.cli.sampler import with_own_sampler
-from setblock.decoding.named_samplers import SAMPLERS
+from setblock.decoding.samplers.named import SAMPLERS
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:

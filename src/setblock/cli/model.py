@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from setblock.cli.messages import print_message, print_warning, silence_libraries, slow_steps_named
 from setblock.cli.options import option, option_group
 from setblock.errors import SetBlockError, SetBlockWarning
-from setblock.model.source import check_source
+from setblock.model.loading.source import check_source
 
 if TYPE_CHECKING:
-    from setblock.model.protocol import LanguageModel
+    from setblock.model.protocol.language_model import LanguageModel
     from setblock.model.sbd_model import SBDModel
 
 Model = TypeVar("Model", bound="LanguageModel")
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Quantization = Literal["int8"]  # as in `setblock.model.quantization`, which takes seconds to import
+Quantization = Literal["int8"]  # as in `setblock.model.weights.quantization`, which takes seconds to import
 
 
 @option_group("Model")
@@ -51,7 +51,7 @@ class ModelOptions:
     @property
     def source(self) -> str | Path:
         """Return the folder, hub id or name of the model."""
-        from setblock.model.bundled import BUNDLED_MODEL
+        from setblock.model.loading.bundled import BUNDLED_MODEL
 
         return BUNDLED_MODEL if self.path is None else self.path
 
@@ -71,8 +71,8 @@ def warn_of_bundled(options: ModelOptions) -> str | None:
     Returns:
         The line; None for other models.
     """
-    from setblock.model.bundled import BUNDLED_MODEL
-    from setblock.model.named import BUNDLED, is_fetched
+    from setblock.model.loading.bundled import BUNDLED_MODEL
+    from setblock.model.loading.named import BUNDLED, is_fetched
 
     if options.source not in (BUNDLED_MODEL, BUNDLED):
         return None
@@ -104,8 +104,8 @@ def load_model(options: ModelOptions, *, blocks: bool, fastest: bool = False) ->
 def _loaded(options: ModelOptions, *, blocks: bool, fastest: bool) -> "SBDModel":
     import torch
 
-    from setblock.model.loading import load
-    from setblock.model.prepacked import prepacking_pays
+    from setblock.model.loading.loading import load
+    from setblock.model.weights.prepacked import prepacking_pays
 
     silence_libraries()
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
@@ -147,7 +147,7 @@ def checked_for_blocks(load: Callable[[], Model], name: str, *, blocks: bool) ->
     Raises:
         SetBlockError: the model has no mask token and `blocks` needs one.
     """
-    from setblock.model.loading import NotTrainedForBlocks
+    from setblock.model.loading.loading import NotTrainedForBlocks
 
     with warnings.catch_warnings(record=True) as caught:
         model = load()

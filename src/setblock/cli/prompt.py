@@ -10,7 +10,7 @@ from setblock.errors import ParameterError, SetBlockError
 from setblock.files import read_text
 
 if TYPE_CHECKING:
-    from setblock.decoding.text import Prompt
+    from setblock.decoding.answer.text import Prompt
 
 
 @option_group(DECODING)
@@ -70,7 +70,7 @@ def read_chat(path: Path) -> list[dict[str, Any]]:
     Raises:
         SetBlockError: the file can't be read, or holds no chat that can be answered.
     """
-    from setblock.decoding.text import checked_messages
+    from setblock.decoding.answer.text import checked_messages
 
     text = read_text(path)
     try:

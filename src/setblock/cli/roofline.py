@@ -92,7 +92,7 @@ def read_shape(source: str) -> tuple[ModelShape, str]:
         return PRESETS[source], "bfloat16"
     from transformers import AutoConfig
 
-    from setblock.model.loading import refuse_unsupported
+    from setblock.model.loading.loading import refuse_unsupported
 
     silence_libraries()
     try:

@@ -11,7 +11,7 @@ from setblock.errors import SetBlockError
 from setblock.integrations.llama_cpp.options import LlamaOptions
 
 if TYPE_CHECKING:
-    from setblock.model.protocol import LanguageModel
+    from setblock.model.protocol.language_model import LanguageModel
 
 RuntimeName = Literal["transformers", "llama-cpp"]
 _OF_TRANSFORMERS = ("dtype", "device", "trust_remote_code", "quantization", "compile", "prepack")
@@ -43,7 +43,7 @@ class RuntimeOptions(ModelOptions):
             SetBlockError: it is, and can't; or an option goes with the other runtime.
         """
         from setblock.integrations.llama_cpp.library import is_installed
-        from setblock.model.source import is_gguf
+        from setblock.model.loading.source import is_gguf
 
         has_file = self.path is not None and is_gguf(self.path)
         for_torch, for_llama = self._given(_OF_TRANSFORMERS), self._given(_OF_LLAMA)
@@ -80,7 +80,7 @@ def load_language_model(options: RuntimeOptions, *, blocks: bool) -> "LanguageMo
     Args:
         blocks: as in `load_model`, which raises what this does.
     """
-    from setblock.model.draft_text import draft_text_of, read_texts
+    from setblock.model.protocol.draft_text import draft_text_of, read_texts
 
     texts = None if options.draft_text is None else list(read_texts(options.draft_text))
     model: LanguageModel

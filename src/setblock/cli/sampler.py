@@ -4,8 +4,8 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from setblock.decoding.named_samplers import SAMPLERS
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.samplers.named import SAMPLERS
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
 from setblock.files import module_of
 
@@ -30,7 +30,7 @@ def with_own_sampler(name: str | None) -> str | None:
 
 def sampler_json(settings: DecodingSettings) -> dict[str, Any]:
     """Return what a report's JSON says of the sampler: all None in method `ntp`, which has none."""
-    from setblock.decoding.asked import sampler_told
+    from setblock.decoding.settings.asked import sampler_told
 
     told = sampler_told(settings)
     return {**told, "gamma": (told["sampler_options"] or {}).get("gamma")}
@@ -38,7 +38,7 @@ def sampler_json(settings: DecodingSettings) -> dict[str, Any]:
 
 def sampler_text(settings: DecodingSettings) -> str:
     """Return the sampler and its parameters in a few words."""
-    from setblock.decoding.asked import sampler_told
+    from setblock.decoding.settings.asked import sampler_told
 
     told = sampler_told(settings)
     values = ", ".join(f"{key} {_shown(value)}" for key, value in told["sampler_options"].items())

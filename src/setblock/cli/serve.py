@@ -62,7 +62,7 @@ def serve(
         raise ParameterError(f"--port must be between 0 and 65535, not {port}")
     if find_spec("fastapi") is None or find_spec("uvicorn") is None or find_spec("prometheus_client") is None:
         raise SetBlockError("setblock serve needs: pip install 'setblock[serve]'")
-    from setblock.model.named import example_prompt
+    from setblock.model.loading.named import example_prompt
     from setblock.server.access import LOOPBACK_NAMES, read_keys
     from setblock.server.app import ServerConfig
     from setblock.server.run import Address, listen

@@ -8,14 +8,14 @@ from setblock.cli.messages import progress
 from setblock.cli.options import TASK, option, option_group
 from setblock.data.splits import Split
 from setblock.data.tasks import TASKS, task_named
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
 from setblock.evaluation.judges import DEFAULT_JUDGE, JUDGES
 from setblock.evaluation.sandbox import Level
 
 if TYPE_CHECKING:
     from setblock.data.tasks import Task
-    from setblock.decoding.operating_point import OperatingPoint
+    from setblock.decoding.settings.operating_point import OperatingPoint
     from setblock.evaluation.result import Result
     from setblock.model.sbd_model import SBDModel
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setblock.decoding.choice import choose_tokens, draws_of
-from setblock.decoding.lookup import SURE
+from setblock.decoding.drafts.lookup import SURE
 from setblock.decoding.samplers import BlockView, Memory, Sampler
-from setblock.decoding.settings import DecodingSettings
-from setblock.model.draft_text import LONGEST_MATCH
-from setblock.model.protocol import LanguageModel
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.step.choice import choose_tokens, draws_of
+from setblock.model.protocol.draft_text import LONGEST_MATCH
+from setblock.model.protocol.language_model import LanguageModel
 
 Block = list[int | None]  # None: still masked
 FullLogits = Callable[[Any, list[int], int], Tensor]

@@ -11,35 +11,35 @@ from functools import partial
 
 import torch
 
-from setblock.decoding.calibrated import with_calibration
-from setblock.decoding.checks import (
+from setblock.decoding.answer.generation import Failure, FinishReason, Generation
+from setblock.decoding.answer.news import read_news
+from setblock.decoding.answer.record import Record, open_record
+from setblock.decoding.answer.row_news import RowNews
+from setblock.decoding.answer.text import AnswerText
+from setblock.decoding.companions.asking import Accompanied, Companions
+from setblock.decoding.companions.companion import Companion
+from setblock.decoding.drafts.control import RowDrafts, control_of
+from setblock.decoding.drafts.sharing import note_fed, observe, shared_spans, timed_pass
+from setblock.decoding.settings.calibrated import with_calibration
+from setblock.decoding.settings.checks import (
     check_prompt,
     check_that_tokens_are_left,
     check_token_ids,
     limit_of,
     warn_if_not_trained,
 )
-from setblock.decoding.companion import Companion
-from setblock.decoding.companions import Accompanied, Companions
-from setblock.decoding.defaults import block_size_for, draft_lookup_for
-from setblock.decoding.drafts.control import RowDrafts, control_of
-from setblock.decoding.drafts.sharing import note_fed, observe, shared_spans, timed_pass
-from setblock.decoding.feed import next_feed
-from setblock.decoding.generation import Failure, FinishReason, Generation
-from setblock.decoding.joining import joined, taken
-from setblock.decoding.loop import DecodingStep, absorb
-from setblock.decoding.news import read_news
-from setblock.decoding.opening import open_state
-from setblock.decoding.plan import Span, next_spans, plan_pass
-from setblock.decoding.policy import Policy, companions_of, open_policy
-from setblock.decoding.record import Record, open_record
-from setblock.decoding.row_news import RowNews
-from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.state import BatchState
-from setblock.decoding.terms import RowTerms
-from setblock.decoding.text import AnswerText
-from setblock.model.feed import PROMPT_PART, Feed
-from setblock.model.protocol import Compile, LanguageModel, Runner, as_it_is
+from setblock.decoding.settings.defaults import block_size_for, draft_lookup_for
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.settings.terms import RowTerms
+from setblock.decoding.state.joining import joined, taken
+from setblock.decoding.state.opening import open_state
+from setblock.decoding.state.state import BatchState
+from setblock.decoding.step.absorb import DecodingStep, absorb
+from setblock.decoding.step.feed import next_feed
+from setblock.decoding.step.plan import Span, next_spans, plan_pass
+from setblock.decoding.step.policy import Policy, companions_of, open_policy
+from setblock.model.protocol.feed import PROMPT_PART, Feed
+from setblock.model.protocol.language_model import Compile, LanguageModel, Runner, as_it_is
 
 
 @dataclass
@@ -149,7 +149,7 @@ class Rows:
 
     @torch.inference_mode()
     def absorb(self, feed: Feed, logits: torch.Tensor, *, compiled: Compile = as_it_is) -> DecodingStep:
-        """Apply the results of a forward pass: `setblock.decoding.loop.absorb`, and the record and the text of its
+        """Apply the results of a forward pass: `setblock.decoding.step.absorb.absorb`, and the record and the text of its
         rows."""
         self.next_spans, self.answered = None, self.state.answer_end
         step = absorb(self.state, feed, logits, self.policy, compiled=compiled)
@@ -291,7 +291,7 @@ def _with_grammar(model: LanguageModel, settings: DecodingSettings) -> DecodingS
     """Return the settings with the companion that holds the answer to its form, where one is asked for."""
     if settings.structure is None:
         return settings
-    from setblock.decoding.grammar import GrammarMaker
+    from setblock.decoding.companions.grammar import GrammarMaker
 
     return replace(settings, companions=(GrammarMaker(settings.structure, model.tokenizer), *settings.companions))
 

@@ -12,8 +12,8 @@ import torch
 
 from setblock.decoding.drafts.control import control_of
 from setblock.decoding.drafts.sharing import pass_kind
-from setblock.decoding.plan import Span
 from setblock.decoding.rows import Rows, check_rows
+from setblock.decoding.step.plan import Span
 from setblock.engine.figures import EngineFigures
 from setblock.engine.job import Job
 from setblock.engine.limits import EngineLimits
@@ -22,7 +22,7 @@ from setblock.engine.progress import Progress
 from setblock.engine.request import QueueFull, Request
 from setblock.engine.schedule import Need, schedule
 from setblock.errors import ParameterError, SetBlockError
-from setblock.model.protocol import LanguageModel
+from setblock.model.protocol.language_model import LanguageModel
 
 
 class Engine:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from setblock.decoding.events import PassEvent
-from setblock.decoding.generation import Generation
+from setblock.decoding.answer.events import PassEvent
+from setblock.decoding.answer.generation import Generation
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from setblock.data.tasks import Example, Task
+from setblock.decoding.answer.generation import Generation
+from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.decoding.generate import generate_batch
-from setblock.decoding.generation import Generation
-from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.text import Prompt, encode_prompt
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
-from setblock.engine.offline import answered, limits_for
+from setblock.engine.offline.offline import answered, limits_for
 from setblock.engine.request import Request
-from setblock.model.protocol import LanguageModel
+from setblock.model.protocol.language_model import LanguageModel
 
 Progress = Callable[[int], None]
 

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from setblock.decoding.calibrated import with_calibration
+from setblock.decoding.answer.text import Prompt
 from setblock.decoding.generate import Generation, generate, stream
-from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.text import Prompt
+from setblock.decoding.settings.calibrated import with_calibration
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
 from setblock.evaluation.outcomes import nfe_speedup
-from setblock.model.protocol import LanguageModel
+from setblock.model.protocol.language_model import LanguageModel
 
 _WARM_UP_PASSES = 8
 

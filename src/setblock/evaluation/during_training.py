@@ -15,9 +15,9 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from setblock.data.tasks import task_named
-from setblock.decoding.operating_point import NTP, point_of
 from setblock.decoding.samplers import EntropyPrefix
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.operating_point import NTP, point_of
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.evaluation.exam import Exam, exam_of
 from setblock.model.sbd_model import SBDModel

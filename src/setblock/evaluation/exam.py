@@ -10,10 +10,10 @@ from itertools import islice
 from typing import Any
 
 from setblock.data.tasks import Example, Task
-from setblock.decoding.generation import Generation
-from setblock.decoding.operating_point import OperatingPoint
-from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.text import Prompt, encode_prompt
+from setblock.decoding.answer.generation import Generation
+from setblock.decoding.answer.text import Prompt, encode_prompt
+from setblock.decoding.settings.operating_point import OperatingPoint
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError, check_at_least
 from setblock.evaluation.answers import answers_to, prompts_of
 from setblock.evaluation.fingerprint import provenance, task_identity
@@ -22,7 +22,7 @@ from setblock.evaluation.nll import Likelihoods, mean_nll
 from setblock.evaluation.outcomes import outcomes_of
 from setblock.evaluation.result import Result
 from setblock.evaluation.sandbox import Level
-from setblock.model.protocol import LanguageModel
+from setblock.model.protocol.language_model import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import setblock
 from setblock.data.tasks import Example, Task
-from setblock.model.facts import CONFIG_KEY
+from setblock.model.protocol.facts import CONFIG_KEY
 from setblock.model.sbd_model import SBDModel
 
 _PACKAGE = Path(setblock.__file__).parent

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from setblock.decoding.defaults import sampler_for
-from setblock.decoding.named_samplers import SAMPLERS, name_of, parameters_of, sampler_named
-from setblock.decoding.operating_point import OperatingPoint, point_of
-from setblock.decoding.settings import POINT, SETTINGS, DecodingSettings, Method
+from setblock.decoding.samplers.named import SAMPLERS, name_of, parameters_of, sampler_named
+from setblock.decoding.settings.defaults import sampler_for
+from setblock.decoding.settings.operating_point import OperatingPoint, point_of
+from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.sbd_model import SBDModel
 from setblock.training.yaml_loader import read_yaml

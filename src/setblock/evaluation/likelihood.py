@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from setblock.errors import SetBlockError
-from setblock.model.forward import head_reads_only
+from setblock.model.runners.forward import head_reads_only
 from setblock.model.sbd_model import SBDModel
 
 TokenIds = Sequence[int]

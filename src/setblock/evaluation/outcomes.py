@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from setblock.data.tasks import Verdict
-from setblock.decoding.generation import Generation
+from setblock.decoding.answer.generation import Generation
 from setblock.errors import SetBlockError
 
 _COUNTS = ("tokens", "prefill", "block", "commit", "differing")

@@ -12,7 +12,7 @@ from typing import Any
 from setblock.data.records import SUFFIXES, FileRecords, SourceRecord
 from setblock.data.splits import Split
 from setblock.data.tasks import Example, Task, Verdict
-from setblock.decoding.text import checked_messages
+from setblock.decoding.answer.text import checked_messages
 from setblock.errors import SetBlockError, check_one_of
 from setblock.evaluation.judges import DEFAULT_JUDGE, JUDGES
 

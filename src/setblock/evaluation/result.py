@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from setblock.decoding.operating_point import NTP, OperatingPoint, point_from_json
+from setblock.decoding.settings.operating_point import NTP, OperatingPoint, point_from_json
 from setblock.errors import SetBlockError
 from setblock.evaluation.nll import Likelihoods
 from setblock.evaluation.outcomes import Outcomes, nfe_speedup, outcomes_from_json

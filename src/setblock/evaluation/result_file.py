@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
-from setblock.decoding.operating_point import NTP
+from setblock.decoding.settings.operating_point import NTP
 from setblock.errors import SetBlockError
 from setblock.evaluation.result import Result, result_from_json
 from setblock.files import differences

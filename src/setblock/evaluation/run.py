@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from setblock.data.tasks import Task
-from setblock.decoding.calibrated import with_calibration
-from setblock.decoding.operating_point import NTP, OperatingPoint, point_of
-from setblock.decoding.settings import POINT, DecodingSettings
+from setblock.decoding.settings.calibrated import with_calibration
+from setblock.decoding.settings.operating_point import NTP, OperatingPoint, point_of
+from setblock.decoding.settings.table import POINT, DecodingSettings
 from setblock.evaluation.exam import exam_of
 from setblock.evaluation.fingerprint import code_identity, model_fingerprint
 from setblock.evaluation.result import Result
 from setblock.evaluation.result_file import check_same, open_results
 from setblock.evaluation.sandbox import Level
-from setblock.model.protocol import LanguageModel
+from setblock.model.protocol.language_model import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
 DEFAULT_LIMIT = 100

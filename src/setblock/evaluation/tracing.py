@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from setblock.decoding.asked import settings_asked
-from setblock.decoding.calibrated import with_calibration
-from setblock.decoding.defaults import block_size_for
-from setblock.decoding.events import Reveal
+from setblock.decoding.answer.events import Reveal
+from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.decoding.generate import StreamChunk, loaded, stream
-from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.text import Prompt, encode_prompt
-from setblock.model.protocol import LanguageModel
+from setblock.decoding.settings.asked import settings_asked
+from setblock.decoding.settings.calibrated import with_calibration
+from setblock.decoding.settings.defaults import block_size_for
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.model.protocol.language_model import LanguageModel
 
 Kind = Literal["prefill", "token", "block", "commit"]
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from setblock.errors import SetBlockError, check_one_of
 from setblock.export.families import family_of, tensors_of, write_config
 from setblock.export.vocabulary import write_numbers, write_vocabulary
-from setblock.model.gguf import END_OF_TEXT_KEY, FACTS_KEY
+from setblock.model.loading.gguf import END_OF_TEXT_KEY, FACTS_KEY
 from setblock.model.sbd_model import SBDModel
 
 WeightType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]

@@ -11,7 +11,7 @@ import gguf
 from transformers import PreTrainedTokenizerBase
 
 from setblock.errors import SetBlockError
-from setblock.model.gguf import ROLES, TOKENIZER_KEY
+from setblock.model.loading.gguf import ROLES, TOKENIZER_KEY
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

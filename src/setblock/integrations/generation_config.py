@@ -13,8 +13,8 @@ from transformers import GenerationConfig
 from transformers.generation import logits_process as processors
 from transformers.generation import stopping_criteria as criteria
 
-from setblock.decoding.asked import settings_asked
-from setblock.decoding.settings import DecodingSettings, offered_by
+from setblock.decoding.settings.asked import settings_asked
+from setblock.decoding.settings.table import DecodingSettings, offered_by
 from setblock.errors import ParameterError
 
 OPTIONS = (*offered_by("transformers"), "gamma", "stop_strings")

@@ -19,9 +19,9 @@ from transformers.generation.streamers import BaseStreamer
 from setblock.decoding.generate import OpenBatch, open_batch
 from setblock.errors import ParameterError, SetBlockError
 from setblock.integrations.generation_config import OPTIONS, end_of_text_ids, refuse_own, settings_from
-from setblock.model.facts import read_facts
-from setblock.model.loading import refuse_unsupported
-from setblock.model.probe import plan_attention
+from setblock.model.loading.loading import refuse_unsupported
+from setblock.model.probe.probe import plan_attention
+from setblock.model.protocol.facts import read_facts
 from setblock.model.sbd_model import SBDModel
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from setblock.model.attention import layer_windows
-from setblock.model.gate import block_only
+from setblock.model.adapter.gate import block_only
+from setblock.model.attention.attention import layer_windows
 from setblock.model.sbd_model import SBDModel
 
 

@@ -15,29 +15,28 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from setblock.errors import SetBlockError, SetBlockWarning
-from setblock.model.adapter import ADAPTER_FOLDER
-from setblock.model.attention import context_length, plan_of
-from setblock.model.cache import SlotCache
-from setblock.model.compiled import CompiledModel
-from setblock.model.completeness import refuse_loss, stored_sums, sums_of
-from setblock.model.custom_generate import write_custom_generate
-from setblock.model.draft_text import DRAFT_TEXT_FILE, DraftText, draft_text_of, read_texts
-from setblock.model.facts import SBDFacts
-from setblock.model.feed import fixed_capacity
-from setblock.model.gate import gate_of
-from setblock.model.invariant import CHUNK, is_invariant
-from setblock.model.joined import join_adapted
-from setblock.model.mask_token import add_mask_token
-from setblock.model.packed_runner import PackedRunner
-from setblock.model.padded_runner import PaddedRunner
-from setblock.model.prepacked import PrepackedLinear, prepack
-from setblock.model.probe import check_stored, plan_attention, remember
-from setblock.model.quantization import Quantization
+from setblock.model.adapter.adapter import ADAPTER_FOLDER
+from setblock.model.adapter.gate import gate_of
+from setblock.model.adapter.joined import join_adapted
+from setblock.model.attention.attention import context_length, plan_of
+from setblock.model.attention.invariant import CHUNK, is_invariant
+from setblock.model.loading.custom_generate import write_custom_generate
+from setblock.model.loading.mask_token import add_mask_token
+from setblock.model.probe.probe import check_stored, plan_attention, remember
+from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, DraftText, draft_text_of, read_texts
+from setblock.model.protocol.facts import SBDFacts
+from setblock.model.protocol.feed import fixed_capacity
+from setblock.model.runners.cache import SlotCache
+from setblock.model.runners.compiled import CompiledModel
+from setblock.model.runners.packed_runner import PackedRunner
+from setblock.model.runners.padded_runner import PaddedRunner
+from setblock.model.weights.completeness import refuse_loss, stored_sums, sums_of
+from setblock.model.weights.prepacked import PrepackedLinear, prepack
+from setblock.model.weights.quantization import Quantization
 
 
 class SBDModel:
-    """Hold a model that decodes in blocks: a `LanguageModel` of `setblock.model.protocol` that can be trained and
-    saved.
+    """Hold a model that decodes in blocks: a `LanguageModel` of `setblock.model.protocol` that can be trained and saved.
 
     Attributes:
         model: the causal LM, unchanged.
@@ -130,7 +129,7 @@ class SBDModel:
             prepack(self.model)
 
     def runner(self, *, rows: int, capacity: int) -> PaddedRunner:
-        """See `setblock.model.protocol.LanguageModel`."""
+        """See `setblock.model.protocol.language_model.LanguageModel`."""
         if self.compiled is not None:
             capacity = fixed_capacity(capacity)
         elif is_invariant(self.model.dtype, self.model.device):
@@ -140,7 +139,7 @@ class SBDModel:
         return PaddedRunner(self.model, cache, compiled=self.compiled)
 
     def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PackedRunner:
-        """See `setblock.model.protocol.LanguageModel`.
+        """See `setblock.model.protocol.language_model.LanguageModel`.
 
         Raises:
             SetBlockError: the model is compiled, or its attention can't be computed for packed requests.

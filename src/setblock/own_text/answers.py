@@ -15,9 +15,9 @@ from typing import Any
 from setblock.data.encoding import shape_of, value_of
 from setblock.data.records import records_of
 from setblock.data.section import DataSection
+from setblock.decoding.answer.text import Prompt
 from setblock.decoding.generate import generate_batch
-from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.text import Prompt
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.files import whole_lines
 from setblock.model.sbd_model import SBDModel

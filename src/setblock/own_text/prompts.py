@@ -10,13 +10,13 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
-from setblock.engine.offline import answered, limits_for
+from setblock.engine.offline.offline import answered, limits_for
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError
 from setblock.files import whole_lines
-from setblock.model.protocol import LanguageModel
+from setblock.model.protocol.language_model import LanguageModel
 
 _HERE = "\ue000"  # represents what the user writes
 _AT_ONCE = 32

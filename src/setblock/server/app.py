@@ -15,10 +15,10 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from setblock.decoding.samplers import SAMPLERS
-from setblock.decoding.settings import METHODS, DecodingSettings
+from setblock.decoding.settings.table import METHODS, DecodingSettings
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
-from setblock.model.protocol import LanguageModel
+from setblock.model.protocol.language_model import LanguageModel
 from setblock.server.access import LOOPBACK_NAMES, AccessControl, Admission, Keys, host_patterns
 from setblock.server.body import BoundedBody
 from setblock.server.codec import Codec

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from setblock.decoding.text import Prompt, encode_prompt
+from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.errors import SetBlockError
 from setblock.server.errors import bad_request
 from setblock.structure.calls import CallForm, call_form

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from setblock.decoding.settings import REMOVED
+from setblock.decoding.settings.table import REMOVED
 from setblock.errors import SetBlockError
 
 UNKNOWN = "unknown_parameter"

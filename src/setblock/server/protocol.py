@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, create_model, model_validator
 
-from setblock.decoding.setting import Setting
-from setblock.decoding.settings import MAX_LOGPROBS, MAX_STOP_STRINGS, offered_by
+from setblock.decoding.settings.setting import Setting
+from setblock.decoding.settings.table import MAX_LOGPROBS, MAX_STOP_STRINGS, offered_by
 from setblock.server.errors import bad_request, unsupported
 from setblock.server.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHARACTERS, MOST, MOST_LISTED
 from setblock.server.tools import MAX_TOOLS, Body, Tool, ToolCall, ToolChoice

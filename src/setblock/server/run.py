@@ -13,7 +13,7 @@ from types import FrameType
 import uvicorn
 
 from setblock.errors import SetBlockError
-from setblock.model.protocol import LanguageModel
+from setblock.model.protocol.language_model import LanguageModel
 from setblock.server.app import ServerConfig, create_app
 from setblock.server.logs import log_config
 from setblock.server.serving import Serving

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from setblock.decoding.generate import Generation
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.progress import Progress
 from setblock.engine.request import QueueFull, Request
 from setblock.errors import SetBlockError

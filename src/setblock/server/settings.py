@@ -3,8 +3,8 @@
 import secrets
 from typing import Any
 
-from setblock.decoding.asked import settings_asked
-from setblock.decoding.settings import DecodingSettings, offered_by
+from setblock.decoding.settings.asked import settings_asked
+from setblock.decoding.settings.table import DecodingSettings, offered_by
 from setblock.errors import SetBlockError
 from setblock.server.errors import ApiError, bad_request, from_settings
 from setblock.server.limits import MOST

@@ -7,7 +7,7 @@ from pydantic import Field
 from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError, one_line
-from setblock.model.adapter import gated, quiet_peft
+from setblock.model.adapter.adapter import gated, quiet_peft
 from setblock.model.sbd_model import SBDModel
 from setblock.section import Section
 

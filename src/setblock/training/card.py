@@ -14,7 +14,7 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
 from setblock.files import write_whole
-from setblock.model.named import NAMED_MODELS, is_named
+from setblock.model.loading.named import NAMED_MODELS, is_named
 from setblock.training.checkpoints import without_nulls
 from setblock.training.metrics import read_metrics
 

@@ -26,9 +26,9 @@ from setblock.data.documents import Document
 from setblock.data.packing import RowCollator, RowDataset, pack
 from setblock.data.rows import rows_of, use_chat_template
 from setblock.errors import SetBlockError
-from setblock.model.attention import LAYERED
-from setblock.model.document_attention import document_attention
-from setblock.model.gate import gate_of
+from setblock.model.adapter.gate import gate_of
+from setblock.model.attention.attention import LAYERED
+from setblock.model.attention.document_attention import document_attention
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapters import add_adapter
 from setblock.training.collator import Preparation

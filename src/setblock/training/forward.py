@@ -11,10 +11,16 @@ from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError
 from setblock.masks import MaskMod, train_mask
-from setblock.model.attention import AttentionMask, attention_mask, layer_windows, plan_of
-from setblock.model.clean_keys import CleanKeys
-from setblock.model.document_attention import Half, attends_runs, document_attention, document_masks, layout_of
-from setblock.model.forward import Take, logits_at
+from setblock.model.attention.attention import AttentionMask, attention_mask, layer_windows, plan_of
+from setblock.model.attention.clean_keys import CleanKeys
+from setblock.model.attention.document_attention import (
+    Half,
+    attends_runs,
+    document_attention,
+    document_masks,
+    layout_of,
+)
+from setblock.model.runners.forward import Take, logits_at
 from setblock.training.cross_entropy import LOGITS_AT_ONCE, losses_at_once, losses_in_chunks
 from setblock.training.distillation import Distillation, LogitsOf, logits_of_hidden
 from setblock.training.head import SplitHead

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from setblock.model.clean_keys import CleanKeys
-from setblock.model.gate import gate_of
+from setblock.model.adapter.gate import gate_of
+from setblock.model.attention.clean_keys import CleanKeys
 from setblock.training.distillation import LogitsOf, logits_of_hidden
 from setblock.training.forward import training_logits
 from setblock.training.head import split_head

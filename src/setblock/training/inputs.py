@@ -15,7 +15,7 @@ from torch import Tensor
 
 from setblock.data.packing import IGNORE, PADDING
 from setblock.masks import CLEAN
-from setblock.model.document_attention import Half, RowRuns, Run
+from setblock.model.attention.document_attention import Half, RowRuns, Run
 from setblock.training.noising import Noising, NoisyHalf, noise_row
 
 RUN_LENGTH = 64

@@ -14,7 +14,7 @@ from setblock.data.packing import RowCollator, RowDataset
 from setblock.data.rows import rows_of, use_chat_template
 from setblock.data.statistics import Statistics, statistics_of
 from setblock.errors import ParameterError, SetBlockError
-from setblock.model.facts import read_facts
+from setblock.model.protocol.facts import read_facts
 from setblock.training.collator import Preparation
 from setblock.training.config import SBDConfig
 from setblock.training.inputs import TrainingInputs

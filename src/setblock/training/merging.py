@@ -6,7 +6,7 @@ Knows runs, their checkpoints and PEFT's folders. Knows nothing of training loop
 from pathlib import Path
 
 from setblock.errors import SetBlockError, one_line
-from setblock.model.adapter import ADAPTER_FOLDER
+from setblock.model.adapter.adapter import ADAPTER_FOLDER
 from setblock.training.checkpoints import recorded_recipe
 from setblock.training.result import merge
 from setblock.training.train import prepared_model

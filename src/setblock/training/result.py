@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from setblock.errors import SetBlockError
-from setblock.model.adapter import quiet_peft
-from setblock.model.completeness import Sums, refuse_loss, stored_sums, sums_of
+from setblock.model.adapter.adapter import quiet_peft
 from setblock.model.sbd_model import SBDModel
+from setblock.model.weights.completeness import Sums, refuse_loss, stored_sums, sums_of
 from setblock.training.adapters import AdapterSection
 from setblock.training.trained import raise_together, trained_tensors
 from setblock.training.trainer import SBDTrainer

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import TrainingArguments
 
 from setblock.errors import SetBlockError
-from setblock.model.adapter import switch_off
+from setblock.model.adapter.adapter import switch_off
 
 
 def is_sharded(args: TrainingArguments) -> bool:

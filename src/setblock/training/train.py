@@ -25,8 +25,8 @@ from setblock.data.rows import RecipeRows, corpus_texts, rows_of, use_chat_templ
 from setblock.data.section import DataSection
 from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError, one_line
-from setblock.model.loading import NotTrainedForBlocks, load, load_tokenizer, refuse_unsupported
-from setblock.model.probe import plan_attention
+from setblock.model.loading.loading import NotTrainedForBlocks, load, load_tokenizer, refuse_unsupported
+from setblock.model.probe.probe import plan_attention
 from setblock.model.sbd_model import SBDModel
 from setblock.training.alarms import NTPLossAlarm
 from setblock.training.card import write_card

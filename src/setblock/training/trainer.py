@@ -15,10 +15,10 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
-from setblock.model.adapter import uncast_inputs
-from setblock.model.attention import plan_of
-from setblock.model.document_attention import attends_runs, document_attention
-from setblock.model.gate import gate_of
+from setblock.model.adapter.adapter import uncast_inputs
+from setblock.model.adapter.gate import gate_of
+from setblock.model.attention.attention import plan_of
+from setblock.model.attention.document_attention import attends_runs, document_attention
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapters import AdapterSection, add_adapter
 from setblock.training.collator import EVALUATION, Preparation, SBDCollator

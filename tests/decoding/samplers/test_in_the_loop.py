@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 from answers import answers
 from families import MODES, tiny_sbd
 from setblock.decoding.samplers import SAMPLERS
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 
 # Random weights are unsure of everything: where the defaults would reveal one token a pass, looser ones that don't
 LOOSER = {

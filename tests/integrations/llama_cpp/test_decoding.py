@@ -12,9 +12,9 @@ from answers import answers, assert_same
 from running import Log
 from setblock import DecodingSettings
 from setblock.data.tasks import task_named
+from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.generate import generate, stream
 from setblock.decoding.samplers import EntropyBounded, LeftToRight
-from setblock.decoding.text import encode_prompt
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
@@ -151,7 +151,7 @@ def test_an_untrained_file_drafts_by_lookup(tmp_path: Path, pair: Pair, prompts:
     sbd, _ = pair()
     sbd.facts = None
     write_gguf(sbd, tmp_path / "plain.gguf", weights="f32")
-    with pytest.warns(setblock.model.loading.NotTrainedForBlocks):
+    with pytest.warns(setblock.model.loading.loading.NotTrainedForBlocks):
         llama = load(tmp_path / "plain.gguf", EXACT)
     assert llama.facts is None
     repeating = (prompts[1][:6] * 6)[:30]

@@ -21,10 +21,10 @@ from answers import answers
 from families import tiny_model, tiny_sbd
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import ConfidenceThreshold, EntropyBounded, EntropyPrefix
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.integrations.transformers import generate, sbd_generate
-from setblock.model.loading import load
+from setblock.model.loading.loading import load
 from setblock.model.sbd_model import SBDModel
 
 from .conftest import NEW, PAD, padded

@@ -15,7 +15,7 @@ from typing import Any
 
 from setblock.data.tasks.word_problems import WordProblem, word_problems
 from setblock.integrations.vllm.command import overrides_for, vllm_command
-from setblock.model.bundled import BUNDLED_MODEL
+from setblock.model.loading.bundled import BUNDLED_MODEL
 
 START_SECONDS = 900.0
 SIZES: dict[str, Any] = {

@@ -12,7 +12,7 @@ from families import tiny_sbd
 from integrations.slot_engine import generated
 from integrations.vllm.engines import offline
 from setblock.decoding.samplers import EntropyPrefix
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.integrations.vllm.architectures import STOCK
 from setblock.model.sbd_model import SBDModel
 

@@ -14,9 +14,9 @@ import setblock
 from integrations.slot_engine import generated
 from integrations.vllm.engines import ask, figure, offline, passes_so_far, problems
 from setblock.data.tasks.word_problems import answer_in
+from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.samplers import EntropyPrefix, Factor
-from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.text import encode_prompt
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.integrations.vllm import vllm_api
 
 COUNT = int(os.environ.get("SETBLOCK_VLLM_PROBLEMS", "4"))

@@ -10,9 +10,9 @@ import pytest
 import setblock
 from integrations.vllm.engines import as_json, metrics, problems, served, told
 from setblock.decoding.samplers import EntropyPrefix
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.integrations.vllm.command import overrides_for
-from setblock.model.bundled import BUNDLED_MODEL
+from setblock.model.loading.bundled import BUNDLED_MODEL
 
 pytestmark = pytest.mark.servers
 QUESTION = problems(1)[0].question

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind, RowDrafts, Standing
 from setblock.decoding.drafts.costs import TimedPass
-from setblock.decoding.plan import PassPlan, Span, fixed_widths
-from setblock.decoding.state import BatchState
-from setblock.decoding.terms import RowTerms
-from setblock.model.protocol import Runner
+from setblock.decoding.settings.terms import RowTerms
+from setblock.decoding.state.state import BatchState
+from setblock.decoding.step.plan import PassPlan, Span, fixed_widths
+from setblock.model.protocol.language_model import Runner
 
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 

@@ -5,11 +5,11 @@ Classes are imported on first use: `setblock --help` lists the samplers without 
 
 from typing import TYPE_CHECKING, Any
 
-from setblock.decoding.named_samplers import SAMPLERS
+from setblock.decoding.samplers.named import SAMPLERS
 
 if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` finds them
-    from setblock.decoding.sampler import BlockView, Dial, Memory, Sampler, Selection, at_least_one
     from setblock.decoding.samplers.adaptive_confidence import AdaptiveConfidence
+    from setblock.decoding.samplers.base import BlockView, Dial, Memory, Sampler, Selection, at_least_one
     from setblock.decoding.samplers.confidence_threshold import ConfidenceThreshold
     from setblock.decoding.samplers.confident_prefix import ConfidentPrefix
     from setblock.decoding.samplers.credit_decoding import CreditDecoding
@@ -53,9 +53,9 @@ _OF_A_SAMPLER = ("BlockView", "Dial", "Memory", "Sampler", "Selection", "at_leas
 
 def __getattr__(name: str) -> Any:
     if name in _OF_A_SAMPLER:
-        from setblock.decoding import sampler
+        from setblock.decoding.samplers import base
 
-        return getattr(sampler, name)
+        return getattr(base, name)
     if not name.startswith("_"):
         for kind in SAMPLERS.in_this_package().values():
             if kind.__name__ == name:

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import torch
 
-from setblock.decoding.ranges import check_range
-from setblock.decoding.sampler import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.samplers.base import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.settings.ranges import check_range
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class AdaptiveConfidence:
         check_range("lower", self.lower, 0, self.upper)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.sampler.Sampler`."""
+        """See `setblock.decoding.samplers.base.Sampler`."""
         past = block.memory.get(
             "confidence", torch.zeros_like(block.confidence)
         )  # [B, k], 0 where nothing was revealed

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import torch
 
-from setblock.decoding.ranges import check_range
-from setblock.decoding.sampler import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.samplers.base import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.settings.ranges import check_range
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ConfidentPrefix:
         check_range("threshold", self.threshold, 0, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.sampler.Sampler`."""
+        """See `setblock.decoding.samplers.base.Sampler`."""
         confident = (block.confidence >= self.threshold) | ~block.candidates
         column = torch.arange(confident.shape[-1], device=confident.device).expand_as(confident)
         return Selection(at_least_one(confident.cumprod(dim=-1).bool(), block, score=-column.float()))

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import torch
 
-from setblock.decoding.ranges import check_range
-from setblock.decoding.sampler import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.samplers.base import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.settings.ranges import check_range
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class CreditDecoding:
         check_range("power", self.power, 0, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.sampler.Sampler`."""
+        """See `setblock.decoding.samplers.base.Sampler`."""
         credit = block.memory.get("credit", torch.zeros_like(block.logits)) * self.decay  # [B, k, V]
         earned = torch.where(block.candidates, block.confidence**self.power, 0)  # [B, k]
         credit = credit.scatter_add(-1, block.logits.argmax(dim=-1, keepdim=True), earned[..., None])

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import torch
 
-from setblock.decoding.ranges import check_range
-from setblock.decoding.sampler import BlockView, Dial, Selection
+from setblock.decoding.samplers.base import BlockView, Dial, Selection
+from setblock.decoding.settings.ranges import check_range
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Dilated:
         check_range("stride", self.stride, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.sampler.Sampler`."""
+        """See `setblock.decoding.samplers.base.Sampler`."""
         strides = [self.stride]
         while strides[-1] > 1:
             strides.append(strides[-1] // 2)

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import torch
 
-from setblock.decoding.ranges import check_range
-from setblock.decoding.sampler import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.samplers.base import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.settings.ranges import check_range
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class DistancePenalty:
         check_range("penalty", self.penalty, 0)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.sampler.Sampler`."""
+        """See `setblock.decoding.samplers.base.Sampler`."""
         column = torch.arange(block.candidates.shape[-1], device=block.candidates.device)
         leftmost = block.candidates.long().argmax(dim=-1, keepdim=True)  # [B, 1]
         distance = (column - leftmost).clamp(min=0)  # [B, k]

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 
-from setblock.decoding.ranges import check_range
-from setblock.decoding.sampler import BlockView, Dial, Selection
+from setblock.decoding.samplers.base import BlockView, Dial, Selection
+from setblock.decoding.settings.ranges import check_range
 from setblock.errors import ParameterError
 
 Proxy = Literal["entropy", "confidence", "margin"]
@@ -41,7 +41,7 @@ class EntropyBounded:
             raise ParameterError(f"proxy must be one of {', '.join(PROXIES)}, not {self.proxy!r}")
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.sampler.Sampler`."""
+        """See `setblock.decoding.samplers.base.Sampler`."""
         doubt = block.entropy if self.proxy == "entropy" else -getattr(block, self.proxy)  # [B, k]
         ordered, order = doubt.where(block.candidates, math.inf).sort(dim=-1, stable=True)  # [B, k]
         entropy = ordered if self.proxy == "entropy" else block.entropy.gather(-1, order)

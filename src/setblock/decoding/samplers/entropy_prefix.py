@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import torch
 
-from setblock.decoding.ranges import check_range
-from setblock.decoding.sampler import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.samplers.base import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.settings.ranges import check_range
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class EntropyPrefix:
         check_range("gamma", self.gamma, 0)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.sampler.Sampler`."""
+        """See `setblock.decoding.samplers.base.Sampler`."""
         entropy = block.entropy.where(block.candidates, 0)  # [B, k]
         column = torch.arange(entropy.shape[-1], device=entropy.device).expand_as(entropy)
         return Selection(at_least_one(entropy.cumsum(dim=-1) <= self.gamma, block, score=-column.float()))

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from setblock.decoding.ranges import check_range
-from setblock.decoding.sampler import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.samplers.base import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.settings.ranges import check_range
 
 
 @dataclass(frozen=True)
@@ -27,5 +27,5 @@ class EntropyThreshold:
         check_range("threshold", self.threshold, 0)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.sampler.Sampler`."""
+        """See `setblock.decoding.samplers.base.Sampler`."""
         return Selection(at_least_one(block.entropy <= self.threshold, block, score=-block.entropy))

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import torch
 
-from setblock.decoding.ranges import check_range
-from setblock.decoding.sampler import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.samplers.base import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.settings.ranges import check_range
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Factor:
         check_range("factor", self.factor, 0)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.sampler.Sampler`."""
+        """See `setblock.decoding.samplers.base.Sampler`."""
         confidence = block.confidence.where(block.candidates, -torch.inf)
         ordered, order = confidence.sort(dim=-1, descending=True, stable=True)  # [B, k]
         n = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device)

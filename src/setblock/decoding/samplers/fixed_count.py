@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import torch
 
-from setblock.decoding.ranges import check_range
-from setblock.decoding.sampler import BlockView, Dial, Selection
+from setblock.decoding.samplers.base import BlockView, Dial, Selection
+from setblock.decoding.settings.ranges import check_range
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class FixedCount:
         check_range("count", self.count, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.sampler.Sampler`."""
+        """See `setblock.decoding.samplers.base.Sampler`."""
         confidence = block.confidence.where(block.candidates, -torch.inf)
         rank = confidence.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)  # [B, k]
         return Selection((rank < self.count) & block.candidates)

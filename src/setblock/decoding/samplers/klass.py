@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from setblock.decoding.ranges import check_range
-from setblock.decoding.sampler import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.samplers.base import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.settings.ranges import check_range
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Klass:
         check_range("passes", self.passes, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.sampler.Sampler`."""
+        """See `setblock.decoding.samplers.base.Sampler`."""
         before = block.memory.get("probs", torch.zeros_like(block.probs))  # [B, k, V], all 0 where there is none
         run = block.memory.get("run", torch.zeros_like(block.candidates, dtype=torch.long))  # [B, k]
         is_stable = (before > 0).any(dim=-1) & (_divergence(block.probs, before) <= self.max_kl)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from setblock.decoding.ranges import check_range
-from setblock.decoding.sampler import BlockView, Dial, Selection
+from setblock.decoding.samplers.base import BlockView, Dial, Selection
+from setblock.decoding.settings.ranges import check_range
 
 
 @dataclass(frozen=True)
@@ -27,5 +27,5 @@ class LeftToRight:
         check_range("count", self.count, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.sampler.Sampler`."""
+        """See `setblock.decoding.samplers.base.Sampler`."""
         return Selection(block.candidates & (block.candidates.cumsum(dim=-1) <= self.count))

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import torch
 
-from setblock.decoding.ranges import check_range
-from setblock.decoding.sampler import BlockView, Dial, Selection
+from setblock.decoding.samplers.base import BlockView, Dial, Selection
 from setblock.decoding.samplers.entropy_bounded import PAPER_GAMMAS, EntropyBounded
+from setblock.decoding.settings.ranges import check_range
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Spaced:
         check_range("gap", self.gap, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.sampler.Sampler`."""
+        """See `setblock.decoding.samplers.base.Sampler`."""
         wanted = EntropyBounded(self.gamma).select(block).reveal
         column = torch.arange(wanted.shape[-1], device=wanted.device)
         is_near = (column[:, None] - column).abs() < self.gap  # [k, k]

@@ -5,7 +5,8 @@
     learn_then_test.py  which setting of a sweep is chosen
     checkpoint.py       where the result is written
 
-docs/calibration.md says what is guaranteed and how. `setblock.decoding.calibrated` is what a request makes of the result.
+docs/calibration.md says what is guaranteed and how. `setblock.decoding.settings.calibrated` is what a
+request makes of the result.
 """
 
 from setblock.evaluation.calibration.learn_then_test import Calibration, calibrate, check_enough

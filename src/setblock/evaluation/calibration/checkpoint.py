@@ -8,8 +8,8 @@ from pathlib import Path
 
 from setblock.errors import ParameterError, SetBlockError
 from setblock.evaluation.calibration.learn_then_test import Calibration
-from setblock.model.bundled import BUNDLED_MODEL
-from setblock.model.checkpoint_facts import copy_checkpoint, write_facts
+from setblock.model.loading.bundled import BUNDLED_MODEL
+from setblock.model.loading.checkpoint_facts import copy_checkpoint, write_facts
 from setblock.model.sbd_model import SBDModel
 
 

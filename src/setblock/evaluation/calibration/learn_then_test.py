@@ -15,7 +15,7 @@ from typing import Any
 from setblock.errors import ParameterError
 from setblock.evaluation.calibration.tolerance import Tolerance
 from setblock.evaluation.result import Result
-from setblock.model.calibrations import CalibratedSetting
+from setblock.model.protocol.calibrations import CalibratedSetting
 
 ORDERING_SHARE = 0.25
 _FASTER = 1.05  # a setting worth a test is at least this much faster than the last one before it

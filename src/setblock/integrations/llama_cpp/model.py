@@ -1,6 +1,6 @@
 """Run a GGUF file in llama.cpp as a model that decoding can drive.
 
-Knows what `setblock.model.protocol` asks for. Knows nothing of how a pass is decoded.
+Knows what `setblock.model.protocol.language_model` asks for. Knows nothing of how a pass is decoded.
 """
 
 from pathlib import Path
@@ -14,11 +14,11 @@ from setblock.integrations.llama_cpp.library import ModelFile, library
 from setblock.integrations.llama_cpp.options import LlamaOptions
 from setblock.integrations.llama_cpp.probe import PROBED_SEQUENCES, own_sequence
 from setblock.integrations.llama_cpp.runner import LlamaRunner
-from setblock.model.draft_text import DraftText
-from setblock.model.facts import SBDFacts
-from setblock.model.gguf import end_of_text_in, facts_in, tokenizer_in
-from setblock.model.loading import warn_if_untrained
-from setblock.model.source import check_gguf
+from setblock.model.loading.gguf import end_of_text_in, facts_in, tokenizer_in
+from setblock.model.loading.loading import warn_if_untrained
+from setblock.model.loading.source import check_gguf
+from setblock.model.protocol.draft_text import DraftText
+from setblock.model.protocol.facts import SBDFacts
 
 
 class TokenizerDiffers(SetBlockWarning):
@@ -26,7 +26,7 @@ class TokenizerDiffers(SetBlockWarning):
 
 
 class LlamaModel:
-    """Implement `LanguageModel` of `setblock.model.protocol` by llama.cpp.
+    """Implement `LanguageModel` of `setblock.model.protocol.language_model` by llama.cpp.
 
     Attributes:
         path: the file.
@@ -71,13 +71,13 @@ class LlamaModel:
         return self._own is not None
 
     def runner(self, *, rows: int, capacity: int) -> LlamaRunner:
-        """See `setblock.model.protocol.LanguageModel`."""
+        """See `setblock.model.protocol.language_model.LanguageModel`."""
         runner = LlamaRunner(Context(self._file, self.options, cells=rows * capacity), own=self._own, rows=rows)
         runner.place((), range(rows))
         return runner
 
     def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> LlamaRunner:
-        """See `setblock.model.protocol.LanguageModel`."""
+        """See `setblock.model.protocol.language_model.LanguageModel`."""
         return LlamaRunner(Context(self._file, self.options, cells=pages * page_tokens), own=self._own, rows=rows)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from setblock.decoding.asked import sampler_told, settings_asked
-from setblock.decoding.settings import POINT, DecodingSettings, offered_by
+from setblock.decoding.settings.asked import sampler_told, settings_asked
+from setblock.decoding.settings.table import POINT, DecodingSettings, offered_by
 from setblock.errors import ParameterError
 
 _OF_THE_MODEL = ("method", *POINT, "seed")

@@ -21,14 +21,14 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from setblock.decoding.generate import Generation, open_batch
-from setblock.decoding.settings import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 from setblock.evaluation.exam import TimedAnswers
 from setblock.evaluation.likelihood import Likelihood, likelihoods
 from setblock.integrations.lm_eval.arguments import described, request_settings, settings_from
 from setblock.integrations.lm_eval.figures import figures_of
-from setblock.model.bundled import BUNDLED_MODEL
-from setblock.model.loading import load
+from setblock.model.loading.bundled import BUNDLED_MODEL
+from setblock.model.loading.loading import load
 from setblock.model.sbd_model import SBDModel
 
 DEFAULT_MAX_GEN_TOKS = 256  # as the harness's own models have it

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from setblock.decoding.defaults import usual_block_size
+from setblock.decoding.settings.defaults import usual_block_size
 from setblock.errors import ParameterError, SetBlockError, check_at_least, check_one_of
 from setblock.integrations.vllm.architectures import PREFIX, STOCK
 from setblock.integrations.vllm.config import facts_of
-from setblock.model.bundled import BUNDLED_MODEL
-from setblock.model.loading import load_tokenizer
+from setblock.model.loading.bundled import BUNDLED_MODEL
+from setblock.model.loading.loading import load_tokenizer
 
 Decoding = Literal["blocks", "plain", "ngram"]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}

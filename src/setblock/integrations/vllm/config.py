@@ -6,7 +6,7 @@ from setblock.errors import SetBlockError
 from setblock.integrations.vllm import vllm_api
 from setblock.integrations.vllm.architectures import PREFIX
 from setblock.integrations.vllm.parameters import Served
-from setblock.model.facts import SBDFacts, read_facts
+from setblock.model.protocol.facts import SBDFacts, read_facts
 
 ADMISSION = "setblock.integrations.vllm.admission:BlockAdmission"
 # Not read from generation_config.json: block decoding has its own defaults, and vLLM refuses a request with another

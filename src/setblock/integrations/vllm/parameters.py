@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from setblock.decoding.asked import sampler_told, settings_asked
-from setblock.decoding.calibrated import with_calibration
-from setblock.decoding.settings import POINT, DecodingSettings, offered_by
+from setblock.decoding.settings.asked import sampler_told, settings_asked
+from setblock.decoding.settings.calibrated import with_calibration
+from setblock.decoding.settings.table import POINT, DecodingSettings, offered_by
 from setblock.errors import ParameterError
-from setblock.model.facts import SBDFacts
+from setblock.model.protocol.facts import SBDFacts
 
 # vLLM's own name of a request's block size: its scheduler reads it.
 BLOCK_SIZE_OF_VLLM = "diffusion_canvas_length"

@@ -15,17 +15,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from setblock.decoding.defaults import draft_lookup_for
-from setblock.decoding.feed import next_feed
-from setblock.decoding.joining import joined, taken
-from setblock.decoding.loop import absorb
-from setblock.decoding.opening import open_state
-from setblock.decoding.plan import Part, PassPlan
-from setblock.decoding.policy import Policy, companions_of, open_policy
-from setblock.decoding.settings import DecodingSettings
-from setblock.decoding.state import BatchState
-from setblock.decoding.terms import RowTerms
-from setblock.model.facts import SBDFacts
+from setblock.decoding.settings.defaults import draft_lookup_for
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.settings.terms import RowTerms
+from setblock.decoding.state.joining import joined, taken
+from setblock.decoding.state.opening import open_state
+from setblock.decoding.state.state import BatchState
+from setblock.decoding.step.absorb import absorb
+from setblock.decoding.step.feed import next_feed
+from setblock.decoding.step.plan import Part, PassPlan
+from setblock.decoding.step.policy import Policy, companions_of, open_policy
+from setblock.model.protocol.facts import SBDFacts
 
 
 class BlockSlots:

@@ -1,0 +1,1 @@
+"""Report what passes did to people: text, events, records, finished answers."""

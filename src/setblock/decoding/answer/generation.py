@@ -1,0 +1,71 @@
+"""Define a finished answer."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from setblock.decoding.answer.record import PassCounts, TokenLogprobs
+
+FinishReason = Literal["stop", "length", "error", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Describe why an answer could not continue.
+
+    Attributes:
+        message: one line.
+        is_of_form: whether nothing that may be chosen fits the form of the answer; otherwise the model is at fault.
+    """
+
+    message: str
+    is_of_form: bool
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Hold a finished answer.
+
+    Attributes:
+        text: the answer without special tokens, cut before a stop string.
+        token_ids: its tokens, including the end-of-text, up to the token that completed a stop string.
+        finish_reason: `stop` at an end-of-text or stop string, `length` at the limit, `error` if the model's logits were not
+            numbers or left no token that may come next, `cancelled` if the request was cancelled.
+        passes: forward passes by kind.
+        drafted: in method `exact`, drafted tokens that were checked.
+        accepted: those of them that were right. The others cost time and gave nothing.
+        revealed_by: for each token, the number of the pass that revealed it. 0 is the prefill.
+        entropy: for each token, its entropy in nats when it was revealed.
+        logprobs: for each token, its log-probability, if requested.
+        seconds: wall-clock time from the prompt to the end, of the whole batch or of a request to the engine.
+        method: `sbd`, `exact` or `ntp`.
+        error: why the answer ended with `error`, else None.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    passes: PassCounts
+    revealed_by: list[int]
+    entropy: list[float]
+    logprobs: list[TokenLogprobs] | None
+    seconds: float
+    method: str
+    error: Failure | None = None
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of generated tokens, including the end-of-text."""
+        return len(self.token_ids)
+
+    @property
+    def num_forwards(self) -> int:
+        """Return the number of forward passes of all kinds, including the prefill."""
+        return self.passes.total
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Return the tokens per forward pass, including the prefill. It is exactly 1 for method `ntp`, and 0 without
+        any pass."""
+        return self.num_tokens / max(1, self.num_forwards)

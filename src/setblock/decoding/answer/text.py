@@ -1,0 +1,226 @@
+"""Encode prompts as token ids, and decode revealed tokens as a stream of text.
+
+Knows tokenizers. A prompt's text is always plain text: where it holds a special token's name, the name is spelled out and
+never becomes the token.
+"""
+
+import json
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from setblock.decoding.companions.companion import Companion
+from setblock.decoding.settings.setting import whole
+from setblock.errors import SetBlockError, SetBlockWarning
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+class DroppedSystemMessage(SetBlockWarning):
+    """Warn that a system message does not reach the model."""
+
+
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Prompt,
+    *,
+    raw: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> list[int]:
+    """Return the token ids of a prompt.
+
+    Args:
+        prompt: a text, token ids, or chat messages with `role` and `content`; the content is a text, or parts of type `text`
+            as OpenAI has them. A text becomes a user message where the tokenizer has a chat template.
+        raw: continue the text as it stands, without the chat template.
+        tools: functions that a chat may call, as OpenAI describes them.
+
+    Raises:
+        SetBlockError: the prompt is empty or none of these, or has messages and the tokenizer no chat template.
+    """
+    if isinstance(prompt, str):
+        text = _checked_text(prompt, "prompt")
+        if not text.strip():
+            raise SetBlockError("prompt must not be empty")
+        if raw or tokenizer.chat_template is None:
+            return list(tokenizer(text, split_special_tokens=True).input_ids)
+        return _encode_chat(tokenizer, [{"role": "user", "content": text}])
+    parts = _listed(prompt)
+    if not parts:
+        raise SetBlockError("prompt must not be empty")
+    if isinstance(parts[0], str):
+        raise SetBlockError("prompt must be one prompt, not a list of texts: generate_batch answers a list of prompts")
+    if not isinstance(parts[0], Mapping):
+        return [whole("token ids of prompt", each) for each in parts]
+    messages = checked_messages(parts)
+    if tokenizer.chat_template is None:
+        raise SetBlockError("chat messages need a tokenizer with a chat template, and this one has none")
+    return _encode_chat(tokenizer, messages, tools)
+
+
+def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return chat messages whose contents are plain texts.
+
+    Raises:
+        SetBlockError: one is no object with a `role` and a `content`; the message names it, from 1.
+    """
+    checked = []
+    for number, message in enumerate(messages, start=1):
+        where = f"message {number} of the prompt"
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise SetBlockError(f"{where} must be an object with role and content, not {message!r}")
+        content = message.get("content")
+        if isinstance(content, list | tuple) and all(_is_text_part(part) for part in content):
+            content = "".join(part["text"] for part in content)
+        if not isinstance(content, str):
+            raise SetBlockError(f"content of {where} must be a text, or parts of type 'text', not {content!r}")
+        checked.append({**message, "content": _checked_text(content, f"content of {where}")})
+    return checked
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _checked_text(text: str, name: str) -> str:
+    """Refuse half of a pair of UTF-16, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SetBlockError(f"{name} must be valid Unicode, and has {text[error.start]!r} at {error.start}") from error
+    return text
+
+
+def _listed(prompt: Any) -> list[Any]:
+    """Return the parts of a prompt that is no text; a tensor or an array holds token ids."""
+    found = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if not isinstance(found, list | tuple | range):
+        raise SetBlockError(f"prompt must be a text, token ids or chat messages, not {prompt!r}")
+    return list(found)
+
+
+def _encode_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> list[int]:
+    calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
+    if _names_special_token(tokenizer, json.dumps([calls, list(tools or ())], ensure_ascii=False)):
+        raise SetBlockError("tools and their calls must not name special tokens of the model")
+    if not any(_names_special_token(tokenizer, message["content"]) for message in messages):
+        rendered = _render(tokenizer, messages, tools)
+        if any(each["role"] == "system" and each["content"].strip() not in rendered for each in messages):
+            warnings.warn("the model's chat template leaves out the system message", DroppedSystemMessage, stacklevel=4)
+        return list(_encode(tokenizer, rendered, plain=False))
+    # Render the template around placeholders, so that what it writes and what the user wrote stay apart, wherever it puts
+    # a message, and however often.
+    marked = [{**m, "content": f"\ue000{index}\ue001"} for index, m in enumerate(messages)]
+    rendered = _render(tokenizer, marked, tools)
+    ids: list[int] = []
+    for part, piece in enumerate(re.split("\ue000(\\d+)\ue001", rendered)):
+        is_content = part % 2 == 1
+        ids += _encode(tokenizer, messages[int(piece)]["content"] if is_content else piece, plain=is_content)
+    return ids
+
+
+def _render(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+) -> str:
+    more = {"tools": list(tools)} if tools else {}
+    try:
+        rendered = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **more)
+    except TemplateError as error:
+        raise SetBlockError(f"the model's chat template refuses this chat: {error}") from error
+    assert isinstance(rendered, str)
+    return rendered
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, plain: bool) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=plain).input_ids)
+
+
+def _names_special_token(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
+    return any(token.content in text for token in tokenizer.added_tokens_decoder.values() if token.special)
+
+
+class AnswerText(Companion):
+    """Build an answer's text token by token: append-only, whole characters only, cut before a stop string.
+
+    What is found does not depend on how many tokens come at once.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, stop: Sequence[str] = (), min_new_tokens: int = 0
+    ) -> None:
+        """Stop strings count only from the token after `min_new_tokens` on."""
+        self.text = ""
+        self._tokenizer, self._stop, self._min_new_tokens = tokenizer, tuple(stop), min_new_tokens
+        self.is_lazy = not self._stop
+        self._token_ids: list[int] = []
+        self._read = self._window = (
+            0  # tokens whose text is in `text`; where the window begins that the next are decoded in
+        )
+        self._given = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Return how many tokens were read."""
+        return len(self._token_ids)
+
+    def read(self, token_ids: Sequence[int], *, final: bool = False) -> None:
+        """Read more tokens, up to a stop string. `final`: no more will come, so half a character is all there will be of it."""
+        for token_id in token_ids:
+            if self.stop_length is not None:
+                return
+            self._token_ids.append(token_id)
+            self._decode(final=False)
+        if final and self.stop_length is None:
+            self._decode(final=True)
+
+    def take(self, *, final: bool = False) -> str:
+        """Return the text that became certain since the last call.
+
+        A character whose bytes have not all come is held back, and so is what may turn out to begin a stop string, unless
+        nothing more will come (`final`).
+        """
+        self.read([], final=final)
+        is_whole = final or self.stop_length is not None
+        certain = len(self.text) if is_whole else len(self.text) - self._held_back()
+        piece = self.text[self._given : certain]
+        self._given = max(certain, self._given)
+        return piece
+
+    def _decode(self, *, final: bool) -> None:
+        # Some tokenizers write a token differently at the beginning of a text, so the last few are decoded along.
+        known = decode_tokens(self._tokenizer, self._token_ids[self._window : self._read])
+        text = decode_tokens(self._tokenizer, self._token_ids[self._window :])
+        if len(text) <= len(known) or (text.endswith("\ufffd") and not final):
+            return
+        already = len(self.text)
+        self.text += text[len(known) :]
+        self._window, self._read = self._read, len(self._token_ids)
+        if len(self._token_ids) <= self._min_new_tokens:
+            return
+        found = [self.text.find(each, max(0, already - len(each) + 1)) for each in self._stop]
+        if any(place >= 0 for place in found):
+            self.text = self.text[: min(place for place in found if place >= 0)]
+            self.stop_length = len(self._token_ids)
+
+    def _held_back(self) -> int:
+        """Return the number of characters at the end of the text that are the beginning of a stop string."""
+        return max(
+            (n for each in self._stop for n in range(1, len(each)) if self.text.endswith(each[:n])),
+            default=0,
+        )
+
+
+def decode_tokens(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
+    """Return the text of token ids without special tokens."""
+    text = tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text

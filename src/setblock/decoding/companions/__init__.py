@@ -1,0 +1,1 @@
+"""Accompany rows: grammars, listeners, and how they restrict what may come next."""

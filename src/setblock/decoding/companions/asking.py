@@ -1,0 +1,144 @@
+"""Inform the companions of a batch's rows, and ask them which tokens may come next.
+
+Knows rows of tokens. Knows nothing of logits. Everything it needs of the device is for rows whose companions listen; without
+any, it costs nothing.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from setblock.decoding.answer.row_news import RowNews
+from setblock.decoding.companions.companion import Companion
+from setblock.decoding.state.state import BatchState
+
+
+@dataclass(eq=False)
+class Accompanied:
+    """Hold one row's companions and what they have heard.
+
+    Attributes:
+        companions: all of them.
+        heard: the tokens of the answer that they have received, as far as it goes without a gap.
+        num_read: how many of them were certain.
+        allowed: by place in the answer, what was allowed there when a token was put in its place; of places that are not
+            certain.
+        is_over: whether they know that no more will come.
+        is_stuck: whether no token that may be chosen is one that they allow, so that the answer ends in an error.
+    """
+
+    companions: tuple[Companion, ...]
+    heard: list[int] = field(default_factory=list)
+    num_read: int = 0
+    allowed: dict[int, Tensor] = field(default_factory=dict)
+    is_over: bool = False
+    is_stuck: bool = False
+
+    @property
+    def is_lazy(self) -> bool:
+        """Return whether no companion needs to hear of each pass at once."""
+        return all(each.is_lazy for each in self.companions)
+
+    @property
+    def guides(self) -> list[Companion]:
+        """Return the companions that restrict what may come next."""
+        return [each for each in self.companions if each.constrains]
+
+    def tell(self, token_ids: Sequence[int], *, certain: int, ends: Sequence[int], final: bool) -> int | None:
+        """Report what has changed, and return where the answer is to stop, in tokens, if it is.
+
+        Args:
+            token_ids: the answer from `num_read` on, as far as it goes without a gap.
+            certain: how long the answer is that will not change.
+        """
+        end = next((place + 1 for place, each in enumerate(token_ids) if each in ends), len(token_ids))
+        now, before = list(token_ids[:end]), self.heard[self.num_read :]
+        same = next((place for place, pair in enumerate(zip(now, before, strict=False)) if pair[0] != pair[1]), None)
+        same = min(len(now), len(before)) if same is None else same
+        for each in self.companions:
+            if same < len(before):
+                each.retract(len(before) - same)
+            if same < len(now):
+                each.reveal(now[same:])
+        self.heard[self.num_read :] = now
+        return self._read(certain, ends=ends, final=final)
+
+    def _read(self, certain: int, *, ends: Sequence[int], final: bool) -> int | None:
+        read = self.heard[self.num_read : certain]
+        if read and read[-1] in ends:
+            read.pop()
+        stop: int | None = None
+        for each in self.companions:  # the text comes last: it does not read what comes behind another's stop
+            kept = read if stop is None else read[: max(0, stop - self.num_read)]
+            each.read(kept, final=final)
+            if each.stop_length is not None:
+                stop = each.stop_length if stop is None else min(stop, each.stop_length)
+        for place in range(self.num_read, certain):
+            self.allowed.pop(place, None)
+        self.num_read = max(self.num_read, certain)
+        self.is_over = final
+        return stop
+
+
+class Companions:
+    """Hold the companions of the rows of a batch."""
+
+    def __init__(self, rows: Sequence[Accompanied]) -> None:
+        self.rows = list(rows)
+        self._listening = [row for row, each in enumerate(self.rows) if not each.is_lazy]
+        self.constrained = [row for row, each in enumerate(self.rows) if each.guides]
+
+    @classmethod
+    def joined(cls, parts: Sequence["Companions"]) -> "Companions":
+        """Return the companions of the rows of several batches."""
+        return cls([row for part in parts for row in part.rows])
+
+    def taken(self, rows: Iterable[int]) -> "Companions":
+        """Return the companions of `rows` only."""
+        return Companions([self.rows[row] for row in rows])
+
+    @property
+    def listens(self) -> bool:
+        """Return whether any companion has to hear of each pass at once."""
+        return bool(self._listening)
+
+    def hear(
+        self, state: BatchState, rows: Sequence[int] | None = None, *, news: Sequence[RowNews] | None = None
+    ) -> None:
+        """Report what has become of `rows`, or, after a pass, of those whose companions listen. Ends answers that one of them
+        wants to end. `news` of all rows, where they have been read, save a wait."""
+        rows = self._listening if rows is None else rows
+        if not rows:
+            return
+        if news is None:
+            stands = torch.stack([state.text_end, state.answer_end, state.finished], dim=1).tolist()
+        else:
+            stands = [(each.text_end, each.answer_end, each.finished) for each in news]
+        for row in rows:
+            each, terms = self.rows[row], state.terms[row]
+            if each.is_over:
+                continue
+            end, certain, is_final = stands[row]
+            start, end = terms.prompt_length + each.num_read, max(end, certain)
+            token_ids = None if news is None else news[row].tokens_between(start, end)
+            if token_ids is None:
+                token_ids = state.tokens[row, start:end].tolist()
+            certain -= terms.prompt_length
+            stop = each.tell(token_ids, certain=certain, ends=terms.ends, final=bool(is_final))
+            if stop is not None:
+                state.finish(row, end=terms.prompt_length + stop)
+
+    def fill(self, rows: Sequence[int], allowed: Tensor) -> None:
+        """Set `allowed` [n, V] bool to False where a token may not come next in `rows`."""
+        kinds: dict[type[Companion], list[tuple[int, Companion]]] = defaultdict(list)
+        for place, row in enumerate(rows):
+            for guide in self.rows[row].guides:
+                kinds[type(guide)].append((place, guide))
+        for kind, members in kinds.items():
+            part = torch.ones((len(members), allowed.shape[1]), dtype=torch.bool)
+            kind.fill([guide for _, guide in members], part)
+            for (place, _), of_guide in zip(members, part, strict=True):
+                allowed[place] &= of_guide

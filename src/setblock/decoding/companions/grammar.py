@@ -1,0 +1,58 @@
+"""Hold a row's answer to a form, by a grammar as a companion.
+
+Knows rows' terms and a walk through a grammar. Knows nothing of how a grammar is written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from setblock.decoding.companions.companion import Companion
+from setblock.decoding.settings.terms import RowTerms
+from setblock.errors import SetBlockError
+from setblock.structure.kinds import Structure
+from setblock.structure.matcher import Matcher
+
+
+class GrammarGuide(Companion):
+    """Restrict which tokens may come next in an answer of some form."""
+
+    constrains = True
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+
+    def reveal(self, token_ids: Sequence[int]) -> None:
+        """See `Companion`."""
+        self._matcher.advance(token_ids)
+
+    def retract(self, count: int) -> None:
+        """See `Companion`."""
+        self._matcher.go_back(count)
+
+    @classmethod
+    def fill(cls, members: Sequence[Self], allowed: Tensor) -> None:
+        """See `Companion`."""
+        for row, each in zip(allowed, members, strict=True):
+            each._matcher.fill(row)
+
+
+@dataclass(frozen=True)
+class GrammarMaker:
+    """Make guides for one form, over one tokenizer. See `CompanionMaker`."""
+
+    structure: Structure
+    tokenizer: PreTrainedTokenizerBase
+
+    def companion(self, terms: RowTerms, *, vocab_size: int) -> GrammarGuide:
+        """Return a guide at the beginning of an answer.
+
+        Raises:
+            SetBlockError: the form is not possible with this model.
+        """
+        if not terms.ends:
+            raise SetBlockError("structure needs a model with an end-of-text token: give stop_token_ids")
+        return GrammarGuide(Matcher(self.structure, self.tokenizer, ends=terms.ends))

@@ -1,0 +1,108 @@
+"""Copy drafts from the text, from where it was last as it is now (prompt lookup decoding), or from the model's draft text.
+
+Knows tokens and positions. Knows nothing of models. Method `exact` checks whatever is drafted, so a copy can only save passes.
+Shapes: B rows, C positions, k the largest block size.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from setblock.decoding.drafts.kinds import copied_kinds
+from setblock.decoding.state.state import BatchState
+from setblock.model.protocol.draft_text import LONGEST_MATCH, DraftText
+
+SURE = 0.5
+"""Nats. Of a token drafted with a smaller entropy, the model knows better than a copy."""
+
+
+class Copies(NamedTuple):
+    """Hold what was found for each row.
+
+    Attributes:
+        matched: [B] int64, how many tokens match, at most `LONGEST_MATCH`; 0 where nothing was found.
+        token_ids: [B, k] int64, the token at `start` and what followed it at the earlier place; anything where nothing was
+            found.
+    """
+
+    matched: Tensor
+    token_ids: Tensor
+
+
+def copied(tokens: Tensor, start: Tensor, *, size: int, others: DraftText | None = None) -> Copies:
+    """Return the continuation of the longest match of a text's end: the latest of equally long ones of up to `LONGEST_MATCH`
+    tokens. Another text's, if more tokens match there.
+
+    A match that ends right before the text's own end is continued automatically: after `a b a b` follows `a b`.
+
+    Args:
+        tokens: [B, C] int64, of which those up to `start` are known.
+        start: [B] int64, the position of the last known token.
+        size: k.
+        others: texts to copy from, besides each row's.
+    """
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    start = start[:, None]
+    # 1. At each position, how many tokens up to it equal those up to the end
+    is_same = torch.ones_like(tokens, dtype=torch.bool)
+    matched = torch.zeros_like(tokens)
+    for back in range(LONGEST_MATCH):
+        last = tokens.gather(1, (start - back).clamp(min=0))  # [B, 1]
+        is_same = is_same & (tokens.roll(back, dims=1) == last) & (positions >= back) & (start >= back)
+        matched = matched + is_same
+    matched = matched.masked_fill(positions >= start, 0)
+
+    # 2. The place of the longest, and what comes after it
+    place = (matched * tokens.shape[1] + positions).argmax(dim=1, keepdim=True)  # [B, 1]
+    steps = torch.arange(size, device=tokens.device)
+    period = (start - place).clamp(min=1)
+    own = Copies(matched.gather(1, place)[:, 0], tokens.gather(1, place + steps % period))
+    if others is None:
+        return own
+
+    # 3. Other texts
+    backwards = torch.arange(LONGEST_MATCH, device=tokens.device)
+    last = tokens.gather(1, (start - backwards).clamp(min=0))  # [B, LONGEST_MATCH]
+    elsewhere, place = others.find(last, start[:, 0] + 1)
+    continued = torch.cat([last[:, :1], others.tokens_from(place, size - 1)], dim=1)
+    is_longer = elsewhere > own.matched
+    return Copies(elsewhere.where(is_longer, own.matched), continued.where(is_longer[:, None], own.token_ids))
+
+
+class Draft(NamedTuple):
+    """Hold what a pass reveals: `token_ids` [B, k] int64, where `reveal` [B, k] bool says so."""
+
+    token_ids: Tensor
+    reveal: Tensor
+
+
+def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tensor) -> tuple[Draft, Tensor]:
+    """Return a pass's draft, with copies where the model is unsure, of exact rows whose block's first token is known; and [B,
+    k] the kind that each place is of if it is copied.
+
+    A copy holds as long as it agrees with every place before it of which the model is sure: places that earlier passes
+    revealed, and those that this one reveals with an entropy of at most `SURE`.
+
+    Args:
+        entropy: [B, k] float32, nats, of the distribution that each token of the draft was chosen from.
+        rows: [B] bool, rows that the pass was over, and whose tokens only the model decides.
+    """
+    # 1. The text up to the block's first token, and what followed it before
+    positions = state.block_positions
+    here = state.tokens.gather(1, positions)
+    ours = torch.where(draft.reveal, draft.token_ids, here)
+    has_first = state.revealed[:, 0] | draft.reveal[:, 0]
+    known = state.tokens.scatter(1, positions[:, :1], ours[:, :1])
+    copies = copied(known, state.block_start, size=positions.shape[1], others=state.draft_text)
+    rows = rows & has_first & (state.draft_lookup > 0) & (copies.matched >= state.draft_lookup)
+
+    # 2. Where the model says nothing better
+    is_sure = state.revealed | (draft.reveal & (entropy <= SURE))
+    is_sure[:, 0] = True  # next-token decoding's own choice
+    agrees = ~is_sure | (ours == copies.token_ids)
+    holds = pad(agrees[:, :-1].cumprod(dim=1), (1, 0), value=1).bool()
+    fill = rows[:, None] & holds & ~is_sure & state.candidates()
+    kinds = copied_kinds(copies.matched, positions.shape[1])
+    return Draft(torch.where(fill, copies.token_ids, draft.token_ids), draft.reveal | fill), kinds

@@ -1,0 +1,178 @@
+"""Find samplers by name, and turn a name with hyperparameters into a sampler and back.
+
+Knows the files of `samplers/`, plug-ins, and names. Knows nothing of any rule, and imports none before it is asked for.
+"""
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import MISSING, fields
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from setblock.errors import ParameterError, SetBlockError, did_you_mean
+
+if TYPE_CHECKING:
+    from setblock.decoding.samplers.base import Sampler
+
+PLUG_INS = "setblock.samplers"
+"""The group of entry points under which other packages name their samplers."""
+
+_FOLDER, _NO_RULES = Path(__file__).parent, ("base", "named")
+
+
+class Samplers(MutableMapping[str, type[Any]]):
+    """Map names to sampler classes: those of `samplers/`, of plug-ins, and those added by hand.
+
+    A file's name is its rule's, with underscores for dashes. One put in by hand comes before a file, and a file before a
+    plug-in. `SAMPLERS["mine"] = Mine` adds one to this process.
+    """
+
+    def __init__(self) -> None:
+        self._by_hand: dict[str, type[Any]] = {}
+
+    def in_this_package(self) -> dict[str, type[Any]]:
+        """Return the classes of `samplers/`."""
+        return {name: _class_in_file(name) for name in _files()}
+
+    def name_of(self, kind: type[Any]) -> str | None:
+        """Return the name of a class, or None if it has none."""
+        own = getattr(kind, "name", None)
+        names = [own] if isinstance(own, str) and own in self else self._by_hand
+        return next((name for name in names if self[name] is kind), None)
+
+    def __getitem__(self, name: str) -> type[Any]:
+        if name in self._by_hand:
+            return self._by_hand[name]
+        if name in _files():
+            return _class_in_file(name)
+        kind: type[Any] = _plug_ins()[name].load()
+        return kind
+
+    def __setitem__(self, name: str, kind: type[Any]) -> None:
+        self._by_hand[name] = kind
+
+    def __delitem__(self, name: str) -> None:
+        del self._by_hand[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_hand or name in _files() or name in _plug_ins()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**_files(), **_plug_ins(), **self._by_hand})
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+SAMPLERS = Samplers()
+
+
+@cache
+def _files() -> dict[str, str]:
+    """Return the modules of `samplers/` by the names of their rules."""
+    names = [module.name for module in iter_modules([str(_FOLDER)])]
+    return {name.replace("_", "-"): name for name in names if name not in _NO_RULES}
+
+
+@cache
+def _plug_ins() -> dict[str, EntryPoint]:
+    return {each.name: each for each in entry_points(group=PLUG_INS)}
+
+
+def _class_in_file(name: str) -> type[Any]:
+    return _class_in(f"setblock.decoding.samplers.{_files()[name]}", name)
+
+
+def _class_in(module: str, name: str) -> type[Any]:
+    found = [
+        each for each in vars(import_module(module)).values() if isinstance(each, type) and each.__module__ == module
+    ]
+    named = [each for each in found if getattr(each, "name", None) == name]
+    if len(named) != 1:
+        raise SetBlockError(f"{module} must have one class with the attribute name = {name!r}, not {len(named)}")
+    return named[0]
+
+
+def name_of(sampler: "Sampler") -> str:
+    """Return the name of a sampler's class.
+
+    Raises:
+        ParameterError: it has none.
+    """
+    name = SAMPLERS.name_of(type(sampler))
+    if name is None:
+        raise ParameterError(f"sampler {sampler} has no name: put its class into setblock.decoding.samplers.SAMPLERS")
+    return name
+
+
+def options_of(sampler: "Sampler") -> dict[str, Any]:
+    """Return a sampler's hyperparameters."""
+    return {field.name: getattr(sampler, field.name) for field in fields(sampler)}  # type: ignore[arg-type]
+
+
+def defaults_of(name: str) -> dict[str, Any]:
+    """Return the default hyperparameters of a named sampler, of those that have one."""
+    return {field.name: field.default for field in fields(SAMPLERS[name]) if field.default is not MISSING}
+
+
+def parameters_of(name: Any) -> list[str]:
+    """Return the names of the hyperparameters of the sampler of a name.
+
+    Raises:
+        ParameterError: there is no such sampler.
+    """
+    if not isinstance(name, str) or name not in SAMPLERS:
+        near = did_you_mean(name, SAMPLERS) if isinstance(name, str) else ""
+        raise ParameterError(f"sampler must be one of {', '.join(SAMPLERS)}, not {name!r}{near}")
+    return [field.name for field in fields(SAMPLERS[name])]
+
+
+def sampler_named(name: Any, options: Mapping[str, Any]) -> "Sampler":
+    """Return the sampler of a name with these hyperparameters, others at their defaults; a number may be text, as `inf`
+    is.
+
+    Raises:
+        ParameterError: there is no such sampler or hyperparameter, or a value is not valid.
+    """
+    from pydantic import TypeAdapter, ValidationError  # a tenth of a second, which --help has no use for
+
+    known = parameters_of(name)
+    kinds, values = get_type_hints(SAMPLERS[name]), {}
+    for key, value in options.items():
+        if key not in known:
+            told = f"it has {', '.join(known) or 'no parameters'}"
+            raise ParameterError(f"sampler {name} has no {key!r}{did_you_mean(key, known)}; {told}")
+        try:
+            values[key] = TypeAdapter(kinds[key]).validate_python(value)
+        except ValidationError as error:
+            raise ParameterError(f"{key} of sampler {name}: {error.errors()[0]['msg']}, not {value!r}") from error
+    for key in known:
+        if key not in values and key not in defaults_of(name):
+            raise ParameterError(f"sampler {name} needs {key} among its options")
+    sampler: Sampler = SAMPLERS[name](**values)
+    return sampler
+
+
+def sampler_asked(chosen: Any, options: Mapping[str, Any], *, default: "Sampler") -> "Sampler":
+    """Return the sampler that a caller asks for.
+
+    Args:
+        chosen: its name, or a sampler; None for the class and hyperparameters of `default`.
+        options: hyperparameters that are to be others.
+
+    Raises:
+        ParameterError: as in `sampler_named`, or `options` are given with a sampler that has options.
+    """
+    if chosen is None:
+        return sampler_named(name_of(default), {**options_of(default), **options}) if options else default
+    if hasattr(chosen, "select"):
+        if options:
+            raise ParameterError(
+                f"{next(iter(options))} must be set in the sampler object, or give the sampler by its name"
+            )
+        sampler: Sampler = chosen
+        return sampler
+    return sampler_named(chosen, options)

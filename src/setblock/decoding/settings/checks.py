@@ -1,0 +1,75 @@
+"""Check that a model can do what a request asks."""
+
+from collections.abc import Sequence
+
+from setblock.decoding.settings.defaults import DEFAULT_MAX_NEW_TOKENS
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.errors import ParameterError, SetBlockError, SetBlockWarning, warn
+from setblock.model.protocol.language_model import LanguageModel
+
+
+class BlockSizeNotTrained(SetBlockWarning):
+    """Report a block that is larger than any that the model was trained with."""
+
+
+def limit_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> int:
+    """Return the position after the last one that an answer may have.
+
+    Raises:
+        SetBlockError: the prompt is empty, or it and the answer don't fit the model's context.
+    """
+    context, wanted = model.context_length, settings.max_new_tokens
+    if prompt_length == 0:
+        raise SetBlockError("prompt must not be empty")
+    if context is None:
+        return prompt_length + (wanted or DEFAULT_MAX_NEW_TOKENS)
+    if prompt_length >= context:
+        raise SetBlockError(
+            f"prompt has {prompt_length} tokens; this model's context holds {context}, answer included: shorten the prompt"
+        )
+    if wanted is None:
+        return min(prompt_length + DEFAULT_MAX_NEW_TOKENS, context)
+    if prompt_length + wanted > context:
+        raise SetBlockError(
+            f"max_new_tokens must be at most {context - prompt_length} after a prompt of {prompt_length} tokens "
+            f"(the context holds {context}), not {wanted}"
+        )
+    return prompt_length + wanted
+
+
+def check_prompt(prompt: Sequence[int], vocab_size: int) -> None:
+    """Raise `SetBlockError` if a token id of the prompt is none of the model's."""
+    outside = next((each for each in (min(prompt), max(prompt)) if not 0 <= each < vocab_size), None)
+    if outside is not None:
+        raise SetBlockError(f"token ids of the prompt must be between 0 and {vocab_size - 1}, not {outside}")
+
+
+def check_token_ids(settings: DecodingSettings, vocab_size: int) -> None:
+    """Raise `ParameterError` if a setting names a token that is none of the model's."""
+    for name in ("logit_bias", "banned_tokens", "stop_token_ids"):
+        for token_id in getattr(settings, name):
+            if not 0 <= token_id < vocab_size:
+                raise ParameterError(f"token ids of {name} must be between 0 and {vocab_size - 1}, not {token_id}")
+
+
+def check_that_tokens_are_left(
+    model: LanguageModel, settings: DecodingSettings, *, ends: Sequence[int], vocab_size: int
+) -> None:
+    """Raise `ParameterError` if a request bans every token. `ends` are those that end its answer."""
+    if not settings.banned_tokens:
+        return
+    out = {*settings.banned_tokens, *([model.facts.mask_token_id] if model.facts else [])}
+    if len(out | {*ends} if settings.min_new_tokens else out) >= vocab_size:
+        before = " that does not end the answer before min_new_tokens" if len(out) < vocab_size else ""
+        raise ParameterError(f"banned_tokens must leave the model a token{before}, not ban all {vocab_size}")
+
+
+def warn_if_not_trained(model: LanguageModel, block_size: int) -> None:
+    """Warn where a block that nothing checks is larger than any that the model was trained with."""
+    trained = model.facts.block_sizes if model.facts else ()
+    if trained and block_size > trained[-1]:
+        warn(
+            f"block_size {block_size} is larger than any this model was trained with (at most {trained[-1]}): "
+            "expect worse text",
+            BlockSizeNotTrained,
+        )

@@ -1,0 +1,190 @@
+"""Define one row of the table of settings: what a decoding setting may be, what it does, and who offers it.
+
+Knows values and words. Knows nothing of any setting in particular; `DecodingSettings` is the table.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from numbers import Real
+from typing import Any, Literal, get_args
+
+from setblock.decoding.settings.ranges import Range
+from setblock.errors import ParameterError
+
+Caller = Literal["command line", "server", "harness", "transformers", "vllm"]
+"""Who takes a setting under a name of ours. What a caller's own interface has a name for, that caller maps itself: vLLM's
+`top_p`, `max_length` of Transformers, `until` of the harness."""
+
+CALLERS: tuple[Caller, ...] = get_args(Caller)
+
+Group = Literal["point", "answer", "sampling", "report"]
+"""What a setting is about: where decoding trades accuracy for passes (the operating point), where an answer ends, how tokens
+are drawn, or what is reported."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Describe one decoding setting, a row of the table.
+
+    Attributes:
+        name: the field of `DecodingSettings`.
+        type: what JSON holds for it: `int`, `float`, `bool`, `str`, a Literal, `list[int]`, `list[str]`, `dict[int, float]`.
+        default: where nothing is said; None where it follows from the model or from other settings.
+        help: one or two sentences.
+        range: of its numbers.
+        most: of a list, how many at most.
+        metavar: the value's name in the command line's help.
+        group: what it is about.
+        names: who offers it, and how they call it.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    range: Range
+    most: int | None
+    metavar: str
+    group: Group
+    names: Mapping[Caller, str]
+
+    def plain(self, value: Any) -> Any:
+        """Return a valid value as Python's own numbers and tuples, in place of NumPy's, lists and sets.
+
+        Raises:
+            ParameterError: the value is not valid.
+        """
+        if value is None and (self.default is None or self.default in ((), {})):  # as where nothing is said
+            return self.default
+        return _PLAIN.get(self.type, _any)(self, value)
+
+
+def setting(
+    default: Any,
+    told: str,
+    valid: Range | None = None,
+    *,
+    group: Group,
+    metavar: str = "N",
+    most: int | None = None,
+    but_not: Sequence[Caller] = (),
+    names: Mapping[Caller, str] | None = None,
+) -> Any:
+    """Return a field of `DecodingSettings`, offered by every caller.
+
+    Args:
+        told: its help.
+        but_not: callers that do not offer it.
+        names: callers that know it by another name than the field's.
+    """
+    row = {
+        "help": told,
+        "range": valid or Range(),
+        "most": most,
+        "metavar": metavar,
+        "group": group,
+        "names": {caller: (names or {}).get(caller) for caller in CALLERS if caller not in but_not},
+    }
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), hash=False, metadata=row)
+    return field(default=default, metadata=row)
+
+
+def table_of(settings: type[Any]) -> dict[str, Setting]:
+    """Return the rows of a dataclass whose fields are made by `setting`."""
+    rows = {}
+    for each in fields(settings):
+        row = dict(each.metadata)
+        row["names"] = {caller: name or each.name for caller, name in row["names"].items()}
+        default = each.default_factory() if each.default_factory is not MISSING else each.default
+        rows[each.name] = Setting(name=each.name, type=_json_type(each.type), default=default, **row)
+    return rows
+
+
+def whole(name: str, value: Any) -> int:
+    """Return a whole number as Python's own int.
+
+    Raises:
+        ParameterError: it is none.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ParameterError(f"{name} must be a whole number, not {value!r}") from None
+
+
+def _json_type(annotation: Any) -> Any:
+    """Return the type in JSON: `int | None` is an int, sequences are lists, and what only Python can hold is a name."""
+    if isinstance(annotation, str):
+        return str
+    known: dict[Any, Any] = {
+        Sequence[int]: list[int],
+        str | Sequence[str]: list[str],
+        Mapping[int, float]: dict[int, float],
+    }
+    for kind in (int, float):
+        known[kind | None] = kind
+    return known.get(annotation, annotation)
+
+
+def _any(row: Setting, value: Any) -> Any:
+    if get_args(row.type) and value not in get_args(row.type):
+        raise ParameterError(f"{row.name} must be one of {', '.join(get_args(row.type))}, not {value!r}")
+    return value
+
+
+def _whole(row: Setting, value: Any) -> int:
+    found = whole(row.name, value)
+    row.range.check(row.name, found)
+    return found
+
+
+def _real(row: Setting, value: Any, *, name: str | None = None) -> float:
+    if not isinstance(value, Real):
+        raise ParameterError(f"{name or row.name} must be a number, not {value!r}")
+    row.range.check(name or row.name, float(value))
+    return float(value)
+
+
+def _flag(row: Setting, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ParameterError(f"{row.name} must be true or false, not {value!r}")
+    return value
+
+
+def _token_ids(row: Setting, value: Any) -> tuple[int, ...]:
+    if value is None or isinstance(value, str) or not isinstance(value, Iterable):
+        raise ParameterError(f"{row.name} must be a list of token ids, not {value!r}")
+    return tuple(whole(f"token ids of {row.name}", each) for each in value)
+
+
+def _texts(row: Setting, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, Iterable):
+        raise ParameterError(f"{row.name} must be a text or a list of texts, not {value!r}")
+    found = (value,) if isinstance(value, str) else tuple(value)
+    if row.most is not None and len(found) > row.most:
+        raise ParameterError(f"number of {row.name} strings must be at most {row.most}, not {len(found)}")
+    for text in found:
+        if not isinstance(text, str) or not text:
+            raise ParameterError(f"{row.name} must be a text that is not empty, not {text!r}")
+    return found
+
+
+def _biases(row: Setting, value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise ParameterError(f"{row.name} must be a mapping of token ids to numbers, not {value!r}")
+    return {
+        whole(f"token ids of {row.name}", each): _real(row, bias, name=f"{row.name} of token {each}")
+        for each, bias in value.items()
+    }
+
+
+_PLAIN: dict[Any, Callable[[Setting, Any], Any]] = {
+    int: _whole,
+    float: _real,
+    bool: _flag,
+    list[int]: _token_ids,
+    list[str]: _texts,
+    dict[int, float]: _biases,
+}

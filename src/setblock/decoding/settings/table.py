@@ -1,0 +1,286 @@
+"""Define the table of settings: what a request may set. The command line, the server, the harness, Transformers'
+`generate` and vLLM read it, each setting once.
+
+Imports no PyTorch, so that the command line can offer the settings without it.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from setblock.decoding.settings.ranges import Range
+from setblock.decoding.settings.setting import CALLERS, Caller, Setting, setting, table_of
+from setblock.errors import ParameterError, did_you_mean
+
+if TYPE_CHECKING:
+    from setblock.decoding.companions.companion import CompanionMaker
+    from setblock.decoding.samplers.base import Sampler
+    from setblock.structure.kinds import Structure
+
+Method = Literal["sbd", "exact", "ntp"]
+METHODS: tuple[Method, ...] = ("sbd", "exact", "ntp")
+MAX_LOGPROBS = 20
+MAX_SAMPLES = 128
+MAX_STOP_STRINGS = 16
+MAX_LOGIT_BIAS = 1e9  # far beyond any logit, and far from where float32 ends
+MAX_REPETITION_PENALTY = 100.0
+MAX_TOKENS = 2**31 - 1  # more than any context holds, and no overflow when added
+
+
+@dataclass(frozen=True)
+class DecodingSettings:
+    """Hold how one request is decoded. Requests of one batch may differ in everything."""
+
+    # The operating point: what trades accuracy for passes
+    method: Method = setting(
+        "exact",
+        "exact: blocks of several tokens per forward pass, each checked when it is committed. The text is "
+        "the same as plain decoding's. sbd: blocks without a check (Algorithm 3). Takes fewer passes, and "
+        "the text may differ. ntp: plain decoding, one token per pass.",
+        group="point",
+    )
+    sampler: "Sampler | None" = setting(
+        None,
+        "The rule that decides which tokens a pass reveals. Default: the method's.",
+        group="point",
+        metavar="NAME",
+    )
+    block_size: int | None = setting(
+        None,
+        "Tokens in a block, k. Default: the largest that the model was trained with, at most 16.",
+        Range(1, MAX_TOKENS, far=True),
+        group="point",
+        metavar="K",
+    )
+    draft_lookup: int | None = setting(
+        None,
+        "In method exact: also copy drafts from the text. If at least this many of the last tokens occurred "
+        "before, the tokens after that occurrence fill the positions that the model is unsure of. 0 disables "
+        "it. Default: 0 for models trained for blocks, or 2 with a draft text; 2 if only an adapter was trained; "
+        "and 1 for untrained models.",
+        Range(0),
+        group="point",
+    )
+
+    drafts: Literal["adaptive", "fixed"] = setting(
+        "adaptive",
+        "In method exact: how long drafts are. adaptive: each pass decides it for each request, by what passes cost on this "
+        "machine and how often drafts were right. They are at most as long as a block. fixed: as long as a block, so that a "
+        "request always takes the same passes. The text is the same.",
+        group="answer",
+        but_not=("vllm",),  # whose passes have one size
+    )
+
+    # How its prompt is fed
+    prefill_chunk: int | None = setting(
+        None,
+        "Maximum number of tokens of a prompt in one pass. A longer prompt is fed in several passes, which bounds the memory "
+        "of a pass. Default: 512.",
+        Range(1, MAX_TOKENS, far=True),
+        group="answer",
+        but_not=("server", "transformers", "vllm"),  # a scheduler has limits of its own
+    )
+
+    # Where an answer ends
+    max_new_tokens: int | None = setting(
+        None,
+        "Maximum number of tokens to generate, including the end of text. Default: 256, or less if the "
+        "context of the model ends before.",
+        Range(1, MAX_TOKENS, far=True),
+        group="answer",
+        but_not=("harness", "transformers", "vllm"),
+        names={"server": "max_tokens"},
+    )
+    min_new_tokens: int = setting(
+        0,
+        "Minimum number of tokens before an end of text or a stop text.",
+        Range(0, MAX_TOKENS, far=True),
+        group="answer",
+        but_not=("transformers",),
+        names={"server": "min_tokens"},
+    )
+    stop: str | Sequence[str] = setting(
+        (),
+        "Texts that end the answer. The answer does not include them.",
+        group="answer",
+        metavar="TEXT",
+        most=MAX_STOP_STRINGS,
+        but_not=("harness", "transformers", "vllm"),
+    )
+    stop_token_ids: Sequence[int] = setting(
+        (),
+        "Token ids that end the answer, in addition to the end of text.",
+        group="answer",
+        metavar="ID",
+        but_not=("transformers", "vllm"),
+        names={"command line": "stop_token_id"},
+    )
+
+    # How tokens are drawn
+    temperature: float = setting(
+        0.0,
+        "Sampling temperature: divides the logits. 0 is greedy decoding.",
+        Range(0, sys.float_info.max, words="a finite number of at least 0"),
+        group="sampling",
+        metavar="T",
+        but_not=("transformers",),
+    )
+    top_k: int = setting(
+        0,
+        "Draw from the k most likely tokens; 0 for all.",
+        Range(0, MAX_TOKENS, far=True, words="at least 1, or 0 for all"),
+        group="sampling",
+        metavar="K",
+        but_not=("transformers", "vllm"),
+    )
+    top_p: float = setting(
+        1.0,
+        "Draw from the most likely tokens that together have at least this probability.",
+        Range(0, 1, above=True),
+        group="sampling",
+        metavar="P",
+        but_not=("transformers", "vllm"),
+    )
+    min_p: float = setting(
+        0.0,
+        "Draw from tokens whose probability is at least this share of the largest probability.",
+        Range(0, 1),
+        group="sampling",
+        metavar="P",
+        but_not=("transformers",),
+    )
+    repetition_penalty: float = setting(
+        1.0,
+        "Penalty for tokens that occur in the prompt or in the text so far: divides their positive logits "
+        "and multiplies their negative ones. 1 is off.",
+        Range(1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+        group="sampling",
+        metavar="R",
+        but_not=("transformers",),
+    )
+    logit_bias: Mapping[int, float] = setting(
+        {},
+        "Values to add to the logits of token ids.",
+        Range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
+        group="sampling",
+        metavar="ID=BIAS",
+        but_not=("transformers",),
+    )
+    banned_tokens: Sequence[int] = setting(
+        (),
+        "Token ids that are never generated.",
+        group="sampling",
+        metavar="ID",
+        but_not=("transformers",),
+        names={"command line": "ban"},
+    )
+    seed: int = setting(
+        0,
+        "Seed of the draws at a temperature above 0. The text of a request does not depend on the rest of its batch.",
+        Range(-(2**63), 2**63 - 1, words="a number of 64 bits"),
+        group="sampling",
+        metavar="S",
+    )
+
+    # What form the answer has, and what goes along with it
+    structure: "Structure | None" = setting(
+        None,
+        "The required form of the answer: a JSON schema (as a dictionary, a text or a pydantic model), or an "
+        "object of a class of setblock.structure.",
+        group="answer",
+        but_not=("command line", "server", "vllm"),  # the first two have a name for each kind of form
+    )
+    companions: "Sequence[CompanionMaker]" = setting(
+        (),
+        "Objects that receive the tokens of the answer and can restrict what comes next, such as a grammar.",
+        group="answer",
+        but_not=CALLERS,
+    )
+
+    # What is reported
+    n: int = setting(
+        1,
+        "Number of answers. Answer i, from 0, is the answer to the same request with seed + i. At "
+        "temperature 0 they are copies of one another.",
+        Range(1, MAX_SAMPLES),
+        group="report",
+        but_not=("harness", "transformers", "vllm"),
+    )
+    logprobs: int | None = setting(
+        None,
+        "Report the log-probability of each token, and this many of its most likely alternatives.",
+        Range(0, MAX_LOGPROBS),
+        group="report",
+        but_not=("server", "harness", "transformers", "vllm"),  # OpenAI's logprobs are the server's own
+    )
+
+    def __new__(cls, *_: Any, **named: Any) -> "DecodingSettings":
+        """Refuse names that are no settings.
+
+        Raises:
+            ParameterError: there is one.
+        """
+        for name in named.keys() - SETTINGS.keys():
+            helps = REMOVED.get(name) or (
+                "parameters of a sampler, such as gamma, go to the sampler, or by name to generate; settings are "
+                + ", ".join(SETTINGS)
+            )
+            raise ParameterError(f"{name} is no setting{did_you_mean(name, SETTINGS)}: {helps}")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        for name, row in SETTINGS.items():
+            object.__setattr__(self, name, row.plain(getattr(self, name)))
+        if self.sampler is not None and (
+            isinstance(self.sampler, type) or not callable(getattr(self.sampler, "select", None))
+        ):
+            raise ParameterError(f"sampler must be a sampler such as EntropyPrefix(0.1), not {self.sampler!r}")
+        if self.structure is not None:
+            from setblock.structure.kinds import structure_of
+
+            object.__setattr__(self, "structure", structure_of(self.structure))
+            if self.min_new_tokens:
+                raise ParameterError(
+                    f"min_new_tokens must be 0 with a structure, which decides where the answer ends, not "
+                    f"{self.min_new_tokens}"
+                )
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise ParameterError(
+                f"min_new_tokens must be at most max_new_tokens, {self.max_new_tokens}, not {self.min_new_tokens}"
+            )
+
+    def of_sample(self, index: int) -> "DecodingSettings":
+        """Return the settings of answer `index`, counted from 0. Seeds wrap around at 64 bits."""
+        return replace(self, seed=(self.seed + index + 2**63) % 2**64 - 2**63, n=1)
+
+    def changed(self) -> dict[str, Any]:
+        """Return the settings that differ from their defaults."""
+        return {name: value for name, row in SETTINGS.items() if (value := getattr(self, name)) != row.default}
+
+
+SETTINGS: dict[str, Setting] = table_of(DecodingSettings)
+"""The table: a row for each field of `DecodingSettings`, in their order."""
+
+REMOVED = {
+    "adaptive_blocks": "adaptive blocks are gone, which lost accuracy: use a larger gamma for fewer passes",
+    "draft_passes": "drafts are made by one pass, since a second one gained nothing: leave it out",
+}
+"""What earlier releases had, and what to do instead."""
+
+POINT = tuple(name for name, row in SETTINGS.items() if row.group == "point" and name != "method")
+"""The settings that, with the method, say where decoding trades accuracy for passes."""
+
+
+def offered_by(caller: Caller) -> dict[str, Setting]:
+    """Return the rows that a caller offers, by the caller's names."""
+    return {row.names[caller]: row for row in SETTINGS.values() if caller in row.names}
+
+
+def _documented(row: Setting) -> str:
+    return f"    {row.name}: {row.help}" + (f" Valid: {row.range}." if str(row.range) else "")
+
+
+DecodingSettings.__doc__ = "\n".join(
+    [f"{DecodingSettings.__doc__}\n\nAttributes:", *map(_documented, SETTINGS.values())]
+)

@@ -1,0 +1,263 @@
+"""Run one step of decoding: Algorithms 2 and 3 of the paper over a batch of independent rows.
+
+    while rows are not finished:
+        feed = next_feed(state, plan)                    x_<t ; x̂                  feed.py
+        logits = runner.logits(feed)                     ẑ, z            eq. 9     whoever holds a model
+        step = absorb(state, feed, logits, policy)       reveal some     eq. 8     here
+
+Knows the order of things: check what was committed, reveal what the sampler says, then the next block; rows may be anywhere in
+it. Knows nothing of models or text.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from setblock.decoding.companions.guidance import GuidedBlock, guided_block, guided_commit, guided_copies
+from setblock.decoding.drafts.kinds import kinds_of
+from setblock.decoding.drafts.lookup import Draft, with_copies
+from setblock.decoding.samplers.base import Moments, moments_of
+from setblock.decoding.state.state import BatchState
+from setblock.decoding.step.choice import choose_tokens
+from setblock.decoding.step.exact import Check, check_drafts
+from setblock.decoding.step.logits import first_seen
+from setblock.decoding.step.plan import Part
+from setblock.decoding.step.policy import Policy
+from setblock.decoding.step.predictions import Logits, PassLogits, read_logits
+from setblock.decoding.step.selection import RowSelection
+from setblock.model.protocol.feed import Feed
+from setblock.model.protocol.language_model import Compile, as_it_is
+
+
+@dataclass(frozen=True)
+class DecodingStep:
+    """Hold what one forward pass did. B rows, k the largest block size; all tensors [B, k] unless said otherwise.
+
+    Attributes:
+        is_prefill: [B] bool, rows whose prompt, or a part of it, the pass was over.
+        has_prefill: whether there may be any such rows.
+        took_part: [B] bool, rows that were in the pass.
+        committed: [B] bool, rows whose previous tokens this pass wrote to the cache causally (never so in the prefill).
+        positions: int64, absolute positions of the block.
+        token_ids: int64, the tokens chosen for them.
+        revealed: bool, positions that this pass revealed.
+        at: int64, where its tokens stand: `BatchState.reveal`.
+        entropy: [B, k + m] float32, nats, of the distribution at each masked position; then where `check` replaced a draft.
+        finished: [B] bool, rows whose answer is whole after the pass.
+        logits: the model's logits that the pass gave.
+        check: in method `exact`, what became of the drafts that the pass committed; None where it committed none.
+    """
+
+    is_prefill: Tensor
+    has_prefill: bool
+    took_part: Tensor
+    committed: Tensor
+    positions: Tensor
+    token_ids: Tensor
+    revealed: Tensor
+    at: Tensor
+    entropy: Tensor
+    finished: Tensor
+    logits: PassLogits
+    check: Check | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Hold what a pass says, before any token is revealed. Shapes as in `DecodingStep`.
+
+    Attributes:
+        given: the model's logits.
+        block: those that the block's tokens are chosen from.
+        moments: of the distributions of the block's first w places; then of those where a draft was checked.
+        known: [B, w + m] bool, where they count: what the pass says, and where a draft was replaced.
+        is_asked: [B] bool, rows of whose block the pass says anything.
+        candidates: [B, w] bool, masked positions that may be revealed.
+        fuses_commit: as in `BatchState.advance`.
+        is_prefill, has_prefill, took_part, committed, check: as in `DecodingStep`.
+    """
+
+    given: PassLogits
+    block: Logits
+    moments: Moments
+    known: Tensor
+    is_asked: Tensor
+    candidates: Tensor
+    fuses_commit: bool
+    is_prefill: Tensor
+    has_prefill: bool
+    took_part: Tensor
+    committed: Tensor
+    check: Check | None
+
+
+def absorb(
+    state: BatchState, feed: Feed, logits: Tensor, policy: Policy, *, compiled: Compile = as_it_is
+) -> DecodingStep:
+    """Apply a pass to the state: check, reveal, and move to the next block. Needs inference mode.
+
+    The prefill reveals a token too where the block's first token comes from the causal logit: it is known then.
+
+    Args:
+        feed: of `next_feed`; the state has not changed since.
+        logits: [A, m, V] float32, of the outputs that the feed wants. Written to.
+        policy: its samplers remember the pass.
+        compiled: what makes functions of tensors of fixed shapes fast.
+    """
+    guided = None
+    if policy.companions.constrained:  # they are asked on the host, which nothing compiled can do
+        compiled = as_it_is
+    # 1. What the pass committed is in the cache; it may be a draft, which is checked
+    reading = compiled(read_pass)(state, feed, logits, policy)
+    if policy.companions.constrained:
+        reading, guided = _guided(state, reading, policy)
+    # 2. Reveal what the sampler says
+    selection = policy.samplers.select(
+        reading.block.logits,
+        greatest=reading.block.best.logits,
+        moments=reading.moments.columns(0, feed.width),
+        candidates=reading.candidates,
+        revealed=state.revealed if feed.width == state.block_width else state.revealed[:, : feed.width],
+        passes=state.block_passes,
+        is_asked=reading.is_asked,
+    )
+    # 3. On to the next block, or to the end
+    step: DecodingStep = compiled(write_pass)(state, reading, selection, policy, guided)
+    policy.companions.hear(state)
+    if state.finished is not step.finished:  # a stop string ends an answer, too
+        step = replace(step, finished=state.finished)
+    return step
+
+
+def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Reading:
+    """Check what was committed, and say what may be revealed. Nothing here waits for the device."""
+    part = Part(feed.rows, batch=feed.batch)
+    ends = part.put(feed.ends)
+    is_prefill = None if feed.is_prefill is None else part.put(feed.is_prefill)
+    took_part = ends > state.committed
+    committed = took_part & (state.committed < state.block_start)
+    if is_prefill is not None:
+        committed &= ~is_prefill
+    given = read_logits(state, feed, logits)
+    state.commit(ends, has_prefill=is_prefill is not None)
+    shaped, is_finite = _shaped(given, state, policy)
+    block, commit, check = shaped.block, shaped.commit, None
+    asked = block.known
+    if commit is not None:
+        check = check_drafts(state, commit, is_finite=is_finite[:, given.size :], draws=policy.draws)
+        state.failed = state.failed | check.failed
+        asked = asked.masked_fill(check.rejected[:, None], False)
+    broken = asked > is_finite[:, : given.size]
+    if state.is_all_exact:
+        failed = broken[:, 0]  # of a draft, plain decoding would have seen the logits of the first token only
+    else:
+        counts = (
+            broken
+            if state.takes_next is None
+            else broken & (state.takes_next[:, : given.size] | ~state.is_exact[:, None])
+        )
+        failed = counts.any(dim=1)
+    state.failed = state.failed | failed
+    candidates = (asked > broken).masked_fill(state.failed[:, None], False)
+    known = candidates if check is None else torch.cat([candidates, check.replaced], dim=1)
+    return Reading(
+        given=given,
+        block=block,
+        moments=moments_of(shaped.all.logits, shaped.all.best.logits, known),
+        known=known,
+        is_asked=asked.any(dim=1),
+        candidates=candidates,
+        fuses_commit=feed.fuses_commit,
+        is_prefill=state.nobody if is_prefill is None else is_prefill,
+        has_prefill=is_prefill is not None,
+        took_part=took_part,
+        committed=committed,
+        check=check,
+    )
+
+
+def _guided(state: BatchState, reading: Reading, policy: Policy) -> tuple[Reading, GuidedBlock]:
+    """Return a reading under what companions allow."""
+    if reading.check is not None:
+        state.settle()
+        policy.companions.hear(state)  # drafts that were wrong; answers that end with what was right
+    candidates = reading.candidates & ~state.finished[:, None]
+    guided = guided_block(state, reading.block, candidates, policy.companions, draws=policy.draws)
+    of_block = moments_of(guided.logits.logits, guided.logits.best.logits, guided.candidates)
+    moments = of_block.before(reading.moments.columns(candidates.shape[1], reading.known.shape[1]))
+    return replace(reading, block=guided.logits, candidates=guided.candidates, moments=moments), guided
+
+
+def write_pass(
+    state: BatchState, reading: Reading, selection: RowSelection, policy: Policy, guided: GuidedBlock | None
+) -> DecodingStep:
+    """Reveal what a sampler said, and continue. Where next-token decoding's text is promised, a block's first token is its own,
+    and known at once. Without a guided block, nothing here waits for the device."""
+    block, width, is_next = reading.block, reading.candidates.shape[1], state.takes_next
+    reveal = selection.reveal
+    if is_next is not None:
+        is_next = is_next if width == state.block_width else is_next[:, :width]
+        reveal = reveal | (reading.candidates & is_next)
+    if selection.logits is None:
+        chosen = choose_tokens(block.logits, policy.draws, positions=block.positions, best=block.best.token_ids)
+    else:
+        chosen_from = selection.logits
+        if is_next is not None:
+            chosen_from = torch.where(is_next[..., None], block.logits, chosen_from)
+        chosen = choose_tokens(chosen_from, policy.draws, positions=block.positions)
+    entropy, confidence = reading.moments
+    is_asked = reading.is_asked
+    if guided is not None:
+        reveal = guided.kept(reveal, chosen, revealed=state.revealed, entropy=entropy[:, :width])
+    state.block_passes = state.block_passes + (is_asked & ~reading.is_prefill if reading.has_prefill else is_asked)
+    if guided is not None or state.copies_drafts:  # what is forced or copied may not be known to the model
+        entropy = entropy.masked_fill(~reading.known, 0)
+    kinds = kinds_of(confidence[:, :width], state.confidences) if state.adapts_drafts else None
+    if width < state.block_width:  # what is not fed may be copied
+        more = (0, state.block_width - width)
+        chosen, reveal, kinds = pad(chosen, more), pad(reveal, more), None if kinds is None else pad(kinds, more)
+        entropy = torch.cat([pad(entropy[:, :width], more), entropy[:, width:]], dim=1)
+    if state.copies_drafts:
+        draft = Draft(chosen, reveal)
+        copied, copy_kinds = with_copies(state, draft, entropy=entropy[:, : state.block_width], rows=reading.took_part)
+        if guided is not None:
+            copied = guided_copies(state, draft, copied, policy.companions, vocab_size=policy.vocab_size)
+        if kinds is not None:
+            kinds = torch.where(copied.reveal & ~reveal, copy_kinds, kinds)
+        chosen, reveal = copied
+    if kinds is not None:
+        state.draft_kinds = torch.where(reading.took_part[:, None], kinds, state.draft_kinds)
+    positions = state.block_positions
+    at = state.reveal(chosen, reveal)
+    state.advance(fuses_commit=reading.fuses_commit)
+    return DecodingStep(
+        is_prefill=reading.is_prefill,
+        has_prefill=reading.has_prefill,
+        took_part=reading.took_part,
+        committed=reading.committed,
+        positions=positions,
+        token_ids=chosen,
+        revealed=reveal,
+        at=at,
+        entropy=entropy,
+        finished=state.finished,
+        logits=reading.given,
+        check=reading.check,
+    )
+
+
+def _shaped(logits: PassLogits, state: BatchState, policy: Policy) -> tuple[PassLogits, Tensor]:
+    """Return the logits that tokens are chosen from, before the companions of the rows are asked about the block; and
+    [B, k + m] bool, where they are finite and leave a token to choose."""
+    rules, given = policy.rules, logits.all
+    seen = None if rules.penalty is None else first_seen(state, given.logits.shape[-1])
+    shaped = rules.apply(given.logits, positions=given.positions, first_seen=seen)
+    if shaped is not given.logits:
+        logits = PassLogits(given.with_logits(shaped), logits.size)
+    is_finite = logits.all.is_finite
+    if policy.companions.constrained:
+        logits = guided_commit(state, logits, policy.companions)
+        is_finite = is_finite & logits.all.is_finite
+    return logits, is_finite

@@ -1,0 +1,72 @@
+"""Build the next pass's feed from the state: the arguments x_<t ; x̂ of eq. 9.
+
+Knows a state's tokens and positions. Knows nothing of models, nor of what is revealed next. Changes nothing, and does not wait
+for the device.
+
+The passes of Algorithm 3 are one: what a row feeds is `tokens[committed : end]`, and a token runs causally before
+`block_start` and as part of the block after it. Rows of one pass may be at any of them; where many share a machine, a prefill
+is cut into several.
+
+    prefill                  committed = 0, end = prefill_end                       the prompt
+    block pass               committed = block_start, end = block_end               k tokens
+    commit + first pass      committed = previous block's start, end = block_end    2k tokens
+    commit                   committed = previous block's start, end = block_start  k tokens, where the runner can't fuse
+"""
+
+import torch
+
+from setblock.decoding.state.state import BatchState
+from setblock.decoding.step.plan import PassPlan
+from setblock.model.protocol.feed import Feed
+
+
+def next_feed(state: BatchState, plan: PassPlan) -> Feed:
+    """Return the next pass's inputs, and the outputs at which it is read."""
+    # 1. Tokens of the A rows that take part
+    part = plan.part
+    end, committed, block_start = (part.of(each)[:, None] for each in (plan.end, state.committed, state.block_start))
+    positions = committed + state.columns[: plan.queries]  # [A, Q]
+    if plan.is_full:
+        is_real = state.everybody[: positions.shape[0], None].expand_as(positions)
+    else:
+        is_real = positions < end
+        positions = positions * is_real
+
+    # 2. The outputs that predict masked tokens of the block and, of exact rows, what is committed
+    of_block = [part.of(each) for each in (state.block_positions, state.candidates(), state.shifts)]  # [A, k]
+    if plan.width < state.block_width:
+        of_block = [each[:, : plan.width] for each in of_block]  # [A, w]
+    target, wanted, shift = of_block
+    source = target - shift
+    if plan.checked > 0:
+        checked = committed + state.columns[1 : plan.checked + 1]  # [A, m]
+        is_draft = checked < block_start
+        if not state.is_all_exact:
+            is_draft &= part.of(state.is_exact)[:, None]
+        target, source = torch.cat([target, checked], dim=1), torch.cat([source, checked - 1], dim=1)
+        wanted = torch.cat([wanted, is_draft], dim=1)
+    wanted = wanted & (source < end)
+    is_prefill = None if plan.is_prefill is None else part.of(plan.is_prefill)
+    if is_prefill is not None:  # of a prompt no draft is checked, nor is anything wanted that was given before
+        wanted &= ~(is_prefill & part.of(state.prefilled))[:, None]
+        wanted[:, plan.width :] &= ~is_prefill[:, None]
+    return Feed(
+        rows=part.rows,
+        batch=state.batch,
+        tokens=part.of(state.tokens).gather(1, positions),
+        positions=positions,
+        block_start=block_start[:, 0],
+        ends=end[:, 0],
+        is_prefill=is_prefill,
+        is_real=is_real,
+        visible=plan.keys,
+        outputs=(source - committed).clamp(0, plan.queries - 1),
+        wanted=wanted,
+        targets=target,
+        width=plan.width,
+        fuses_commit=plan.fuses_commit,
+        is_full=plan.is_full,
+        sees_all=plan.sees_all,
+        is_fixed=plan.is_fixed,
+        spans=plan.spans,
+    )

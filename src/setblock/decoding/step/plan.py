@@ -1,0 +1,242 @@
+"""Plan a pass on the host: how far each row is fed, and how large the pass's tensors are.
+
+Knows numbers of rows and positions. Knows nothing of what is in them. All that the host must learn from the device for a pass
+it learns here, at once, from `standing`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from setblock.decoding.settings.terms import RowTerms
+from setblock.decoding.state.state import BatchState
+
+
+@dataclass(frozen=True)
+class Span:
+    """Hold what a row's next pass feeds.
+
+    Attributes:
+        start, end: the positions, `end` not included; equal where the row is fed nothing.
+        block_start: those from here on are fed as a block, those before it causally.
+        is_prefill: whether it may be cut.
+        is_cut: whether it is.
+        stop_end: the position past the last token that the text can have, with the draft that is fed.
+        kinds: of the drafted tokens behind the first, where drafts vary in length.
+        fed_size: how much of the block is fed, now or next, where it was decided; else -1.
+    """
+
+    start: int
+    end: int
+    block_start: int
+    is_prefill: bool
+    is_cut: bool = False
+    stop_end: int = 0
+    kinds: tuple[int, ...] = ()
+    fed_size: int = -1
+
+    @property
+    def drafted(self) -> int:
+        """Return the number of tokens that the pass checks: those that it commits, but for the first."""
+        return 0 if self.is_prefill else max(0, min(self.end, self.block_start) - self.start - 1)
+
+    @property
+    def in_block(self) -> int:
+        """Return the number of tokens that are fed as a block."""
+        return 0 if self.is_prefill else max(0, self.end - self.block_start)
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens."""
+        return self.end - self.start
+
+    @property
+    def is_alike(self) -> bool:
+        """Return whether each of them sees as much as the last one."""
+        return self.end - self.start == 1 or self.start >= self.block_start
+
+
+def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
+    """Return what the next full pass feeds each row; a finished row is fed nothing. Waits for the device."""
+    spans = [span_of(row) for row in standing(state, fuses_commit=fuses_commit).tolist()]
+    state.may_prefill = any(span.is_prefill for span in spans)
+    return spans
+
+
+def standing(state: BatchState, *, fuses_commit: bool) -> Tensor:
+    """Return [B, 6] int64 from which `span_of` computes what the next pass feeds each row; and of rows whose drafts vary in
+    length [B, 6 + k], the kinds of their drafted tokens."""
+    end = state.next_end(fuses_commit=fuses_commit, commits_answers=True)
+    columns = (state.committed, end, state.block_start, state.prefill_end, state.stop_end, state.finished)
+    stands = torch.stack(columns, dim=1)
+    return torch.cat([stands, state.draft_kinds], dim=1) if state.adapts_drafts else stands
+
+
+def span_of(row: Sequence[int]) -> Span:
+    """Return the span that a row of `standing` describes."""
+    start, end, block_start, prefill_end, stop_end, is_finished, *kinds = map(int, row)
+    end = start if is_finished else end
+    is_prefill = start < min(end, prefill_end)
+    drafted = 0 if is_prefill or end == start else max(0, block_start - start - 1)
+    return Span(start, end, block_start, is_prefill, stop_end=stop_end, kinds=tuple(kinds[1 : drafted + 1]))
+
+
+def in_parts(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
+    """Return the spans with no more of each prompt than one pass is fed.
+
+    As long as any prompt has a whole part left, only whole parts are fed. A shorter one would be padded, and then other
+    kernels than alone would compute it.
+    """
+    fills = [span.is_prefill and span.tokens >= each.prefill_chunk for span, each in zip(spans, terms, strict=True)]
+    if not any(fills):
+        return list(spans)
+    ends = [
+        span.start + (each.prefill_chunk if fill else 0) for span, each, fill in zip(spans, terms, fills, strict=True)
+    ]
+    return [replace(span, end=end, is_cut=end < span.end) for span, end in zip(spans, ends, strict=True)]
+
+
+def spans_ahead(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
+    """Return the most that can be fed in the pass after the one that feeds `spans`; no part of a prompt is among them.
+    What is really fed is less where a block is not done, and nothing where an answer has ended."""
+    ahead = []
+    for span, each in zip(spans, terms, strict=True):
+        if each.method == "ntp":
+            end = min(span.end + 1, each.limit - 1)  # an answer's last token is never fed
+            bound = Span(span.end, end, end, is_prefill=False)
+        else:
+            # The block may be new, and the one before it be committed. Where a prompt ends, its pass may fill a block as well
+            size = each.block_size
+            first, reach = (span.end, span.end + size) if span.is_prefill else (span.start, span.end)
+            end = min(reach + size, each.limit)
+            start = max(first, end - 2 * size)
+            bound = Span(start, end, min(start + size, end), is_prefill=False)
+        ahead.append(bound if span.tokens else replace(bound, start=end))
+    return ahead
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """Hold the plan of a pass before it is fed.
+
+    Attributes:
+        end: [B] int64, the position up to which each row is fed; where it stands if it takes no part.
+        is_prefill: [B] bool, rows whose pass is over their prompt, or over what they had to give up; None where none's is.
+        part: the A rows that are fed.
+        queries: Q, tokens that are fed in each row.
+        width: w, places of each row's block whose outputs are wanted: 1 where none is fed a block.
+        checked: m, outputs of each row at which drafts are checked.
+        keys: the position past the last that any row sees.
+        is_full: whether it is known, of sizes that are not fixed, that each of these rows is fed Q tokens.
+        sees_all: whether it is known, too, that each of these tokens sees all that any row sees.
+        fuses_commit: whether what is committed is fed with the block behind it.
+        is_fixed: whether sizes are the same in every pass of a kind, at the price of padding.
+        spans: as in `Feed`; None where sizes are fixed, since code is compiled for the values of numbers.
+    """
+
+    end: Tensor
+    is_prefill: Tensor | None
+    part: "Part"
+    queries: int
+    width: int
+    checked: int
+    keys: int
+    is_full: bool
+    sees_all: bool
+    fuses_commit: bool
+    is_fixed: bool
+    spans: Sequence[tuple[int, int]] | None = None
+
+
+def plan_pass(
+    state: BatchState,
+    spans: Sequence[Span],
+    *,
+    fixed_keys: int | None,
+    fuses_commit: bool = True,
+    is_ahead: bool = False,
+    whole_blocks: bool = False,
+) -> PassPlan:
+    """Return the plan of a pass over `spans`, at least one of which feeds something. Does not wait for the device.
+
+    Args:
+        fuses_commit: as in `BatchState.next_end`.
+        is_ahead: whether the spans are bounds, as `spans_ahead` gives them.
+        whole_blocks: whether all places of a block may be filled, whatever is fed.
+        fixed_keys: as a `Runner` has it. Prompts have lengths of all kinds, so sizes of their passes are never fixed.
+    """
+    fed = [row for row, span in enumerate(spans) if span.tokens]
+    queries = max(span.tokens for span in spans)
+    drafted = [span.drafted for span, terms in zip(spans, state.terms, strict=True) if terms.method == "exact"]
+    checked, keys = max([0, *drafted]), max(spans[row].end for row in fed)
+    whole_blocks = whole_blocks or is_ahead or state.has("sbd")  # whose samplers remember all places
+    width = state.block_width if whole_blocks else max(1, *(span.in_block for span in spans))
+    has_prefill = any(span.is_prefill for span in spans)
+    is_fixed = fixed_keys is not None and not has_prefill
+    if is_fixed:
+        assert fixed_keys is not None
+        queries, fixed_width, checked = fixed_sizes(state, queries)
+        width = state.block_width if whole_blocks else fixed_width
+        fed, keys = list(range(state.batch)), fixed_keys
+    device = state.tokens.device
+    is_cut, is_everyone = any(span.is_cut for span in spans), len(fed) == state.batch
+    cut = torch.tensor([span.end for span in spans], device=device) if is_cut else None
+    is_full = not (is_ahead or is_fixed) and all(spans[row].tokens == queries for row in fed)
+    return PassPlan(
+        end=state.next_end(fuses_commit=fuses_commit) if cut is None else cut,
+        is_prefill=torch.tensor([span.is_prefill for span in spans], device=device) if has_prefill else None,
+        part=Part(state.rows if is_everyone else torch.tensor(fed, device=device), batch=state.batch),
+        queries=queries,
+        width=width,
+        checked=checked,
+        keys=keys,
+        fuses_commit=fuses_commit,
+        is_full=is_full,
+        sees_all=is_full and all(spans[row].end == keys and spans[row].is_alike for row in fed),
+        is_fixed=is_fixed,
+        spans=None if is_ahead or is_fixed else [(spans[row].start, spans[row].end) for row in fed],
+    )
+
+
+def fixed_widths(state: BatchState) -> list[int]:
+    """Return the tokens of a row in passes of few sizes: one or two blocks, and one token where no row may be fed more."""
+    return sorted(
+        {*([1] if state.adapts_drafts and state.is_all_exact else []), state.block_width, 2 * state.block_width}
+    )
+
+
+def fixed_sizes(state: BatchState, queries: int) -> tuple[int, int, int]:
+    """Return sizes of which there are few: the tokens of a row, the places of its block that are read, and the outputs that
+    check a draft."""
+    size, queries = state.block_width, next(each for each in fixed_widths(state) if each >= queries)
+    is_single = queries < size
+    width = 1 if is_single or state.is_all_causal else size
+    return queries, width, 0 if is_single or not state.has("exact") else size - 1
+
+
+class Part:
+    """Select the A rows of a batch that take part in a pass.
+
+    Args:
+        rows: [A] int64, in order.
+        batch: B.
+    """
+
+    def __init__(self, rows: Tensor, *, batch: int) -> None:
+        self.rows, self.batch, self._is_all = rows, batch, rows.shape[0] == batch
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return [A, ...] of what all rows have, [B, ...]; the argument itself where all rows take part."""
+        return whole if self._is_all else whole[self.rows]
+
+    def put(self, part: Tensor, whole: Tensor | None = None) -> Tensor:
+        """Return [B, ...] with `part` [A, ...] in its rows, and elsewhere `whole` [B, ...], which may be written to, or
+        zeros."""
+        if self._is_all:
+            return part
+        if whole is None:
+            whole = part.new_zeros((self.batch, *part.shape[1:]))
+        whole[self.rows] = part
+        return whole

@@ -1,0 +1,1 @@
+"""Answer a file of prompts by the engine."""

@@ -1,0 +1,1 @@
+"""Let an adapter act on the future block only."""

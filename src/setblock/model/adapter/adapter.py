@@ -1,0 +1,163 @@
+"""Define an adapter that acts on the future block only, and so leaves next-token decoding exactly to the base model.
+
+Knows PEFT's LoRA layers, their forward and backward pass, and where a checkpoint keeps them. Knows nothing of what an adapter
+is trained on, nor of how decoding runs one (`setblock.model.adapter.adapted`).
+
+LoRA adds `B A x` to what a linear layer gives. Here it does so for some of the tokens only: those of the noisy half in
+training, those of the future block in decoding. All others, and all of the key-value cache, are the base model's.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from setblock.errors import SetBlockError
+from setblock.model.adapter.gate import Gate
+
+ADAPTER_FOLDER = "sbd_adapter"
+"""Where a checkpoint keeps its adapter. Transformers looks for one next to the weights, and so loads the base model alone."""
+
+
+def gated(model: nn.Module) -> Gate:
+    """Have the LoRA layers that PEFT put into a model act by a gate, which this returns.
+
+    PEFT's layers are switched off, and hooks add their updates to what their base layers give. A pass through a closed gate is
+    the base model's own. Of the mask token, the trained embedding is put in; the head stays the base model's.
+
+    Raises:
+        SetBlockError: one of them changes a weight for all tokens at once, as PEFT's do in experts.
+    """
+    from peft.tuners.lora import LoraLayer
+    from peft.utils import TrainableTokensWrapper
+
+    gate = Gate(model)
+    for name, layer in model.named_modules():
+        if isinstance(layer, TrainableTokensWrapper):
+            switch_off(layer)
+            if layer.token_adapter.tied_adapter is None:
+                layer.original_module.register_forward_hook(partial(_embedded, layer.token_adapter))
+        if isinstance(layer, LoraLayer):
+            check_layer(layer, name)
+            switch_off(layer)
+            layer.get_base_layer().register_forward_hook(partial(_updated, layer, gate))
+    return gate
+
+
+def check_layer(layer: Any, name: str) -> None:
+    """Raise `SetBlockError` where one of PEFT's layers can't act on some tokens only."""
+    from peft.tuners.lora import ParamWrapper
+
+    if isinstance(layer, ParamWrapper) or not layer.lora_B:
+        raise SetBlockError(
+            f"adapter.only_noisy does not work with {name}, whose weights PEFT changes for all tokens at once: name "
+            "other layers in adapter.target_modules, such as [q_proj, k_proj, v_proj, o_proj]"
+        )
+
+
+def _updated(layer: Any, gate: Gate, base: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+    """Return a layer's output: the base layer's plus the update where the gate is open."""
+    if not gate.is_open:
+        return None
+    assert layer.disable_adapters, "PEFT would add the update once more"
+    check_output(output, base)
+    (name,) = layer.active_adapters
+    first, second, scaling = layer.lora_A[name], layer.lora_B[name], layer.scaling[name]
+    is_cast = torch.is_autocast_enabled(output.device.type)
+    inside = first(layer.lora_dropout[name](args[0] if is_cast else args[0].to(first.weight.dtype)))
+    if torch.is_grad_enabled() and inside.dtype == output.dtype and type(base) is nn.Linear:
+        add: Any = _AddedUpdate.apply
+        updated: Tensor = add(output, gate.gated(inside), second.weight.to(output.dtype), scaling)
+        return updated
+    summed: Tensor = output + gate.gated(second(inside)) * scaling
+    return summed.to(output.dtype)
+
+
+def check_output(output: Any, base: nn.Module) -> None:
+    """Raise `SetBlockError` where the base layer gives something else than a tensor."""
+    if not isinstance(output, Tensor):
+        raise SetBlockError(
+            f"adapter.only_noisy does not work with a {type(base).__name__}, which returns several tensors: name other "
+            "layers in adapter.target_modules, such as [q_proj, k_proj, v_proj, o_proj]"
+        )
+
+
+def switch_off(layer: Any) -> None:
+    """Have one of PEFT's layers do nothing alone, and its parameters still be trained."""
+    trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+    layer.enable_adapters(False)
+    for parameter in trained:
+        parameter.requires_grad_(True)
+
+
+def _embedded(trained: Any, base: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """Return an embedding's output [B, T, D], with the trained row for the token that has one."""
+    token, row = trained_row(trained)
+    return with_row(output, base, ids=args[0], token=token, row=row)
+
+
+def trained_row(trained: Any) -> tuple[int, Tensor]:
+    """Return the token whose embedding PEFT has trained, and its row [D]."""
+    (name,) = trained.active_adapters
+    (token,) = trained.token_indices[name]
+    return token, trained.trainable_tokens_delta[name][0]
+
+
+def with_row(output: Tensor, base: nn.Module, *, ids: Tensor, token: int, row: Tensor) -> Tensor:
+    """Return what the embedding `base` gave for `ids` [B, T], with another row for one token."""
+    scaled = row.to(output.dtype) * getattr(base, "embed_scale", 1)
+    return torch.where((ids == token)[..., None], scaled.to(output.dtype), output)
+
+
+class _AddedUpdate(torch.autograd.Function):
+    """Add scaling * `inside` [..., r] @ `weight` [D, r]ᵀ to `output` [..., D] in place: a linear layer's output is not
+    needed for its own backward pass. As PEFT has it, three more passes over all outputs go through memory."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, inside: Tensor, weight: Tensor, scaling: float) -> Tensor:
+        ctx.save_for_backward(inside, weight)
+        ctx.scaling = scaling
+        output.view(-1, output.shape[-1]).addmm_(inside.reshape(-1, inside.shape[-1]), weight.t(), alpha=scaling)
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        inside, weight = ctx.saved_tensors
+        flat = gradients[0].reshape(-1, weight.shape[0])
+        of_inside = (flat @ weight).mul_(ctx.scaling).view_as(inside)
+        of_weight = (flat.t() @ inside.reshape(-1, inside.shape[-1])).mul_(ctx.scaling)
+        return gradients[0], of_inside, of_weight, None
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Silence PEFT's warnings about what it does automatically and users can't change."""
+    with warnings.catch_warnings():
+        for message in (
+            "`is_gradient_checkpointing` is dep",
+            "fan_in_fan_out is set",
+            "The following (rank|alpha)_pattern",
+        ):
+            warnings.filterwarnings("ignore", message)
+        yield
+
+
+@contextmanager
+def uncast_inputs(model: nn.Module) -> Iterator[None]:
+    """Make an adapter's layers take their inputs as they are, which under autocast is half precision.
+
+    PEFT's own context for this fails at layers of trainable tokens, which have no such switch.
+    """
+    layers = [module for module in model.modules() if getattr(module, "cast_input_dtype_enabled", False)]
+    for layer in layers:
+        layer.cast_input_dtype_enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.cast_input_dtype_enabled = True  # type: ignore[assignment]

@@ -1,0 +1,187 @@
+"""Choose the mask of each attention layer of a Hugging Face causal LM, and the function that it calls.
+
+Knows layer types, sliding windows and attention implementations. Knows nothing of blocks: the caller brings a function
+that makes the `mask_mod` for a window.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import PretrainedConfig, PreTrainedModel
+
+from setblock.masks import MaskMod, to_block_mask, to_dense
+
+AttentionMask = Tensor | BlockMask | dict[str, Tensor | BlockMask]
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+OURS = "setblock_"
+"""How the names of this package's attention functions begin."""
+
+LAYERED = {"sdpa": f"{OURS}document_sdpa", "flex_attention": f"{OURS}document_flex"}
+"""Names of the functions that attend documents one by one (`document_attention`), by what they are made of."""
+
+_PLAN = "_setblock_attention"
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Hold how a model's attention is called so that its logits are right, as `setblock.model.probe.probe` finds out.
+
+    Attributes:
+        implementation: Transformers' name of it.
+        grouped: whether decoding may put its own function in its place (`setblock.model.attention.grouped`).
+        by_document: whether training may, to attend one document at a time (`setblock.model.attention.document_attention`).
+        untrainable: why the model can't be trained, or None where it can.
+        unpackable: why requests can't be packed in one row, as the engine does (`setblock.model.attention.packed`), or None.
+        context: the most positions for which all of this holds; None where it holds for all.
+        context_reason: why there are no more.
+    """
+
+    implementation: str
+    grouped: bool
+    by_document: bool
+    untrainable: str | None = None
+    unpackable: str | None = None
+    context: int | None = None
+    context_reason: str | None = None
+
+
+def set_plan(model: PreTrainedModel, plan: AttentionPlan) -> None:
+    """Have a model's attention called by a plan from now on."""
+    if model.config.get_text_config()._attn_implementation != plan.implementation:
+        model.set_attn_implementation(plan.implementation)
+    setattr(model, _PLAN, plan)
+
+
+def planned(model: PreTrainedModel) -> AttentionPlan | None:
+    """Return the plan of a model, or None where there is none for the attention that it has now."""
+    plan: AttentionPlan | None = getattr(model, _PLAN, None)
+    implementation: str = model.config.get_text_config()._attn_implementation
+    return plan if plan and (implementation == plan.implementation or implementation.startswith(OURS)) else None
+
+
+def plan_of(model: PreTrainedModel) -> AttentionPlan:
+    """Return the plan of a model; where it was never probed, the fastest that its attention allows."""
+    plan = planned(model)
+    if plan is not None:
+        return plan
+    name: str = model.config.get_text_config()._attn_implementation
+    usual = next((usual for usual, ours in LAYERED.items() if ours == name), "sdpa" if name.startswith(OURS) else name)
+    return AttentionPlan(usual, grouped=usual == "sdpa", by_document=usual in LAYERED)
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """Return the most positions for which a model is right, or None where neither its config nor its plan sets a limit."""
+    config, plan = model.config.get_text_config(), planned(model)
+    own = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    limits = [int(each) for each in (own, plan and plan.context) if each]
+    return min(limits, default=None)
+
+
+def layer_windows(config: PretrainedConfig) -> dict[str, int | None]:
+    """Return the sliding window of each attention layer type of a model, None for full attention.
+
+    Raises:
+        ValueError: the model has a layer type that block decoding can't drive.
+    """
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    layer_types = getattr(config, "layer_types", None)
+    if not layer_types:
+        return {SLIDING: window} if window else {FULL: None}
+    unknown = sorted(set(layer_types) - {FULL, SLIDING})
+    if unknown:
+        raise ValueError(f"layer type {unknown[0]!r} is not supported, only {FULL!r} and {SLIDING!r}")
+    return {kind: window if kind == SLIDING else None for kind in sorted(set(layer_types))}
+
+
+def attention_mask(
+    config: PretrainedConfig,
+    mask_mod_for: Callable[[int | None], MaskMod],
+    *,
+    batch: int,
+    queries: int,
+    keys: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    implementation: str | None = None,
+) -> AttentionMask:
+    """Return the `attention_mask` argument that makes every layer follow `mask_mod_for(its window)`, for the attention
+    implementation that is named, or else for the model's.
+
+    Transformers hands a 4D tensor or a `BlockMask` through untouched, and takes a dict of them, by layer type, where a
+    model mixes layer types.
+    """
+    most = max(batch, queries, keys)
+    form = mask_form(config, device=device, dtype=dtype, implementation=implementation, most=most)
+    return form.mask(mask_mod_for, batch=batch, queries=queries, keys=keys)
+
+
+@dataclass(frozen=True)
+class MaskForm:
+    """Make the masks that a model's layers take. A config takes long to ask, so whoever needs many masks asks it once.
+
+    Attributes:
+        windows: as `layer_windows` gives them.
+        implementation: Transformers' name of the attention implementation.
+        dtype: of the model.
+        index: 0, 1, 2, ... up to the largest batch, number of queries or of keys, on the model's device.
+    """
+
+    windows: dict[str, int | None]
+    implementation: str
+    dtype: torch.dtype
+    index: Tensor
+
+    def mask(
+        self, mask_mod_for: Callable[[int | None], MaskMod], *, batch: int, queries: int, keys: int
+    ) -> AttentionMask:
+        """See `attention_mask`."""
+
+        def realise(window: int | None) -> Tensor | BlockMask:
+            mask_mod = mask_mod_for(window)
+            if self.implementation == "flex_attention":
+                return to_block_mask(mask_mod, batch=batch, queries=queries, keys=keys, device=self.index.device)
+            allowed = to_dense(mask_mod, batch=batch, queries=queries, keys=keys, index=self.index)  # [B, 1, Q, K]
+            if self.implementation == "sdpa":
+                return allowed
+            # Eager attention adds its mask to the scores.
+            return torch.zeros((), dtype=self.dtype, device=allowed.device).where(allowed, torch.finfo(self.dtype).min)
+
+        return by_layer_type(self.windows, realise)
+
+
+def mask_form(
+    config: PretrainedConfig, *, device: torch.device, dtype: torch.dtype, most: int, implementation: str | None = None
+) -> MaskForm:
+    """Return the form for the attention implementation that is named, or else the model's, and sizes up to `most`."""
+    index = torch.arange(most, device=device)
+    return MaskForm(layer_windows(config), implementation or config._attn_implementation, dtype, index)
+
+
+def by_layer_type(windows: dict[str, int | None], realise: Callable[[int | None], Tensor | BlockMask]) -> AttentionMask:
+    """Return the mask that `realise` makes for the window, or a dict of them by layer type where a model mixes them."""
+    if len(windows) == 1:
+        return realise(next(iter(windows.values())))
+    return {kind: realise(window) for kind, window in windows.items()}
+
+
+@contextmanager
+def attention_by(name: str, config: PretrainedConfig) -> Iterator[None]:
+    """Make a model's layers call the attention function that is registered by that name.
+
+    Args:
+        config: of the text model.
+    """
+    usual = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = usual

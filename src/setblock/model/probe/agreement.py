@@ -1,0 +1,235 @@
+"""Check that a model gives what Transformers' own uncached pass gives, in every way that decoding and training call it.
+
+Knows passes and masks. Knows nothing of how a model's attention is chosen: it is called as its plan says.
+
+Rows of several lengths, one shorter than a lowered threshold and two longer:
+
+    0 ......... first ......... start ......... end
+      prefill           commit          block
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from setblock.data.packing import PADDING
+from setblock.masks import CLEAN, MaskMod, decode_mask, train_mask
+from setblock.model.attention.attention import attention_mask, plan_of
+from setblock.model.attention.document_attention import RowRuns, Run, document_attention, document_masks, layout_of
+from setblock.model.protocol.feed import Feed
+from setblock.model.protocol.language_model import Runner
+from setblock.model.runners.forward import logits_at
+
+_FIRST, _START, _BLOCK = (18, 4, 12), (25, 5, 17), 4
+BATCH, CAPACITY = len(_START), max(_START) + _BLOCK
+_TOLERANCE = 0.01  # relative, in float32: rounding stays far below it, a wrong mask or position far above
+
+
+class DisagreementError(Exception):
+    """Report that a model gives other logits than it should; the message says where."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Hold what each row should give.
+
+    Attributes:
+        rows: the tokens [start + block] of each.
+        causal: for each, the logits [start + block, V] of a plain pass.
+        block: for each, the logits [block, V] of its block when all of it sees all of it.
+    """
+
+    rows: list[Tensor]
+    causal: list[Tensor]
+    block: list[Tensor]
+
+
+def expected_logits(model: PreTrainedModel) -> Expected:
+    """Return the logits of uncached passes over single rows, by Transformers' own attention.
+
+    Raises:
+        DisagreementError: a token's logits change with what follows it, or the model does not follow a mask.
+    """
+    generator = torch.Generator().manual_seed(1)
+    rows = [torch.randint(1, 64, (start + _BLOCK,), generator=generator).to(model.device) for start in _START]
+    causal = [_plain(model, row) for row in rows]
+    for row, first, whole in zip(rows, _FIRST, causal, strict=True):
+        _compare(
+            _plain(model, row[:first]), whole[:first], "the logits of a token change with the tokens that follow it"
+        )
+    block = []
+    for row, start, plain in zip(rows, _START, causal, strict=True):
+        masked = _masked(model, row, start)
+        _compare(masked[:start], plain[:start], "it gives other logits with a 4D mask and position ids than without")
+        if torch.equal(masked[start], plain[start]):
+            raise DisagreementError("it ignores a mask that lets a token attend to later ones")
+        block.append(masked[start:])
+    return Expected(rows, causal, block)
+
+
+def check_decoding(runner: Runner, expected: Expected) -> None:
+    """Check prefill, a commit with a block, a block, and single tokens, for rows next to each other.
+
+    Args:
+        runner: with an empty cache of `BATCH` rows of `CAPACITY` positions.
+
+    Raises:
+        DisagreementError: some logits are not the expected ones.
+    """
+    everyone, ends = range(BATCH), [start + _BLOCK for start in _START]
+    nothing, blocks = [0] * BATCH, [_BLOCK] * BATCH
+    step = partial(_step, runner, expected)
+    step(everyone, nothing, _FIRST, nothing, "in a prefill of rows beside each other")
+    step(everyone, _FIRST, ends, blocks, "in a pass that commits a block and runs the next")
+    step(everyone, _START, ends, blocks, "in a block pass")
+    step([1], _START, ends, blocks, "in a block pass of a row alone")
+    step([1], _START, [start + 1 for start in _START], nothing, "in a pass over one token")
+    step(everyone, _START, ends, nothing, "in a pass that commits a block")
+
+
+def check_training(model: PreTrainedModel, expected: Expected) -> None:
+    """Check two rows with three documents, the blocks behind them, and padding.
+
+    Raises:
+        DisagreementError: some logits are not the expected ones.
+    """
+    documents = ((1, 2), (0,))  # of each row
+    clean = max(sum(_START[document] for document in row) for row in documents)
+    length = clean + _BLOCK * max(map(len, documents))
+    ids, positions, limits = (torch.zeros((2, length), dtype=torch.long) for _ in range(3))
+    document_ids = torch.full((2, length), PADDING)
+    block_ids = torch.full((2, length), length)  # padding: one block, so that no query is left without a key
+    block_ids[:, :clean] = CLEAN
+    limits[:, :clean] = length
+    rows: list[RowRuns] = []
+    places: list[tuple[Tensor, Tensor, str]] = []
+    for number, row in enumerate(documents):
+        at, behind = 0, clean
+        for document in row:
+            start, end = _START[document], _START[document] + _BLOCK
+            document_ids[number, [*range(at, at + start), *range(behind, behind + _BLOCK)]] = document
+            for place, first, last in ((at, 0, start), (behind, start, end)):
+                here = (number, slice(place, place + last - first))
+                ids[here], positions[here] = expected.rows[document][first:last].cpu(), torch.arange(first, last)
+            limits[number, at : at + start] = torch.arange(start) + 1
+            limits[number, behind : behind + _BLOCK] = start
+            block_ids[number, behind : behind + _BLOCK] = document
+            outputs = torch.arange(number * length, (number + 1) * length)
+            places.append(
+                (outputs[at : at + start], expected.causal[document][:start], "in a document of a packed row")
+            )
+            places.append((outputs[behind : behind + _BLOCK], expected.block[document], "in a noisy block"))
+            at, behind = at + start, behind + _BLOCK
+        rows.append(
+            RowRuns(
+                (*(Run(_START[document], place) for place, document in enumerate(row)), *_padding(clean - at)),
+                (*(Run(_BLOCK, place, _START[d]) for place, d in enumerate(row)), *_padding(length - behind)),
+            )
+        )
+    device = model.device
+    ids, positions, limits, document_ids, block_ids = (
+        each.to(device) for each in (ids, positions, limits, document_ids, block_ids)
+    )
+
+    def mask_mod_for(window: int | None) -> MaskMod:
+        return train_mask(
+            position_ids=positions, document_ids=document_ids, block_ids=block_ids, limits=limits, window=window
+        )
+
+    config, plan = model.config.get_text_config(), plan_of(model)
+    more: dict[str, Any] = {}
+    if plan.by_document and plan.implementation == "sdpa":
+        more["layout"] = layout_of(config, rows)
+        mask = document_masks(config, more["layout"], mask_mod_for, device=device)
+    else:
+        mask = attention_mask(
+            config, mask_mod_for, batch=2, queries=length, keys=length, device=device, dtype=model.dtype
+        )
+    every = torch.arange(2 * length, device=device)
+    with document_attention(model):
+        logits = logits_at(model, every, input_ids=ids, position_ids=positions, attention_mask=mask, **more)
+    for outputs, wanted, where in places:
+        _compare(logits[outputs.to(device)], wanted, f"under the training mask, it gives other logits {where}")
+
+
+def _padding(length: int) -> list[Run]:
+    return [Run(length, None)] if length else []
+
+
+def _step(
+    runner: Runner,
+    expected: Expected,
+    rows: Sequence[int],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    blocks: Sequence[int],
+    where: str,
+) -> None:
+    """Feed each of `rows` from its start to its end, the last of it as a block."""
+    device = expected.rows[0].device
+    index = torch.tensor(list(rows), device=device)
+    start, end, block = (torch.tensor(each, device=device)[index, None] for each in (starts, ends, blocks))  # [A, 1]
+    columns = torch.arange(max(ends[row] - starts[row] for row in rows), device=device)  # [Q]
+    positions = start + columns  # [A, Q]
+    is_real = positions < end
+    safe = positions.masked_fill(~is_real, 0)
+    feed = Feed(
+        rows=index,
+        batch=BATCH,
+        tokens=torch.stack([expected.rows[row][safe[number]] for number, row in enumerate(rows)]),
+        positions=safe,
+        block_start=(end - block)[:, 0],
+        ends=end[:, 0],
+        is_prefill=torch.zeros_like(index, dtype=torch.bool),
+        is_real=is_real,
+        visible=int(end.max()),
+        outputs=columns.expand_as(positions),
+        wanted=is_real,
+        targets=positions,
+        width=positions.shape[1],
+        is_full=bool(is_real.all()),
+        sees_all=len(rows) == 1 and ends[rows[0]] - starts[rows[0]] == max(1, blocks[rows[0]]),
+        spans=[(starts[row], ends[row]) for row in rows],
+    )
+    found = runner.logits(feed)
+    logits = found if found.dim() == 2 else found[is_real]
+    wanted = [
+        torch.cat([expected.causal[row][starts[row] : ends[row] - blocks[row]], expected.block[row][: blocks[row]]])
+        for row in rows
+    ]
+    _compare(logits, torch.cat(wanted), f"it gives other logits {where}")
+
+
+def _plain(model: PreTrainedModel, row: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=row[None], use_cache=False).logits[0].float()
+    return logits
+
+
+def _masked(model: PreTrainedModel, row: Tensor, start: int) -> Tensor:
+    """Return the logits [T, V] of one row whose tokens from `start` on see each other."""
+    positions = torch.arange(len(row), device=row.device)[None]
+    limits = torch.where(positions < start, positions + 1, len(row))
+    mask = attention_mask(
+        model.config.get_text_config(),
+        lambda window: decode_mask(position_ids=positions, limits=limits, window=window),
+        batch=1,
+        queries=len(row),
+        keys=len(row),
+        device=row.device,
+        dtype=model.dtype,
+    )
+    logits: Tensor = model(input_ids=row[None], position_ids=positions, attention_mask=mask, use_cache=False).logits[0]
+    return logits.float()
+
+
+def _compare(found: Tensor, wanted: Tensor, difference: str) -> None:
+    """Compare each token's logits [T, V]."""
+    distance = (found.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(min=1e-6)
+    worst = float(distance.max())
+    if not worst <= _TOLERANCE:  # not a number, too
+        raise DisagreementError(f"{difference} (by {worst:.2g} of their size)")

@@ -1,0 +1,264 @@
+"""Find how a model's attention must be called so that all its logits are right, by trying it on a small copy of the
+model.
+
+A list of supported architectures would be out of date with every release of Transformers; a model that silently ignores a mask
+or a position would decode to nonsense. So each way to call it, the fastest first, runs the passes of decoding and of training
+past every threshold that the config names, and is compared with Transformers' own uncached passes.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Final, TypeVar
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from setblock.errors import SetBlockError, one_line
+from setblock.model.attention.attention import AttentionPlan, planned, set_plan
+from setblock.model.probe.agreement import (
+    BATCH,
+    CAPACITY,
+    DisagreementError,
+    check_decoding,
+    check_training,
+    expected_logits,
+)
+from setblock.model.probe.small_copy import Threshold, run_text, small_copy, thresholds_of, with_low
+from setblock.model.protocol.language_model import Runner
+from setblock.model.runners.cache import SlotCache
+from setblock.model.runners.packed_runner import PackedRunner
+from setblock.model.runners.padded_runner import PaddedRunner
+
+_T = TypeVar("_T")
+
+CONFIG_KEY = "setblock_attention"
+"""Where a checkpoint's `config.json` remembers what the probe found."""
+
+_KEY = "_setblock_probed"
+
+_FOUND: Final[dict[str, AttentionPlan]] = {}
+"""Plans by the fingerprint of what they were found for."""
+
+
+def plan_attention(model: PreTrainedModel, *, alternatives: Sequence[str] = ()) -> AttentionPlan:
+    """Find the plan by which a model's attention is to be called, and let it be called so from now on.
+
+    A model that has a plan for its attention keeps it; a checkpoint may remember one.
+
+    Args:
+        alternatives: attention implementations that the model may be given where its own is not right.
+
+    Raises:
+        SetBlockError: the model can't be decoded in blocks; the message says what goes wrong.
+    """
+    plan = planned(model)
+    if plan is None:
+        key = _fingerprint(model, alternatives)
+        plan = _FOUND.get(key) or _remembered(model, key) or _found_plan(model, alternatives)
+        _FOUND[key] = plan
+        set_plan(model, plan)
+        setattr(model, _KEY, key)
+    return plan
+
+
+def remember(model: PreTrainedModel) -> None:
+    """Record in a model's config which plan was found, if one was, so that a checkpoint need not be probed again."""
+    plan, key = planned(model), getattr(model, _KEY, None)
+    if plan is not None and key is not None:
+        setattr(model.config, CONFIG_KEY, {"found_for": key, **asdict(plan)})
+
+
+def _remembered(model: PreTrainedModel, key: str) -> AttentionPlan | None:
+    """Return the plan that a config records, if it was found for just this."""
+    recorded = getattr(model.config, CONFIG_KEY, None)
+    names = {"found_for", *AttentionPlan.__dataclass_fields__}
+    if not isinstance(recorded, dict) or recorded.keys() != names or recorded["found_for"] != key:
+        return None
+    return AttentionPlan(**{name: value for name, value in recorded.items() if name != "found_for"})
+
+
+@torch.inference_mode()
+def check_stored(model: PreTrainedModel, store: Callable[[PreTrainedModel], None], how: str) -> None:
+    """Try on a small copy whether a model still computes what it did once `store` has changed how its weights are stored.
+
+    Args:
+        how: what `store` does, for the message.
+
+    Raises:
+        SetBlockError: it does not, or `store` refuses it.
+    """
+    small = small_copy(type(model), model.config, device=model.device)
+    wanted = run_text(small)
+    store(small)
+    try:
+        found = run_text(small)
+    except Exception as error:
+        text = one_line(error)[:200] or type(error).__name__
+        raise SetBlockError(f"{model.config.model_type} can't be {how}: it then no longer runs ({text})") from error
+    if not float((found - wanted).norm()) <= _STORED_TOLERANCE * float(wanted.norm()):
+        raise SetBlockError(f"{model.config.model_type} can't be {how}: it then gives other logits")
+
+
+_SAME = 1e-3  # relative, of float32 logits
+_STORED_TOLERANCE = 0.3  # relative; what eight bits lose stays below it
+
+
+@torch.inference_mode()
+def _found_plan(model: PreTrainedModel, alternatives: Sequence[str]) -> AttentionPlan:
+    try:
+        small = small_copy(type(model), model.config, device=model.device)
+    except SetBlockError as error:
+        raise SetBlockError(f"{model.config.model_type} can't be decoded in blocks: {error}") from error
+    thresholds = thresholds_of(model.config, small)
+    low = with_low(small, thresholds) if thresholds else small
+    own: str = model.config.get_text_config()._attn_implementation
+    plans: list[AttentionPlan] = []
+    reasons: list[DisagreementError] = []
+    for implementation in dict.fromkeys((own, *alternatives)):
+        try:
+            plans.append(_tried(low, implementation, own))
+        except DisagreementError as error:
+            reasons.append(error)
+            try:
+                plans.append(_limited(small, thresholds, implementation, own, error))
+            except DisagreementError as limited:
+                reasons.append(limited)
+        if plans and plans[-1].context is None and plans[-1].untrainable is None:
+            break
+    if not plans:
+        raise SetBlockError(f"{model.config.model_type} can't be decoded in blocks: {reasons[0]}") from reasons[0]
+    return max(plans, key=lambda plan: (plan.context is None, plan.context or 0, plan.untrainable is None))
+
+
+def _tried(small: PreTrainedModel, implementation: str, own: str) -> AttentionPlan:
+    """Return the fastest plan by which a small copy is right with an attention implementation, where `own` is the
+    model's.
+
+    FlexAttention has no kernels for heads as narrow as a small copy's: eager attention is tried in its place.
+
+    Raises:
+        DisagreementError: none is, in decoding.
+    """
+    if implementation == "flex_attention":
+        return replace(_tried(small, "eager", "eager"), implementation=implementation, by_document=True)
+    plan = AttentionPlan(implementation, grouped=False, by_document=False)
+    ways = (True, False) if implementation == "sdpa" else (False,)
+    set_plan(small, replace(plan, implementation=own))
+    wanted = _run(lambda: run_text(small))
+    set_plan(small, plan)
+    found = _run(lambda: run_text(small))
+    if not float((found - wanted).norm()) <= _SAME * float(wanted.norm()):
+        raise DisagreementError(f"its {implementation} attention gives other logits than its {own} attention")
+    expected = _run(lambda: expected_logits(small))
+    decoding = [replace(plan, grouped=way) for way in ways]
+    plan = _first_right(small, decoding, lambda: check_decoding(_padded(small), expected))
+    try:
+        training = [replace(plan, by_document=way) for way in ways]
+        plan = _first_right(small, training, lambda: check_training(small, expected))
+    except DisagreementError as error:
+        plan = replace(plan, untrainable=str(error))
+    try:
+        _run(lambda: check_decoding(_packed(small), expected), failure="it fails")
+    except DisagreementError as error:
+        plan = replace(plan, unpackable=f"with requests packed in one row, {error}")
+    return plan
+
+
+def _padded(model: PreTrainedModel) -> Runner:
+    layers = model.config.get_text_config().num_hidden_layers
+    return PaddedRunner(model, SlotCache(layers=layers, batch=BATCH, capacity=CAPACITY))
+
+
+def _packed(model: PreTrainedModel) -> Runner:
+    pages = -(-CAPACITY // _PAGE)
+    runner = PackedRunner(model, pages=BATCH * pages, page_tokens=_PAGE)
+    rows = [range(row, BATCH * pages, BATCH) for row in reversed(range(BATCH))]  # in no order
+    runner.place(rows, range(BATCH))
+    return runner
+
+
+_PAGE = 4  # tokens
+
+
+def _first_right(small: PreTrainedModel, plans: Sequence[AttentionPlan], check: Callable[[], None]) -> AttentionPlan:
+    """Return the first of several plans with which a check passes; raise what the last one raised if none is."""
+    for plan in plans:
+        set_plan(small, plan)
+        try:
+            _run(check)
+            return plan
+        except DisagreementError as error:
+            reason = error
+    raise reason
+
+
+def _limited(
+    small: PreTrainedModel, thresholds: Sequence[Threshold], implementation: str, own: str, reason: DisagreementError
+) -> AttentionPlan:
+    """Return the plan by which a small copy is right up to a threshold.
+
+    Args:
+        reason: what is wrong past all thresholds.
+
+    Raises:
+        DisagreementError: it is wrong even below them.
+    """
+    plan = _tried(small, implementation, own)
+    wrong: list[tuple[Threshold, DisagreementError]] = []
+    for each in thresholds:
+        try:
+            other = _tried(with_low(small, [each]), implementation, own)
+            plan = replace(
+                plan,
+                grouped=plan.grouped and other.grouped,
+                by_document=plan.by_document and other.by_document,
+                untrainable=plan.untrainable or other.untrainable,
+                unpackable=plan.unpackable or other.unpackable,
+            )
+        except DisagreementError as error:
+            wrong.append((each, error))
+    threshold, why = min(wrong or [(each, reason) for each in thresholds], key=lambda pair: pair[0].value)
+    return replace(plan, context=threshold.value, context_reason=f"past {threshold.name} {threshold.value}, {why}")
+
+
+def _run(check: Callable[[], _T], *, failure: str = "it takes no 4D mask, position ids or preallocated cache") -> _T:
+    """Return what a check gives; anything that the model raises in it is a disagreement too.
+
+    Args:
+        failure: what that means.
+    """
+    try:
+        return check()
+    except DisagreementError:
+        raise
+    except Exception as error:
+        text = one_line(error)[:200]
+        raise DisagreementError(f"{failure} ({text or type(error).__name__})") from error
+
+
+def _fingerprint(model: PreTrainedModel, alternatives: Sequence[str]) -> str:
+    """Return the fingerprint of everything that a plan depends on."""
+    kind, config = type(model), model.config.to_dict()
+    parts = (
+        str(_VERSION),
+        transformers.__version__,
+        kind.__module__,
+        kind.__qualname__,
+        model.config.get_text_config()._attn_implementation,
+        *alternatives,
+        model.device.type,
+        json.dumps(
+            {name: each for name, each in config.items() if not _IRRELEVANT.search(name)}, sort_keys=True, default=str
+        ),
+    )
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+_VERSION = 1  # to be raised when the probe comes to find something else
+_IRRELEVANT = re.compile(
+    r"^_|^setblock|token_id|^vocab_size$|^architectures$|dtype$|^transformers_version$|quantization|use_cache"
+)

@@ -1,0 +1,174 @@
+"""Hold texts that a model may write again, such as its earlier answers, and find what followed a few tokens in them.
+
+Knows texts and token ids. Knows nothing of how drafts are made of them. Shapes: M tokens in all, U different runs of tokens, B
+rows.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from setblock.errors import SetBlockError
+
+if TYPE_CHECKING:
+    from setblock.model.protocol.language_model import LanguageModel
+
+DRAFT_TEXT_FILE = "draft_text.jsonl"
+"""Name of such texts in a checkpoint."""
+
+LONGEST_MATCH = 4
+"""Tokens. Of two earlier places that match this many or more, neither is the better one."""
+
+_MULTIPLIER = 6364136223846793005  # of a hash modulo 2^64; two runs with one hash would only make a wrong draft
+
+
+class DraftText(NamedTuple):
+    """Hold the texts with an index of their runs of 1 to `LONGEST_MATCH` tokens.
+
+    Attributes:
+        token_ids: [M] int64, the texts one after the other, each with an id that ends it.
+        keys: for each length, [U] int64, the hashes of the runs of so many tokens, ascending.
+        places: for each length, [U] int64, the place after each run where its most frequent next token stands; of several, the
+            last.
+    """
+
+    token_ids: Tensor
+    keys: tuple[Tensor, ...]
+    places: tuple[Tensor, ...]
+
+    def to(self, device: torch.device) -> "DraftText":
+        """Return the same on a device."""
+        if self.token_ids.device == device:
+            return self
+        keys, places = (tuple(each.to(device) for each in column) for column in (self.keys, self.places))
+        return DraftText(self.token_ids.to(device), keys, places)
+
+    def find(self, last: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how many tokens of a text's end stand here, and where this text continues.
+
+        Args:
+            last: [B, LONGEST_MATCH] int64, the last tokens of B texts, the very last one first.
+            length: [B] int64, how many of them there are.
+
+        Returns:
+            [B] int64, the tokens that match, 0 where none does; [B] int64, the place of the token after them.
+        """
+        matched, found = torch.zeros_like(length), torch.zeros_like(length)
+        key = torch.zeros_like(length)
+        for column, (keys, places) in enumerate(zip(self.keys, self.places, strict=True)):
+            key = _extended(key, last[:, column])
+            at = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
+            is_here = (keys[at] == key) & (length > column)
+            matched = torch.where(is_here, column + 1, matched)
+            found = torch.where(is_here, places[at], found)
+        return matched, found
+
+    def tokens_from(self, place: Tensor, count: int) -> Tensor:
+        """Return [B, count] int64, the tokens at `place` [B] and after it; the last one again past the end."""
+        steps = torch.arange(count, device=place.device)
+        return self.token_ids[(place[:, None] + steps).clamp(max=len(self.token_ids) - 1)]
+
+
+def indexed(texts: Iterable[Sequence[int]]) -> DraftText:
+    """Return texts of token ids with their index, on the CPU.
+
+    Raises:
+        SetBlockError: they have fewer than `LONGEST_MATCH` + 1 tokens.
+    """
+    token_ids = torch.tensor([token for text in texts for token in text], dtype=torch.long)
+    if len(token_ids) <= LONGEST_MATCH:
+        raise SetBlockError(f"draft text must have more than {LONGEST_MATCH} tokens, not {len(token_ids)}")
+    positions, key = torch.arange(len(token_ids) - 1), torch.zeros(len(token_ids) - 1, dtype=torch.long)
+    keys, places = [], []
+    for length in range(1, LONGEST_MATCH + 1):
+        key = _extended(key, token_ids.roll(length - 1)[:-1])
+        inside = slice(length - 1, None)
+        runs, found = _most_frequent(key[inside], token_ids[1:][inside], positions[inside] + 1)
+        keys.append(runs)
+        places.append(found)
+    return DraftText(token_ids, tuple(keys), tuple(places))
+
+
+def draft_text_of(texts: Iterable[str], model: "LanguageModel") -> DraftText:
+    """Return texts for a model to copy drafts from: its own earlier answers, or those of another model to such prompts.
+
+    Raises:
+        SetBlockError: they have fewer than `LONGEST_MATCH` + 1 tokens, or tokens that the model does not know.
+    """
+    ends, last = model.end_of_text_ids, model.tokenizer.eos_token_id  # of several, the one that ends a turn of a chat
+    end = [last] if last in ends else list(ends[:1])
+    options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    coded = [model.tokenizer(text, **options).input_ids for text in texts]
+    greatest = max((token for token_ids in coded for token in token_ids), default=0)
+    if greatest >= model.vocab_size:
+        raise SetBlockError(
+            f"draft text has token {greatest}, and the model knows {model.vocab_size}: its tokenizer has more"
+        )
+    return indexed([*token_ids, *end] for token_ids in coded).to(model.device)
+
+
+def read_texts(path: Path) -> Iterator[str]:
+    """Yield the texts of a JSON Lines file, which may be packed by gzip (`.gz`). A line is a text, or has it in `text` or
+    `completion`, or has `messages`, of which the assistant's count.
+
+    Raises:
+        SetBlockError: the file can't be read, or a line has none of these.
+    """
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        text = content.decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or "it must be JSON Lines in UTF-8, or such a file packed by gzip"
+        raise SetBlockError(f"can't read draft text {path}: {reason}") from error
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield from _texts_in(line, f"draft text {path}, line {number}")
+
+
+def _texts_in(line: str, where: str) -> list[str]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise SetBlockError(f"{where} is not JSON") from error
+    if isinstance(found, dict):
+        messages = found.get("messages")
+        if isinstance(messages, list):
+            said = [each for each in messages if isinstance(each, dict) and each.get("role") == "assistant"]
+            texts = [
+                each.get("content") for each in said if each.get("content") is not None or not each.get("tool_calls")
+            ]
+        else:
+            texts = [found.get("text", found.get("completion"))]
+    else:
+        texts = [found]
+    if not all(isinstance(text, str) for text in texts):
+        raise SetBlockError(f"{where} must be a text, or have a text in text, completion or messages")
+    found = [str(text) for text in texts]
+    if any("\ud800" <= letter <= "\udfff" for text in found for letter in text):
+        raise SetBlockError(f"{where} has half of a character (a lone surrogate)")
+    return found
+
+
+def _extended(key: Tensor, token_ids: Tensor) -> Tensor:
+    """Return the hashes of runs that have one more token, in front."""
+    return key * _MULTIPLIER + token_ids + 1
+
+
+def _most_frequent(key: Tensor, following: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the different keys, ascending, and of each the last place of the token that most often follows."""
+    pair, group, count = torch.unique(key * _MULTIPLIER + following, return_inverse=True, return_counts=True)
+    last = torch.zeros_like(pair).scatter_reduce_(0, group, places, "amax")
+    of_pair = torch.empty_like(pair).scatter_(0, group, key)
+    order = last.argsort()
+    for values in (count, of_pair):  # stable: by key, then by count, then by place
+        order = order[values[order].argsort(stable=True)]
+    keys = of_pair[order]
+    is_best = torch.ones_like(keys, dtype=torch.bool)
+    is_best[:-1] = keys[1:] != keys[:-1]
+    return keys[is_best], last[order][is_best]

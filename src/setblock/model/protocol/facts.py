@@ -1,0 +1,110 @@
+"""Define the SBD facts: what a checkpoint must record so that it can be decoded in blocks.
+
+They are stored under one key of the checkpoint's own `config.json`, which stock Transformers keeps and ignores.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from setblock.errors import SetBlockError
+from setblock.model.protocol.calibrations import CalibratedSetting, calibrations_from_json, calibrations_to_json
+
+CONFIG_KEY = "setblock"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class SBDFacts:
+    """Hold what SBD fine-tuning fixed.
+
+    Attributes:
+        mask_token_id: id of the mask token m.
+        block_sizes: the block sizes that were trained, sorted; empty before any training.
+        logit_shift: whether the output at a masked position predicts that position (False, the paper) or the next (True).
+        first_token_from_causal: whether a block's first token is read from the causal logit of the last committed token.
+            Always so with `logit_shift`, where no block output predicts it.
+        noisy_adapter: whether the checkpoint holds, in a separate folder, an adapter that acts on the future block alone.
+        calibrations: settings that were found to keep a tolerance, one for each domain and method at most.
+        version: version of this format.
+    """
+
+    mask_token_id: int
+    block_sizes: tuple[int, ...] = ()
+    logit_shift: bool = False
+    first_token_from_causal: bool = False
+    noisy_adapter: bool = False
+    calibrations: tuple[CalibratedSetting, ...] = ()
+    version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        if self.logit_shift and not self.first_token_from_causal:
+            raise SetBlockError("logit_shift needs first_token_from_causal: no block output predicts the first token")
+
+    def write_to(self, config: PretrainedConfig) -> None:
+        """Record the facts in a model's config."""
+        setattr(config, CONFIG_KEY, self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as `config.json` holds them, without unneeded keys that earlier releases don't know."""
+        recorded = {**asdict(self), "block_sizes": list(self.block_sizes)}
+        recorded["calibrations"] = calibrations_to_json(self.calibrations)
+        for name in ("noisy_adapter", "calibrations"):
+            if not recorded[name]:
+                del recorded[name]
+        return recorded
+
+
+def read_facts(config: PretrainedConfig) -> SBDFacts | None:
+    """Return the facts recorded in a config, or None if there are none.
+
+    Raises:
+        SetBlockError: there are some, but not valid ones.
+    """
+    recorded = getattr(config, CONFIG_KEY, None)
+    if recorded is None:
+        return None
+    return facts_from_json(recorded, vocab_size=config.get_text_config().vocab_size, where="config.json")
+
+
+def facts_from_json(recorded: Any, *, vocab_size: int, where: str) -> SBDFacts:
+    """Return what `SBDFacts.to_json` wrote.
+
+    Args:
+        where: what holds it, for the message.
+
+    Raises:
+        SetBlockError: it is not valid.
+    """
+    if not isinstance(recorded, dict):
+        raise SetBlockError(f"{where}: {CONFIG_KEY!r} must be an object, not {type(recorded).__name__}")
+    fields: dict[str, Any] = dict(recorded)
+    version = fields.get("version")
+    if version != FORMAT_VERSION:
+        raise SetBlockError(
+            f"{where}: {CONFIG_KEY}.version is {version!r}, this release reads {FORMAT_VERSION}: install a newer "
+            "release of setblock"
+        )
+    unknown = sorted(fields.keys() - SBDFacts.__dataclass_fields__.keys())
+    if unknown:
+        raise SetBlockError(f"{where}: unknown key {CONFIG_KEY}.{unknown[0]}")
+    mask_token_id = fields.get("mask_token_id")
+    if type(mask_token_id) is not int or not 0 <= mask_token_id < vocab_size:
+        raise SetBlockError(
+            f"{where}: {CONFIG_KEY}.mask_token_id must be in 0..{vocab_size - 1}, not {mask_token_id!r}"
+        )
+    sizes = fields.get("block_sizes", [])
+    if not isinstance(sizes, list) or not all(type(k) is int and k >= 1 for k in sizes):
+        raise SetBlockError(
+            f"{where}: {CONFIG_KEY}.block_sizes must be a list of integers of at least 1, not {sizes!r}"
+        )
+    for name in ("logit_shift", "first_token_from_causal", "noisy_adapter"):
+        if not isinstance(fields.get(name, False), bool):
+            raise SetBlockError(f"{where}: {CONFIG_KEY}.{name} must be true or false, not {fields[name]!r}")
+    fields["block_sizes"] = tuple(sorted(sizes))
+    try:
+        fields["calibrations"] = calibrations_from_json(fields.get("calibrations", []))
+    except SetBlockError as error:
+        raise SetBlockError(f"{where}: {CONFIG_KEY}: {error}") from error
+    return SBDFacts(**fields)

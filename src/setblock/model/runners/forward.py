@@ -1,0 +1,124 @@
+"""Run one forward pass of a Hugging Face causal LM, with logits only where they are wanted.
+
+Knows how to call a model. Knows nothing of what the tokens mean.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from setblock.model.attention.attention import AttentionMask
+from setblock.model.attention.invariant import least_rows
+
+_FEW, _FULL = 6, 16
+"""Outputs between these are filled up to the second: on CPUs a float32 product of 7 to 15 rows takes MKL up to twice the time
+of one of 16. Elsewhere (bfloat16, prepacked weights, GPUs) a few rows more cost nothing."""
+
+
+Take = Callable[[Tensor], Tensor]
+"""Receives hidden states [M, D] on their way into the head, and returns those that the head is to map."""
+
+
+class SelectOutputs:
+    """Hook the LM head, which then sees only the hidden states at `index` [M] of the flattened [B * T] sequence: the
+    logits come out as [1, M, V]. Without an index it changes nothing. With `take`, the head sees what that returns of them.
+
+    A hook, and not a matrix product of our own, because whatever the model does after its head (soft-capping, scaling) must
+    still happen.
+    """
+
+    def __init__(self) -> None:
+        self.index: Tensor | None = None
+        self.take: Take | None = None
+
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Replace the head's inputs, the hidden states [B, T, D] first. Returns them with [1, M, D] in their place."""
+        if self.index is None:
+            return args
+        hidden = args[0]
+        chosen = hidden.reshape(-1, hidden.shape[-1])[self.index]  # [M, D]
+        return ((chosen if self.take is None else self.take(chosen))[None], *args[1:])
+
+
+_HOOK = "_setblock_select_outputs"
+
+
+def keep_hook(model: PreTrainedModel) -> None:
+    """Put on the LM head the hook that `head_reads_only` uses, for good. Without it each pass puts one on and off, which
+    takes longer, and is a new compilation each time."""
+    head = model.get_output_embeddings()
+    if not hasattr(head, _HOOK):
+        hook = SelectOutputs()
+        head.register_forward_pre_hook(hook)
+        setattr(head, _HOOK, hook)
+
+
+@contextmanager
+def head_reads_only(model: PreTrainedModel, index: Tensor, *, take: Take | None = None) -> Iterator[None]:
+    """Show the LM head only the hidden states at `index` [M] of the flattened [B * T] sequence, for a while.
+
+    The hook runs after those of what wraps the head: its weights are there when `take` is called.
+    """
+    head = model.get_output_embeddings()
+    kept: SelectOutputs | None = getattr(head, _HOOK, None)
+    hook = SelectOutputs() if kept is None else kept
+    handle = head.register_forward_pre_hook(hook) if kept is None else None
+    hook.index, hook.take = index, take
+    try:
+        yield
+    finally:
+        hook.index = hook.take = None
+        if handle is not None:
+            handle.remove()
+
+
+def logits_at(
+    model: PreTrainedModel,
+    index: Tensor,
+    *,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    attention_mask: AttentionMask,
+    cache: Cache | None = None,
+    wrapped: Callable[..., Any] | None = None,
+    least: int | None = None,
+    take: Take | None = None,
+    **more: Any,
+) -> Tensor:
+    """Run the model once and return the logits [M, V] at `index` [M] of the flattened [B * T] inputs.
+
+    Args:
+        model: the model itself.
+        input_ids, position_ids: [B, T].
+        attention_mask: from `setblock.model.attention.attention.attention_mask`.
+        cache: where the keys and values go, and come from; None for a pass without a cache.
+        wrapped: what to call in the model's stead, where a trainer has wrapped it, or it was compiled.
+        least: what `least_rows` says of the model, where it is known already.
+        take: receives the hidden states at `index`; the logits are of those that it returns.
+        more: for the attention function, to which Transformers hands what it does not know.
+    """
+    wanted, least = len(index), least_rows(model.dtype, model.device) if least is None else least
+    filled = index if take is not None else filled_up(index, least=least)
+    with head_reads_only(model, filled, take=take):
+        output = (model if wrapped is None else wrapped)(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            **more,
+        )
+    logits: Tensor = output.logits[0]
+    return logits[:wanted]
+
+
+def filled_up(index: Tensor, *, least: int) -> Tensor:
+    """Return `index` [M], its last repeated where a head is faster, or gives other bits, for so few outputs."""
+    wanted = len(index)
+    filled = _FULL if _FEW < wanted < _FULL else max(wanted, least) if wanted else 0
+    return index if filled == wanted else torch.cat([index, index[-1:].expand(filled - wanted)])

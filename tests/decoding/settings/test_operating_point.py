@@ -1,0 +1,100 @@
+"""Operating points: plain data from which the same request comes back."""
+
+import copy
+import json
+import math
+from dataclasses import dataclass, fields
+
+import pytest
+
+from families import tiny_sbd
+from setblock.decoding.samplers import SAMPLERS, EntropyBounded, Factor
+from setblock.decoding.samplers.named import sampler_named
+from setblock.decoding.settings.defaults import sampler_for
+from setblock.decoding.settings.operating_point import NTP, OperatingPoint, point_from_json, point_of
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.errors import ParameterError
+
+POINTS = [DecodingSettings(method="sbd", sampler=kind(), block_size=4) for kind in SAMPLERS.values()] + [
+    DecodingSettings(method="sbd", sampler=EntropyBounded(math.inf)),
+    DecodingSettings(method="exact", draft_lookup=3),
+    DecodingSettings(method="sbd"),
+    DecodingSettings(method="ntp"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(trained_tokenizer):
+    return tiny_sbd("llama", copy.deepcopy(trained_tokenizer), mode="shifted")
+
+
+@pytest.mark.parametrize("settings", POINTS, ids=str)
+def test_the_same_request_comes_back_from_json(model, settings):
+    point = point_of(model, settings)
+    again = point_from_json(json.loads(json.dumps(point.to_json(), allow_nan=False)))
+    assert again == point
+    assert (again.key, hash(again)) == (point.key, hash(point))
+    restored = again.settings(DecodingSettings(method="sbd", max_new_tokens=7))
+    assert (restored.method, restored.max_new_tokens) == (settings.method, 7)
+    if settings.method != "ntp":
+        assert restored.sampler == sampler_for(settings)
+        assert restored.block_size == settings.block_size or (settings.block_size is None and restored.block_size == 16)
+        assert settings.method == "sbd" or restored.draft_lookup == (settings.draft_lookup or 0)
+
+
+def test_labels():
+    def label(**settings):
+        sampler = settings.pop("sampler")
+        return OperatingPoint("sbd", sampler, sampler_fields(sampler) | settings, 16).label
+
+    def sampler_fields(name):
+        return {field.name: field.default for field in fields(SAMPLERS[name])}
+
+    assert NTP.label == "ntp"
+    assert label(sampler="entropy-bounded", gamma=0.35) == "entropy-bounded 0.35, k 16"
+    assert label(sampler="entropy-bounded", gamma=0.35, proxy="margin") == "entropy-bounded 0.35 proxy margin, k 16"
+    assert OperatingPoint("exact", "factor", {"factor": 1.0}, 8, 2).label == "exact, factor 1, k 8, lookup 2"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "message"),
+    [
+        ([], "an operating point must have the keys"),
+        ({"sampler": "factor"}, "an operating point must have the keys"),
+        ({"method": "sbd", "gamma": 1}, "an operating point must have the keys"),
+        ({"method": "fast"}, "method must be one of sbd, exact, ntp, not 'fast'"),
+        ({"method": "sbd"}, "an operating point of method sbd must name a sampler"),
+        ({"method": "sbd", "sampler": "mine"}, "sampler must be one of"),
+        ({"method": "sbd", "sampler": "factor", "sampler_options": {"gamma": 1}}, "sampler factor has no 'gamma'"),
+        ({"method": "sbd", "sampler": "factor", "sampler_options": {"factor": -1}}, "factor must be"),
+        ({"method": "sbd", "sampler": "factor", "block_size": 0}, "block_size must be at least 1, not 0"),
+    ],
+)
+def test_what_is_no_point(recorded, message):
+    with pytest.raises(ParameterError, match=message):
+        point_from_json(recorded)
+
+
+@dataclass(frozen=True)
+class Unnamed:
+    bound: float
+
+    def select(self, block):
+        raise NotImplementedError
+
+
+def test_a_sampler_of_one_s_own_needs_a_name(model, monkeypatch):
+    settings = DecodingSettings(method="sbd", sampler=Unnamed(2.0))
+    with pytest.raises(ParameterError, match="has no name: put its class into"):
+        point_of(model, settings)
+    monkeypatch.setitem(SAMPLERS, "unnamed", Unnamed)
+    assert point_of(model, settings).settings().sampler == Unnamed(2.0)
+    with pytest.raises(ParameterError, match="sampler unnamed needs bound"):
+        sampler_named("unnamed", {})
+
+
+def test_numbers_may_be_text():
+    assert sampler_named("factor", {"factor": "0.5"}) == Factor(0.5)
+    assert sampler_named("entropy-bounded", {"gamma": "inf"}) == EntropyBounded(math.inf)
+    with pytest.raises(ParameterError, match=r"count of sampler fixed-count: .*, not 'two'"):
+        sampler_named("fixed-count", {"count": "two"})

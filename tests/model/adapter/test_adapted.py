@@ -1,0 +1,142 @@
+"""An adapter as decoding runs it: what PEFT computes, in few products, compiled and prepacked, and for the block alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from families import tiny_sbd
+from setblock.decoding.generate import generate_batch
+from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.model.adapter.adapted import AdaptedLinear, InnerProduct
+from setblock.model.loading.loading import load
+from setblock.model.weights.prepacked import PrepackedLinear, is_supported
+from setblock.training.adapters import AdapterSection, add_adapter
+
+pytest.importorskip("peft")
+
+IN_BLOCK = torch.tensor([[False] * 4 + [True] * 3])
+TOKENS = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
+
+
+def saved(folder: Path, tokenizer, family="llama", **shape):
+    """A checkpoint with an adapter of random weights; and the model as PEFT runs it, with its gate."""
+    sbd = tiny_sbd(family, tokenizer, mode="shifted", **shape)
+    sbd.prepare_for_training(block_sizes=[4, 8], logit_shift=True, noisy_adapter=True)
+    state = {name: weight.clone() for name, weight in sbd.model.state_dict().items()}
+    wrapped = add_adapter(sbd, AdapterSection(r=4, only_noisy=True))
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in wrapped.named_parameters():
+        if "lora_" in name or "trainable_tokens" in name:
+            parameter.data.normal_(std=0.3, generator=generator)
+    wrapped.save_pretrained(folder / "trained")
+    sbd.save(folder, state=state, adapter=folder / "trained")
+    return folder, sbd.model.eval()
+
+
+@pytest.fixture
+def checkpoint(tmp_path, tokenizer):
+    return saved(tmp_path, tokenizer)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2", "phi3"])
+def test_computes_what_peft_does(tmp_path, tokenizer, family):
+    folder, by_peft = saved(tmp_path, tokenizer, family)
+    ours = load(folder).model
+    mask = load(folder).facts.mask_token_id
+    tokens = TOKENS.clone()
+    tokens[0, -1] = mask
+    with torch.inference_mode():
+        for model in (by_peft, ours):
+            assert model._setblock_gate.is_open is False
+        plain = by_peft(tokens).logits
+        assert torch.equal(ours(tokens).logits, plain)
+        drafted = []
+        for model in (by_peft, ours):
+            with model._setblock_gate.open_at(IN_BLOCK):
+                drafted.append(model(tokens).logits)
+        assert torch.equal(ours(tokens).logits, plain), "the gate stayed open"
+    torch.testing.assert_close(drafted[1], drafted[0], atol=1e-3, rtol=1e-3)
+    assert torch.equal(drafted[1][:, :4], plain[:, :4])
+    assert not torch.isclose(drafted[1][:, 4:], plain[:, 4:]).any(dim=-1).all()
+
+
+def test_nothing_of_peft_is_left(checkpoint):
+    model = load(checkpoint[0]).model
+    assert not [name for name, each in model.named_modules() if type(each).__module__.startswith("peft")]
+    adapted = [each for each in model.modules() if isinstance(each, AdaptedLinear)]
+    inner = {id(each) for each in model.modules() if isinstance(each, InnerProduct)}
+    layers = model.config.num_hidden_layers
+    assert (len(adapted), len(inner)) == (7 * layers, 4 * layers)
+
+
+def test_layers_that_see_a_part_of_the_tokens_are_refused(checkpoint):
+    sbd = load(checkpoint[0])
+    sbd.model._setblock_gate.set(torch.ones(1, 5).bool())
+    with pytest.raises(Exception, match="layers that see every token of a pass"):
+        sbd.model(TOKENS)
+
+
+def answers(sbd, prompts, *, k=8):
+    settings = [
+        DecodingSettings(method=method, block_size=k, max_new_tokens=30, sampler=sampler)
+        for method, sampler in (("exact", None), ("sbd", EntropyBounded(gamma=1.0)), ("ntp", None))
+        for _ in prompts
+    ]
+    found = generate_batch(sbd, [*prompts] * 3, settings=settings)
+    return [each.token_ids for each in found], [each.passes for each in found]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_prepacked_and_compiled_it_decodes_the_same(checkpoint, prompts, compiled):
+    expected = answers(load(checkpoint[0]), prompts)
+    assert expected[0][: len(prompts)] == expected[0][2 * len(prompts) :], "exact is not plain"
+    sbd = load(checkpoint[0])
+    if is_supported(torch.float32):
+        sbd.prepack()
+        assert not [each for each in sbd.model.modules() if isinstance(each, AdaptedLinear) or type(each) is nn.Linear]
+        packed = [each for each in sbd.model.modules() if isinstance(each, PrepackedLinear)]
+        assert len(packed) == 8 * sbd.model.config.num_hidden_layers + 1, "two for each input, and the head"
+    if compiled:
+        sbd.compile(backend="eager")
+    assert answers(sbd, prompts) == expected
+
+
+def test_a_pass_without_a_block_compiles_nothing_anew(checkpoint, prompts):
+    """An answer may end with one, which the adapter has no part in."""
+    graphs = []
+
+    def backend(graph, inputs):
+        if any("linear" in str(node.target) for node in graph.graph.nodes):  # the model's
+            graphs.append(graph)
+        return graph.forward
+
+    sbd = load(checkpoint[0])
+    sbd.compile(backend=backend)
+    for prompt in prompts[:2]:
+        for tokens in range(3, 12):
+            settings = DecodingSettings(method="exact", block_size=4, max_new_tokens=tokens)
+            generate_batch(sbd, [prompt], settings=settings)
+        generate_batch(sbd, [prompt], settings=DecodingSettings(method="ntp", max_new_tokens=3))
+    assert len(graphs) <= 5, "four sizes of exact mode, and a token"
+
+
+@pytest.mark.skipif(not is_supported(torch.bfloat16), reason="this processor has no products of bfloat16")
+def test_exact_is_plain_to_the_bit_in_half_precision(tmp_path, tokenizer, prompts):
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    folder, _ = saved(tmp_path, tokenizer, initializer_range=0.06, **sizes)
+    for prepacked in (False, True):
+        sbd = load(folder, dtype=torch.bfloat16)
+        sbd.end_of_text_ids = ()
+        if prepacked:
+            sbd.prepack()
+        found = [
+            [each.token_ids for each in generate_batch(sbd, prompts, settings=settings)]
+            for settings in (
+                DecodingSettings(method="ntp", max_new_tokens=60),
+                DecodingSettings(method="exact", block_size=8, max_new_tokens=60),
+            )
+        ]
+        assert found[0] == found[1]

@@ -1,0 +1,122 @@
+"""In half precision on a CPU, a token gets the same bits whatever else shares its pass. Kernels depend on the machine, so these
+tests hold on the machine that runs them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from families import tiny_model, tiny_sbd
+from setblock.decoding.generate import generate_batch, open_batch
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.model.attention.grouped import GROUPED_SDPA, grouped_attention
+from setblock.model.attention.invariant import invariant_attention
+
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_hidden_layers": 3,
+    "initializer_range": 0.06,
+}
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def inputs(dtype, *, batch, heads, rows, keys, size, first):
+    torch.manual_seed(7)
+    query = torch.randn(batch, heads, rows, size).to(dtype)
+    key, value = torch.randn(2, batch, heads, keys, size).to(dtype)
+    mask = torch.arange(keys) <= first + torch.arange(rows)[:, None]
+    return query, key, value, mask.expand(batch, 1, -1, -1)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("is_additive", [False, True])
+def test_is_attention(dtype, is_additive):
+    query, key, value, mask = inputs(dtype, batch=2, heads=3, rows=17, keys=150, size=32, first=133)
+    given_mask = torch.zeros((), dtype=dtype).where(mask, torch.finfo(dtype).min) if is_additive else mask
+    found = invariant_attention(query, key, value, given_mask, scale=0.2)
+    wanted = scaled_dot_product_attention(*(each.double() for each in (query, key, value)), attn_mask=mask, scale=0.2)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), wanted, rtol=0.02, atol=0.01)
+
+
+@given(
+    dtype=st.sampled_from(HALVES),
+    size=st.sampled_from([16, 64, 128]),
+    first=st.integers(0, 700),
+    row=st.integers(0, 20),
+    count=st.integers(1, 12),
+    unseen=st.integers(0, 200),
+    row_of_batch=st.integers(0, 1),
+)
+def test_bits_do_not_depend_on_what_shares_the_pass(dtype, size, first, row, count, unseen, row_of_batch):
+    """Of a pass over 32 queries of two rows, some queries of one row alone; keys that they may not see come or go."""
+    query, key, value, mask = inputs(dtype, batch=2, heads=3, rows=32, keys=first + 32 + unseen, size=size, first=first)
+    together = invariant_attention(query, key, value, mask, scale=size**-0.5)
+    of_row, rows, seen = slice(row_of_batch, row_of_batch + 1), slice(row, row + count), first + row + count
+    alone = invariant_attention(
+        query[of_row, :, rows],
+        key[of_row, :, :seen],
+        value[of_row, :, :seen],
+        mask[of_row, :, rows, :seen],
+        scale=size**-0.5,
+    )
+    assert torch.equal(alone, together[of_row, :, rows])
+
+
+@pytest.mark.parametrize("of_group", [1, 2, 4])
+@pytest.mark.parametrize("queries", [1, 9, 600])
+def test_a_mask_made_once_for_a_pass_is_the_one_made_in_each_layer(of_group, queries):
+    """Also for layers with other groups than the config says, and with more queries than a group is made of."""
+    model = tiny_model("llama", vocab_size=40, dtype=torch.bfloat16)  # 2 heads of a group, of size 8
+    groups, size, keys = 2, 8, 64
+    query = torch.randn(1, queries, groups * of_group, size).transpose(1, 2).bfloat16()
+    key, value = torch.randn(2, 1, groups, keys, size).bfloat16()
+    mask = (torch.rand(1, 1, queries, keys) < 0.5).index_fill(3, torch.tensor([0]), True)
+    made = grouped_attention(model).mask(mask, queries=queries)
+    assert made.shape[2] == (queries if queries == 600 else 2 * queries)
+    module = SimpleNamespace(num_key_value_groups=of_group, is_causal=True)
+    found, wanted = (ALL_ATTENTION_FUNCTIONS[GROUPED_SDPA](module, query, key, value, each)[0] for each in (made, mask))
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox"])
+def test_exact_mode_is_plain_decoding_to_the_bit(dtype, family, trained_tokenizer, prompts):
+    """Alone and in a batch; a random model's logits are close to each other, so that a last bit decides tokens. Products much
+    smaller than a real model's have kernels that depend on the number of rows."""
+    model = tiny_sbd(family, trained_tokenizer, mode="shifted", dtype=dtype, **SIZES)
+    model.end_of_text_ids = ()
+    settings = [DecodingSettings(method=method, block_size=8, max_new_tokens=60) for method in ("ntp", "exact")]
+    plain, exact = (generate_batch(model, prompts, settings=each) for each in settings)
+    alone = [generate_batch(model, [prompt], settings=settings[1])[0] for prompt in prompts]
+    assert [each.token_ids for each in exact] == [each.token_ids for each in plain]
+    assert [each.token_ids for each in alone] == [each.token_ids for each in exact]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_long_prompt_gets_the_same_bits_alone_and_in_a_batch(dtype, trained_tokenizer):
+    """Parts of prompts of all lengths beside each other: of the size of a part, just below and above, and of several parts."""
+    model = tiny_sbd("llama", trained_tokenizer, mode="shifted", dtype=dtype, max_position_embeddings=2048, **SIZES)
+    model.end_of_text_ids = ()
+    prompts = [[2 + (7 * row + place * place) % 200 for place in range(length)] for row, length in enumerate(LONG)]
+    settings = [DecodingSettings(method=method, block_size=8, max_new_tokens=24) for method in ("ntp", "exact")]
+    alone = [decoded(model, [prompt], settings[0])[0] for prompt in prompts]
+    assert [decoded(model, prompts, each) for each in settings] == [alone, alone]
+    assert len({tuple(each) for each in alone}) > 1
+
+
+LONG = (20, 400, 511, 512, 513, 1100)
+
+
+def decoded(model, prompts, settings):
+    batch = open_batch(model, prompts, [settings] * len(prompts))
+    batch.run()
+    return [batch.generation(row).token_ids for row in range(len(prompts))]

@@ -1,0 +1,95 @@
+"""The SBD facts: stored in a config, read back, and refused where they are not valid."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlamaConfig
+
+from setblock.errors import SetBlockError
+from setblock.model.protocol.calibrations import CalibratedSetting
+from setblock.model.protocol.facts import CONFIG_KEY, SBDFacts, read_facts
+
+VALID = {"mask_token_id": 3, "block_sizes": [2, 8], "logit_shift": False, "first_token_from_causal": True, "version": 1}
+
+CALIBRATION: dict[str, Any] = {
+    "domain": "d",
+    "point": {"method": "exact"},
+    "tolerance": "at most",
+    "tested": False,
+    "nfe_speedup": 2.5,
+    "num_examples": 9,
+    "fingerprint": "f",
+}
+
+
+def config(**fields: Any) -> LlamaConfig:
+    return LlamaConfig(vocab_size=10, **fields)
+
+
+@given(
+    mask_token_id=st.integers(0, 9),
+    block_sizes=st.lists(st.integers(1, 64), unique=True).map(lambda sizes: tuple(sorted(sizes))),
+    shift=st.sampled_from([(False, False), (False, True), (True, True)]),
+)
+def test_round_trip(mask_token_id: int, block_sizes: tuple[int, ...], shift: tuple[bool, bool]) -> None:
+    facts = SBDFacts(mask_token_id, block_sizes, *shift)
+    of = config()
+    facts.write_to(of)
+    assert read_facts(LlamaConfig.from_dict(of.to_dict())) == facts
+
+
+def test_calibrations_are_recorded_where_there_are_any() -> None:
+    of = config()
+    facts = SBDFacts(3, calibrations=(CalibratedSetting(**CALIBRATION),))
+    facts.write_to(of)
+    assert read_facts(LlamaConfig.from_dict(of.to_dict())) == facts
+    SBDFacts(3).write_to(of)  # earlier releases don't know the key
+    assert "calibrations" not in getattr(of, CONFIG_KEY)
+
+
+def test_none_recorded() -> None:
+    assert read_facts(config()) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "setblock.version is 2, this release reads 1"),
+        ({"version": None}, "setblock.version is None, this release reads 1"),
+        ({"gamma": 0.1}, "unknown key setblock.gamma"),
+        ({"mask_token_id": 10}, r"setblock.mask_token_id must be in 0..9, not 10"),
+        ({"mask_token_id": -1}, r"setblock.mask_token_id must be in 0..9, not -1"),
+        ({"mask_token_id": None}, r"setblock.mask_token_id must be in 0..9, not None"),
+        ({"mask_token_id": True}, r"setblock.mask_token_id must be in 0..9, not True"),
+        ({"mask_token_id": "3"}, r"setblock.mask_token_id must be in 0..9, not '3'"),
+        ({"block_sizes": [0]}, r"setblock.block_sizes must be a list of integers of at least 1, not \[0\]"),
+        ({"block_sizes": 8}, "setblock.block_sizes must be a list"),
+        ({"block_sizes": ["8"]}, "setblock.block_sizes must be a list"),
+        ({"block_sizes": [True]}, "setblock.block_sizes must be a list"),
+        ({"logit_shift": "no"}, "setblock.logit_shift must be true or false, not 'no'"),
+        ({"first_token_from_causal": None}, "setblock.first_token_from_causal must be true or false, not None"),
+        ({"logit_shift": True, "first_token_from_causal": False}, "logit_shift needs first_token_from_causal"),
+        ({"calibrations": {}}, "setblock: calibrations is not valid: Input should be a valid array"),
+        ({"calibrations": [{"domain": "d"}]}, r"calibrations\.0\.point is not valid: Field required"),
+        ({"calibrations": [CALIBRATION | {"point": {}}]}, "point of calibrations must name a method"),
+        (
+            {"calibrations": [CALIBRATION | {"gamma": 1}]},
+            r"calibrations\.0\.gamma is not valid: Unexpected keyword argument",
+        ),
+        (
+            {"calibrations": [CALIBRATION | {"tested": 1}]},
+            r"calibrations\.0\.tested is not valid: Input should be a valid boolean, not 1",
+        ),
+    ],
+)
+def test_facts_that_are_not_valid(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(SetBlockError, match=message):
+        read_facts(config(**{CONFIG_KEY: VALID | change}))
+
+
+@pytest.mark.parametrize("recorded", ["yes", [1], 3])
+def test_facts_that_are_no_object(recorded: Any) -> None:
+    with pytest.raises(SetBlockError, match=f"'setblock' must be an object, not {type(recorded).__name__}"):
+        read_facts(config(**{CONFIG_KEY: recorded}))

@@ -1,0 +1,165 @@
+"""A prepacked model computes what the model computes, decodes by every method, and is still the same checkpoint."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from conftest import TEXTS
+from families import tiny_sbd
+from setblock.decoding.generate import generate_batch
+from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.evaluation.fingerprint import model_fingerprint
+from setblock.model.weights import prepacked
+from setblock.model.weights.prepacked import PrepackedLinear, is_supported
+
+DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if is_supported(dtype)]
+
+pytestmark = pytest.mark.skipif(not DTYPES, reason="this PyTorch has no oneDNN")
+
+
+@given(data=st.data())
+def test_a_layer_is_the_layer(data: st.DataObject) -> None:
+    """Of any sizes, over inputs of any shape, contiguous or not, also none at all."""
+    features, outputs = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 70))
+    bias, dtype = data.draw(st.booleans()), data.draw(st.sampled_from(DTYPES))
+    shape = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=3))
+    torch.manual_seed(data.draw(st.integers(0, 99)))
+    linear = nn.Linear(features, outputs, bias=bias, dtype=dtype)
+    hidden = torch.randn(*shape[:-1], 2 * shape[-1], features, dtype=dtype)[..., ::2, :]
+    with torch.inference_mode():
+        expected = linear(hidden)
+        torch.testing.assert_close(PrepackedLinear(linear)(hidden), expected)
+    assert expected.shape == (*shape, outputs)
+
+
+@pytest.mark.parametrize(
+    ("family", "layers", "most_stays"),
+    [
+        ("llama", 3 * 7 + 1, False),
+        ("gemma2", 3 * 7 + 1, False),
+        ("qwen2", 3 * 7 + 1, False),
+        ("gpt2", 1, True),  # the others are Conv1D
+        ("mixtral", 3 * 4 + 1, True),  # experts are kept in one tensor
+    ],
+)
+def test_decodes_the_same(family: str, layers: int, most_stays: bool, tokenizer: PreTrainedTokenizerBase) -> None:
+    sbd = tiny_sbd(family, tokenizer, mode="shifted")
+    settings = [
+        DecodingSettings(method=method, sampler=EntropyBounded(gamma=1.0), block_size=8, max_new_tokens=24)
+        if method != "ntp"
+        else DecodingSettings(method="ntp", max_new_tokens=24)
+        for method in ("sbd", "exact", "ntp", "exact")
+    ]
+
+    def decoded() -> list[object]:
+        answers = generate_batch(sbd, [text[:20] for text in TEXTS[:4]], settings=settings, raw=True)
+        return [(each.token_ids, each.passes) for each in answers]
+
+    expected = decoded()
+    with pytest.warns(SetBlockWarning, match="gains little here: [5-9].% of") if most_stays else nullcontext():
+        sbd.prepack()
+    assert isinstance(sbd.model.get_output_embeddings(), PrepackedLinear)
+    assert sum(isinstance(module, PrepackedLinear) for module in sbd.model.modules()) == layers
+    assert not [module for module in sbd.model.modules() if type(module) is nn.Linear]
+    assert decoded() == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch warns of what it does itself
+@pytest.mark.skipif(torch.bfloat16 not in DTYPES, reason="this processor has no products of bfloat16")
+def test_compiled_by_inductor_exact_mode_is_plain_decoding_to_the_bit(tokenizer: PreTrainedTokenizerBase) -> None:
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted", dtype=torch.bfloat16, num_hidden_layers=1)
+    sbd.prepack()
+    sbd.compile()
+    plain, exact = (
+        generate_batch(sbd, [TEXTS[0][:20]], settings=each, raw=True)[0]
+        for each in (
+            DecodingSettings(method="ntp", max_new_tokens=32),
+            DecodingSettings(method="exact", block_size=8, max_new_tokens=32),
+        )
+    )
+    assert exact.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_traced_it_decodes_the_same(dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase) -> None:
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted", dtype=dtype, num_hidden_layers=1)
+    sbd.prepack()
+    settings = DecodingSettings(method="exact", block_size=8, max_new_tokens=24)
+    expected = generate_batch(sbd, [TEXTS[0][:20]], settings=settings, raw=True)[0].token_ids
+    sbd.compile(backend="eager")
+    assert generate_batch(sbd, [TEXTS[0][:20]], settings=settings, raw=True)[0].token_ids == expected
+
+
+def test_a_compiler_is_told_the_shape_that_there_is() -> None:
+    linear = PrepackedLinear(nn.Linear(6, 10, dtype=DTYPES[0]))
+    hidden = torch.randn(2, 3, 6, dtype=DTYPES[0])
+    arguments = (hidden, linear.bias.detach(), linear._number, 10)
+    torch.library.opcheck(
+        torch.ops.setblock.prepacked_linear.default, arguments, test_utils=("test_schema", "test_faketensor")
+    )
+
+
+def test_a_layers_weight_goes_with_it() -> None:
+    linear = PrepackedLinear(nn.Linear(6, 10, dtype=DTYPES[0]))
+    number = linear._number
+    assert number in prepacked._WEIGHTS
+    del linear
+    assert number not in prepacked._WEIGHTS
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tied", [False, True])
+def test_is_the_same_checkpoint(tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, tied: bool) -> None:
+    """To the bit, so that what was measured of it is known to be of it."""
+    sbd = tiny_sbd("llama", tokenizer, dtype=dtype, tie_word_embeddings=tied)
+    before, fingerprint = (
+        {name: weight.clone() for name, weight in sbd.model.state_dict().items()},
+        model_fingerprint(sbd),
+    )
+    sbd.prepack()
+    after = sbd.model.state_dict()
+    assert set(after) == set(before)
+    for name, weight in after.items():
+        assert weight.dtype == dtype
+        assert torch.equal(weight, before[name]), name
+    assert model_fingerprint(sbd) == fingerprint
+
+
+def test_what_it_does_not_go_with(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    sbd = tiny_sbd("llama", tokenizer)
+    sbd.prepack()
+    sbd.prepack()  # again: nothing
+    with pytest.raises(SetBlockError, match="prepacked can't be saved"):
+        sbd.save(tmp_path / "model")
+    with pytest.raises(SetBlockError, match="prepacked can't be trained"):
+        sbd.prepare_for_training(block_sizes=[4], logit_shift=True)
+    compiled = tiny_sbd("llama", tokenizer)
+    compiled.compile(backend="eager")
+    with pytest.raises(SetBlockError, match="prepack it first, then compile it"):
+        compiled.prepack()
+    with pytest.raises(SetBlockError, match="can't be moved or cast"):
+        sbd.model.to(torch.float64)
+    on_no_cpu = tiny_sbd("llama", tokenizer)
+    on_no_cpu.model.to("meta")
+    with pytest.raises(SetBlockError, match="the model is on meta"):
+        on_no_cpu.prepack()
+    with pytest.raises(SetBlockError, match="float64 weights can't be prepacked"):
+        tiny_sbd("llama", tokenizer, dtype=torch.float64).prepack()
+
+
+def test_layers_that_are_shared_stay_shared(tokenizer: PreTrainedTokenizerBase) -> None:
+    sbd = tiny_sbd("llama", tokenizer)
+    layers = sbd.model.model.layers
+    layers[1].mlp.up_proj = layers[0].mlp.up_proj
+    layers[0].mlp.gate_proj = layers[0].mlp.up_proj  # under two names in one module
+    sbd.prepack()
+    assert layers[1].mlp.up_proj is layers[0].mlp.up_proj is layers[0].mlp.gate_proj
+    assert isinstance(layers[0].mlp.gate_proj, PrepackedLinear)
