@@ -26,6 +26,16 @@ def test_answers_have_the_form(run, tmp_path):
         assert json.loads(run("generate", QUESTION, *options, "--json").stdout)["text"] in texts
 
 
+def test_a_schema_that_is_none(run, tmp_path):
+    """A file of records is one, or is JSON by chance where it has one line."""
+    record, path = '{"prompt": "a", "completion": "b"}\n', tmp_path / "qa.jsonl"
+    path.write_text(2 * record)
+    assert "schema must be JSON, and is not: Extra data" in run("generate", QUESTION, "--json-schema", path).message
+    path.write_text(record)
+    said = "schema must have keywords of JSON Schema, such as type or properties, and has prompt, completion"
+    assert said in run("generate", QUESTION, "--json-schema", path).message
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from families import SMALLEST_LLAMA
 from setblock.training.trainer import SBDTrainer
+from training.processes import in_processes
 
 STEPS = 6  # 12 documents, 2 batches of 2 a step: 3 steps an epoch
 
@@ -125,6 +126,11 @@ def test_an_interrupted_run_ends_in_the_weights_of_one_that_was_not(run, recipe,
     assert f"{broken} is already trained" in outcome.stdout
     assert (broken / "model.safetensors").stat().st_mtime_ns == before
 
+    # 6. But not where the recipe has changed since
+    outcome = run("train", recipe, "--set", "training.learning_rate=0.5")
+    assert outcome.code == 1
+    assert "holds a run with training.learning_rate 0.01, not 0.5: delete it" in outcome.message
+
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_what_is_trained(run, recipe, tmp_path, monkeypatch, number, code):
@@ -153,6 +159,31 @@ def test_a_signal_saves_what_is_trained(run, recipe, tmp_path, monkeypatch, numb
         signal.SIG_DFL,
     ]
     assert run("train", recipe).message == "setblock: going on from step 3"
+    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "model"))
+    assert all(torch.equal(weights, found[name]) for name, weights in expected.items())
+
+
+def test_one_of_two_processes_has_a_signal(run, recipe, tmp_path):
+    """Both stop after the same step, one of them saves, and the same command goes on to what a run without a stop gets."""
+    in_processes(2, lambda: run("train", recipe, "--output", tmp_path / "whole"), tmp_path)
+    training_step = SBDTrainer.training_step
+    signals = []
+
+    def signalled(self, *args, **kwargs):
+        if self.args.process_index == 1 and self.state.global_step == 1 and not signals:
+            signals.append(signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return training_step(self, *args, **kwargs)
+
+    def stopped():
+        SBDTrainer.training_step = signalled
+        outcome = run("train", recipe)
+        print(outcome.code, outcome.stderr)
+
+    told = "setblock: stopped and saved; run the same command again to resume from step 2"
+    assert [text.split(maxsplit=1) for text in in_processes(2, stopped, tmp_path)] == [["143", f"{told}\n\n"], ["143"]]
+    assert not (tmp_path / "model" / "config.json").exists()
+    in_processes(2, lambda: run("train", recipe), tmp_path)
     expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "model"))
     assert all(torch.equal(weights, found[name]) for name, weights in expected.items())
 

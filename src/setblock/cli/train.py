@@ -47,7 +47,7 @@ def train(
     from setblock.cli.train_view import TrainView
     from setblock.evaluation.during_training import DecodingEvaluator
     from setblock.roofline.hardware import HARDWARE
-    from setblock.training.checkpoints import newest_checkpoint, step_of
+    from setblock.training.checkpoints import check_finished, newest_checkpoint, step_of
     from setblock.training.nodes import earlier_run
     from setblock.training.train import train as run
 
@@ -76,6 +76,7 @@ def train(
     )  # of those that `torchrun` or `accelerate launch` started; one speaks for all
     earlier = earlier_run(arguments)
     if earlier.is_finished:
+        check_finished(folder, checked)
         if is_main:
             typer.echo(f"{folder} is already trained; delete it or give another --output to train again")
         return

@@ -19,6 +19,10 @@ def check_schema(schema: Any) -> None:
     Raises:
         ParameterError: it is too large or too deep, or refers to itself without an end. The message names the place.
     """
+    if isinstance(schema, Mapping) and schema and not schema.keys() & _KEYWORDS:
+        raise ParameterError(
+            f"schema must have keywords of JSON Schema, such as type or properties, and has {', '.join(schema)[:60]}"
+        )
     values = properties = 0
     targets: dict[str, Any] = {}
     for place, node in _nodes(schema):
@@ -64,6 +68,10 @@ def parts(schema: Any, place: str = "$") -> Iterator[Node]:
 _OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+_OTHERS = ("type", "enum", "const", "required", "pattern", "format", "minLength", "maxLength", "minItems", "maxItems")
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_PLAIN = ("$ref", "$schema", "$id", "title", "description", "default", "examples", "x-guidance")
+_KEYWORDS = {*_OF_NAMES, *_LISTS, *_SINGLE, *_OTHERS, *_NUMBERS, *_PLAIN}
 
 
 def _nodes(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -57,23 +57,42 @@ def claim(folder: Path, recipe: Recipe, *, documents: str | None = None, global_
         SetBlockError: it already holds the run of another recipe, or of other documents, which this one would silently continue
             with.
     """
-    wanted = json.loads(recipe.model_dump_json())
-    wanted |= {"documents": documents, "global_batch_size": global_batch_size}
-    wanted["training"] = {key: value for key, value in wanted["training"].items() if not _FREE.fullmatch(key)}
+    wanted = _record(recipe) | {"documents": documents, "global_batch_size": global_batch_size}
+    path = folder / _RECIPE_FILE
+    if path.is_file():
+        _refuse_differences(folder, json.loads(path.read_text()), wanted)
+    else:
+        write_whole(path, json.dumps(wanted, indent=2) + "\n")
+
+
+def check_finished(folder: Path, recipe: Recipe) -> None:
+    """Check that the finished run in `folder` is that of a recipe, as far as this is known without its data.
+
+    Raises:
+        SetBlockError: it is the run of another one.
+    """
     path = folder / _RECIPE_FILE
     if path.is_file():
         recorded = json.loads(path.read_text())
-        for key, there, here in differences(recorded, wanted):
-            if key == "documents":
-                raise SetBlockError(
-                    f"{folder} holds a run on other documents, the recipe's data has changed since: delete it, or give another "
-                    "training.output_dir"
-                )
+        _refuse_differences(folder, {key: recorded.get(key) for key in _record(recipe)}, _record(recipe))
+
+
+def _record(recipe: Recipe) -> dict[str, Any]:
+    wanted: dict[str, Any] = json.loads(recipe.model_dump_json())
+    wanted["training"] = {key: value for key, value in wanted["training"].items() if not _FREE.fullmatch(key)}
+    return wanted
+
+
+def _refuse_differences(folder: Path, recorded: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for key, there, here in differences(recorded, wanted):
+        if key == "documents":
             raise SetBlockError(
-                f"{folder} holds a run with {key} {there!r}, not {here!r}: delete it, or give another training.output_dir"
+                f"{folder} holds a run on other documents, the recipe's data has changed since: delete it, or give another "
+                "training.output_dir"
             )
-        return
-    write_whole(path, json.dumps(wanted, indent=2) + "\n")
+        raise SetBlockError(
+            f"{folder} holds a run with {key} {there!r}, not {here!r}: delete it, or give another training.output_dir"
+        )
 
 
 def recorded_recipe(folder: Path) -> tuple[Recipe, SBDConfig] | None:

