@@ -26,6 +26,7 @@ from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError
 from setblock.model.probe.probe import plan_attention
 from setblock.training import result, trainer
+from setblock.training import train as train_module
 from setblock.training.checkpoints import is_finished, newest_checkpoint
 from setblock.training.config import SBDConfig
 from setblock.training.recipe import checked_recipe
@@ -94,7 +95,8 @@ class Case:
         """What `accelerate launch` gives the processes of this case."""
         precision = "bf16" if self.precision == "bfloat16" else "no"
         count = os.environ.get("WORLD_SIZE", "1")
-        return environment("--num_processes", count, "--mixed_precision", precision, *self.options)
+        loading = ("--fsdp_cpu_ram_efficient_loading", "false") if self.tied and self.trained != "all weights" else ()
+        return environment("--num_processes", count, "--mixed_precision", precision, *loading, *self.options)
 
 
 # Each pair of values of two columns is in some row.
@@ -263,6 +265,7 @@ def test_a_run_stopped_on_two_processes_ends_on_four_as_on_one(runs: Runs, model
 
 
 LORA, WHOLE = Case("merged"), Case("all weights", tied=True)
+TIED_ADAPTER = Case("merged", tied=True, options=("--fsdp_cpu_ram_efficient_loading", "true"))
 WRAPPED = Case("merged", options=("--fsdp_activation_checkpointing", "true"))
 
 
@@ -276,6 +279,16 @@ def forgetful(get: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any
     return losing
 
 
+def spied(load: Callable[..., Any], devices: list[str]) -> Callable[..., Any]:
+    """A way to load that notes where the weights go."""
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        devices.append(str(kwargs["device"]))
+        return load(*args, **kwargs)
+
+    return noting
+
+
 @pytest.fixture(scope="module")
 def refusals(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """What is to be refused, by four processes on two nodes."""
@@ -285,9 +298,14 @@ def refusals(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
         said = {
             "wrapped": run(WRAPPED, models, folder / "wrapped"),
             "whole": run(Case(options=("--fsdp_state_dict_type", "FULL_STATE_DICT")), models, folder / "whole"),
+            "tied adapter": run(TIED_ADAPTER, models, folder / "tied-adapter"),
             "batch": run(WHOLE, models, folder / "batch", global_batch_size=6),
         }
         node = os.environ["GROUP_RANK"]
+        with pytest.MonkeyPatch.context() as patch:
+            devices: list[str] = []
+            patch.setattr(train_module, "load", spied(train_module.load, devices))
+            said["read by"] = run(WHOLE, models, folder / "read-by") + f" from {devices}"
         said["apart"] = run(WHOLE, models, folder / f"apart-{node}")
         said["each"] = run(WHOLE, models, folder / "each", save_on_each_node=True)
         with pytest.MonkeyPatch.context() as patch:
@@ -312,6 +330,7 @@ def refusals(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
             "fsdp_activation_checkpointing must be false: .* set training.activation_checkpointing to true instead",
         ),
         ("whole", "fsdp_state_dict_type must be SHARDED_STATE_DICT"),
+        ("tied adapter", "fsdp_cpu_ram_efficient_loading must be false for an adapter on a model that ties"),
         (
             "batch",
             r"global_batch_size must be a multiple of 4 \(4 processes x per_device_train_batch_size 1\), such as 4 or 8, not 6",
@@ -336,6 +355,12 @@ def test_what_would_lose_something_is_refused_by_all_processes_in_one_line(
     for folder in refusals.folder.glob(f"{name.replace(' ', '-')}*"):
         assert newest_checkpoint(folder) is None
         assert not is_finished(folder)
+
+
+def test_one_process_reads_the_weights(refusals: Runs) -> None:
+    first, *others = (said["read by"] for said in refusals.said["four"])
+    assert first == "trained from ['cpu']"
+    assert others == ["trained from ['meta']"] * 3
 
 
 def test_fsdp1_is_refused() -> None:

@@ -3,11 +3,13 @@
 Knows the scalings that Transformers' models have. Trusts none of them: which one a model has is found by trying it out.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -49,18 +51,29 @@ class SplitHead:
 def split_head(model: PreTrainedModel) -> SplitHead | None:
     """Return the head of a model, or None where nothing this package knows of gives the model's own logits.
 
-    Runs the model once, over a few tokens. A model whose weights are not here can't be tried.
+    Runs the model once, over a few tokens. The main process does so and sends the others what it finds: they may not have
+    the weights. Every process must call this.
     """
     module = model.get_output_embeddings()
-    if module is None or any(p.is_meta for p in model.parameters()):
+    if module is None:
         return None
+    heads = [SplitHead(module, scaling) for scaling in _scalings(model.config.get_text_config())]
+    is_main = not PartialState._shared_state or PartialState().is_main_process
+    found = [_first_right(model, module, heads) if is_main else None]
+    if PartialState._shared_state:
+        broadcast_object_list(found)
+    (number,) = found
+    return None if number is None else heads[number]
+
+
+def _first_right(model: PreTrainedModel, module: nn.Module, heads: Sequence[SplitHead]) -> int | None:
+    """Return the number of the first head that gives the model's own logits."""
     hidden, logits = _one_pass(model, module)
-    for scaling in _scalings(model.config.get_text_config()):
-        head = SplitHead(module, scaling)
+    for number, head in enumerate(heads):
         with torch.no_grad():
             ours = head(hidden).float()
         if ours.shape == logits.shape and (ours - logits).norm() <= _TOLERANCE * logits.norm():
-            return head
+            return number
     return None
 
 

@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate import PartialState
+from accelerate.utils import FullyShardedDataParallelPlugin, broadcast_object_list
 from torch import nn
 from transformers import TrainingArguments
+from transformers.integrations import is_fsdp_enabled
 
 from setblock.errors import SetBlockError
 from setblock.model.adapter.adapter import switch_off
@@ -20,6 +22,36 @@ from setblock.model.adapter.adapter import switch_off
 def is_sharded(args: TrainingArguments) -> bool:
     """Return whether each process is to hold a share of the weights."""
     return args.fsdp_plugin_args is not None or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+
+
+def loads_weights(args: TrainingArguments) -> bool:
+    """Return whether this process reads the weights. Under `fsdp_cpu_ram_efficient_loading` only the main one does, and
+    Accelerate sends each process its share."""
+    return args.process_index == 0 or not is_fsdp_enabled()
+
+
+def share_buffers(model: nn.Module) -> None:
+    """Give each process the main one's buffers, which Accelerate does not send. Every process must call this.
+
+    Raises:
+        SetBlockError: Accelerate can't send the model's weights.
+    """
+    if not is_fsdp_enabled():
+        return
+    base: Callable[[], nn.Module] | None = getattr(model, "get_base_model", None)
+    if base is not None and getattr(base(), "all_tied_weights_keys", None):
+        raise SetBlockError(
+            "fsdp_cpu_ram_efficient_loading must be false for an adapter on a model that ties its head to its embeddings"
+        )
+    stored = model.state_dict().keys()
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    for name in buffers.keys() & stored:
+        raise SetBlockError(f"fsdp_cpu_ram_efficient_loading must be false: the model's {name} can't be sent")
+    sent = [{name: buffer.cpu() for name, buffer in buffers.items()} if PartialState().is_main_process else {}]
+    broadcast_object_list(sent)
+    for name, buffer in sent[0].items():
+        module, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(module), attribute, buffer)
 
 
 def set_up(plugin: FullyShardedDataParallelPlugin) -> None:

@@ -37,7 +37,7 @@ from setblock.training.metrics import MetricsFile
 from setblock.training.nodes import earlier_run
 from setblock.training.recipe import ModelSection, Recipe
 from setblock.training.result import save_result
-from setblock.training.sharding import is_sharded
+from setblock.training.sharding import is_sharded, loads_weights
 from setblock.training.trainer import SBDTrainer, prepare
 
 _TOKENIZER_TEXTS = 20_000
@@ -151,7 +151,7 @@ def prepared_model(
     """
     section = recipe.model if quantized else recipe.model.model_copy(update={"quantization": None})
     if device is None:
-        device = "cpu" if is_sharded(args) else args.device
+        device = ("cpu" if loads_weights(args) else "meta") if is_sharded(args) else args.device
     if section.attn_implementation == "flex_attention" and args.device.type == "cpu":
         raise SetBlockError(
             "model.attn_implementation flex_attention trains on a GPU only: it has no backward pass on a CPU"
@@ -159,6 +159,10 @@ def prepared_model(
     sbd = starting_model(section, recipe.data, device=device, has_adapter=recipe.adapter is not None)
     use_chat_template(recipe.data, sbd.tokenizer)
     prepare(sbd, args, recipe.adapter)
+    if sbd.device.type == "meta":
+        # Accelerate tells parameters apart by where they are. Memory that nothing touches takes no room.
+        sbd.model.to_empty(device="cpu")
+        sbd.model.tie_weights()
     return sbd
 
 

@@ -31,7 +31,7 @@ from setblock.training.head import SplitHead, split_head
 from setblock.training.inputs import Targets, TrainingInputs
 from setblock.training.loss import SBDLoss
 from setblock.training.optimizer import MuonAdamW
-from setblock.training.sharding import is_sharded, set_up, with_tied_weights_visible
+from setblock.training.sharding import is_sharded, set_up, share_buffers, with_tied_weights_visible
 from setblock.training.throughput import StepClock, token_cost
 from setblock.training.trained import Completeness
 
@@ -146,8 +146,11 @@ class SBDTrainer(Trainer):
             context_length=sbd.context_length or 1 << 30,
             is_flat=attends_runs(sbd.model),
         )
+        model = sbd.model if adapter is None else add_adapter(sbd, adapter)
+        if is_sharded(args):
+            share_buffers(model)
         super().__init__(
-            sbd.model if adapter is None else add_adapter(sbd, adapter),
+            model,
             args,
             **{"data_collator": SBDCollator(self._preparation), "processing_class": sbd.tokenizer, **kwargs},
         )

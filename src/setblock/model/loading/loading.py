@@ -70,7 +70,7 @@ def load(
         path: a folder, a hub id, a GGUF file, or a name: `bundled` or one of `NAMED_MODELS`. The default is the bundled
             model. The weights of a GGUF file are dequantised.
         dtype: the type of the weights. The default is the checkpoint's own type.
-        device: the device of the model. The default is a GPU if there is one.
+        device: the device of the model. The default is a GPU if there is one. `meta`: its weights are not read.
         attn_implementation: `sdpa`, `flex_attention` or `eager`; the default is the fastest that the model allows.
         trust_remote_code: run the checkpoint's own code. The default is False.
         quantization: `int8`: weights of linear layers in eight bits, by torchao (`pip install 'setblock[quantize]'`). Such a
@@ -109,6 +109,7 @@ def load(
     # 2. Its files
     tokenizer = _tokenizer_of(source, trust_remote_code, metadata)
     in_four_bits = {"quantization_config": four_bits(), "device_map": {"": device}} if quantization == "nf4" else {}
+    unread = {"device_map": {"": device}} if str(device) == "meta" else {}
     _STEPS.info("reading the weights of %s", path)
     with _reading(source, "its weights"):
         model, report = _auto_class(config).from_pretrained(
@@ -120,6 +121,7 @@ def load(
             ignore_mismatched_sizes=True,  # reported below, by name
             output_loading_info=True,
             **in_four_bits,
+            **unread,
         )
     _check_weights(source, report)
     if metadata is not None:  # Transformers reads nothing of ours

@@ -7,6 +7,7 @@ import re
 from collections.abc import Set
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from setblock.errors import SetBlockError
@@ -78,7 +79,10 @@ def _special_ids(model: PreTrainedModel) -> set[int]:
 def _start_from_mean(model: PreTrainedModel, token_id: int) -> None:
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         weight = layer.weight
-        others = torch.arange(len(weight), device=weight.device) != token_id
-        weight[token_id] = weight[others].float().mean(dim=0).to(weight.dtype)
+        weight[token_id] = _without(weight, token_id).float().mean(dim=0).to(weight.dtype)
         if getattr(layer, "bias", None) is not None:
-            layer.bias[token_id] = layer.bias[others].float().mean().to(weight.dtype)
+            layer.bias[token_id] = _without(layer.bias, token_id).float().mean().to(weight.dtype)
+
+
+def _without(rows: Tensor, index: int) -> Tensor:
+    return torch.cat([rows[:index], rows[index + 1 :]])

@@ -110,7 +110,9 @@ _STORED_TOLERANCE = 0.3  # relative; what eight bits lose stays below it
 @torch.inference_mode()
 def _found_plan(model: PreTrainedModel, alternatives: Sequence[str]) -> AttentionPlan:
     try:
-        small = small_copy(type(model), model.config, device=model.device)
+        # Of weights that are not here, shapes are all that the copy needs.
+        device = "cpu" if model.device.type == "meta" else model.device
+        small = small_copy(type(model), model.config, device=device)
     except SetBlockError as error:
         raise SetBlockError(f"{model.config.model_type} can't be decoded in blocks: {error}") from error
     thresholds = thresholds_of(model.config, small)
