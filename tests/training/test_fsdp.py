@@ -18,6 +18,8 @@ import pytest
 import torch
 from accelerate.utils import fsdp_utils
 from safetensors.torch import load_file
+from torch import Tensor
+from torch.optim import _muon
 from transformers import TrainerCallback
 
 from conftest import TEXTS
@@ -109,9 +111,9 @@ CASES = [
     Case("merged", tied=True, loss="plain", precision="float32", checkpointing=False, optimizer="adamw"),
     Case("merged", tied=True, loss="chunked", precision="bfloat16", checkpointing=True, optimizer="sgd"),
     Case("merged", tied=False, loss="plain", precision="bfloat16", checkpointing=False, optimizer="muon"),
-    Case("future block", tied=False, loss="plain", precision="float32", checkpointing=True, optimizer="sgd"),
+    Case("future block", tied=False, loss="plain", precision="float32", checkpointing=True, optimizer="muon"),
     Case("future block", tied=True, loss="chunked", precision="float32", checkpointing=False, optimizer="adamw"),
-    Case("future block", tied=False, loss="chunked", precision="bfloat16", checkpointing=False, optimizer="muon"),
+    Case("future block", tied=False, loss="chunked", precision="bfloat16", checkpointing=False, optimizer="adamw"),
     Case("future block", tied=True, loss="plain", precision="bfloat16", checkpointing=True, optimizer="sgd"),
 ]
 GROWING = [CASES[0], CASES[4], CASES[1]]  # stopped on two processes, ended on four
@@ -149,11 +151,27 @@ def run(case: Case, models: Path, output: Path, *, stop: bool = False, is_one: b
         os.environ.update(before)
 
 
+def exactly_orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """Muon's iteration in float64.
+
+    PyTorch's rounds to bfloat16. Where a matrix has singular values far apart, its result then differs by a fifth between two
+    processes and one, from equal gradients: what sharding itself does would not be seen.
+    """
+    a, b, c = coefficients
+    x = matrix.double() if len(matrix) <= matrix.shape[1] else matrix.double().T
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return (x if len(matrix) <= matrix.shape[1] else x.T).to(matrix.dtype)
+
+
 def in_group(count: int, work: Callable[[], dict[str, str]], folder: Path, *, nodes: int = 1) -> list[dict[str, str]]:
     """What each of so many processes returns."""
 
     def printed() -> None:
         allow_fsdp_on_cpu()
+        _muon._zeropower_via_newtonschulz = exactly_orthogonal
         print(json.dumps(work()))
 
     folder.mkdir(exist_ok=True)
@@ -225,9 +243,8 @@ def losses(folder: Path) -> list[float]:
 
 
 def assert_same(case: Case, ours: Path, alone: Path, start: Path) -> None:
-    """Half precision differs from autocast on one process, which keeps what is between the layers in float32; Muon's own
-    steps are in bfloat16."""
-    tolerance = 0.05 if case.precision == "bfloat16" else 0.01 if case.optimizer == "muon" else 1e-6
+    """Half precision differs from autocast on one process, which keeps what is between the layers in float32."""
+    tolerance = 0.05 if case.precision == "bfloat16" else 1e-6
     assert losses(ours) == pytest.approx(losses(alone), rel=max(tolerance, 1e-5) if tolerance < 1e-3 else tolerance)
     assert len(losses(ours)) == STEPS
     assert json.loads((ours / "config.json").read_text())["dtype"] == case.precision, "the type that it started in"
