@@ -243,8 +243,9 @@ def losses(folder: Path) -> list[float]:
 
 
 def assert_same(case: Case, ours: Path, alone: Path, start: Path) -> None:
-    """Half precision differs from autocast on one process, which keeps what is between the layers in float32."""
-    tolerance = 0.05 if case.precision == "bfloat16" else 1e-6
+    """Half precision differs from autocast on one process, which keeps what is between the layers in float32. Gradients summed
+    in half precision would differ by 0.018."""
+    tolerance = 0.005 if case.precision == "bfloat16" else 1e-6
     assert losses(ours) == pytest.approx(losses(alone), rel=max(tolerance, 1e-5) if tolerance < 1e-3 else tolerance)
     assert len(losses(ours)) == STEPS
     assert json.loads((ours / "config.json").read_text())["dtype"] == case.precision, "the type that it started in"
