@@ -2,12 +2,14 @@
 FlexAttention is never given one."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.flex_attention import BlockMask
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from families import FAMILIES, tiny_model
@@ -168,20 +170,31 @@ def test_a_model_that_hands_nothing_on_is_told_so(monkeypatch: pytest.MonkeyPatc
         training_logits(model, row_of(40), torch.zeros(0, dtype=torch.long))
 
 
-def test_flex_attention_is_given_no_dense_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows beyond the dense limit run, and each layer gets a `BlockMask` that no dense mask went into."""
-    monkeypatch.setattr(forward, "LARGEST_DENSE_MASK", 100)
-    monkeypatch.setattr("setblock.model.attention.attention.to_dense", _never)
-    model, seen = model_of("llama", "flex_attention"), []
+class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its hook has no types
+    """The most elements that a tensor has which is made while this is active."""
 
-    def keep(module: object, args: object, kwargs: dict[str, object]) -> None:
-        seen.append(kwargs["attention_mask"])
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **kwargs or {})
+        self.elements = max([self.elements, *(each.numel() for each in tree_leaves(made) if isinstance(each, Tensor))])
+        return made
+
+
+def test_no_dense_mask_is_made_for_flex_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing as large as half of one is, up to the first layer, in a row beyond the limit of dense masks."""
+    monkeypatch.setattr(forward, "LARGEST_DENSE_MASK", 100)
+    monkeypatch.setattr("setblock.masks._PAIRS_AT_ONCE", 1)  # a row of tiles at a time
+    model = model_of("llama", "flex_attention")
+
+    def stop(*_: object) -> None:
         raise StopIteration  # FlexAttention itself compiles for long, and has tests of its own
 
-    model.model.layers[0].register_forward_pre_hook(keep, with_kwargs=True)
-    with pytest.raises(StopIteration):
-        training_logits(model, row_of(300), torch.zeros(0, dtype=torch.long))
-    assert [type(mask) for mask in seen] == [BlockMask]
+    model.model.layers[0].register_forward_pre_hook(stop)
+    row = row_of(900)
+    with pytest.raises(StopIteration), _Largest() as largest:  # type: ignore[no-untyped-call]
+        training_logits(model, row, torch.zeros(0, dtype=torch.long))
+    assert largest.elements < 900**2 / 2
 
 
 def _never(*args: object, **kwargs: object) -> Tensor:
