@@ -75,7 +75,7 @@ COMMANDS = tuple(
         (
             "side_by_side_humaneval",
             "side_by_side",
-            f"--checkpoint,smollm2,--task,humaneval,--problems,40,{REAL_MODEL}",
+            f"--checkpoint,smollm2,--task,humaneval,--allow-code-execution,--problems,40,{REAL_MODEL}",
             50,
         ),
         ("side_by_side_100m", "side_by_side", "--subjects,100m-bfloat16,--compile", 6),

@@ -1,9 +1,10 @@
-"""Measure one request at a time, by everything that a user might pick: ours, Transformers' `generate`, its assisted
+r"""Measure one request at a time, by everything that a user might pick: ours, Transformers' `generate`, its assisted
 generation and prompt lookup, and llama.cpp. All over the same weights and token ids, greedily, in turns in one run.
 
     python benchmarks/side_by_side.py --subjects trained --out benchmarks/results/side_by_side_trained.json
     python benchmarks/side_by_side.py --subjects 100m-bfloat16 --out benchmarks/results/side_by_side_100m.json
-    python benchmarks/side_by_side.py --subjects trained --checkpoint smollm2 --task humaneval --dtype bfloat16
+    python benchmarks/side_by_side.py --subjects trained --checkpoint smollm2 --task humaneval --dtype bfloat16 \
+        --allow-code-execution
 
 `trained` is the bundled model on held-out word problems, or `--checkpoint` on `--task`. Its draft model for assisted generation
 is `--draft`, a model of a few layers trained for minutes by benchmarks/draft.py; without one that contender is left out. The
@@ -41,7 +42,7 @@ from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.answers import prompts_of
-from setblock.evaluation.judging import verdicts_on
+from setblock.evaluation.judging import check_judge, verdicts_on
 from setblock.export.gguf_file import WeightType
 from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
@@ -68,6 +69,7 @@ def trained(name: str, options: argparse.Namespace) -> dict[str, Any]:
     sbd = setblock.load(options.checkpoint, dtype=getattr(torch, options.dtype) if options.dtype else None)
     own = prepacked(sbd) if options.prepack else sbd
     task = task_named(options.task)
+    check_judge(task, allow_code_execution=options.allow_code_execution)
     problems = list(itertools.islice(task.examples("test", seed=options.seed), options.problems))
     asked, raw = prompts_of(task, problems, sbd)
     prompts = [encode_prompt(sbd.tokenizer, each, raw=raw) for each in asked]
@@ -260,6 +262,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="decoded as `trained`, in the bundled model's place: a folder or a name",
     )
     add("--task", default="word-problems", help="that it answers: a name or a file (word-problems)")
+    add("--allow-code-execution", action="store_true", help="run programs that answers to it are")
     add("--dtype", choices=DTYPES, help="it computes in (its own)")
     add("--draft-lookup", type=int, default=2, help="tokens that a copied draft has to match (2)")
     add("--draft", type=Path, default=Path("runs/draft"), help="the trained model's draft model (runs/draft)")

@@ -40,6 +40,7 @@ def test_the_code_of_an_answer(answer, code):
     assert code_in(answer, "f") == code
 
 
+@pytest.mark.filterwarnings("ignore:programs that the model wrote")
 def test_solutions_pass_and_others_do_not():
     solved = [each["canonical_solution"] for each in humaneval._problems()]
     # The third has an import, the 32nd and 38th a helper before the function.

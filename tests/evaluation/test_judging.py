@@ -1,9 +1,10 @@
-"""Judging: verdicts as tasks give them, and those that programs give in the sandbox."""
+"""Judging: verdicts as tasks give them, and those that programs give."""
 
 import pytest
 
 from setblock.data.tasks import Example, Program, Task, Verdict
-from setblock.evaluation import sandbox
+from setblock.errors import ParameterError, SetBlockError
+from setblock.evaluation import evaluate, programs
 from setblock.evaluation.judging import check_judge, verdicts_on
 
 
@@ -18,6 +19,7 @@ def program(example, answer):
 DOUBLES = Task("doubles", "a function that doubles", ask, program, runs_code=True)
 
 
+@pytest.mark.filterwarnings("ignore:programs that the model wrote")
 def test_programs_are_run_and_only_one_that_comes_to_its_end_is_right():
     answers = [
         "def double(n): return 2 * n",
@@ -31,14 +33,23 @@ def test_programs_are_run_and_only_one_that_comes_to_its_end_is_right():
     assert [each.right for each in found] == [True, True, False, False, False, False]
 
 
-def test_a_sandbox_that_can_not_be_is_told_before_anything_is_asked(monkeypatch):
-    def refuse(level):
-        raise sandbox.SandboxError("no sandbox")
+def test_programs_run_only_where_that_is_allowed_and_can_be():
+    """Told before anything is asked."""
+    with pytest.raises(ParameterError, match="doubles runs programs that the model writes: allow it with --allow-code"):
+        check_judge(DOUBLES, allow_code_execution=False)
+    with pytest.raises(ParameterError, match="--allow-code-execution"):
+        evaluate(None, DOUBLES)
+    check_judge(Task("open", "anything", ask), allow_code_execution=False)
 
-    monkeypatch.setattr(sandbox, "check", refuse)
-    with pytest.raises(sandbox.SandboxError):
-        check_judge(DOUBLES, level="confined")
-    check_judge(Task("open", "anything", ask), level="confined")
+
+def test_where_programs_can_not_run_nothing_is_asked(monkeypatch):
+    def refuse():
+        raise SetBlockError("no limits")
+
+    monkeypatch.setattr(programs, "check", refuse)
+    with pytest.raises(SetBlockError, match="no limits"):
+        check_judge(DOUBLES, allow_code_execution=True)
+    check_judge(Task("open", "anything", ask), allow_code_execution=True)
 
 
 def test_verdicts_have_scores_of_their_own_and_some_tasks_none():

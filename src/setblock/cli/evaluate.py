@@ -67,7 +67,7 @@ def evaluate(
             limit=limit,
             batch_size=batch_size,
             continuous=continuous,
-            level=examples.sandbox,
+            allow_code_execution=examples.allow_code_execution,
             on_progress=lambda point, done: tell(point.method, done, limit),
         )
     if as_json:

@@ -11,7 +11,6 @@ from setblock.data.tasks import TASKS, task_named
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
 from setblock.evaluation.judges import DEFAULT_JUDGE, JUDGES
-from setblock.evaluation.sandbox import Level
 
 if TYPE_CHECKING:
     from setblock.data.tasks import Task
@@ -67,10 +66,10 @@ class ExamplesOptions:
         metavar="NAME",
     )
     raw: bool = option(False, "With --input: continue prompts as plain text, without the chat template.")
-    sandbox: Level = option(
-        "confined",
-        "How programs of coding tasks are confined. confined: as far as the sandbox can. files-readable: accept that "
-        "programs can read your files, if the kernel has no Landlock.",
+    allow_code_execution: bool = option(
+        False,
+        "Run the programs that the model writes for a coding task: in bubblewrap, or, where that is not installed, with limits "
+        "on time and memory alone.",
     )
     split: Split | None = split_option("test")
     limit: int | None = limit_option(100)
@@ -88,7 +87,7 @@ class ExamplesOptions:
                 if given:
                     raise ParameterError(f"--{name} needs --input: a task has its own way to ask and to judge")
             task = task_named(self.task or DEFAULT_TASK)
-            check_judge(task, level=self.sandbox)
+            check_judge(task, allow_code_execution=self.allow_code_execution)
             return task, self.split or self.usual_split, self.usual_limit if self.limit is None else self.limit
         from setblock.evaluation.records_task import task_of_records
 
@@ -136,6 +135,6 @@ class TaskOptions(ExamplesOptions):
                 shared=DecodingSettings(max_new_tokens=self.max_new_tokens),
                 limit=limit,
                 batch_size=self.batch_size,
-                level=self.sandbox,
+                allow_code_execution=self.allow_code_execution,
                 on_progress=lambda point, done: tell(f"{point.label} of {len(points) + 1} settings", done, limit),
             )

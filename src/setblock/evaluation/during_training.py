@@ -51,7 +51,14 @@ class DecodingEvaluator(TrainerCallback):
             raise SetBlockError(
                 "evaluate_decoding needs all weights in each process, and they are sharded: leave evaluate_decoding out"
             )
-        self._exam = exam_of(model, task, split="validation", limit=section.limit, batch_size=section.batch_size)
+        self._exam = exam_of(
+            model,
+            task,
+            split="validation",
+            limit=section.limit,
+            batch_size=section.batch_size,
+            allow_code_execution=section.allow_code_execution,
+        )
         self._trainer = trainer
         self._model = model
         self._section = section

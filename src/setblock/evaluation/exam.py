@@ -21,7 +21,6 @@ from setblock.evaluation.judging import check_judge, verdicts_on
 from setblock.evaluation.nll import Likelihoods, mean_nll
 from setblock.evaluation.outcomes import outcomes_of
 from setblock.evaluation.result import Result
-from setblock.evaluation.sandbox import Level
 from setblock.model.protocol.language_model import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
@@ -42,7 +41,7 @@ class Exam:
         identity: of task and examples; see `task_identity`.
         prompts: how the examples are exam.
         raw: whether prompts are gone on with as they stand, without a chat template.
-        batch_size, continuous, level: as in `setblock.evaluation.run.evaluate`.
+        batch_size, continuous: as in `setblock.evaluation.run.evaluate`.
     """
 
     model: LanguageModel
@@ -53,7 +52,6 @@ class Exam:
     raw: bool
     batch_size: int
     continuous: bool
-    level: Level
 
     def decode(
         self, settings: DecodingSettings, on_progress: Callable[[int], None] = lambda done: None
@@ -84,7 +82,7 @@ class Exam:
         own = [each.token_ids for each in generations]
         reference = own if ntp is None else ntp.token_ids
         assert reference is not None
-        verdicts = verdicts_on(self.task, self.examples, [each.text for each in generations], level=self.level)
+        verdicts = verdicts_on(self.task, self.examples, [each.text for each in generations])
         return Result(
             run=run,
             point=point,
@@ -122,7 +120,7 @@ def exam_of(
     batch_size: int,
     seed: int = 0,
     continuous: bool = False,
-    level: Level = "confined",
+    allow_code_execution: bool = False,
 ) -> Exam:
     """Return the first `limit` examples of a task's split, for a model.
 
@@ -130,10 +128,10 @@ def exam_of(
         SetBlockError: an argument is out of its range, the task has no examples, or its answers can't be judged here.
     """
     check_at_least(1, limit=limit, batch_size=batch_size)
-    check_judge(task, level=level)
+    check_judge(task, allow_code_execution=allow_code_execution)
     examples = list(islice(task.examples(split, seed=seed), limit))
     if not examples:
         raise SetBlockError(f"task {task.name} has no examples here, in split {split}")
     prompts, raw = prompts_of(task, examples, model)
     identity = task_identity(task, examples, split=split, seed=seed)
-    return Exam(model, task, identity, examples, prompts, raw, batch_size, continuous, level)
+    return Exam(model, task, identity, examples, prompts, raw, batch_size, continuous)

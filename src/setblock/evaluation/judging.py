@@ -1,41 +1,42 @@
-"""Judge the texts of answers to a task. Where a program decides, it is run in the sandbox.
+"""Judge the texts of answers to a task. Where a program decides, it is run, if the user has allowed that.
 
-Knows tasks and the sandbox. Knows nothing of models, or of what scores are used for.
+Knows tasks. Knows nothing of models, of how a program is confined, or of what scores are used for.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 from setblock.data.tasks import Example, Program, Task, Verdict
-from setblock.evaluation import sandbox
-from setblock.evaluation.sandbox import Level
+from setblock.errors import ParameterError
+from setblock.evaluation import programs
 
 
-def check_judge(task: Task[Any], *, level: Level) -> None:
+def check_judge(task: Task[Any], *, allow_code_execution: bool) -> None:
     """See that answers can be judged here, before anything is asked.
 
     Raises:
-        SandboxError: the task runs code, and there can be no sandbox of this level here.
+        ParameterError: the task runs programs that the model writes, and the user has not allowed it.
+        SetBlockError: programs can't be run here.
     """
+    if task.runs_code and not allow_code_execution:
+        raise ParameterError(
+            f"the task {task.name} runs programs that the model writes: allow it with --allow-code-execution "
+            "(in Python and recipes allow_code_execution)"
+        )
     if task.runs_code:
-        sandbox.check(level)
+        programs.check()
 
 
-def verdicts_on(
-    task: Task[Any], examples: Sequence[Example], answers: Sequence[str], *, level: Level = "confined"
-) -> list[Verdict] | None:
-    """Return what each answer scores; None where nobody can say.
-
-    Args:
-        level: how programs are confined; see `setblock.evaluation.sandbox`.
+def verdicts_on(task: Task[Any], examples: Sequence[Example], answers: Sequence[str]) -> list[Verdict] | None:
+    """Return what each answer scores; None where nobody can say. Programs are run: see `check_judge`.
 
     Raises:
-        SandboxError: there can be no sandbox here.
+        SetBlockError: programs can't be run here.
     """
     if task.judge is None:
         return None
     judged = [task.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
-    programs = [each.source for each in judged if isinstance(each, Program)]
-    assert task.runs_code or not programs
-    outcomes = iter(sandbox.run_all(programs, level=level) if programs else ())
-    return [Verdict(next(outcomes).finished) if isinstance(each, Program) else each for each in judged]
+    sources = [each.source for each in judged if isinstance(each, Program)]
+    assert task.runs_code or not sources
+    finished = iter(programs.finish(sources) if sources else ())
+    return [Verdict(next(finished)) if isinstance(each, Program) else each for each in judged]

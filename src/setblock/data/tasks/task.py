@@ -95,8 +95,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Program:
-    """Hold a Python program that ends normally only if the answer in it is right. It runs in the sandbox, never in this
-    process."""
+    """Hold a Python program that ends normally only if the answer in it is right. It runs in another process, if
+    the user allows that."""
 
     source: str
 

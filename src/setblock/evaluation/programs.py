@@ -1,0 +1,150 @@
+"""Run programs that a model wrote, each in a separate process with limits, and learn which of them came to their end.
+
+Bubblewrap confines a process: it has no network, sees no other process, and may read the system's files and Python's alone.
+Where bubblewrap does not run, a warning says so; then time, memory and output alone are limited. Knows nothing of tasks.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+
+from setblock.errors import SetBlockError, SetBlockWarning
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limit what a program may use.
+
+    Attributes:
+        seconds: wall-clock. More than `cpu_seconds`, so that a verdict does not depend on what else a machine does.
+        cpu_seconds: of computing, for each process.
+        memory: bytes of address space, for each process.
+        output: bytes of each file that it writes, its output included.
+    """
+
+    seconds: float = 30.0
+    cpu_seconds: int = 10
+    memory: int = 1 << 30
+    output: int = 1 << 20
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """Return the values for `resource.setrlimit`. No process or thread can be started, but by root."""
+        return {
+            "RLIMIT_CPU": self.cpu_seconds,
+            "RLIMIT_AS": self.memory,
+            "RLIMIT_FSIZE": self.output,
+            "RLIMIT_CORE": 0,
+            "RLIMIT_NPROC": 1,
+        }
+
+
+_USUAL = Limits()
+_ENVIRONMENT = {  # sets have the same order in each run, and numerical libraries start no thread
+    "LC_ALL": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+}
+# It binds no name that the program could see. The token is written to the descriptor, whatever became of sys.stdout.
+_START = """
+[__import__("resource").setrlimit(getattr(__import__("resource"), name), (most, most)) for name, most in {limits}.items()]
+exec(compile(__import__("sys").stdin.buffer.read(), "program.py", "exec"))
+__import__("os").write(1, {token!r})
+"""
+
+
+def finish(programs: Sequence[str], *, limits: Limits = _USUAL) -> list[bool]:
+    """Run Python programs, as many at a time as there are processors, and return which of them ran to their last line.
+
+    A program that leaves before, with whatever exit code, is not among them.
+
+    Raises:
+        SetBlockError: programs can't be run here.
+    """
+    confined = _confinement()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda program: _run(program, limits, confined)[0], programs))
+
+
+def check() -> None:
+    """See whether programs can be run here. To be called before anything that takes long.
+
+    Raises:
+        SetBlockError: they can't.
+    """
+    _confinement()
+
+
+@lru_cache
+def _confinement() -> tuple[str, ...]:
+    """Return what comes before a program's command: bubblewrap's, or nothing where it does not run, which is warned of."""
+    bubblewrap = shutil.which("bwrap")
+    why = "it is not installed (apt install bubblewrap)"
+    if bubblewrap is not None:
+        confined = (bubblewrap, *_bubblewrap_options())
+        finished, why = _run("import numpy", Limits(seconds=60.0), confined)
+        if finished:
+            return confined
+    finished, error = _run("import json", Limits(seconds=60.0), ())
+    if not finished:
+        raise SetBlockError(f"can't run programs with limits here ({error}): coding tasks are judged on Linux")
+    warnings.warn(
+        f"programs that the model wrote run without bubblewrap, so they can use your files and the network: {why}",
+        SetBlockWarning,
+        stacklevel=2,
+    )
+    return ()
+
+
+def _bubblewrap_options() -> list[str]:
+    paths = ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/localtime", sys.base_prefix, sys.prefix]
+    paths += [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    readable = [word for path in dict.fromkeys(paths) for word in ("--ro-bind-try", path, path)]
+    options = (
+        "--die-with-parent --unshare-all --new-session --cap-drop ALL --proc /proc --dev /dev --tmpfs /tmp --chdir /tmp"
+    )
+    return [*readable, *options.split()]
+
+
+def _run(program: str, limits: Limits, confined: tuple[str, ...]) -> tuple[bool, str]:
+    """Return whether a program ran to its last line, and the last line of its errors."""
+    token = secrets.token_bytes(16)
+    start = _START.format(limits=limits.resources, token=token)
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as errors,
+    ):
+        process = subprocess.Popen(
+            [*confined, sys.executable, "-sP", "-c", start],
+            cwd=folder,
+            env=_ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            process.communicate(program.encode("utf-8", "replace"), timeout=limits.seconds)
+        except subprocess.TimeoutExpired:
+            return False, f"after {limits.seconds:g} seconds"
+        finally:
+            with suppress(ProcessLookupError):  # what it started and left behind
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        errors.seek(0)
+        lines = errors.read().decode("utf-8", "replace").strip().splitlines()
+        return token in output.read(), lines[-1] if lines else f"exit code {process.returncode}"
