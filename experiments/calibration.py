@@ -126,7 +126,8 @@ def one_split(
     shuffled = list(range(sweep[0].num_examples))
     random.Random(seed).shuffle(shuffled)
     fresh = shuffled[part:]
-    chosen = calibrate(sweep, tolerance, seed=seed, examples=shuffled[:part]).chosen or sweep[0]
+    found = calibrate(sweep, tolerance, seed=seed, examples=shuffled[:part]).chosen
+    chosen = next(row for row in sweep if found is None or row.point == found.point)
     kept = [row for row in bests if loss_of(row, tolerance, fresh) <= tolerance.most]
     best = max(kept, key=lambda row: speedup_of(row, fresh), default=sweep[0])
     return SplitResult(
@@ -152,7 +153,8 @@ def transfer_lines(sweeps: Sequence[Sequence[Result]], tolerance: Tolerance, *, 
     yield f"| calibrated on | setting | {' | '.join(names)} |"
     yield f"|---|---|{'---|' * len(names)}"
     for name, sweep in zip(names, sweeps, strict=True):
-        chosen = calibrate(sweep, tolerance).chosen or sweep[0]
+        found = calibrate(sweep, tolerance).chosen
+        chosen = next(row for row in sweep if found is None or row.point == found.point)
         yield f"| {name} | {chosen.point.label} | {' | '.join(cell(other, chosen, tolerance) for other in sweeps)} |"
     for fixed in sweeps[0][1:]:
         if is_of("entropy-bounded", fixed) and fixed.point.sampler_options["gamma"] == fixed_gamma:

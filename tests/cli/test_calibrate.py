@@ -174,10 +174,13 @@ def test_prompts_of_a_file(run, sbd_folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--tolerance", "speed=1"), "--tolerance must be accuracy=PERCENT or tokens=PERCENT, not 'speed=1'"),
+        (
+            ("--tolerance", "speed=1"),
+            "--tolerance must be accuracy=PERCENT or tokens=PERCENT, such as accuracy=0.5, not 'speed=1'",
+        ),
         (
             ("--tolerance", "accuracy"),
-            "--tolerance accuracy must be a percentage, such as accuracy=0.5, not 'accuracy'",
+            "--tolerance must be accuracy=PERCENT or tokens=PERCENT, such as accuracy=0.5, not 'accuracy'",
         ),
         (("--tolerance", "accuracy=0"), "the tolerance of accuracy must be above 0% and below 100%"),
         (("--confidence", 2), "confidence must be at least 0.5 and below 1, not 2"),

@@ -2,15 +2,13 @@
 
 import math
 from functools import cache
-from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom
+from scipy.stats import binom, binomtest
 
-from setblock.evaluation.calibration.pvalues import mean_p_value, paired_p_value
+from setblock.evaluation.calibration import _share_interval, paired_p_value
 
 LEVELS = (0.01, 0.05, 0.1, 0.2, 0.5)
 SMALL = (24, 0.15)  # examples, tolerance: enough for p-values down to 0.02, few enough to go through all outcomes
@@ -102,38 +100,11 @@ def test_paired_grows_with_what_was_lost(b, c):
         assert values[b, c] <= values[b + 1, c] + 0.004
 
 
-def test_mean_is_an_average_wealth_of_one_at_most():
-    """By Markov's inequality that is all it takes to be valid."""
-    n = 60
-    for tolerance in (0.01, 0.1, 0.4):
-        for loss in (1.0, 0.7, 0.45):
-            share = tolerance / loss
-            p_values = [mean_p_value([loss] * k + [0.0] * (n - k), tolerance=tolerance) for k in range(n + 1)]
-            wealth = sum(binomial(k, n, share) / p for k, p in enumerate(p_values) if p < 1)
-            assert wealth <= 1 + 1e-9
-            assert all(one <= two for one, two in pairwise(p_values))
-            for level in LEVELS:
-                assert sum(binomial(k, n, share) for k, p in enumerate(p_values) if p <= level) <= level
-
-
-def hoeffding_bentkus(mean, n, tolerance):
-    """The p-value of Bates et al. 2021, which the mean is all that it looks at."""
-    kl = mean * math.log(mean / tolerance) + (1 - mean) * math.log((1 - mean) / (1 - tolerance))
-    return min(math.exp(-n * kl), math.e * binom.cdf(math.ceil(n * mean), n, tolerance))
-
-
-def test_mean_sees_that_losses_are_small():
-    losses = [0.3] * 12 + [0.0] * 988
-    assert mean_p_value(losses, tolerance=0.01) < 0.05 < hoeffding_bentkus(np.mean(losses), 1000, 0.01)
-
-
-@given(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=1, max_size=30), st.randoms())
-def test_order_does_not_matter(losses, random):
-    shuffled = list(losses)
-    random.shuffle(shuffled)
-    assert mean_p_value(shuffled, tolerance=0.2) == pytest.approx(mean_p_value(losses, tolerance=0.2))
-
-
 def test_nothing_can_be_shown_where_all_is_lost():
-    assert mean_p_value([1.0] * 50, tolerance=0.1) == 1
     assert paired_p_value(10, 0, 100, tolerance=0.1) == 1
+
+
+@pytest.mark.parametrize(("count", "trials"), [(0, 600), (5, 1000), (600, 600), (220, 2250)])
+def test_the_interval_is_clopper_and_pearson_s(count, trials):
+    theirs = binomtest(count, trials).proportion_ci(1 - 5e-4, method="exact")
+    assert _share_interval(count, trials, error=5e-4) == pytest.approx((theirs.low, theirs.high), abs=1e-9)

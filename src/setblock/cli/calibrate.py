@@ -1,5 +1,6 @@
 """Find the fastest setting that keeps a tolerance, and write it into the checkpoint (`setblock calibrate`)."""
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -17,6 +18,7 @@ from setblock.errors import ParameterError, SetBlockError
 if TYPE_CHECKING:
     from setblock.evaluation.calibration import Calibration
     from setblock.evaluation.result import Result
+    from setblock.model.protocol.calibrations import CalibratedSetting
     from setblock.model.sbd_model import SBDModel
 
 CALIBRATION = "Calibration"
@@ -76,8 +78,7 @@ def calibrate(
     """
     model.check()
     from setblock.evaluation.calibration import calibrate as find
-    from setblock.evaluation.calibration import check_enough, tolerance_of
-    from setblock.evaluation.calibration.checkpoint import checkpoint_to_write
+    from setblock.evaluation.calibration import tolerance_of
     from setblock.evaluation.grid import points_of
 
     # 1. What is asked for, and whether it can be
@@ -91,13 +92,13 @@ def calibrate(
         )
     grids = grid.grids()
     loaded = load_model(model, blocks=True)
-    as_loaded = not (model.prepack or model.quantization)
-    target = None if dry_run else checkpoint_to_write(model.path, copy=output, as_loaded=as_loaded)
+    if not dry_run:
+        _check_writable(model, output)  # before hours of decoding
 
     # 2. The outcomes
     if sweep is None:
         examples = chosen.examples(split, seed=task.seed)
-        check_enough(sum(1 for _ in islice(examples, max(limit, 1))), wanted)  # before anything is decoded
+        wanted.check_enough(sum(1 for _ in islice(examples, max(limit, 1))))
         results = task.swept(loaded, chosen, points_of(loaded, grids), split=split, limit=limit)
     else:
         results = _read(sweep, loaded)
@@ -107,10 +108,12 @@ def calibrate(
     run = results[0].run
     name = domain or str(run["task"]["name"])
     written = None
-    if target is not None and calibration.chosen is not None:
-        written = target.write(loaded, calibration, domain=name, fingerprint=run["model"]["fingerprint"])
+    if not dry_run and calibration.chosen is not None:
+        written = output or Path(model.source)
+        records = calibration.records(domain=name, fingerprint=run["model"]["fingerprint"])
+        _write(loaded, Path(model.source), written, records)
     if as_json:
-        print_json({"domain": name, **calibration.to_json(), "written": written and str(written.parent)})
+        print_json({"domain": name, **calibration.to_json(), "written": written and str(written)})
     else:
         _show(calibration, domain=name, written=written, dry_run=dry_run)
     if calibration.chosen is None:
@@ -133,6 +136,39 @@ def _read(path: Path, model: "SBDModel") -> "list[Result]":
     return results
 
 
+def _check_writable(model: ModelOptions, copy: Path | None) -> None:
+    """Refuse, before hours of decoding, a model whose calibrations can't be written: to its own folder, or to a copy.
+
+    Raises:
+        SetBlockError: they can't be.
+    """
+    from setblock.model.loading.bundled import BUNDLED_MODEL
+
+    source = Path(model.source)
+    if copy is not None:
+        if copy.exists() and (not copy.is_dir() or any(copy.iterdir())):
+            raise SetBlockError(f"{copy} exists already: --output must be a new folder")
+        if not source.is_dir() and (model.prepack or model.quantization):
+            raise ParameterError(f"{source} is no folder, and --prepack and --quantization leave nothing to save")
+    elif source.resolve() == BUNDLED_MODEL.resolve():
+        raise ParameterError("the bundled model is read-only: give --output FOLDER for a copy, or --dry-run")
+    elif not source.is_dir():
+        raise ParameterError(f"{model.path} is on a hub: give --output FOLDER for a copy, or --dry-run")
+
+
+def _write(model: "SBDModel", source: Path, folder: Path, records: "list[CalibratedSetting]") -> None:
+    """Write what was found for a domain into `config.json` of a folder. Other domains keep theirs."""
+    from setblock.model.loading.checkpoint_facts import copy_checkpoint, write_facts
+
+    if not source.is_dir():
+        model.save(folder)
+    elif source != folder:
+        copy_checkpoint(source, folder)
+    assert model.facts is not None
+    others = [each for each in model.facts.calibrations if each.domain != records[0].domain]
+    write_facts(folder, replace(model.facts, calibrations=(*others, *records)))
+
+
 def _show(calibration: "Calibration", *, domain: str, written: Path | None, dry_run: bool) -> None:
     console = stdout_console()
     table = Table(
@@ -146,22 +182,16 @@ def _show(calibration: "Calibration", *, domain: str, written: Path | None, dry_
         table.add_column(column, justify="left" if column in ("setting", "") else "right")
     for test in calibration.tests:
         verdict = "passed" if test.passed else "failed"
-        table.add_row(
-            test.result.point.label, f"{test.loss:.2%}", f"{test.p_value:.4f}", f"{test.nfe_speedup:.2f}", verdict
-        )
+        table.add_row(test.point.label, f"{test.loss:.2%}", f"{test.p_value:.4f}", f"{test.nfe_speedup:.2f}", verdict)
     console.print(table)
-    if calibration.chosen is None:
+    chosen = calibration.chosen
+    if chosen is None:
         return
-    how = "which loses nothing, whatever the examples" if calibration.by_construction else "which passed"
-    if calibration.by_construction and not any(test.passed for test in calibration.tests):
-        how += "; no other setting passed"
-    console.print(
-        f"chosen: {calibration.chosen.point.label}, {how}; {calibration.nfe_speedup or 1:.2f} times fewer passes than plain "
-        "decoding",
-        highlight=False,
-        soft_wrap=True,
-    )
+    how = "which passed" if chosen is calibration.passed else "which loses nothing, whatever the examples"
+    how += "" if calibration.passed else "; no other setting passed"
+    told = f"chosen: {chosen.point.label}, {how}; {chosen.nfe_speedup:.2f} times fewer passes than plain decoding"
+    console.print(told, highlight=False, soft_wrap=True)
     if written is not None:
-        console.print(f"written to {written}", highlight=False, soft_wrap=True)
+        console.print(f"written to {written / 'config.json'}", highlight=False, soft_wrap=True)
     elif dry_run:
         console.print("nothing was written (--dry-run)", highlight=False)

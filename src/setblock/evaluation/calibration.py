@@ -1,0 +1,377 @@
+"""Calibrate: find the fastest setting of a sweep that loses no more than is tolerated, with a statistical guarantee.
+
+1. The tolerance: what may be lost, and how surely.
+2. The choice. Learn then Test (Angelopoulos et al. 2021) with fixed-sequence testing: the claim that a setting loses more than
+   is tolerated is tested setting by setting in an order fixed beforehand, each at the full error rate, up to the first that is
+   not rejected. The order comes from separate examples (Pareto testing, Laufer-Goldshtein et al. 2022).
+3. The test: one exact test for paired counts.
+
+Knows outcomes. Knows nothing of models or files. docs/calibration.md says what is guaranteed.
+"""
+
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from setblock.decoding.settings.operating_point import OperatingPoint
+from setblock.errors import ParameterError
+from setblock.evaluation.result import Result
+from setblock.model.protocol.calibrations import CalibratedSetting
+
+_ORDERING_SHARE = 0.25  # of the examples, for the order of the tests
+_FASTER = 1.05  # a setting worth a test is at least this much faster than the last one before it
+_NUISANCE_ERROR = 5e-4  # spent on bounding the nuisance parameter (Berger and Boos 1994); part of the p-value
+_ANGLE_STEP = 0.002  # how finely the nuisance parameter is searched: about 0.001 near a p-value of 0.05, always upwards
+_TAIL = 1e-12  # bounds the probability of the outcomes that the test does not look at
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Describe what may be lost, of new examples like those that were seen.
+
+    Attributes:
+        measure: `accuracy`: the share of right answers that plain decoding has more. `tokens`: the share of an answer's tokens
+            that are not plain decoding's, on average over answers.
+        most: in 0..1, both excluded.
+        confidence: the probability, over the examples that were seen, that a setting which loses more is not chosen.
+    """
+
+    measure: Literal["accuracy", "tokens"] = "accuracy"
+    most: float = 0.005
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not 0 < self.most < 1:
+            raise ParameterError(
+                f"the tolerance of {self.measure} must be above 0% and below 100%, not {self.most:.4%}"
+            )
+        if not 0.5 <= self.confidence < 1:
+            raise ParameterError(f"confidence must be at least 0.5 and below 1, not {self.confidence:g}")
+
+    @property
+    def text(self) -> str:
+        """Return the tolerance in a few words."""
+        what = "points of accuracy lost" if self.measure == "accuracy" else "% of tokens not plain decoding's"
+        return f"at most {100 * self.most:g} {what}, {100 * self.confidence:g}% confidence"
+
+    def losses(self, result: Result) -> list[float]:
+        """Return the loss of each example, in -1..1. The tolerance applies to their mean."""
+        return [*map(float, result.lost)] if self.measure == "accuracy" else result.differing
+
+    def is_shown_by(self, p_value: float) -> bool:
+        """Return whether a p-value is small enough."""
+        return p_value <= 1 - self.confidence
+
+    def check_enough(self, examples: int) -> None:
+        """Refuse a number of examples on which nothing could pass.
+
+        Raises:
+            ParameterError: it is such a number.
+        """
+
+        def enough(testing: int) -> bool:
+            return self.is_shown_by(paired_p_value(0, 0, testing, tolerance=self.most))
+
+        if not enough(max(1, examples - round(_ORDERING_SHARE * examples))):
+            top = 1
+            while not enough(top):
+                top *= 2
+            least = bisect_left(range(top), True, lo=1, key=enough)
+            needed = math.ceil((least + 1) / (1 - _ORDERING_SHARE))
+            raise ParameterError(f"{examples} examples are too few to show {self.text}: use at least {needed}")
+
+
+def tolerance_of(text: str, *, confidence: float) -> Tolerance:
+    """Return the tolerance that `MEASURE=PERCENT` says.
+
+    Raises:
+        ParameterError: it is malformed or out of range.
+    """
+    measure, _, percent = text.partition("=")
+    try:
+        most = float(percent) / 100
+    except ValueError:
+        most = math.nan
+    if measure not in ("accuracy", "tokens") or math.isnan(most):
+        raise ParameterError(
+            f"--tolerance must be accuracy=PERCENT or tokens=PERCENT, such as accuracy=0.5, not {text!r}"
+        )
+    return Tolerance("accuracy" if measure == "accuracy" else "tokens", most, confidence)
+
+
+@dataclass(frozen=True)
+class Tested:
+    """Hold one test of the sequence; or exact mode, which loses nothing and needs none.
+
+    Attributes:
+        point: of the setting.
+        loss: the mean loss on the examples of the test.
+        p_value: of the claim that the setting loses more than is tolerated; None for exact mode.
+        passed: whether that was rejected, and all before it.
+        nfe_speedup: on the examples of the test.
+    """
+
+    point: OperatingPoint
+    loss: float
+    p_value: float | None
+    passed: bool
+    nfe_speedup: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Hold what a calibration found.
+
+    Attributes:
+        tests: in their order; the last one failed, unless all passed.
+        passed: the fastest setting that passed, or None.
+        exact: the fastest setting of method `exact`, which keeps any tolerance by what it is; None where the sweep has none.
+        num_ordering, num_testing: how many examples the order was found on, and how many were tested on.
+    """
+
+    tolerance: Tolerance
+    tests: Sequence[Tested]
+    passed: Tested | None
+    exact: Tested | None
+    num_ordering: int
+    num_testing: int
+
+    @property
+    def chosen(self) -> Tested | None:
+        """Return the faster of what passed and of exact mode; None where there is neither."""
+        found = [each for each in (self.exact, self.passed) if each is not None]
+        return max(found, key=lambda each: each.nfe_speedup, default=None)
+
+    def records(self, *, domain: str, fingerprint: str) -> list[CalibratedSetting]:
+        """Return what a checkpoint records: the fastest setting that passed, and exact mode, as far as there are such."""
+        return [
+            CalibratedSetting(
+                domain=domain,
+                point=found.point.to_json(),
+                tolerance=self.tolerance.text,
+                tested=found is self.passed,
+                nfe_speedup=found.nfe_speedup,
+                num_examples=self.num_testing,
+                fingerprint=fingerprint,
+            )
+            for found in (self.passed, self.exact)
+            if found is not None
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what was chosen, and each test."""
+        chosen = self.chosen
+        return {
+            "tolerance": asdict(self.tolerance),
+            "chosen": chosen and chosen.point.to_json(),
+            "tested": chosen is not None and chosen is self.passed,
+            "nfe_speedup": chosen and chosen.nfe_speedup,
+            "exact_nfe_speedup": self.exact and self.exact.nfe_speedup,
+            "num_ordering": self.num_ordering,
+            "num_testing": self.num_testing,
+            "tests": [{**asdict(test), "point": test.point.to_json()} for test in self.tests],
+        }
+
+
+def calibrate(
+    results: Sequence[Result], tolerance: Tolerance, *, seed: int = 0, examples: Sequence[int] | None = None
+) -> Calibration:
+    """Find the fastest setting of a sweep that keeps a tolerance.
+
+    If examples to come are drawn like those of the sweep, the setting chosen loses more than is tolerated with a probability
+    of at most 1 - confidence over the draw of the sweep's examples; whatever the settings and however many. The choice among
+    those that passed is free, so the fastest is taken.
+
+    Args:
+        results: of a sweep, plain decoding's first.
+        seed: which examples are for the order and which for the tests, and how shares of tokens are rounded.
+        examples: the numbers of those to use; all by default.
+
+    Raises:
+        ParameterError: there are too few examples for any setting to pass, whatever it does; or the tolerance is of accuracy,
+            and nobody can say what is right.
+    """
+    # 1. Two sets of examples
+    chance = random.Random(seed)
+    shuffled = list(range(results[0].num_examples) if examples is None else examples)
+    chance.shuffle(shuffled)
+    num_ordering = round(_ORDERING_SHARE * len(shuffled))
+    ordering, testing = shuffled[:num_ordering], shuffled[num_ordering:]
+    tolerance.check_enough(len(shuffled))
+    if tolerance.measure == "accuracy" and results[0].accuracy is None:
+        raise ParameterError("these examples have no right answers: give a tolerance of tokens")
+
+    # 2. The tests, in the order that the one set says, on the other
+    draws = [chance.random() for _ in testing]
+    tests: list[Tested] = []
+    for result in order_of_tests([each for each in results if each.point.method == "sbd"], ordering):
+        losses = tolerance.losses(result)
+        seen = [losses[index] for index in testing]
+        # A share counts as a whole loss as often as it is large, which changes no mean
+        worse = sum(draw < loss for draw, loss in zip(draws, seen, strict=True))
+        better = sum(loss < 0 for loss in seen)
+        p_value = paired_p_value(worse, better, len(seen), tolerance=tolerance.most)
+        passed = tolerance.is_shown_by(p_value)
+        tests.append(Tested(result.point, sum(seen) / len(seen), p_value, passed, _speedup(result, testing)))
+        if not passed:
+            break
+
+    # 3. The fastest; exact mode has nothing to be tested for
+    swept = [each for each in results if each.point.method == "exact"]
+    exact = [Tested(each.point, 0.0, None, True, _speedup(each, testing)) for each in swept]
+    fastest, exact_mode = (
+        max(found, key=lambda test: test.nfe_speedup, default=None)
+        for found in ([test for test in tests if test.passed], exact)
+    )
+    return Calibration(tolerance, tests, fastest, exact_mode, len(ordering), len(testing))
+
+
+def order_of_tests(results: Sequence[Result], examples: Sequence[int]) -> list[Result]:
+    """Return the results that a test may choose, from careful to careless, judged by some examples only.
+
+    How careless a setting is: the accuracy it lost, and the share of its tokens that are not plain decoding's, which separates
+    settings apart where none has lost an answer. One is left out where one before it is as fast, or nearly.
+    """
+    if not examples:
+        return list(results)
+
+    def carelessness(result: Result) -> float:
+        differing = result.differing
+        lost = [0] * len(differing) if result.accuracy is None else result.lost
+        return (max(0, sum(lost[i] for i in examples)) + sum(differing[i] for i in examples)) / len(examples)
+
+    order: list[Result] = []
+    fastest = 1 / _FASTER  # slower than plain decoding is not worth it
+    for result in sorted(results, key=lambda each: (carelessness(each), _speedup(each, examples))):
+        speedup = _speedup(result, examples)
+        if speedup >= fastest * _FASTER:
+            order.append(result)
+            fastest = speedup
+    return order
+
+
+def _speedup(result: Result, examples: Sequence[int]) -> float:
+    return result.nfe_speedup_on(examples) or 1.0
+
+
+@lru_cache(maxsize=4096)
+def paired_p_value(worse: int, better: int, examples: int, *, tolerance: float) -> float:
+    """Return the p-value of the claim that P(loss = 1) - P(loss = -1) is at least `tolerance`: an exact unconditional
+    test for paired counts, valid for every number of examples that are independent and identically distributed.
+
+    The statistic is the score statistic of paired proportions (Tango 1998). Its distribution depends on one nuisance
+    parameter, q = P(loss = -1); the p-value is the largest over a confidence interval of q, plus what that interval may miss
+    (Berger and Boos 1994). Where nothing was gained, it is the binomial test's.
+
+    Of what exists, MAPIE tests means by Hoeffding's and Bentkus's inequalities and has no paired test; `confseq` bets in the
+    order of the examples, and needs a C++ compiler. Both pass fewer settings (docs/log.md).
+
+    Args:
+        worse, better: examples with loss 1, and with loss -1; the others lost nothing.
+        examples: how many in all.
+        tolerance: in 0..1, both excluded.
+    """
+    n = examples
+    assert 0 < tolerance < 1 and min(worse, better) >= 0 and worse + better <= n
+    if worse - better >= n * tolerance:
+        return 1.0
+    # 1. Where the nuisance parameter is: the Clopper-Pearson interval of its share
+    low, high = (min(q, (1 - tolerance) / 2) for q in _share_interval(better, n, error=_NUISANCE_ERROR))
+    # 2. What is at least as extreme. With an outcome, every one with fewer worse or more better answers is in it, whether or
+    #    not the statistic says so: then it is likeliest exactly where the claim only just holds.
+    most_better = min(n, math.ceil(n * high + 8 * math.sqrt(n * high) + 30))  # above: less than _TAIL (Bernstein)
+    b = np.arange(most_better + math.ceil(n * tolerance) + 1)[:, None]
+    c = np.arange(most_better + 1)[None, :]
+    extreme = _score(b, c, n, tolerance) <= _score(np.array(worse), np.array(better), n, tolerance) + 1e-9
+    extreme = np.maximum.accumulate(np.maximum.accumulate(extreme[::-1], axis=0)[::-1], axis=1)
+    counts = np.stack(np.nonzero(extreme & (b + c <= n)))
+    # 3. Its probability where the claim only just holds (with the same q and more worse answers it is smaller still)
+    largest = _largest_probability(np.vstack([counts, n - counts.sum(axis=0)]), tolerance, low=low, high=high)
+    return min(1.0, largest + _TAIL + _NUISANCE_ERROR)
+
+
+def _score(worse: NDArray[Any], better: NDArray[Any], n: int, tolerance: float) -> NDArray[np.float64]:
+    """Return Tango's statistic: how many standard errors the difference is above the tolerance, the error taken where
+    the claim only just holds. Negative speaks against the claim."""
+    linear = worse + better - tolerance * (2 * n - worse + better)
+    q = (linear + np.sqrt(linear**2 + 8 * n * better * tolerance * (1 - tolerance))) / (4 * n)  # the likeliest there
+    variance = n * (2 * np.maximum(q, 0) + tolerance - tolerance**2)
+    score: NDArray[np.float64] = (worse - better - n * tolerance) / np.sqrt(variance)
+    return score
+
+
+def _largest_probability(counts: NDArray[np.int64], tolerance: float, *, low: float, high: float) -> float:
+    """Return an upper bound of the probability of outcomes [3, N] (worse, better, same) over q = P(better) in low..high,
+    where P(worse) = q + tolerance.
+
+    An event's probabilities P and P' under two distributions obey |asin sqrt P - asin sqrt P'| <= acos of the distributions'
+    Bhattacharyya coefficient, which is the n-th power of one example's. Intervals in which the event could be more likely
+    than at the best point so far, by more than a step, are halved. So rounding up is all that the grid does.
+    """
+    n, coefficients = int(counts[:, 0].sum()), _log_coefficients(counts)
+
+    def shares(q: float) -> list[float]:
+        return [q + tolerance, q, max(0.0, 1 - 2 * q - tolerance)]
+
+    def angle(q: float) -> float:
+        return math.asin(math.sqrt(min(1.0, _probability(counts, coefficients, shares(q)))))
+
+    def between(q: float, other: float) -> float:
+        overlap = sum(math.sqrt(one * two) for one, two in zip(shares(q), shares(other), strict=True))
+        return math.acos(min(1.0, overlap) ** n)
+
+    points = [(float(q), angle(float(q))) for q in np.linspace(math.sqrt(low), math.sqrt(high), 33) ** 2]
+    best = bound = max(each for _, each in points)
+    intervals = list(pairwise(points))
+    while intervals:
+        start, end = intervals.pop()
+        above = max(start[1], end[1]) + between(start[0], end[0])
+        if above <= best + _ANGLE_STEP:
+            bound = max(bound, above)
+            continue
+        middle = (start[0] + end[0]) / 2
+        at_middle = (middle, angle(middle))
+        best = max(best, at_middle[1])
+        intervals += [(start, at_middle), (at_middle, end)]
+    return math.sin(min(bound, math.pi / 2)) ** 2
+
+
+def _share_interval(successes: int, trials: int, *, error: float) -> tuple[float, float]:
+    """Return the Clopper-Pearson interval of a share, which misses it with a probability of at most `error`."""
+
+    def bound(count: int) -> float:
+        """Return the share at which more than `count` successes have a probability of 1 - error / 2."""
+        counts = np.stack([np.arange(count + 1), trials - np.arange(count + 1)])
+        coefficients = _log_coefficients(counts)
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            too_low = _probability(counts, coefficients, [middle, 1 - middle]) > error / 2
+            low, high = (middle, high) if too_low else (low, middle)
+        return high
+
+    return 1 - bound(trials - successes) if successes else 0.0, bound(successes) if successes < trials else 1.0
+
+
+def _log_coefficients(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the logarithms of the multinomial coefficients of outcomes [kinds, N]."""
+    n = int(counts[:, 0].sum())
+    factorials = np.append(0.0, np.log(np.arange(1, n + 1)).cumsum())
+    logs: NDArray[np.float64] = factorials[n] - factorials[counts].sum(axis=0)
+    return logs
+
+
+def _probability(counts: NDArray[np.int64], coefficients: NDArray[np.float64], shares: Sequence[float]) -> float:
+    """Return the probability that n draws of kinds with these shares give one of the outcomes [kinds, N]."""
+    logs = coefficients
+    for count, share in zip(counts, shares, strict=True):
+        logs = logs + np.where(count > 0, count * math.log(max(share, 1e-300)), 0.0)
+    return float(np.exp(logs).sum())
