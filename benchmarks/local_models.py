@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 import setblock
 from measuring.contenders import Answer, Contender, ours
 from measuring.output import at_least_one, begin, finish, note, parser_of
+from measuring.plain import stock_answer, stock_llama
 from measuring.timing import spread, timed
 from setblock.data.tasks import task_named
 from setblock.decoding.answer.text import encode_prompt
@@ -37,7 +38,6 @@ from setblock.export.gguf_file import WeightType, write_gguf
 from setblock.integrations.llama_cpp import LlamaModel
 from setblock.integrations.llama_cpp import load as load_gguf
 from setblock.integrations.llama_cpp.library import INSTALL, is_installed
-from setblock.integrations.llama_cpp.naive import stock_answer, stock_llama
 
 PLAIN, NGRAM, DRAFT = "llama.cpp", "llama.cpp, n-gram", "llama.cpp, draft model"
 

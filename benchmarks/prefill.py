@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from measuring.output import at_least_one, begin, finish, note, parser_of, resumed, write
+from measuring.plain import transformers_answer
 from measuring.subjects import SIZES, random_model, random_prompt
 from measuring.timing import interleaved
 from setblock.decoding.generate import open_batch
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.model.naive import transformers_answer
 from setblock.model.sbd_model import SBDModel
 
 TRANSFORMERS = "Transformers generate"

@@ -33,10 +33,11 @@ from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.evaluation.answers import prompts_of
 from setblock.integrations.llama_cpp import LlamaModel, LlamaOptions
 from setblock.integrations.llama_cpp import load as load_gguf
-from setblock.integrations.llama_cpp.naive import stock_answer, stock_llama
-from setblock.model.naive import transformers_answer
 from setblock.model.protocol.language_model import LanguageModel
 from setblock.model.sbd_model import SBDModel
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+from measuring.plain import stock_answer, stock_llama, transformers_answer
 
 PAIRS = {
     "exact_is_plain_alone": ("exact alone", "plain alone"),

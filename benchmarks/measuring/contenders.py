@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from measuring.forced import Script, ScriptedDrafts, scripted
+from measuring.plain import transformers_answer
 from measuring.timing import synchronise
 from setblock.decoding.generate import open_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.export.gguf_file import WeightType, write_numbered_gguf
-from setblock.model.naive import transformers_answer
 from setblock.model.protocol.language_model import LanguageModel
 from setblock.model.sbd_model import SBDModel
 

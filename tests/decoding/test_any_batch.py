@@ -19,10 +19,9 @@ from answers import decoded
 from decoding.ahead import assert_ahead_is_the_same
 from decoding.samplers.cases import samplers
 from families import MODES, tiny_sbd
-from setblock.decoding.naive import naive_decode, naive_exact
+from naive import full_logits, naive_decode, naive_exact
 from setblock.decoding.samplers import SAMPLERS, EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
 
 WORDS = 12  # token ids below this are allowed

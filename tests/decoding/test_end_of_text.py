@@ -13,11 +13,10 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import ORDERS, InOrder, answers
 from families import MODES, tiny_sbd
+from naive import full_logits, naive_decode
 from setblock.decoding.generate import OpenBatch, open_batch, stream
-from setblock.decoding.naive import naive_decode
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
 
 K = 8

@@ -8,11 +8,11 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 
 import answers
 from families import CONTEXT, FAMILIES, MODES, tiny_model, tiny_sbd
+from measuring.plain import transformers_answer
+from naive import full_logits, naive_decode
 from setblock.decoding.generate import OpenBatch
-from setblock.decoding.naive import naive_decode
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.model.naive import full_logits, transformers_answer
 from setblock.model.sbd_model import SBDModel
 
 SAMPLER = EntropyBounded(4.0)  # several tokens a pass, but not whole blocks, on these models

@@ -20,6 +20,7 @@ from transformers import (
 
 from answers import answers, decoded
 from families import MODES, tiny_model, tiny_sbd
+from measuring.plain import transformers_answer
 from setblock.decoding.generate import open_batch
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
@@ -27,7 +28,6 @@ from setblock.decoding.settings.terms import RowTerms
 from setblock.decoding.step.choice import cut, draws_of
 from setblock.decoding.step.logits import logit_rules
 from setblock.errors import ParameterError
-from setblock.model.naive import transformers_answer
 from setblock.model.sbd_model import SBDModel
 
 LENGTH = 14

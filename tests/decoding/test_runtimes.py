@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import answers, assert_same
 from families import MODES, tiny_sbd
+from naive import naive_decode, naive_exact
 from running import Log
 from setblock.decoding.generate import generate, generate_batch, open_batch, stream
-from setblock.decoding.naive import naive_decode, naive_exact
 from setblock.decoding.samplers import EntropyBounded, LeftToRight, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine

@@ -11,14 +11,13 @@ from transformers import PreTrainedModel
 from family_sweep.answers import NEW, decoded, same_answer, settings
 from family_sweep.outcome import WrongError
 from family_sweep.tiny import prompts_of
-from setblock.decoding.naive import naive_decode
+from naive import full_logits, naive_decode
 from setblock.decoding.samplers import EntropyBounded
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError
 from setblock.integrations.transformers import generate as sbd_generate
-from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
 
 

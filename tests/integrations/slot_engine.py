@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from naive import full_logits
 from setblock.decoding.generate import open_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.integrations.vllm.slots import BlockSlots
-from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
 
 

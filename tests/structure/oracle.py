@@ -8,7 +8,7 @@ from llguidance import LLMatcher
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
-from setblock.model.naive import transformers_answer
+from measuring.plain import transformers_answer
 from setblock.model.sbd_model import SBDModel
 from setblock.structure.compiled import grammars_of
 from setblock.structure.kinds import structure_of

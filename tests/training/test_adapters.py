@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from families import tiny_model, tiny_sbd
+from naive import full_logits, naive_decode
 from setblock.decoding.generate import generate_batch
-from setblock.decoding.naive import naive_decode
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
@@ -22,7 +22,6 @@ from setblock.masks import CLEAN
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
 from setblock.model.adapter.gate import Gate
 from setblock.model.loading.loading import load
-from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
 from setblock.training import result
 from setblock.training.adapters import AdapterSection, add_adapter

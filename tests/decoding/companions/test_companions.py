@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from answers import ORDERS, InOrder, Remembering, answers, assert_same
 from families import MODES, tiny_sbd
 from integrations.slot_engine import serve
+from naive import full_logits
 from running import Log, check_that_rows_come_and_go_as_alone
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.generate import generate, open_batch, stream
@@ -23,7 +24,6 @@ from setblock.decoding.settings.terms import RowTerms
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
-from setblock.model.naive import full_logits
 from setblock.model.sbd_model import SBDModel
 
 END = 0

@@ -9,15 +9,14 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import answers, decoded
 from families import tiny_model, tiny_sbd
+from naive import _most_often, full_logits, naive_exact
 from setblock.decoding.drafts.lookup import copied
-from setblock.decoding.naive import _most_often, naive_exact
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
 from setblock.engine.offline.offline import answered
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError
-from setblock.model.naive import full_logits
 from setblock.model.protocol.draft_text import LONGEST_MATCH, indexed
 from setblock.model.sbd_model import SBDModel
 

@@ -9,11 +9,10 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import ORDERS, InOrder, Remembering, answers, decoded
 from families import FAMILIES, MODES, tiny_sbd
+from naive import full_logits, naive_exact
 from setblock.decoding.generate import open_batch
-from setblock.decoding.naive import naive_exact
 from setblock.decoding.samplers import CreditDecoding, EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.model.naive import full_logits
 
 # Drafts of every kind: whole blocks, some of them, nearly none
 SAMPLERS: list[Sampler] = [EntropyBounded(gamma) for gamma in (math.inf, 4.0, 3.0, 0.0, 2.0)]

@@ -8,11 +8,11 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 import setblock
 from families import small_llama
+from measuring.plain import transformers_answer
 from setblock import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.export.gguf_file import write_gguf
 from setblock.model.loading.loading import NotTrainedForBlocks
-from setblock.model.naive import transformers_answer
 from setblock.model.sbd_model import SBDModel
 
 pytestmark = pytest.mark.filterwarnings("ignore::setblock.model.loading.loading.NotTrainedForBlocks")

@@ -1,13 +1,14 @@
-"""Decode by llama-cpp-python's own loop: the oracle of ours, and what its speed is compared with.
+"""Decode by the own loop of Transformers, and of llama-cpp-python: what ours must equal, and what its speed is compared with.
 
-Knows its `Llama`. Knows nothing of blocks.
+Knows nothing of blocks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from setblock.integrations.llama_cpp.model import LlamaModel
 
@@ -33,3 +34,15 @@ def stock_answer(llama: Any, model: LlamaModel, prompt: list[int], *, max_new_to
         if token_id in model.end_of_text_ids or len(written) == max_new_tokens:
             break
     return written
+
+
+def transformers_answer(
+    model: PreTrainedModel, prompt: Sequence[int], *, max_new_tokens: int, **options: Any
+) -> list[int]:
+    """Return the token ids of the answer by Transformers' `generate`, end-of-text included. Greedy, unless its `options` say
+    otherwise."""
+    ids = torch.tensor([list(prompt)], device=model.device)
+    how = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": max_new_tokens} | options
+    whole = model.generate(ids, attention_mask=torch.ones_like(ids), **how)
+    answer: list[int] = whole[0, len(prompt) :].tolist()
+    return answer

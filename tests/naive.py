@@ -1,6 +1,6 @@
 """Decode in blocks as plainly as possible: one prompt, no cache, no batch, each pass over the whole text.
 
-The oracle that the fast path is tested against. It shares with it only the sampler's rule and the choice of tokens.
+The oracle that the fast paths are tested against. It shares with them only the sampler's rule and the choice of tokens.
 """
 
 from collections import Counter
@@ -14,12 +14,44 @@ from setblock.decoding.drafts.lookup import SURE
 from setblock.decoding.samplers import BlockView, Memory, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.choice import choose_tokens, draws_of
+from setblock.model.adapter.gate import block_only
+from setblock.model.attention.attention import layer_windows
 from setblock.model.protocol.draft_text import LONGEST_MATCH
 from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.sbd_model import SBDModel
 
 Block = list[int | None]  # None: still masked
 FullLogits = Callable[[Any, list[int], int], Tensor]
 """Of a model, tokens and where the block begins: [T, V] logits of one full pass."""
+
+
+@torch.inference_mode()
+def full_logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
+    """Return the logits [T, V] of one full pass; the tokens from `block_start` on attend each other in both directions."""
+    config = model.model.config.get_text_config()
+    length = len(tokens)
+    masks = {}
+    for kind, window in layer_windows(config).items():
+        allowed = torch.zeros((length, length), dtype=torch.bool)
+        for query in range(length):
+            last = length if query >= block_start else query + 1
+            first = 0 if window is None else max(0, query - window + 1)
+            allowed[query, first:last] = True
+        zero = torch.zeros((), dtype=model.model.dtype)
+        zero_or_least = torch.where(allowed, zero, torch.finfo(zero.dtype).min)
+        masks[kind] = zero_or_least[None, None].to(model.device)
+    positions = torch.arange(length, device=model.device)[None]
+    with block_only(model.model, positions >= block_start):
+        output = model.model(
+            input_ids=torch.tensor([tokens], device=model.device),
+            position_ids=positions,
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            use_cache=False,
+        )
+    logits: Tensor = output.logits[0].float().cpu()
+    assert model.facts is not None
+    logits[:, model.facts.mask_token_id] = -torch.inf
+    return logits
 
 
 @torch.inference_mode()
