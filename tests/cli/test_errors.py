@@ -32,7 +32,7 @@ def _edit_config(folder, edit):
         (["--gamma", "-1"], "gamma must be at least 0, not -1.0"),
         (["--gamma", "nan"], "gamma must be at least 0, not nan"),
         (["--gamma", "1", "--sampler", "fixed-count"], "sampler fixed-count has no 'gamma'"),
-        (["--sampler", "magic"], "sampler must be one of adaptive-confidence, "),
+        (["--sampler", "magic"], "sampler must be one of confidence-threshold, "),
         (["--sampler-option", "gama=1"], "did you mean 'gamma'?"),
         (["--block-size", "0"], "block_size must be at least 1, not 0"),
         (["--draft-passes", "2"], "--draft-passes is not known: drafts are made by one pass"),

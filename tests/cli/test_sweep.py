@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from decoding.samplers.cases import EXAMPLES, FOLDER
 from setblock.cli.grid_options import GridOptions
+from setblock.decoding.samplers import SAMPLERS
 from setblock.errors import ParameterError
 
 QUICK = ("--limit", 2, "--max-new-tokens", 6)
@@ -72,8 +74,20 @@ def test_files_that_are_not_there(run, tmp_path):
     assert "can't read" in run("sweep", "--grid-file", tmp_path / "none.yaml").message
 
 
-def test_dashes_are_as_good_as_underscores():
+def test_dashes_are_as_good_as_underscores(monkeypatch):
+    monkeypatch.setitem(SAMPLERS, "klass", EXAMPLES["klass"])
     grids = GridOptions(methods=["sbd"], samplers=["klass"], grid=["klass.max-kl=0.1", "block-size=4"]).grids()
     assert grids == [{"method": ["sbd"], "sampler": ["klass"], "max_kl": ["0.1"], "block_size": ["4"]}]
     with pytest.raises(ParameterError, match="fits nothing that is swept"):
         GridOptions(samplers=["factor"], grid=["klass.max-kl=0.1"]).grids()
+
+
+def test_a_grid_file_takes_samplers_from_files(tmp_path):
+    name = f"{FOLDER / 'spaced.py'}:Spaced"
+    path = tmp_path / "grid.yaml"
+    path.write_text(f"- {{sampler: [factor, {name!r}], block_size: 4}}\n")
+    try:
+        assert GridOptions(grid_file=path).grids() == [{"sampler": ["factor", name], "block_size": [4]}]
+        assert SAMPLERS[name].__name__ == "Spaced"
+    finally:
+        SAMPLERS.pop(name, None)

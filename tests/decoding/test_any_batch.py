@@ -17,15 +17,15 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import decoded
 from decoding.ahead import assert_ahead_is_the_same
-from decoding.samplers.cases import samplers
+from decoding.samplers.cases import KINDS, samplers
 from families import MODES, tiny_sbd
 from naive import full_logits, naive_decode, naive_exact
-from setblock.decoding.samplers import SAMPLERS, EntropyBounded
+from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
 
 WORDS = 12  # token ids below this are allowed
-TWINNED = sorted({*SAMPLERS} - {"credit-decoding"})  # the twins leave the logits as they are
+TWINNED = sorted({*KINDS} - {"credit-decoding"})  # the twins leave the logits as they are
 
 
 @pytest.fixture(scope="module", params=MODES)

@@ -9,14 +9,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from answers import reciting
+from decoding.samplers.cases import EXAMPLES
 from families import FAMILIES, MODES, tiny_sbd
 from integrations.slot_engine import generated, serve
 from setblock.decoding.samplers import (
-    CreditDecoding,
-    Dilated,
     EntropyBounded,
     Factor,
-    Klass,
     LeftToRight,
     Sampler,
 )
@@ -28,9 +26,9 @@ SAMPLERS: list[Sampler] = [
     EntropyBounded(0.0),
     EntropyBounded(math.inf),
     Factor(2.0),
-    Klass(threshold=0.3, max_kl=2.0, passes=1),
-    CreditDecoding(threshold=0.6),
-    Dilated(4),
+    EXAMPLES["klass"](threshold=0.3, max_kl=2.0, passes=1),
+    EXAMPLES["credit-decoding"](threshold=0.6),
+    EXAMPLES["dilated"](4),
     LeftToRight(3),
 ]
 

@@ -24,7 +24,7 @@ WRONG = {
     "block_size": ({"block_size": 65}, "block_size must be between 1 and 64, not 65"),
     "draft_passes": ({"draft_passes": 1}, "unknown parameter: 'draft_passes' (drafts are made by one pass"),
     "gamma": ({"gamma": -0.1}, "gamma must be at least 0, not -0.1"),
-    "sampler": ({"sampler": "luck"}, "sampler must be one of adaptive-confidence, "),
+    "sampler": ({"sampler": "luck"}, "sampler must be one of confidence-threshold, "),
     "method": ({"method": "fast"}, "method must be one of 'sbd', 'exact' or 'ntp', not 'fast'"),
     "repetition_penalty": ({"repetition_penalty": 0}, "repetition_penalty must be between 0.01 and 100, not 0.0"),
     "logit_bias": ({"logit_bias": {"999999": 1}}, "token ids of logit_bias must be between 0 and "),

@@ -49,7 +49,10 @@ class GridOptions:
         if self.grid_file is not None:
             if self.methods or self.samplers or self.grid:
                 raise ParameterError("--grid-file takes the place of --method, --sampler and --grid")
-            return read_grids(self.grid_file)
+            grids = read_grids(self.grid_file)
+            for name in (each for grid in grids for each in grid.get("sampler", ())):
+                with_own_sampler(name)
+            return grids
         for name in self.samplers or ():
             with_own_sampler(name)
         values: dict[str, list[str]] = {}

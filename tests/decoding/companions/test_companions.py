@@ -12,13 +12,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from answers import ORDERS, InOrder, Remembering, answers, assert_same
+from decoding.samplers.cases import EXAMPLES
 from families import MODES, tiny_sbd
 from integrations.slot_engine import serve
 from naive import full_logits
 from running import Log, check_that_rows_come_and_go_as_alone
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.generate import generate, open_batch, stream
-from setblock.decoding.samplers import CreditDecoding, EntropyBounded, Sampler
+from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.settings.terms import RowTerms
 from setblock.engine.engine import Engine
@@ -34,7 +35,7 @@ SAMPLERS: list[Sampler] = [
     InOrder(ORDERS["right to left"]),
     InOrder(ORDERS["ends first"]),
     Remembering(),
-    CreditDecoding(strength=50.0),
+    EXAMPLES["credit-decoding"](strength=50.0),
 ]
 
 

@@ -3,18 +3,34 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from setblock.decoding.samplers import SAMPLERS, BlockView, Memory, Sampler, Selection
+from setblock.files import module_of
+
+FOLDER = Path(__file__).parents[3] / "examples" / "samplers"
+
+
+def example(name: str) -> type[Any]:
+    """The class of a rule in `examples/samplers/`."""
+    kind: type[Any] = getattr(module_of(FOLDER / f"{name.replace('-', '_')}.py"), name.title().replace("-", ""))
+    return kind
+
+
+EXAMPLES = {name: example(name) for name in sorted(path.stem.replace("_", "-") for path in FOLDER.glob("*.py"))}
+KINDS = {**SAMPLERS.in_this_package(), **EXAMPLES}
+"""The rules of the package, and those that are plug-ins of the repository."""
 
 PROBABILITIES = st.one_of(st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.floats(0, 1))
 NATS = st.one_of(st.sampled_from([0.0, 0.1, 0.35, math.inf]), st.floats(0, 4))
 COUNTS = st.integers(1, 5)
 
-# Every rule's hyperparameters. A rule of SAMPLERS without an entry here fails the tests.
+# Every rule's hyperparameters. A rule of KINDS without an entry here fails the tests.
 PARAMETERS: dict[str, dict[str, st.SearchStrategy[object]]] = {
     "entropy-bounded": {"gamma": NATS, "proxy": st.sampled_from(["entropy", "confidence", "margin"])},
     "entropy-prefix": {"gamma": NATS},
@@ -40,7 +56,7 @@ PARAMETERS: dict[str, dict[str, st.SearchStrategy[object]]] = {
 
 @st.composite
 def samplers(draw: st.DrawFn, name: str) -> Sampler:
-    sampler: Sampler = SAMPLERS[name](**draw(st.fixed_dictionaries(PARAMETERS[name])))
+    sampler: Sampler = KINDS[name](**draw(st.fixed_dictionaries(PARAMETERS[name])))
     return sampler
 
 

@@ -9,17 +9,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.samplers.cases import PARAMETERS, Passes, chosen, passes, run, samplers
-from setblock.decoding.samplers import SAMPLERS, Sampler
+from decoding.samplers.cases import KINDS, PARAMETERS, Passes, chosen, passes, run, samplers
+from setblock.decoding.samplers import Sampler
 from setblock.decoding.step.selection import RowSamplers
 from setblock.errors import ParameterError
 
-each_sampler = pytest.mark.parametrize("name", SAMPLERS)
+each_sampler = pytest.mark.parametrize("name", KINDS)
 
 
 @each_sampler
 def test_its_fields_are_its_hyperparameters(name: str) -> None:
-    kind = SAMPLERS[name]
+    kind = KINDS[name]
     assert {field.name for field in dataclasses.fields(kind)} == set(PARAMETERS[name])
     assert kind() == kind()
     assert hash(kind()) == hash(kind())
@@ -168,12 +168,12 @@ TOO_HIGH = [
 def test_says_what_is_wrong_with_a_hyperparameter(name: str, field: str, value: float) -> None:
     for wrong in (value, math.nan):
         with pytest.raises(ParameterError, match=rf"^{field} must be (at least|between) [^\n]*, not {wrong}$"):
-            SAMPLERS[name](**{field: wrong})
+            KINDS[name](**{field: wrong})
 
 
 def test_bounds_must_be_in_order() -> None:
     with pytest.raises(ParameterError, match=r"^lower must be between 0 and 0\.5, not 0\.6$"):
-        SAMPLERS["adaptive-confidence"](upper=0.5)
+        KINDS["adaptive-confidence"](upper=0.5)
 
 
 # From the tighter to the looser: what a looser one reveals in the same pass, with the same memory.
@@ -205,10 +205,10 @@ AT_LEAST_AS_MANY = [
 @given(said=passes())
 def test_a_looser_hyperparameter_reveals_more(name: str, field: str, values: list[float], said: Passes) -> None:
     memories: dict[float, dict[str, torch.Tensor]] = {value: {} for value in values}
-    for block, first in run(SAMPLERS[name](**{field: values[0]}), said):
+    for block, first in run(KINDS[name](**{field: values[0]}), said):
         reveals = []
         for value in values:
-            sampler: Sampler = SAMPLERS[name](**{field: value})
+            sampler: Sampler = KINDS[name](**{field: value})
             # KLASS remembers by its own bound; what the others remember is the same whatever the bound
             memory = memories[value] if name == "klass" else block.memory
             selection = sampler.select(dataclasses.replace(block, memory=memory))
@@ -241,4 +241,4 @@ def test_a_looser_hyperparameter_reveals_more(name: str, field: str, values: lis
 )
 @given(said=passes())
 def test_the_loosest_reveals_everything(name: str, fields: dict[str, float], said: Passes) -> None:
-    assert torch.equal(SAMPLERS[name](**fields).select(said.first()).reveal, said.needed)
+    assert torch.equal(KINDS[name](**fields).select(said.first()).reveal, said.needed)

@@ -4,8 +4,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from answers import answers
+from decoding.samplers.cases import KINDS
 from families import MODES, tiny_sbd
-from setblock.decoding.samplers import SAMPLERS
 from setblock.decoding.settings.table import DecodingSettings
 
 # Random weights are unsure of everything: where the defaults would reveal one token a pass, looser ones that don't
@@ -32,12 +32,12 @@ def test_a_row_gets_in_a_batch_what_it_gets_alone(
     sbd.end_of_text_ids = ()
     settings = [
         DecodingSettings(
-            sampler=SAMPLERS[name](**LOOSER.get(name, {})),
+            sampler=KINDS[name](**LOOSER.get(name, {})),
             method="exact" if row % 4 == 3 else "sbd",
             block_size=size,
             max_new_tokens=21,
         )
-        for row, (name, size) in enumerate((name, size) for name in SAMPLERS for size in (8, 5))
+        for row, (name, size) in enumerate((name, size) for name in KINDS for size in (8, 5))
     ]
     rows = [prompts[row % len(prompts)] for row in range(len(settings))]
     for row, together in enumerate(answers(sbd, rows, settings)):

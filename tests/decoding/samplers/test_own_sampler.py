@@ -1,6 +1,7 @@
 """The samplers that the example and docs/samplers.md show: they do what they say, and the table is that of the code."""
 
 import dataclasses
+import json
 import re
 import runpy
 from pathlib import Path
@@ -8,12 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+import typer.testing
 from hypothesis import given
 
-from decoding.samplers.cases import Passes, passes, run
+from decoding.samplers.cases import EXAMPLES, FOLDER, KINDS, Passes, passes, run
+from setblock.cli.app import app
 from setblock.decoding.samplers import SAMPLERS, Sampler
+from setblock.decoding.samplers.named import parameters_of
+from setblock.errors import ParameterError
 
 ROOT = Path(__file__).parents[3]
+PROMPT = "Ben has 30 cards. Ben loses 9 of them. How many cards does Ben have now?"
 PAGE = (ROOT / "docs" / "samplers.md").read_text()
 
 
@@ -51,7 +57,32 @@ def test_reveals_candidates_only_at_least_one_and_ends_in_k_passes(name: str, sa
 
 def test_the_page_lists_every_sampler_with_its_defaults() -> None:
     rows = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| `")]
+    own = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| [`")]
     assert sorted(row[0].strip("| `") for row in rows) == sorted(SAMPLERS)
-    for row in rows:
-        defaults = {field.name: str(field.default) for field in dataclasses.fields(SAMPLERS[row[0].strip("| `")])}
+    assert sorted(re.findall(r"`([\w-]+)`", row[0])[0] for row in own) == sorted(EXAMPLES)
+    for row in [*rows, *own]:
+        (name,) = re.findall(r"`([\w-]+)`", row[0])
+        defaults = {field.name: str(field.default) for field in dataclasses.fields(KINDS[name])}
         assert dict(re.findall(r"`(\w+)` ([\w.]+)", row[3])) == defaults
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_file_of_the_examples_works_as_a_plug_in(name: str) -> None:
+    file = f"{FOLDER / name.replace('-', '_')}.py:{EXAMPLES[name].__name__}"
+    options = ("--method", "sbd", "--sampler", file, "--max-new-tokens", "8", "--json")
+    try:
+        outcome: Any = typer.testing.CliRunner().invoke(app, ["generate", PROMPT, *options])
+        assert outcome.exit_code == 0, outcome.output
+        assert SAMPLERS[file].__name__ == EXAMPLES[name].__name__
+        assert 1 <= json.loads(outcome.stdout)["num_forwards"] <= 9
+    finally:
+        SAMPLERS.pop(file, None)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_name_of_one_says_where_its_file_is(name: str) -> None:
+    with pytest.raises(ParameterError, match=r"no longer in the package: take ([^ ]*) of its repository") as error:
+        parameters_of(name)
+    path, _, kind = re.findall(r"take ([^ ]*) of", str(error.value))[0].partition(":")
+    assert (ROOT / path).is_file()
+    assert kind == EXAMPLES[name].__name__

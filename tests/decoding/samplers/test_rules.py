@@ -9,28 +9,22 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from decoding.samplers.cases import passes, run, samplers
+from decoding.samplers.cases import EXAMPLES, KINDS, passes, run, samplers
 from decoding.samplers.naive import NAIVE, Careful, Row
 from setblock.decoding.samplers import (
-    SAMPLERS,
-    AdaptiveConfidence,
     BlockView,
     ConfidentPrefix,
-    CreditDecoding,
-    Dilated,
-    DistancePenalty,
     EntropyPrefix,
     Factor,
-    Klass,
     LeftToRight,
     Sampler,
-    Spaced,
 )
 
 ROUNDING = 2e-5
+AdaptiveConfidence, CreditDecoding, Dilated, DistancePenalty, Klass, Spaced = EXAMPLES.values()
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", KINDS)
 @settings(max_examples=100, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
 def test_is_the_rule_of_its_definition(name: str, data: st.DataObject) -> None:
@@ -171,4 +165,4 @@ def test_credit_decays() -> None:
 
 def test_credit_of_no_strength_is_the_confidence_threshold() -> None:
     view = block([0.95, 0.85, 0.91])
-    assert revealed(CreditDecoding(strength=0.0), view) == revealed(SAMPLERS["confidence-threshold"](), view) == [0, 2]
+    assert revealed(CreditDecoding(strength=0.0), view) == revealed(KINDS["confidence-threshold"](), view) == [0, 2]

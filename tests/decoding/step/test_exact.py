@@ -8,10 +8,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from answers import ORDERS, InOrder, Remembering, answers, decoded
+from decoding.samplers.cases import EXAMPLES
 from families import FAMILIES, MODES, tiny_sbd
 from naive import full_logits, naive_exact
 from setblock.decoding.generate import open_batch
-from setblock.decoding.samplers import CreditDecoding, EntropyBounded, Sampler
+from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 
 # Drafts of every kind: whole blocks, some of them, nearly none
@@ -115,7 +116,7 @@ def test_a_sampler_that_changes_logits_changes_no_promised_text(
     """It shapes drafts only: `ntp` and `exact` give what the model says."""
     sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted", dtype=torch.float64)
     settings = DecodingSettings(method="ntp", max_new_tokens=12, block_size=6, temperature=temperature)
-    samplers: list[Sampler] = [EntropyBounded(), Remembering(), CreditDecoding(strength=50.0)]
+    samplers: list[Sampler] = [EntropyBounded(), Remembering(), EXAMPLES["credit-decoding"](strength=50.0)]
     rows = [replace(settings, method=method, sampler=each) for method in ("ntp", "exact") for each in samplers]
     first, *others = answers(sbd, [prompts[1]] * len(rows), rows)
     assert all(each.token_ids == first.token_ids for each in others)

@@ -83,7 +83,7 @@ def test_ones_own_criterion_is_refused(in_blocks: Any, prompts: list[list[int]])
         ({"assistant_model": object()}, "assistant_model is not supported"),
         ({"inputs_embeds": torch.zeros(1, 9, 32)}, "inputs_embeds is not supported"),
         ({"position_ids": torch.arange(9)[None] + 3}, "position_ids must be those that follow"),
-        ({"sampler": "best"}, "sampler must be one of adaptive-confidence, .* not 'best'"),
+        ({"sampler": "best"}, "sampler must be one of confidence-threshold, .* not 'best'"),
         ({"sampler": EntropyBounded(), "gamma": 1.0}, "gamma must be set in the sampler"),
         ({"sampler": "fixed-count", "gamma": 1.0}, "sampler fixed-count has no 'gamma'"),
         ({"gamma": -1.0}, "gamma must be at least 0"),

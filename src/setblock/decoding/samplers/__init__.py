@@ -8,43 +8,31 @@ from typing import TYPE_CHECKING, Any
 from setblock.decoding.samplers.named import SAMPLERS
 
 if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` finds them
-    from setblock.decoding.samplers.adaptive_confidence import AdaptiveConfidence
     from setblock.decoding.samplers.base import BlockView, Dial, Memory, Sampler, Selection, at_least_one
     from setblock.decoding.samplers.confidence_threshold import ConfidenceThreshold
     from setblock.decoding.samplers.confident_prefix import ConfidentPrefix
-    from setblock.decoding.samplers.credit_decoding import CreditDecoding
-    from setblock.decoding.samplers.dilated import Dilated
-    from setblock.decoding.samplers.distance_penalty import DistancePenalty
     from setblock.decoding.samplers.entropy_bounded import EntropyBounded
     from setblock.decoding.samplers.entropy_prefix import EntropyPrefix
     from setblock.decoding.samplers.entropy_threshold import EntropyThreshold
     from setblock.decoding.samplers.factor import Factor
     from setblock.decoding.samplers.fixed_count import FixedCount
-    from setblock.decoding.samplers.klass import Klass
     from setblock.decoding.samplers.left_to_right import LeftToRight
-    from setblock.decoding.samplers.spaced import Spaced
 
 __all__ = [
     "SAMPLERS",
-    "AdaptiveConfidence",
     "BlockView",
     "ConfidenceThreshold",
     "ConfidentPrefix",
-    "CreditDecoding",
     "Dial",
-    "Dilated",
-    "DistancePenalty",
     "EntropyBounded",
     "EntropyPrefix",
     "EntropyThreshold",
     "Factor",
     "FixedCount",
-    "Klass",
     "LeftToRight",
     "Memory",
     "Sampler",
     "Selection",
-    "Spaced",
     "at_least_one",
 ]
 

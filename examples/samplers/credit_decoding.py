@@ -1,11 +1,14 @@
-"""Implement CreditDecoding, where past predictions count (Wang et al., arXiv 2510.06133)."""
+"""Implement CreditDecoding, where past predictions count (Wang et al., arXiv 2510.06133).
+
+setblock generate --method sbd --sampler examples/samplers/credit_decoding.py:CreditDecoding "PROMPT"
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from setblock.decoding.samplers.base import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.samplers import BlockView, Dial, Selection, at_least_one
 from setblock.decoding.settings.ranges import check_range
 
 
@@ -42,7 +45,7 @@ class CreditDecoding:
         check_range("power", self.power, 0, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.base.Sampler`."""
+        """See `setblock.decoding.samplers.Sampler`."""
         credit = block.memory.get("credit", torch.zeros_like(block.logits)) * self.decay  # [B, k, V]
         earned = torch.where(block.candidates, block.confidence**self.power, 0)  # [B, k]
         credit = credit.scatter_add(-1, block.logits.argmax(dim=-1, keepdim=True), earned[..., None])

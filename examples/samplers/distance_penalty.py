@@ -1,11 +1,14 @@
-"""Rank positions by entropy plus a penalty for their distance to the right (WeDLM; Liu et al., arXiv 2512.22737)."""
+"""Rank positions by entropy plus a penalty for their distance to the right (WeDLM; Liu et al., arXiv 2512.22737).
+
+setblock generate --method sbd --sampler examples/samplers/distance_penalty.py:DistancePenalty "PROMPT"
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from setblock.decoding.samplers.base import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.samplers import BlockView, Dial, Selection, at_least_one
 from setblock.decoding.settings.ranges import check_range
 
 
@@ -33,7 +36,7 @@ class DistancePenalty:
         check_range("penalty", self.penalty, 0)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.base.Sampler`."""
+        """See `setblock.decoding.samplers.Sampler`."""
         column = torch.arange(block.candidates.shape[-1], device=block.candidates.device)
         leftmost = block.candidates.long().argmax(dim=-1, keepdim=True)  # [B, 1]
         distance = (column - leftmost).clamp(min=0)  # [B, k]

@@ -1,13 +1,16 @@
 """Make the entropy-bounded choice without neighbours (the filter of DUS, section 4.4; Luxembourg et al., arXiv
-2506.19037)."""
+2506.19037).
+
+    setblock generate --method sbd --sampler examples/samplers/spaced.py:Spaced "PROMPT"
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from setblock.decoding.samplers.base import BlockView, Dial, Selection
-from setblock.decoding.samplers.entropy_bounded import PAPER_GAMMAS, EntropyBounded
+from setblock.decoding.samplers import BlockView, Dial, EntropyBounded, Selection
+from setblock.decoding.samplers.entropy_bounded import PAPER_GAMMAS
 from setblock.decoding.settings.ranges import check_range
 
 
@@ -37,7 +40,7 @@ class Spaced:
         check_range("gap", self.gap, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.base.Sampler`."""
+        """See `setblock.decoding.samplers.Sampler`."""
         wanted = EntropyBounded(self.gamma).select(block).reveal
         column = torch.arange(wanted.shape[-1], device=wanted.device)
         is_near = (column[:, None] - column).abs() < self.gap  # [k, k]

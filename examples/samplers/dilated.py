@@ -1,11 +1,14 @@
-"""Implement the dilated unmasking schedule (DUS; Luxembourg et al., arXiv 2506.19037)."""
+"""Implement the dilated unmasking schedule (DUS; Luxembourg et al., arXiv 2506.19037).
+
+setblock generate --method sbd --sampler examples/samplers/dilated.py:Dilated "PROMPT"
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from setblock.decoding.samplers.base import BlockView, Dial, Selection
+from setblock.decoding.samplers import BlockView, Dial, Selection
 from setblock.decoding.settings.ranges import check_range
 
 
@@ -33,7 +36,7 @@ class Dilated:
         check_range("stride", self.stride, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.base.Sampler`."""
+        """See `setblock.decoding.samplers.Sampler`."""
         strides = [self.stride]
         while strides[-1] > 1:
             strides.append(strides[-1] // 2)

@@ -1,11 +1,14 @@
-"""Implement bounded adaptive confidence (BACD of TDAR; Lu et al., arXiv 2602.09555)."""
+"""Implement bounded adaptive confidence (BACD of TDAR; Lu et al., arXiv 2602.09555).
+
+setblock generate --method sbd --sampler examples/samplers/adaptive_confidence.py:AdaptiveConfidence "PROMPT"
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from setblock.decoding.samplers.base import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.samplers import BlockView, Dial, Selection, at_least_one
 from setblock.decoding.settings.ranges import check_range
 
 
@@ -35,7 +38,7 @@ class AdaptiveConfidence:
         check_range("lower", self.lower, 0, self.upper)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.base.Sampler`."""
+        """See `setblock.decoding.samplers.Sampler`."""
         past = block.memory.get(
             "confidence", torch.zeros_like(block.confidence)
         )  # [B, k], 0 where nothing was revealed

@@ -1,4 +1,7 @@
-"""Implement KLASS: reveal tokens that are confident and no longer change (Kim et al., arXiv 2511.05664)."""
+"""Implement KLASS: reveal tokens that are confident and no longer change (Kim et al., arXiv 2511.05664).
+
+setblock generate --method sbd --sampler examples/samplers/klass.py:Klass "PROMPT"
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from setblock.decoding.samplers.base import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.samplers import BlockView, Dial, Selection, at_least_one
 from setblock.decoding.settings.ranges import check_range
 
 
@@ -40,7 +43,7 @@ class Klass:
         check_range("passes", self.passes, 1)
 
     def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.base.Sampler`."""
+        """See `setblock.decoding.samplers.Sampler`."""
         before = block.memory.get("probs", torch.zeros_like(block.probs))  # [B, k, V], all 0 where there is none
         run = block.memory.get("run", torch.zeros_like(block.candidates, dtype=torch.long))  # [B, k]
         is_stable = (before > 0).any(dim=-1) & (_divergence(block.probs, before) <= self.max_kl)
