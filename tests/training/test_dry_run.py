@@ -10,7 +10,10 @@ import yaml
 from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner
 
+from conftest import TEXTS
+from families import tiny_model
 from setblock.cli.app import app
+from setblock.data.tokenizer import train_tokenizer
 from setblock.model.attention.document_attention import document_attention
 from setblock.training.dry_run import _inputs, dry_run
 from setblock.training.forward import training_loss
@@ -90,6 +93,22 @@ def test_the_estimate_is_what_a_step_holds(tmp_path: Path, size: str, checkpoint
     assert estimate.total == pytest.approx(measured(path), rel=0.15)
 
 
+def test_an_adapter_on_the_future_block_is_whole_on_each_gpu(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(TEXTS, vocab_size=300)
+    tiny_model("llama", vocab_size=len(tokenizer), max_position_embeddings=512).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    content = yaml.safe_load(recipe_of(tmp_path, "deep").read_text())
+    content |= {"model": {"path": str(tmp_path / "model")}, "adapter": {"r": 8, "only_noisy": True}}
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content))
+    recipe, args = load_recipe(path)
+    one, eight = (dry_run(recipe, args, gpus=gpus, peak=1e12, share=0.4) for gpus in (1, 8))
+    assert one.peak == eight.peak
+    assert not eight.is_sharded
+    assert eight.trained < eight.parameters
+    assert eight.host == 8 * 2 * eight.parameters
+
+
 def test_the_command(tmp_path: Path) -> None:
     path = recipe_of(tmp_path, "deep")
 
@@ -98,6 +117,7 @@ def test_the_command(tmp_path: Path) -> None:
 
     one, eight = (json.loads(run("--json", "--gpus", count).stdout) for count in ("1", "8"))
     assert not (tmp_path / "out").exists()
+    assert eight["host"] == one["host"], "one process reads the weights that are sharded"
     assert one["rows"] == 20
     assert eight["rows"] == 160
     assert one["seconds"] == pytest.approx(eight["seconds"])

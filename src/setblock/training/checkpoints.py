@@ -7,12 +7,13 @@ import errno
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.files import differences, write_whole
 from setblock.training.config import SBDConfig
 from setblock.training.recipe import Recipe, checked_recipe
@@ -130,7 +131,22 @@ def whole_checkpoints(folder: Path) -> list[Path]:
     The record of what was trained is written last, when all processes are done and the rest was checked: a checkpoint
     without it was being written when a process was killed, and is passed over.
     """
-    return [path for path in folder.glob("checkpoint-*") if _CHECKPOINT.fullmatch(path.name) and _is_whole(path)]
+    return [path for path in _checkpoints(folder) if _is_whole(path)]
+
+
+def warn_of_incomplete(folder: Path, *, after: int) -> None:
+    """Warn where checkpoints of later steps than the one that a run resumes from are passed over."""
+    passed_over = sorted((path for path in _checkpoints(folder) if step_of(path) > after), key=step_of)
+    if passed_over:
+        warnings.warn(
+            f"{passed_over[-1]} is not complete: training starts at step {after}",
+            SetBlockWarning,
+            stacklevel=2,
+        )
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("checkpoint-*") if _CHECKPOINT.fullmatch(path.name)]
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -161,7 +177,7 @@ def telling_of_full_disks(folder: Path) -> Iterator[None]:
     except Exception as error:
         if not _is_full_disk(error):
             raise
-        for path in folder.glob("checkpoint-*"):
+        for path in _checkpoints(folder):
             if not _is_whole(path):
                 shutil.rmtree(path, ignore_errors=True)
         checkpoint = newest_checkpoint(folder)

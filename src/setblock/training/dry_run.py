@@ -72,7 +72,7 @@ class Estimate:
         rows, tokens, steps: of the whole training; rows are full of tokens at most.
         pass_tokens: clean and noisy tokens of one pass of one GPU.
         peak: the most memory that a GPU holds, by kind.
-        host: memory of a machine while its processes load the weights.
+        host: memory of a machine while its processes load the weights; one of them does where they are sharded.
         checkpoint: one on disk.
         disk: all that are there at once, and the final model.
         operations: floating-point operations of the whole training.
@@ -180,7 +180,7 @@ def dry_run(
         steps=steps,
         pass_tokens=clean + noisy,
         peak=kinds,
-        host=everything * weight_bytes * min(gpus, gpus_per_host),
+        host=everything * weight_bytes * (1 if is_sharded else min(gpus, gpus_per_host)),
         checkpoint=checkpoint,
         disk=checkpoint * max(1, kept) + everything * weight_bytes,
         operations=operations,

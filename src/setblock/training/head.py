@@ -52,7 +52,7 @@ def split_head(model: PreTrainedModel) -> SplitHead | None:
     """Return the head of a model, or None where nothing this package knows of gives the model's own logits.
 
     Runs the model once, over a few tokens. The main process does so and sends the others what it finds: they may not have
-    the weights. Every process must call this.
+    the weights. Every process must call this. A model whose weights are in no process can't be tried.
     """
     module = model.get_output_embeddings()
     if module is None:
@@ -68,6 +68,8 @@ def split_head(model: PreTrainedModel) -> SplitHead | None:
 
 def _first_right(model: PreTrainedModel, module: nn.Module, heads: Sequence[SplitHead]) -> int | None:
     """Return the number of the first head that gives the model's own logits."""
+    if any(p.is_meta for p in model.parameters()):
+        return None
     hidden, logits = _one_pass(model, module)
     for number, head in enumerate(heads):
         with torch.no_grad():

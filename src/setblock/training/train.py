@@ -30,7 +30,14 @@ from setblock.model.probe.probe import plan_attention
 from setblock.model.sbd_model import SBDModel
 from setblock.training.alarms import NTPLossAlarm
 from setblock.training.card import write_card
-from setblock.training.checkpoints import check_finished, claim, make_folder, telling_of_full_disks
+from setblock.training.checkpoints import (
+    check_finished,
+    claim,
+    make_folder,
+    step_of,
+    telling_of_full_disks,
+    warn_of_incomplete,
+)
 from setblock.training.config import SBDConfig
 from setblock.training.heap import keep_freed_memory
 from setblock.training.metrics import MetricsFile
@@ -71,6 +78,8 @@ def train(
     if earlier.is_finished:
         check_finished(output, recipe)
         return output
+    if args.process_index == 0:
+        warn_of_incomplete(output, after=0 if earlier.checkpoint is None else step_of(earlier.checkpoint))
     make_folder(output)
     set_seed(args.seed)
     if args.device.type == "cpu":
