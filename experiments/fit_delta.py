@@ -4,8 +4,7 @@ r"""Train the delta that the package ships for a named model, in the form in whi
         --set data.seed=6 --base smollm2-base --to src/setblock/assets/smollm2-records
 
 `experiments/ship.py` rounds what a run learned, and accuracy is lost. This begins at the rounded delta of the recipe's
-`model.path` and trains its factors as they are stored (`setblock.model.weights.trained_delta`). It writes the folder every 50
-steps.
+`model.path` and trains its factors as they are stored (`deltas/trained.py`). It writes the folder every 50 steps.
 With `--from`, it begins at a stored delta. A run that was ended continues from its newest checkpoint in the recipe's
 `output_dir`, to the same result.
 """
@@ -19,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import TrainerCallback
 
+from deltas.shipping import FORM, FORMS, rows_of_facts, ship_changes
+from deltas.trained import hold_changes
 from setblock.model.loading.named import DELTA_FILE, resolved
-from setblock.model.weights.shipping import FORM, FORMS, rows_of_facts, ship_changes
-from setblock.model.weights.trained_delta import hold_changes
 from setblock.training.checkpoints import claim, newest_checkpoint
 from setblock.training.heap import keep_freed_memory
 from setblock.training.metrics import MetricsFile

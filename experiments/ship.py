@@ -9,8 +9,8 @@ it writes the adapter. Prints the bytes.
 import argparse
 from pathlib import Path
 
+from deltas.shipping import ship_adapter, ship_delta
 from setblock.model.loading.named import resolved
-from setblock.model.weights.shipping import ship_adapter, ship_delta
 
 
 def main() -> None:

@@ -14,7 +14,9 @@ class DecodingEvaluationSection(Section):
     task: str = Field(
         "word-problems", description="a task of `setblock evaluate`; the evaluation uses its validation split"
     )
-    allow_code_execution: bool = Field(False, description="run the programs that the model writes for a coding task")
+    allow_code_execution: bool = Field(  # a permission, and no part of what is trained
+        False, exclude=True, description="run the programs that the model writes for a coding task"
+    )
     limit: int = Field(32, ge=1, description="how many examples")
     every: int = Field(
         250, ge=1, description="optimiser steps between two evaluations; one comes before the first step"

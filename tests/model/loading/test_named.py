@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 import setblock
+from deltas.shipping import ship_adapter, ship_delta
 from families import small_llama
 from setblock.errors import SetBlockError
 from setblock.export.gguf_file import write_gguf
@@ -19,7 +20,6 @@ from setblock.model.loading import named
 from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.loading.named import NAMED_MODELS, NamedModel, example_prompt, fetch, resolved
 from setblock.model.sbd_model import SBDModel
-from setblock.model.weights.shipping import ship_adapter, ship_delta
 from setblock.training.adapters import AdapterSection, add_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore::setblock.model.loading.loading.NotTrainedForBlocks")

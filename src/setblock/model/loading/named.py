@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FACTS_FILE = "facts.json"
 """In the folder of what is shipped: the facts of the checkpoint that it makes."""
 DELTA_FILE = "delta.safetensors"
-"""There, if it is a delta of the weights: what `setblock.model.weights.delta` packed."""
+"""There, if it is a delta of the weights: what `setblock.model.weights.delta` reads."""
 WEIGHTS_NAME, CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
 """PEFT's names for the files of an adapter."""
 
@@ -289,7 +289,7 @@ def _adapter_of(model: NamedModel, temporary: Path) -> Path | None:
     """Return a folder of the adapter as PEFT reads it, if one is shipped."""
     from safetensors.torch import load_file, save_file
 
-    from setblock.model.weights.few_bits import from_few_bits
+    from setblock.model.weights.delta import from_few_bits
 
     weights, config = _shipped(model, WEIGHTS_NAME), _shipped(model, CONFIG_NAME)
     if weights is None or config is None:

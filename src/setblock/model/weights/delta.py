@@ -1,77 +1,24 @@
-"""Store fine-tuned weights as a small delta from the weights that they started from.
+"""Read fine-tuned weights that are stored as a small delta from the weights that they started from.
 
-Knows tensors by name and shape. Knows nothing of models or files.
+Knows tensors by name and shape. Knows nothing of models or files, or of how a delta is made.
 
-The change of a matrix is stored as the nearest matrix of a low rank, as two factors in few bits: LoRA's form, found afterwards
-by singular values. Twice the rank at half the bits is nearer. Vectors, and chosen rows, are stored as they are.
+The change of a matrix is stored as two factors of a low rank, as LoRA has it. Vectors, and chosen rows, are stored as they are.
+A row of a factor has one step. Its numbers are the middles of 2^b steps of that size around 0: (q + 1/2) step,
+-2^(b-1) <= q < 2^(b-1). The bits of q are stored apart from each other, each bit of all numbers as a matrix.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from setblock.model.weights.few_bits import from_few_bits, to_few_bits
-
 UP, DOWN, ROWS, ROW_VALUES = ".up", ".down", ".rows", ".row_values"
-
-
-class Form(NamedTuple):
-    """Hold the rank r of the factors [n, r] and [r, m] of a change [n, m], and the bits of each number in them."""
-
-    rank: int
-    bits: int
-
-
-def packed_delta(
-    base: Mapping[str, Tensor],
-    tuned: Mapping[str, Tensor],
-    *,
-    form: Form,
-    forms: Mapping[str, Form],
-    rows: Mapping[str, Sequence[int]],
-) -> dict[str, Tensor]:
-    """Return what `with_delta` needs to make about `tuned` of `base`; both have tensors of the same names and shapes.
-
-    Args:
-        form: of the matrices' factors.
-        forms: other forms, by a part of the matrix's name.
-        rows: by a matrix's name, rows of it that are stored in bfloat16 as they are.
-    """
-    packed: dict[str, Tensor] = {}
-    for name, weight in tuned.items():
-        if weight.dim() != 2:
-            packed[name] = weight.float()
-            continue
-        change = weight.float() - base[name].float()
-        if kept := list(rows.get(name, ())):
-            packed[name + ROWS] = torch.tensor(kept)
-            packed[name + ROW_VALUES] = weight[kept].to(torch.bfloat16)
-            change[kept] = 0
-        rank, bits = form_of(name, form, forms)
-        up, down = factors_of(change, rank)
-        packed |= to_few_bits({name + UP: up, name + DOWN: down}, bits=bits)
-    return packed
-
-
-def form_of(name: str, form: Form, forms: Mapping[str, Form]) -> Form:
-    """Return the form of a matrix: the one whose key is a part of its name, else `form`."""
-    return next((each for part, each in forms.items() if part in name), form)
-
-
-def factors_of(change: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the factors [r, n] and [r, m] of the nearest matrix of a rank to a change [n, m].
-
-    They are rows of both, so that each component of the change has its own step.
-    """
-    left, values, right = torch.linalg.svd(change, full_matrices=False)
-    root = values[:rank].sqrt()
-    return (left[:, :rank] * root).T, root[:, None] * right[:rank]
+PLANES, STEPS, COLUMNS = ".planes", ".steps", ".columns"
 
 
 def with_delta(base: Mapping[str, Tensor], packed: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors that `packed_delta` packed, in float32; tensors that it does not name are those of `base`."""
+    """Return the tensors of which `packed` is the delta, in float32; tensors that it does not name are those of `base`."""
     packed = from_few_bits(packed)
     made: dict[str, Tensor] = {}
     for name, weight in base.items():
@@ -82,3 +29,18 @@ def with_delta(base: Mapping[str, Tensor], packed: dict[str, Tensor]) -> dict[st
             weight[packed[name + ROWS]] = packed[name + ROW_VALUES].float()
         made[name] = weight
     return made
+
+
+def from_few_bits(packed: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors whose matrices are stored in few bits: these in float32, others as they are."""
+    state: dict[str, Tensor] = {}
+    for name, values in packed.items():
+        if name.endswith(PLANES):
+            whole = name.removesuffix(PLANES)
+            planes, columns = values.numpy(), int(packed[whole + COLUMNS])
+            bits = [np.unpackbits(plane, axis=1, count=columns) << bit for bit, plane in enumerate(planes)]
+            levels = torch.from_numpy(np.sum(bits, axis=0, dtype=np.int16)) - (1 << (len(planes) - 1))
+            state[whole] = (levels.float() + 0.5) * packed[whole + STEPS][:, None]
+        elif not name.endswith((STEPS, COLUMNS)):
+            state[name] = values
+    return state

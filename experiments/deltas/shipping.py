@@ -12,13 +12,12 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from deltas.packing import Form, packed_delta, to_few_bits
+from deltas.trained import TrainedChange
 from setblock.errors import SetBlockError
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
 from setblock.model.loading.named import CONFIG_NAME, DELTA_FILE, FACTS_FILE, WEIGHTS_NAME
 from setblock.model.protocol.facts import CONFIG_KEY
-from setblock.model.weights.delta import Form, packed_delta
-from setblock.model.weights.few_bits import to_few_bits
-from setblock.model.weights.trained_delta import TrainedChange
 
 FORM, FORMS = Form(92, bits=3), {"embed_tokens": Form(16, bits=8)}
 """Of a delta's factors. The change of the embeddings has a lower rank than that of other matrices. Rounding harms it more."""

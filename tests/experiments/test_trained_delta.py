@@ -5,8 +5,9 @@ import copy
 import torch
 from torch import nn
 
-from setblock.model.weights.delta import Form, packed_delta, with_delta
-from setblock.model.weights.trained_delta import TrainedChange, hold_changes
+from deltas.packing import Form, packed_delta
+from deltas.trained import TrainedChange, hold_changes
+from setblock.model.weights.delta import with_delta
 
 FORM, FORMS, ROWS = Form(4, bits=3), {"embed": Form(2, bits=8)}, {"embed.weight": [3]}
 

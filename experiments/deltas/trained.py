@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from setblock.model.weights.delta import DOWN, ROW_VALUES, ROWS, UP, Form, factors_of, form_of
-from setblock.model.weights.few_bits import PLANES, STEPS, best_steps, from_few_bits, rounded, to_few_bits
+from deltas.packing import Form, best_steps, factors_of, form_of, rounded, to_few_bits
+from setblock.model.weights.delta import DOWN, PLANES, ROW_VALUES, ROWS, STEPS, UP, from_few_bits
 
 
 class Rounding(NamedTuple):

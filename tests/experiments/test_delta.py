@@ -2,7 +2,8 @@
 
 import torch
 
-from setblock.model.weights.delta import Form, packed_delta, with_delta
+from deltas.packing import Form, packed_delta
+from setblock.model.weights.delta import with_delta
 
 
 def test_a_change_of_low_rank_comes_back_and_takes_few_bytes() -> None:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from setblock.model.weights.few_bits import from_few_bits, rounded, to_few_bits
+from deltas.packing import rounded, to_few_bits
+from setblock.model.weights.delta import from_few_bits
 
 
 @pytest.fixture

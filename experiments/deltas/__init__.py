@@ -1,0 +1,1 @@
+"""Make the deltas that the package ships for named models: pack, train and write them."""
