@@ -86,12 +86,17 @@ def _setblock(
 
 
 # Options that commands had before, and what helps instead.
+_SANDBOX = {
+    "--sandbox": "--allow-code-execution runs programs of coding tasks, confined by bubblewrap where it is installed"
+}
 GONE: dict[Any, dict[str, str]] = {
-    evaluate: {
+    evaluate: _SANDBOX
+    | {
         "--tasks": "tasks of lm-evaluation-harness run by its own command: python -m setblock.integrations.lm_eval run "
         "--model setblock --model_args pretrained=MODEL,method=exact --tasks gsm8k"
     },
-    calibrate: {"--prompts": "give the file to --input"},
+    sweep: _SANDBOX,
+    calibrate: _SANDBOX | {"--prompts": "give the file to --input"},
     serve: {
         "--engine": "`setblock serve` runs this package's engine. In vLLM, run vllm serve MODEL --hf-overrides "
         '\'{"architectures": ["SetBlockLlamaForCausalLM"], "canvas_length": 16}\'; docs/vllm.md says more'
