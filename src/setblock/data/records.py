@@ -14,11 +14,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import datasets
-
 from setblock.data.section import SourceSection
 from setblock.data.tasks import is_task, task_named
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, check_installed
 
 JSON_LINES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 SUFFIXES = (*JSON_LINES, ".parquet")
@@ -60,8 +58,11 @@ class HubRecords:
 
     def __init__(self, section: SourceSection, *, streaming: bool) -> None:
         self.section = section
+        check_installed("a data set of a hub", "datasets")
+        from datasets import load_dataset
+
         with _reading(section.source, "there is no such file or folder, and the hub does not give it: "):
-            dataset = datasets.load_dataset(
+            dataset = load_dataset(
                 section.source,
                 name=section.name,
                 split=section.split,
@@ -207,8 +208,11 @@ def _reason(error: ValueError) -> str:
 
 
 def _parquet_rows(path: Path) -> Iterator[SourceRecord]:
+    check_installed("a Parquet file", "datasets")
+    from datasets import load_dataset
+
     with _reading(str(path)):
-        rows = datasets.load_dataset("parquet", data_files=[glob.escape(str(path))], split="train", streaming=True)
+        rows = load_dataset("parquet", data_files=[glob.escape(str(path))], split="train", streaming=True)
         for index, columns in enumerate(rows):
             yield SourceRecord(f"{path}, row {index + 1}", columns)
 

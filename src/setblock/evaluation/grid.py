@@ -16,7 +16,7 @@ from setblock.decoding.settings.operating_point import OperatingPoint, point_of
 from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.sbd_model import SBDModel
-from setblock.training.yaml_loader import read_yaml
+from setblock.yaml_loader import read_yaml
 
 Grid = Mapping[str, Sequence[Any]]
 """A key and its values each; the grid is their product."""

@@ -4,8 +4,10 @@ An evaluation is a `Result`; a sweep is a list of them over the same examples, p
 from the outcomes of the examples, here and nowhere else. Knows nothing of how answers are decoded or kept.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import NormalDist
 from typing import Any
 
 from setblock.decoding.settings.operating_point import NTP, OperatingPoint, point_from_json
@@ -173,10 +175,11 @@ def result_from_json(recorded: Any, *, ntp: Result | None) -> Result:
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     """Return the 95% Wilson score interval of a share, within 0..1; it is honest at 0 and 1 and for few trials too."""
-    from scipy.stats import binomtest  # it takes most of a second to import
-
-    interval = binomtest(successes, trials).proportion_ci(0.95, method="wilson")
-    return float(interval.low), float(interval.high)
+    share, z = successes / trials, NormalDist().inv_cdf(0.975)
+    weight = 1 + z**2 / trials
+    middle = (share + z**2 / (2 * trials)) / weight
+    half = z / weight * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))  # rounding aside
 
 
 def pareto_front(results: Sequence[Result]) -> list[Result]:

@@ -17,7 +17,7 @@ from setblock.section import UNKNOWN_KEY, Section
 from setblock.training.adapters import AdapterSection
 from setblock.training.config import SBDConfig
 from setblock.training.evaluation_section import DecodingEvaluationSection
-from setblock.training.yaml_loader import YAMLLoader, read_yaml
+from setblock.yaml_loader import YAMLLoader, read_yaml
 
 
 class ModelSection(Section):
