@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_FLAGS ?=
 TEST_FLAGS ?=
-EXTRAS := [eval,peft,pictures,quantize,serve,structured,tasks,train]
+EXTRAS := [eval,peft,quantize,serve,structured,tasks,train]
 QUIETLY := --quiet --log $(VENV)/install.log
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from setblock.errors import SetBlockError
-from setblock.evaluation.figure import draw_results, title_of
-from setblock.evaluation.result import Result
+from setblock.evaluation.result import Result, title_of
 from setblock.evaluation.result_file import read_results
+from sweep_figure import draw_results
 
 
 def main() -> None:

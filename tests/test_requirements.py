@@ -14,7 +14,7 @@ from packaging.version import Version
 ROOT = Path(__file__).parent.parent
 TOML = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = TOML["project"]
-TESTED = ("eval", "peft", "pictures", "quantize", "serve", "structured", "tasks", "train")
+TESTED = ("eval", "peft", "quantize", "serve", "structured", "tasks", "train")
 """Extras whose oldest dependencies are tested. vLLM and llama.cpp have environments of their own; the others are tools."""
 
 

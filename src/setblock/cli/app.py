@@ -95,7 +95,7 @@ GONE: dict[Any, dict[str, str]] = {
         "--tasks": "tasks of lm-evaluation-harness run by its own command: python -m setblock.integrations.lm_eval run "
         "--model setblock --model_args pretrained=MODEL,method=exact --tasks gsm8k"
     },
-    sweep: _SANDBOX,
+    sweep: _SANDBOX | {"--figure": "experiments/sweep_figure.py of the repository draws the file of --out"},
     calibrate: _SANDBOX | {"--prompts": "give the file to --input"},
     serve: {
         "--engine": "`setblock serve` runs this package's engine. In vLLM, run vllm serve MODEL --hf-overrides "

@@ -35,13 +35,6 @@ def sweep(
         "--from",
         panel=OUTPUT,
     ),
-    figures: list[Path] | None = option(
-        None,
-        "Draw accuracy against passes with the Pareto front (.png, .svg or .pdf). Can be repeated.",
-        "--figure",
-        panel=OUTPUT,
-        metavar="FILE",
-    ),
     as_json: JsonOption = False,
 ) -> None:
     """Answer the examples of a task or of a file at every setting of a grid, and compare accuracy and forward passes.
@@ -51,17 +44,11 @@ def sweep(
     """
     if from_file is None:
         model.check()
-    from setblock.evaluation.figure import SUFFIXES, draw_results
     from setblock.evaluation.result_file import read_results
 
-    for figure in figures or ():  # before hours of decoding
-        if figure.suffix not in SUFFIXES:
-            raise ParameterError(f"--figure must end in one of {', '.join(SUFFIXES)}, not {figure.name!r}")
     if from_file is not None and out is not None:
         raise ParameterError("--from decodes nothing, so there is nothing for --out")
     results = _run(task, model, grid, out) if from_file is None else read_results(from_file)
-    for figure in figures or ():
-        draw_results(results, figure)
     if as_json:
         print_json(sweep_json(results))
     else:
@@ -79,8 +66,7 @@ def _run(task: TaskOptions, model: ModelOptions, grid: GridOptions, out: Path | 
 
 def sweep_table(results: "list[Result]") -> Table:
     """Return a line for each result; those on the Pareto front are bold."""
-    from setblock.evaluation.figure import title_of
-    from setblock.evaluation.result import pareto_front
+    from setblock.evaluation.result import pareto_front, title_of
 
     table = Table(
         title=title_of(results),

@@ -1,18 +1,26 @@
-"""Draw a sweep: accuracy against mean passes, a colour for each sampler, a marker for each block size.
+"""Draw the file of a sweep: accuracy against mean passes, a colour for each sampler, a marker for each block size.
 
-Knows matplotlib (the extra `pictures`), which is imported when it is needed.
+    python experiments/sweep_figure.py runs/sweep.jsonl runs/sweep.png
+
+Needs Matplotlib, which is in the dependency group `dev`.
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
 from setblock.errors import SetBlockError
-from setblock.evaluation.result import Result, pareto_front
+from setblock.evaluation.result import Result, pareto_front, title_of
+from setblock.evaluation.result_file import read_results
 
 SUFFIXES = (".png", ".svg", ".pdf")
 # Okabe and Ito's colours, which the colour-blind can distinguish, too; black is plain decoding's.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#882255", "#44AA99", "#AA4499")
+_TICKS = [mantissa * 10**exponent for exponent in range(5) for mantissa in (1, 2, 3, 5)]
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -28,16 +36,10 @@ def draw_results(results: Sequence[Result], path: Path) -> None:
         path: ends in .png, .svg or .pdf.
 
     Raises:
-        SetBlockError: nobody can say what is right, matplotlib is not installed, the name has another ending, or the file
-            can't be written.
+        SetBlockError: nobody can say what is right, the name has another ending, or the file can't be written.
     """
     if path.suffix not in SUFFIXES:
         raise SetBlockError(f"a figure must end in one of {', '.join(SUFFIXES)}, not {path.name!r}")
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise SetBlockError("a figure needs matplotlib: pip install 'setblock[pictures]'") from error
     points = [
         (result, result.mean_passes, 100 * result.accuracy, [100 * each for each in result.accuracy_interval])
         for result in results
@@ -88,14 +90,15 @@ def draw_results(results: Sequence[Result], path: Path) -> None:
             raise SetBlockError(f"can't write {path}: {error.strerror}") from error
 
 
-def title_of(results: Sequence[Result]) -> str:
-    """Return which task, how many examples, which model."""
-    task, model = results[0].run["task"], results[0].run["model"]
-    split = task["options"].get("split")
-    where = f", {split} split" if split else ""
-    return (
-        f"{task['num_examples']:,} {task['name']}{where}; model {Path(model['name']).name} {model['fingerprint'][:8]}"
-    )
+def main() -> None:
+    """Read, draw."""
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    try:
+        draw_results(read_results(Path(sys.argv[1])), Path(sys.argv[2]))
+    except SetBlockError as error:
+        sys.exit(f"error: {error}")
 
 
-_TICKS = [mantissa * 10**exponent for exponent in range(5) for mantissa in (1, 2, 3, 5)]
+if __name__ == "__main__":
+    main()

@@ -1,13 +1,16 @@
 """The picture of a sweep, and which of its points are on the front."""
 
+import runpy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from evaluation.sweeps import point, row, sweep_of
 from setblock.errors import SetBlockError
-from setblock.evaluation.figure import draw_results
 from setblock.evaluation.result import pareto_front
+
+draw_results = runpy.run_path(str(Path(__file__).parent.parent / "experiments" / "sweep_figure.py"))["draw_results"]
 
 SWEEP = sweep_of(
     [1, 1, 1, 0],
