@@ -105,7 +105,7 @@ def contender_of(name: str, sbd: SBDModel, max_new_tokens: int) -> Contender:
     def by_engine(prompts: Prompts, concurrency: int) -> int:
         settings = DecodingSettings(method=what, max_new_tokens=max_new_tokens)  # type: ignore[arg-type]
         longest = max(map(len, prompts)) + max_new_tokens + EngineLimits.page_tokens
-        engine = Engine(sbd, EngineLimits(max_running=concurrency, kv_tokens=concurrency * longest))
+        engine = Engine(sbd, EngineLimits(max_num_seqs=concurrency, kv_tokens=concurrency * longest))
         requests = (Request(str(n), prompt, settings) for n, prompt in enumerate(prompts))
         return sum(generation.num_tokens for _, generation in answered(engine, requests))
 

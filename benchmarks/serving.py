@@ -88,7 +88,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--capacity", type=int, default=16, help="requests that the server takes at once, in mode soak")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    soaking = ["--max-requests", str(options.capacity), "--max-running", str(max(1, options.capacity // 2))]
+    soaking = ["--max-requests", str(options.capacity), "--max-num-seqs", str(max(1, options.capacity // 2))]
     options.server_options = ["--log-level", "warning", *(soaking if options.mode == "soak" else [])]
     return options
 

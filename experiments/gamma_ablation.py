@@ -1,6 +1,6 @@
 """Report from the file of a sweep how gamma trades accuracy for passes, and which gamma is best.
 
-    setblock sweep --grid gamma=0,0.01,0.1,0.2,0.4,0.8,1.5 --grid block_size=4,8,16 --limit 1000 --out runs/gammas.jsonl
+    setblock sweep --grid gamma=0,0.01,0.1,0.2,0.4,0.8,1.5 --grid block_size=4,8,16 --limit 1000 --output runs/gammas.jsonl
     python experiments/gamma_ablation.py runs/gammas.jsonl --out docs/experiments/gamma.md
 
 The optimal point is the fastest that loses no more accuracy than `--most` points on these examples. It is chosen on what it is

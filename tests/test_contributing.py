@@ -160,7 +160,7 @@ def asked(**extra):
 
 # The sampler and the task
 blocks = ("--method", "sbd", "--sampler", "every-other", "--sampler-option", "step=3", "--max-new-tokens", "6")
-assert said("trace", PROMPT, *blocks)["sampler_options"] == {"step": 3}
+assert said("generate", PROMPT, "--trace", *blocks)["sampler_options"] == {"step": 3}
 found = said("evaluate", "--task", "doubles", "--limit", "2", *blocks)
 assert (found["task"], found["sampler"], found["scores"].keys()) == ("doubles", "every-other", {"digits"})
 assert grids_of(["sbd"], ["every-other"], {"step": [2, 3]})[0]["step"] == [2, 3]

@@ -62,7 +62,9 @@ PROGRAMS_NOT_RUN = {
 """Pages whose programs don't run here, and why."""
 
 BEFORE = {
-    "calibration.md": ("setblock sweep --model runs/mine --grid gamma=0.03 --split validation --out runs/sweep.jsonl",)
+    "calibration.md": (
+        "setblock sweep --model runs/mine --grid gamma=0.03 --split validation --output runs/sweep.jsonl",
+    )
 }
 """What a page takes for granted that another page does."""
 

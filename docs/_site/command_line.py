@@ -6,13 +6,19 @@ from typing import Any
 
 import typer
 
+from setblock.cli.options import show_all
+
 
 def page() -> str:
     """Return the page of all commands, each with its arguments and options."""
     from setblock.cli.app import app
 
     root: Any = typer.main.get_command(app)
-    parts = ["# Command line", f"{root.help}", "Each command prints this with `--help`."]
+    parts = [
+        "# Command line",
+        f"{root.help}",
+        "Each command prints what most people need with `--help`, and all of it with `--help-all`.",
+    ]
     for words, command in commands(root, ("setblock",)):
         context = typer.Context(command, info_name=" ".join(words))
         usage = command.collect_usage_pieces(context)
@@ -27,15 +33,16 @@ def commands(group: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
         here = (*words, name)
         if hasattr(command, "commands"):
             yield from commands(command, here)
-        else:
+        elif not command.hidden:
             yield here, command
 
 
 def tables(command: Any, context: Any) -> list[str]:
     """Return a table for each group of options, as `--help` groups them."""
     groups: dict[str, list[str]] = {}
+    show_all(command)
     for parameter in command.params:
-        if not parameter.hidden and parameter.name != "help":
+        if not parameter.hidden and parameter.name not in ("help", "help_all"):
             panel = parameter.rich_help_panel or "Arguments and options"
             groups.setdefault(panel, []).append(row(*parameter.get_help_record(context)))
     return ["\n".join([f"| {panel} | |", "|---|---|", *rows]) for panel, rows in groups.items()]

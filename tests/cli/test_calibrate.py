@@ -46,7 +46,7 @@ def test_what_is_found_is_written_and_used(run, copied, sweep_file):
     untouched = {
         path.name: path.read_bytes() for path in copied.iterdir() if path.is_file() and path.name != "config.json"
     }
-    outcome = run("calibrate", "--model", copied, "--sweep", sweep_file, *TOLERANCE, "--domain", "sums", "--json")
+    outcome = run("calibrate", "--model", copied, "--results", sweep_file, *TOLERANCE, "--domain", "sums", "--json")
     assert (outcome.code, outcome.stderr) == (0, "")
     result = json.loads(outcome.stdout)
     assert result["chosen"]["sampler_options"]["gamma"] == 0.3
@@ -77,7 +77,7 @@ def test_what_is_found_is_written_and_used(run, copied, sweep_file):
     assert [json.loads(evaluated.stdout)[key] for key in ("gamma", "block_size")] == [0.3, 8]
     compared = run("compare", *quick, "--method", "sbd")
     assert json.loads(compared.stdout)["gamma"] == 0.3
-    traced = run("trace", *quick, "--method", "sbd")
+    traced = run("generate", "--trace", *quick, "--method", "sbd")
     assert traced.message == line
     assert [json.loads(traced.stdout)[key] for key in ("gamma", "block_size")] == [0.3, 8]
     assert (
@@ -113,7 +113,7 @@ def test_what_is_found_is_written_and_used(run, copied, sweep_file):
     # Calibrated again, a domain has the new result only; others keep theirs, and the slowest is the default
     for domain, tolerance in (("sums", "accuracy=5"), ("prose", "tokens=5")):
         asked = ("--tolerance", tolerance, "--domain", domain)
-        assert run("calibrate", "--model", copied, "--sweep", sweep_file, *asked).code == 0
+        assert run("calibrate", "--model", copied, "--results", sweep_file, *asked).code == 0
     model = load(copied)
     assert [each.domain for each in model.facts.calibrations] == ["sums", "sums", "prose", "prose"]
     assert model_fingerprint(model) == json.loads(sweep_file.read_text().splitlines()[0])["run"]["model"]["fingerprint"]
@@ -131,7 +131,7 @@ def test_what_is_found_is_written_and_used(run, copied, sweep_file):
 
 def test_a_copy_or_nothing_is_written(run, sbd_folder, sweep_file, tmp_path):
     before = (sbd_folder / "config.json").read_bytes()
-    common = ("calibrate", "--model", sbd_folder, "--sweep", sweep_file, *TOLERANCE)
+    common = ("calibrate", "--model", sbd_folder, "--results", sweep_file, *TOLERANCE)
     dry = run(*common, "--dry-run")
     assert "chosen: entropy-bounded 0.3, k 8, which passed; 4.00 times fewer passes" in dry.stdout
     assert "nothing was written (--dry-run)" in dry.stdout
@@ -147,7 +147,7 @@ def test_where_nothing_passes_exact_mode_is_offered(run, sbd_folder, sweep_file,
     lines = sweep_file.read_text().splitlines()
     bad = tmp_path / "bad.jsonl"
     bad.write_text("\n".join([lines[0], lines[2], lines[3]]) + "\n")
-    common = ("calibrate", "--model", sbd_folder, "--dry-run", *TOLERANCE, "--sweep")
+    common = ("calibrate", "--model", sbd_folder, "--dry-run", *TOLERANCE, "--results")
     found = run(*common, bad)
     assert "which loses nothing, whatever the examples; no other setting passed; 2.00 times fewer" in found.stdout
     bad.write_text("\n".join([lines[0], lines[2]]) + "\n")
@@ -184,7 +184,7 @@ def test_prompts_of_a_file(run, sbd_folder, tmp_path):
         ),
         (("--tolerance", "accuracy=0"), "the tolerance of accuracy must be above 0% and below 100%"),
         (("--confidence", 2), "confidence must be at least 0.5 and below 1, not 2"),
-        (("--sweep", "s.jsonl", "--sampler", "factor"), "--sweep decodes nothing"),
+        (("--results", "s.jsonl", "--sampler", "factor"), "--results decodes nothing"),
         (
             ("--limit", 30, "--dry-run"),
             "30 examples are too few to show at most 0.5 points of accuracy lost, 95% confidence",
@@ -209,12 +209,12 @@ def test_a_sweep_of_another_model_is_refused(run, copied, sweep_file, tmp_path):
     (copied / "config.json").write_text(json.dumps(config))
     assert (
         "is of another model: its fingerprint is"
-        in run("calibrate", "--model", copied, "--sweep", sweep_file, *TOLERANCE).message
+        in run("calibrate", "--model", copied, "--results", sweep_file, *TOLERANCE).message
     )
 
 
 def test_a_calibrated_sampler_of_one_s_own_must_be_known(run, copied, sweep_file):
-    run("calibrate", "--model", copied, "--sweep", sweep_file, *TOLERANCE)
+    run("calibrate", "--model", copied, "--results", sweep_file, *TOLERANCE)
     path = copied / "config.json"
     path.write_text(path.read_text().replace('"entropy-bounded"', '"mine"'))
     message = run("generate", "A prompt.", "--model", copied).message

@@ -27,9 +27,7 @@ def test_a_block_beyond_the_room_that_is_left(run, sbd_folder, block_size):
     assert outcome.code == 0
 
 
-@pytest.mark.parametrize(
-    "command", [["generate", "Tom"], ["compare", "Tom"], ["evaluate"], ["calibrate"], ["trace", "Tom"]]
-)
+@pytest.mark.parametrize("command", [["generate", "Tom"], ["compare", "Tom"], ["evaluate"], ["calibrate"]])
 def test_an_empty_model_is_not_the_bundled_one(run, command):
     outcome = run(*command, "--model", "")
     assert (outcome.code, outcome.stdout) == (1, "")

@@ -42,7 +42,9 @@ def test_a_class_in_a_file_decodes_and_is_swept(run, sbd_folder, file):
     how = ("--model", sbd_folder, "--max-new-tokens", 12, "--json")
 
     def traced(*options):
-        return json.loads(run("trace", "Tom", "--method", "sbd", "--sampler", f"{file}:Clear", *options, *how).stdout)
+        return json.loads(
+            run("generate", "Tom", "--trace", "--method", "sbd", "--sampler", f"{file}:Clear", *options, *how).stdout
+        )
 
     assert traced()["sampler_options"] == {"gap": 0.8}
     one, all_at_once = (traced("--sampler-option", f"gap={gap}") for gap in (2, 0))

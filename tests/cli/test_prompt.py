@@ -35,7 +35,7 @@ def texts(command, result):
     return {result["ntp"]["text"], result["exact"]["text"]} if command == "compare" else {result["text"]}
 
 
-@pytest.mark.parametrize("command", ["generate", "compare", "trace"])
+@pytest.mark.parametrize("command", ["generate", "compare", "generate --trace"])
 def test_a_system_message_and_a_chat_reach_the_model(run, chat_folder, tmp_path, command):
     model, plain = load(chat_folder), DecodingSettings(method="ntp", max_new_tokens=8)
     expected = {
@@ -43,16 +43,16 @@ def test_a_system_message_and_a_chat_reach_the_model(run, chat_folder, tmp_path,
     }
     assert len({*expected.values(), generate(model, "Tom has 5 pens.", settings=plain).text}) == 3
     asked = ("Tom has 5 pens.", "--system", "Count.")
-    found = json.loads(run(command, *asked, "--model", chat_folder, *SHORT).stdout)
+    found = json.loads(run(*command.split(), *asked, "--model", chat_folder, *SHORT).stdout)
     assert texts(command, found) == {expected["system"]}
     for number, content in enumerate((CHAT, {"messages": CHAT})):
         path = tmp_path / f"{number}.json"
         path.write_text(json.dumps(content))
-        found = json.loads(run(command, "--messages", path, "--model", chat_folder, *SHORT).stdout)
+        found = json.loads(run(*command.split(), "--messages", path, "--model", chat_folder, *SHORT).stdout)
         assert texts(command, found) == {expected["chat"]}
         assert found.get("prompt", CHAT) == CHAT
     if command != "generate":
-        told = run(command, "--messages", path, "--model", chat_folder, "--max-new-tokens", 8).stdout
+        told = run(*command.split(), "--messages", path, "--model", chat_folder, "--max-new-tokens", 8).stdout
         assert "system: Count.\nuser: Tom has 5 pens.\nassistant: 5\nuser: And Ana?\n" in told
 
 
@@ -91,11 +91,11 @@ def test_files_that_are_no_chat(run, tmp_path, monkeypatch, content, said):
         (("--system", "b"), None),
     ],
 )
-@pytest.mark.parametrize("command", ["generate", "trace", "compare"])
+@pytest.mark.parametrize("command", ["generate", "generate --trace", "compare"])
 def test_what_does_not_go_together(run, command, arguments, said):
     if said is None and command == "compare":  # which has a prompt of its own
         return
-    outcome = run(command, *arguments)
+    outcome = run(*command.split(), *arguments)
     assert (outcome.code, outcome.stdout) == (2, "")
     assert (said or "PROMPT is missing: give a text") in outcome.message
 
@@ -111,9 +111,9 @@ def test_the_included_model_warns_of_what_it_is(run, monkeypatch, tmp_path, fetc
     monkeypatch.setattr("setblock.model.loading.named.is_fetched", lambda name: fetched)
     said = "setblock: warning: the included model knows word problems only. For a chat model, give --model smollm2: "
     said += "this machine has one" if fetched else "`setblock fetch smollm2` downloads one (93 MB)"
-    for command in ("generate", "compare", "trace"):
-        assert run(command, "Hello", *SHORT).message == said
-    assert run("trace", "Hello", "--model", "bundled", *SHORT).message == said
+    for command in ("generate", "compare", "generate --trace"):
+        assert run(*command.split(), "Hello", *SHORT).message == said
+    assert run("generate", "--trace", "Hello", "--model", "bundled", *SHORT).message == said
     (tmp_path / "own.jsonl").write_text('{"prompt": "Hello"}\n')
     assert run("evaluate", "--input", tmp_path / "own.jsonl", *SHORT).message == said
 

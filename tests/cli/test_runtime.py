@@ -27,20 +27,20 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_export(run, sbd_folder, tmp_path):
-    outcome = run("export", sbd_folder, "--gguf", tmp_path / "x.gguf", "--type", "q8_0", "--json")
+    outcome = run("export", "--model", sbd_folder, "--output", tmp_path / "x.gguf", "--type", "q8_0", "--json")
     assert outcome.stderr == ""
     told = json.loads(outcome.stdout)
     assert told["bytes"] == (tmp_path / "x.gguf").stat().st_size
     assert told["trained_for_blocks"] is True
     for target, reason in (("x.bin", "must name a file that ends in .gguf"), ("no/x.gguf", "there is no folder")):
-        outcome = run("export", sbd_folder, "--gguf", tmp_path / target)
+        outcome = run("export", "--model", sbd_folder, "--output", tmp_path / target)
         assert outcome.code == 1
         assert reason in outcome.message
 
 
 @needs_llama
 def test_k_quants(run, file, tmp_path):
-    assert run("export", file, "--gguf", tmp_path / "x.gguf", "--type", "q4_k_m").code == 0
+    assert run("export", "--model", file, "--output", tmp_path / "x.gguf", "--type", "q4_k_m").code == 0
     assert run("generate", QUESTION, "--model", tmp_path / "x.gguf", *LENGTH).code == 0
     assert [each.name for each in tmp_path.glob("*") if each.name != "home"] == ["x.gguf"]
 
@@ -48,7 +48,10 @@ def test_k_quants(run, file, tmp_path):
 @needs_llama
 def test_both_runtimes_write_the_same(run, file):
     answers = {}
-    for name, how in (("transformers", ()), ("llama-cpp", ("--type-k", "f32", "--type-v", "f32"))):
+    for name, how in (
+        ("transformers", ()),
+        ("llama-cpp", ("--runtime-option", "type_k=f32", "--runtime-option", "type-v=f32")),
+    ):
         outcome = run("generate", QUESTION, "--model", file, "--runtime", name, *how, *LENGTH, "--json")
         answers[name] = {**json.loads(outcome.stdout), "seconds": 0}
     assert answers["transformers"] == answers["llama-cpp"]
@@ -98,7 +101,7 @@ def test_bad_files_are_one_line(run, file, tmp_path, content, reason):
 
 @needs_llama
 def test_a_file_that_was_never_trained_is_one_line(run, ntp_folder, tmp_path):
-    run("export", ntp_folder, "--gguf", tmp_path / "plain.gguf", "--type", "f32")
+    run("export", "--model", ntp_folder, "--output", tmp_path / "plain.gguf", "--type", "f32")
     outcome = run("generate", QUESTION, "--model", tmp_path / "plain.gguf", "--method", "sbd")
     assert outcome.code == 1
     assert "has no mask token" in outcome.message
@@ -118,7 +121,7 @@ def test_without_llama_cpp(run, file, monkeypatch):
     ("options", "reason"),
     [
         (("--runtime", "llama-cpp"), "needs a GGUF file"),
-        (("--runtime", "transformers", "--n-ctx", 64), "--n-ctx needs --runtime llama-cpp"),
+        (("--runtime", "transformers", "--runtime-option", "n_ctx=64"), "--runtime-option needs --runtime llama-cpp"),
         (("--runtime", "llama-cpp", "--dtype", "float32"), "--dtype needs --runtime transformers"),
     ],
 )
@@ -132,11 +135,17 @@ def test_options_of_the_other_runtime(run, sbd_folder, options, reason):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--n-ctx", 0), "n_ctx must be at least 1, not 0"),
-        (("--type-v", "q8_0", "--flash-attn", "off"), "needs flash_attn on or auto"),
-        (("--n-ctx", 16, "--max-new-tokens", 100), "context holds 16"),
-        (("--n-ubatch", 64, "--block-size", 100), "needs n_ubatch 100 or more"),
-        (("--n-ubatch", 4), "n_ubatch must be at least 64, not 4"),
+        (("--runtime-option", "n_ctx=0"), "n_ctx must be at least 1, not 0"),
+        (("--runtime-option", "type_v=q8_0", "--runtime-option", "flash_attn=off"), "needs flash_attn on or auto"),
+        (("--runtime-option", "n_ctx=16", "--max-new-tokens", 100), "context holds 16"),
+        (("--runtime-option", "n_ubatch=64", "--block-size", 100), "needs n_ubatch 100 or more"),
+        (
+            ("--runtime-option", "nctx=4"),
+            "--runtime-option nctx is not known, did you mean 'n_ctx'?; there are n_gpu_layers",
+        ),
+        (("--runtime-option", "n_ctx"), "--runtime-option must be KEY=VALUE, not 'n_ctx'"),
+        (("--runtime-option", "n_ctx=four"), "--runtime-option n_ctx must be a whole number, not 'four'"),
+        (("--runtime-option", "n_ubatch=4"), "n_ubatch must be at least 64, not 4"),
     ],
 )
 def test_ranges(run, file, options, reason):

@@ -5,6 +5,8 @@ import socket
 import pytest
 
 from setblock.cli import serve as serve_command
+from setblock.decoding.samplers import Factor
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.limits import EngineLimits
 from setblock.server.limits import ServerLimits
 
@@ -49,6 +51,16 @@ def test_defaults(run, served, sbd_folder):
     assert set(config.hosts) == {"localhost", "127.0.0.1", "[::1]"}
 
 
+def test_the_model_comes_first_and_requests_have_defaults(run, served, sbd_folder):
+    options = ("--method", "sbd", "--sampler", "factor", "--sampler-option", "factor=0.5", "--block-size", 4)
+    assert run("serve", sbd_folder, "--port", 0, *options).code == 0
+    ((_, config, _, _),) = served
+    assert config.name == "sbd"
+    assert config.default == DecodingSettings(method="sbd", sampler=Factor(0.5), block_size=4)
+    assert "exclude each other" in run("serve", sbd_folder, "--model", sbd_folder).message
+    assert "gamma must be at least 0, not -1" in run("serve", sbd_folder, "--gamma", -1).message
+
+
 def test_the_playground_has_an_example_and_says_what_the_included_model_is(run, served, sbd_folder):
     outcome = run("serve", "--port", 0)
     run("serve", "--model", sbd_folder, "--port", 0)
@@ -62,7 +74,7 @@ def test_the_playground_has_an_example_and_says_what_the_included_model_is(run, 
 def test_options_become_limits(run, served, ntp_folder, tmp_path):
     (tmp_path / "keys").write_text("# mine\nkey-number-one\n\n")
     options = (
-        "--max-running",
+        "--max-num-seqs",
         3,
         "--kv-tokens",
         99,
@@ -70,7 +82,7 @@ def test_options_become_limits(run, served, ntp_folder, tmp_path):
         4,
         "--request-seconds",
         2.5,
-        "--name",
+        "--served-model-name",
         "it",
         "--log-text",
     )
@@ -79,7 +91,7 @@ def test_options_become_limits(run, served, ntp_folder, tmp_path):
     )  # fmt: skip
     assert "never trained for blocks" in outcome.stderr
     ((_, config, _, _),) = served
-    assert (config.engine.max_running, config.engine.kv_tokens, config.limits.max_requests) == (3, 99, 4)
+    assert (config.engine.max_num_seqs, config.engine.kv_tokens, config.limits.max_requests) == (3, 99, 4)
     assert (config.limits.request_seconds, config.name, config.logs_text) == (2.5, "it", True)
     assert config.keys.know("key-number-one")
     assert not config.keys.know("# mine")
@@ -98,7 +110,7 @@ def test_keys_come_from_the_environment_too(run, served, sbd_folder, monkeypatch
     ("options", "code", "said"),
     [
         (("--port", 70000), 2, "--port must be between 0 and 65535, not 70000"),
-        (("--max-running", 0), 2, "max_running must be at least 1, not 0"),
+        (("--max-num-seqs", 0), 2, "max_num_seqs must be at least 1, not 0"),
         (("--request-seconds", 0), 2, "request_seconds must be above 0, not 0.0"),
         (("--host", "0.0.0.0"), 1, "--host 0.0.0.0 accepts other machines and needs API keys: give --key-file or"),
         (("--host", "192.0.2.1", "--no-keys"), 1, "can't listen on 192.0.2.1 port 8000: "),

@@ -15,7 +15,7 @@ GRID = ("--grid", "gamma=0.1,inf", "--grid", "block_size=4")
 
 def test_a_file_and_json(run, sbd_folder, tmp_path, monkeypatch):
     out = tmp_path / "s.jsonl"
-    outputs = ("--out", out, "--json")
+    outputs = ("--output", out, "--json")
     outcome = run("sweep", "--model", sbd_folder, *QUICK, *GRID, *outputs)
     assert (outcome.code, outcome.stderr) == (0, "")
     result = json.loads(outcome.stdout)
@@ -32,15 +32,15 @@ def test_a_file_and_json(run, sbd_folder, tmp_path, monkeypatch):
 
     # The same command decodes nothing; the file alone says the same, without a model.
     before = out.read_bytes()
-    again = run("sweep", "--model", sbd_folder, *QUICK, *GRID, "--out", out, "--json")
+    again = run("sweep", "--model", sbd_folder, *QUICK, *GRID, "--output", out, "--json")
     assert json.loads(again.stdout) == result
     assert out.read_bytes() == before
-    assert json.loads(run("sweep", "--from", out, "--json").stdout) == result
+    assert json.loads(run("sweep", "--results", out, "--json").stdout) == result
     monkeypatch.delenv("COLUMNS", raising=False)
-    table = run("sweep", "--from", out).stdout  # to a pipe, where nothing is cut
+    table = run("sweep", "--results", out).stdout  # to a pipe, where nothing is cut
     assert "2 word-problems, test split" in table
     assert all(row["label"] in table for row in result["rows"])
-    other = run("sweep", "--model", sbd_folder, *QUICK, *GRID, "--out", out, "--seed", 1)
+    other = run("sweep", "--model", sbd_folder, *QUICK, *GRID, "--output", out, "--seed", 1)
     assert other.code == 1
     assert "holds another sweep: its task." in other.message
 
@@ -48,8 +48,8 @@ def test_a_file_and_json(run, sbd_folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--figure", "f.gif"), "experiments/sweep_figure.py of the repository draws the file of --out"),
-        (("--from", "a", "--out", "b"), "--from decodes nothing, so there is nothing for --out"),
+        (("--figure", "f.gif"), "experiments/sweep_figure.py of the repository draws the file of --output"),
+        (("--results", "a", "--output", "b"), "--results decodes nothing, so there is nothing for --output"),
         (("--grid", "gamma"), "--grid must be KEY=VALUE,VALUE,..., such as gamma=0.01,0.1, not 'gamma'"),
         (("--grid", "gamma=1,,2"), "--grid must be KEY=VALUE,VALUE,..."),
         (("--grid", "gamma=1", "--grid", "gamma=2"), "--grid gamma is given more than once"),
@@ -69,7 +69,7 @@ def test_mistakes_are_told_before_a_model_is_loaded(run, options, message, monke
 
 
 def test_files_that_are_not_there(run, tmp_path):
-    assert "can't read" in run("sweep", "--from", tmp_path / "none.jsonl").message
+    assert "can't read" in run("sweep", "--results", tmp_path / "none.jsonl").message
     assert "can't read" in run("sweep", "--grid-file", tmp_path / "none.yaml").message
 
 

@@ -1,4 +1,4 @@
-"""`setblock trace`: what it tells is what happened."""
+"""`setblock generate --trace`: what it tells is what happened."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def test_replaying_the_passes_gives_the_answer(model, settings):
 
 
 def test_json(run, sbd_folder):
-    result = json.loads(run("trace", "Tom", "--model", sbd_folder, "--json", *SHORT).stdout)
+    result = json.loads(run("generate", "Tom", "--trace", "--model", sbd_folder, "--json", *SHORT).stdout)
     assert {"prompt", "text", "tokens", "method", "block_size", "passes", "sampler"} <= result.keys()
     first = result["passes"][0]
     assert first["kind"] == "prefill"
@@ -60,9 +60,21 @@ def test_json(run, sbd_folder):
 
 
 def test_the_terminal_lists_the_passes_without_colour_too(run, sbd_folder):
-    outcome = run("trace", "Tom\x1b[31m has", "--model", sbd_folder, *SHORT)
+    outcome = run("generate", "Tom\x1b[31m has", "--trace", "--model", sbd_folder, *SHORT)
     assert "\x1b" not in outcome.stdout
     assert re.search(r"^prefill  1 revealed at \d+\.\d\d nats$", outcome.stdout, re.MULTILINE)
     assert re.search(r"^pass 1   commit \d+ revealed at .* masked at ", outcome.stdout, re.MULTILINE)
     assert "commit" in outcome.stdout
     assert re.search(r"20 tokens, \d+ forwards, \d", outcome.stdout)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--events",), "--events and --trace exclude each other"),
+        (("--n", 2), "--trace shows one answer: --n must be 1, not 2"),
+        (("--input", "a", "--output", "b"), "without PROMPT, --events and --trace"),
+    ],
+)
+def test_what_does_not_go_together(run, sbd_folder, options, said):
+    assert said in run("generate", "Tom", "--trace", "--model", sbd_folder, *options).message

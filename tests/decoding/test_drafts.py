@@ -122,7 +122,7 @@ def test_any_decision_gives_plain_decodings_text_in_the_engine(
     control.rng.seed(seed)
     settings = [*SETTINGS, *(replace(each, method="sbd") for each in SETTINGS[:2]), replace(SETTINGS[0], method="ntp")]
     rows = [prompts[row % 3] for row in range(len(settings))]
-    engine = Engine(sbd, EngineLimits(max_running=4, kv_tokens=160, tokens_per_pass=24, page_tokens=8))
+    engine = Engine(sbd, EngineLimits(max_num_seqs=4, kv_tokens=160, max_num_batched_tokens=24, page_tokens=8))
     requests = [Request(str(row), *pair) for row, pair in enumerate(zip(rows, settings, strict=True))]
     found = dict(answered(engine, requests))
     exact = [row for row, each in enumerate(settings) if each.method == "exact"]

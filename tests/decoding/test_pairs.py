@@ -185,7 +185,7 @@ def written(
 ) -> list[Generation]:
     """The answers by `generate_batch`, by `stream` or by the engine; by both of these, pieces of the engine."""
     if "engine" in features:
-        engine, log = Engine(model, EngineLimits(kv_tokens=256, page_tokens=8, tokens_per_pass=24)), Log()
+        engine, log = Engine(model, EngineLimits(kv_tokens=256, page_tokens=8, max_num_batched_tokens=24)), Log()
         for number, (prompt, settings) in enumerate(rows):
             engine.submit(Request(str(number), prompt, settings))
             log.add(engine.step())

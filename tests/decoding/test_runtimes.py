@@ -253,7 +253,10 @@ def test_the_engine_gives_what_generate_gives(
     settings = [each for method in ("sbd", "exact", "ntp") for each in settings_of(method)]
     texts = [[*prompts[n % 3], *prompts[0][: n % 2]] for n in range(len(settings))]
     wanted = [Request(str(n), text, each) for n, (text, each) in enumerate(zip(texts, settings, strict=True))]
-    engine, log = Engine(model, EngineLimits(max_running=4, kv_tokens=96, page_tokens=8, tokens_per_pass=24)), Log()
+    engine, log = (
+        Engine(model, EngineLimits(max_num_seqs=4, kv_tokens=96, page_tokens=8, max_num_batched_tokens=24)),
+        Log(),
+    )
     for request in wanted:
         engine.submit(request)
     log.run(engine)

@@ -54,7 +54,7 @@ def test_tells_what_stream_tells(sbd: SBDModel) -> None:
 
 
 def test_a_cancelled_request_leaves_its_place_to_the_next_at_once(endless: SBDModel, texts: list[list[int]]) -> None:
-    engine = Engine(endless, EngineLimits(max_running=1))
+    engine = Engine(endless, EngineLimits(max_num_seqs=1))
     for name in ("runs", "waits", "next"):
         engine.submit(Request(name, texts[0], SLOW))
     engine.step()
@@ -104,7 +104,7 @@ def test_refuses_what_it_can_not_do(sbd: SBDModel, texts: list[list[int]]) -> No
         engine.submit(Request("b", [1], replace(SLOW, max_new_tokens=2)))
     engine.step()
     engine.submit(Request("b", [1], replace(SLOW, max_new_tokens=2)))
-    for name in ("max_running", "kv_tokens", "tokens_per_pass", "max_waiting", "page_tokens"):
+    for name in ("max_num_seqs", "kv_tokens", "max_num_batched_tokens", "max_waiting", "page_tokens"):
         with pytest.raises(ParameterError, match=f"{name} must be at least 1, not 0"):
             EngineLimits(**{name: 0})
 
@@ -155,7 +155,7 @@ def test_a_prompt_that_was_there_before_is_not_fed_again(endless: SBDModel, text
 def test_a_long_prompt_holds_nobody_up(endless: SBDModel, texts: list[list[int]]) -> None:
     """While it is fed in parts, all others get a pass each time, and a short prompt that comes later is done first."""
     long = (texts[2] * 3)[:90]
-    engine, log = Engine(endless, EngineLimits(tokens_per_pass=16)), Log()
+    engine, log = Engine(endless, EngineLimits(max_num_batched_tokens=16)), Log()
     engine.submit(Request("running", texts[0], replace(SLOW, max_new_tokens=30)))
     engine.step()
     engine.submit(Request("long", long, replace(SLOW, max_new_tokens=2)))

@@ -35,9 +35,9 @@ def test_any_mix_of_requests_under_any_limits(data: st.DataObject, sbd: SBDModel
     """Random arrivals, cancellations, budgets, and pools that hold hardly more than the largest request."""
     page = data.draw(st.sampled_from([1, 4, 16]), "page")
     limits = EngineLimits(
-        max_running=data.draw(st.integers(1, 8), "max_running"),
+        max_num_seqs=data.draw(st.integers(1, 8), "max_num_seqs"),
         kv_tokens=data.draw(st.integers(96, 300), "kv_tokens"),
-        tokens_per_pass=data.draw(st.sampled_from([3, 16, 64, 512]), "tokens_per_pass"),
+        max_num_batched_tokens=data.draw(st.sampled_from([3, 16, 64, 512]), "max_num_batched_tokens"),
         page_tokens=page,
     )
     chosen = data.draw(st.lists(st.integers(0, len(requests) - 1), min_size=1, max_size=8), "requests")
@@ -83,7 +83,7 @@ def test_every_family(
         Request(f"{method} {n}", prompt, replace(base, method=method))
         for method, n, prompt in zip(("sbd", "exact", "ntp"), range(3), prompts, strict=True)
     ]
-    engine = Engine(sbd, EngineLimits(tokens_per_pass=24, kv_tokens=128))
+    engine = Engine(sbd, EngineLimits(max_num_batched_tokens=24, kv_tokens=128))
     for request in wanted:
         engine.submit(request)
     log = Log().run(engine)

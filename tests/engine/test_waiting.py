@@ -56,7 +56,7 @@ def test_a_thousand_waiting_requests_hold_no_tensors(
 ) -> None:
     """1,024 requests that may each fill a context of 32k."""
     sbd = tiny_sbd("llama", tokenizer, mode="shifted", max_position_embeddings=CONTEXT)
-    engine = Engine(sbd, EngineLimits(max_running=1, kv_tokens=CONTEXT + 64))
+    engine = Engine(sbd, EngineLimits(max_num_seqs=1, kv_tokens=CONTEXT + 64))
     before = _tensor_bytes()
     for number in range(1024):
         prompt = prompts[number % len(prompts)]
@@ -89,7 +89,7 @@ def test_what_is_wrong_with_a_request_is_said_when_it_is_submitted(
 def test_seconds_count_from_the_submission(tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]) -> None:
     """Of an answer that had to wait too, and it is what it would be alone."""
     sbd = tiny_sbd("llama", tokenizer, mode="shifted", dtype=torch.float64)
-    engine = Engine(sbd, EngineLimits(max_running=1))
+    engine = Engine(sbd, EngineLimits(max_num_seqs=1))
     requests = [Request(name, prompts[0], SETTINGS["sbd"]) for name in ("first", "second")]
     for request in requests:
         engine.submit(request)

@@ -59,7 +59,7 @@ def banned_head(sbd: SBDModel) -> Iterator[None]:
 
 def check_engine(sbd: SBDModel, prompts: Sequence[list[int]], wanted: list[list[Tensor]], new: int) -> None:
     """Requests that come and go."""
-    engine = Engine(sbd, EngineLimits(max_running=3, kv_tokens=256, tokens_per_pass=40, page_tokens=4))
+    engine = Engine(sbd, EngineLimits(max_num_seqs=3, kv_tokens=256, max_num_batched_tokens=40, page_tokens=4))
     methods = ("ntp", "exact", "exact")
     for number, prompt in enumerate(prompts):
         engine.submit(Request(str(number), prompt, settings(methods[number], new, 4)))

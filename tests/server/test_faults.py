@@ -102,7 +102,7 @@ def test_a_model_whose_logits_are_no_numbers(trained_tokenizer, stream):
 
 
 def test_a_full_queue_says_come_back(served_model):
-    with serving(served_model, engine=EngineLimits(max_running=1, max_waiting=1)) as live:
+    with serving(served_model, engine=EngineLimits(max_num_seqs=1, max_waiting=1)) as live:
         with connect(live) as first, connect(live) as second:
             ask(first, LONG)
             assert eventually(lambda: live.serving.worker.figures.running == 1)

@@ -5,7 +5,11 @@ import json
 import pytest
 
 from server.live import CONTEXT, parts, serving
+from setblock.decoding.samplers import FixedCount
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.limits import EngineLimits
+from setblock.server.protocol import ChatBody
+from setblock.server.settings import settings_of
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Tom"}]
@@ -144,6 +148,25 @@ def test_without_a_limit_an_answer_has_the_room_that_is_left(served_model, monke
             assert {each["finish_reason"] for each in several["choices"]} == {"length"}
             answer = live.post("/v1/responses", input="Tom", method="sbd", gamma="inf").json()
             assert answer["usage"]["total_tokens"] == most
+
+
+def test_requests_get_the_server_s_defaults(served_model):
+    """One that names another method gets that method's own."""
+
+    def passes(live, **asked):
+        usage = live.chat(max_tokens=24, min_tokens=24, **asked).json()["usage"]
+        return usage["num_forwards"], usage["completion_tokens"]
+
+    default = DecodingSettings(method="sbd", sampler=FixedCount(12), block_size=12)
+    with serving(served_model, default=default) as fast, serving(served_model) as plain:
+        assert plain.client.get("/v1/models").json()["data"][0]["setblock"]["method"] == "exact"
+        assert fast.client.get("/v1/models").json()["data"][0]["setblock"]["method"] == "sbd"
+        asked = {"method": "sbd", "sampler": "fixed-count", "sampler_options": {"count": 12}, "block_size": 12}
+        assert passes(fast) == passes(fast, method="sbd") == passes(plain, **asked) == (3, 24)
+        assert passes(fast, block_size=6) == passes(plain, **(asked | {"block_size": 6}))
+    for method in ("exact", "ntp"):
+        body = ChatBody(model="tiny", messages=MESSAGES, method=method, seed=0)
+        assert settings_of(body, default=default) == settings_of(body, default=DecodingSettings())
 
 
 def test_several_answers_at_temperature_0_are_copies(live):

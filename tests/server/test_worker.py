@@ -73,7 +73,7 @@ def test_what_is_given_up_is_gone_within_two_passes(engine):
 
 def test_a_request_that_is_refused_takes_its_siblings_along(served_model):
     async def main():
-        async with working(Engine(served_model, EngineLimits(max_running=1, max_waiting=1))) as worker:
+        async with working(Engine(served_model, EngineLimits(max_num_seqs=1, max_waiting=1))) as worker:
             running = await worker.submit([request("a", max_new_tokens=300, banned_tokens=[0])])
             await anext(running.progress())
             with pytest.raises(SetBlockError, match="context"):

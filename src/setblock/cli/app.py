@@ -19,10 +19,10 @@ from setblock.cli.merge import merge
 from setblock.cli.messages import print_error, print_message, print_warning, silence_bars, silence_loggers
 from setblock.cli.options import with_option_groups
 from setblock.cli.roofline import roofline
+from setblock.cli.runtime import OF_LLAMA
 from setblock.cli.serve import serve
 from setblock.cli.stdout import writable_stdout
 from setblock.cli.sweep import sweep
-from setblock.cli.trace import trace
 from setblock.cli.train import train
 from setblock.decoding.settings.table import REMOVED as REMOVED_SETTINGS
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
@@ -86,24 +86,46 @@ def _setblock(
 
 
 # Options that commands had before, and what helps instead.
+_OF_RUNTIMES = {f"--{name.replace('_', '-')}": f"use --runtime-option {name}=VALUE" for name in OF_LLAMA}
 _SANDBOX = {
     "--sandbox": "--allow-code-execution runs programs of coding tasks, confined by bubblewrap where it is installed"
 }
 GONE: dict[Any, dict[str, str]] = {
-    evaluate: _SANDBOX
-    | {
+    generate: _OF_RUNTIMES,
+    compare: _OF_RUNTIMES,
+    evaluate: {
+        **_OF_RUNTIMES,
+        **_SANDBOX,
         "--tasks": "tasks of lm-evaluation-harness run by its own command: python -m setblock.integrations.lm_eval run "
-        "--model setblock --model_args pretrained=MODEL,method=exact --tasks gsm8k"
+        "--model setblock --model_args pretrained=MODEL,method=exact --tasks gsm8k",
     },
-    sweep: _SANDBOX | {"--figure": "experiments/sweep_figure.py of the repository draws the file of --out"},
-    calibrate: _SANDBOX | {"--prompts": "give the file to --input"},
+    sweep: {
+        **_SANDBOX,
+        "--figure": "experiments/sweep_figure.py of the repository draws the file of --output",
+        "--out": "give the file to --output",
+        "--from": "give the file to --results",
+    },
+    calibrate: {**_SANDBOX, "--prompts": "give the file to --input", "--sweep": "give the file to --results"},
+    export: {"--gguf": "give the file to --output", "MODEL": "give the model to --model"},
+    merge: {"--base": "give the model to --model"},
     serve: {
+        **_OF_RUNTIMES,
+        "--name": "use --served-model-name",
+        "--max-running": "use --max-num-seqs",
+        "--tokens-per-pass": "use --max-num-batched-tokens",
         "--engine": "`setblock serve` runs this package's engine. In vLLM, run vllm serve MODEL --hf-overrides "
-        '\'{"architectures": ["SetBlockLlamaForCausalLM"], "canvas_length": 16}\'; docs/vllm.md says more'
+        '\'{"architectures": ["SetBlockLlamaForCausalLM"], "canvas_length": 16}\'; docs/vllm.md says more',
     },
 }
-for command in (generate, compare, trace, evaluate, sweep, calibrate, train, merge, export, fetch, serve, roofline):
+for command in (generate, compare, evaluate, sweep, calibrate, train, merge, export, fetch, serve, roofline):
     app.command()(with_option_groups(command, GONE.get(command, {})))
+
+
+@app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def trace() -> None:
+    """Refuse what was a command."""
+    raise ParameterError("the command trace is gone: use setblock generate --trace")
+
 
 data = typer.Typer(
     no_args_is_help=True, help="Inspect or tokenise the data of a recipe, or let a model write prompts and answers."

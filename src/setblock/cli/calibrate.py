@@ -54,8 +54,11 @@ def calibrate(
         panel=CALIBRATION,
         metavar="NAME",
     ),
-    sweep: Path | None = option(
-        None, "Use the outcomes of a finished `setblock sweep` of this model, and decode nothing.", panel=CALIBRATION
+    results_file: Path | None = option(
+        None,
+        "Use the outcomes of a finished `setblock sweep` of this model, and decode nothing.",
+        "--results",
+        panel=CALIBRATION,
     ),
     task: CalibrateOptions,
     model: ModelOptions,
@@ -83,10 +86,10 @@ def calibrate(
 
     # 1. What is asked for, and whether it can be
     wanted = tolerance_of(tolerance, confidence=confidence)
-    if sweep is not None and (task.source or grid != GridOptions()):
-        raise ParameterError("--sweep decodes nothing: it takes the place of --input and the options of the grid")
+    if results_file is not None and (task.source or grid != GridOptions()):
+        raise ParameterError("--results decodes nothing: it takes the place of --input and the options of the grid")
     chosen, split, limit = task.chosen()
-    if chosen.judge is None and wanted.measure == "accuracy" and sweep is None:
+    if chosen.judge is None and wanted.measure == "accuracy" and results_file is None:
         raise ParameterError(
             f"{task.source or chosen.name} has no right answers: give a tolerance of tokens, such as --tolerance tokens=1"
         )
@@ -96,12 +99,12 @@ def calibrate(
         _check_writable(model, output)  # before hours of decoding
 
     # 2. The outcomes
-    if sweep is None:
+    if results_file is None:
         examples = chosen.examples(split, seed=task.seed)
         wanted.check_enough(sum(1 for _ in islice(examples, max(limit, 1))))
         results = task.swept(loaded, chosen, points_of(loaded, grids), split=split, limit=limit)
     else:
-        results = _read(sweep, loaded)
+        results = _read(results_file, loaded)
 
     # 3. The choice
     calibration = find(results, wanted, seed=task.seed)

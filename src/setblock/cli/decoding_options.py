@@ -54,13 +54,18 @@ def setting_option(name: str) -> Any:
         told += f" Available: {', '.join(SAMPLERS)}; or a class in a file, such as my_file.py:Clear."
     metavar = row.metavar if row.type in (int, float, str) or is_listed else None
     called = f"--{row.names['command line'].replace('_', '-')}"
-    return option(None if is_listed else row.default, told, called, panel=_PANELS[row.group], metavar=metavar)
+    default = None if is_listed else row.default
+    return option(default, told, called, panel=_PANELS[row.group], metavar=metavar, is_rare=name not in _COMMON)
+
+
+_COMMON = ("method", "block_size", "max_new_tokens", "temperature", "top_p", "seed", "stop")
+"""What `--help` shows. The rest is in `--help-all`."""
 
 
 @option_group(DECODING)
-@offers("point", "answer", "sampling")
-class DecodingOptions:
-    """Hold how an answer is decoded. A field that is None is left to the library."""
+@offers("point")
+class PointOptions:
+    """Hold the operating point. A field that is None is left to the library."""
 
     sampler_options: list[str] | None = option(
         None,
@@ -68,18 +73,13 @@ class DecodingOptions:
         "ones.",
         "--sampler-option",
         metavar="KEY=VALUE",
+        is_rare=True,
     )
     gamma: float | None = option(
         None,
         "Entropy bound of the sampler, in nats, at least 0: the maximum total uncertainty of the tokens that one pass "
         "reveals. 0 reveals one token per pass, inf the whole block. Default: 1 in method exact; 0.1 in sbd. A "
         "calibrated model has its own.",
-    )
-    domain: str | None = option(
-        None,
-        "Use the setting that `setblock calibrate` found for this domain. Default: the slowest, and so the most "
-        "careful, of all domains.",
-        metavar="NAME",
     )
 
     if TYPE_CHECKING:
@@ -97,9 +97,24 @@ class DecodingOptions:
         with_own_sampler(self.sampler)
         known = {*SETTINGS, "gamma"}
         asked = {field.name: getattr(self, field.name) for field in fields(self) if field.name in known}
-        options = [_pair("--sampler-option", text) for text in self.sampler_options or ()]
-        biases = [_bias(text) for text in self.logit_bias or ()]
-        return settings_asked({**asked, "sampler_options": _once(options), "logit_bias": dict(biases)})
+        options = [pair("--sampler-option", text) for text in self.sampler_options or ()]
+        if biases := asked.get("logit_bias"):
+            asked["logit_bias"] = dict(_bias(text) for text in biases)
+        return settings_asked({**asked, "sampler_options": once(options)})
+
+
+@option_group(DECODING)
+@offers("answer", "sampling")
+class DecodingOptions(PointOptions):
+    """Hold how an answer is decoded."""
+
+    domain: str | None = option(
+        None,
+        "Use the setting that `setblock calibrate` found for this domain. Default: the slowest, and so the most "
+        "careful, of all domains.",
+        metavar="NAME",
+        is_rare=True,
+    )
 
     def settings_for(self, model: "LanguageModel") -> DecodingSettings:
         """Return the settings, at the point that the model was calibrated to where no option says another; a line
@@ -127,14 +142,24 @@ class DecodingOptions:
         return calibrated
 
 
-def _pair(option: str, text: str) -> tuple[str, str]:
+def pair(option: str, text: str) -> tuple[str, str]:
+    """Return the key, with underscores, and the value of an option KEY=VALUE.
+
+    Raises:
+        ParameterError: the text has no `=`.
+    """
     key, equals, value = text.partition("=")
     if not equals:
         raise ParameterError(f"{option} must be KEY=VALUE, not {text!r}")
     return key.strip().replace("-", "_"), value
 
 
-def _once(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+def once(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return a mapping of pairs.
+
+    Raises:
+        ParameterError: a key is there twice.
+    """
     found: dict[str, str] = {}
     for key, value in pairs:
         if key in found:

@@ -2,7 +2,7 @@
 
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 import typer
 
@@ -16,14 +16,8 @@ FileType = Literal[CacheType, KQuant]
 
 
 def export(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="Folder, hub id or name of a checkpoint, or `bundled` for the bundled model."
-        ),
-    ],
-    *,
-    file: Path = option(..., "The GGUF file to write.", "--gguf", show_default=False),
+    model: str = option(..., "Folder, hub id or name of a checkpoint, or `bundled`.", show_default=False),
+    file: Path = option(..., "The GGUF file to write.", "--output", show_default=False),
     weights: FileType = option(
         "f16",
         "Type of the stored matrices, by llama.cpp's names. Types with a k in their names need llama.cpp (pip install "
@@ -43,7 +37,7 @@ def export(
     from setblock.model.loading.loading import load
 
     if file.suffix != ".gguf":
-        raise SetBlockError(f"--gguf must name a file that ends in .gguf, not {file}")
+        raise SetBlockError(f"--output must name a file that ends in .gguf, not {file}")
     if not file.parent.is_dir():
         raise SetBlockError(f"can't write {file}: there is no folder {file.parent}")
     silence_libraries()

@@ -31,11 +31,13 @@ class GenerateOptions(DecodingOptions):
     """Hold how answers are decoded, what form they have, and what is reported of them."""
 
     json_schema: Path | None = option(None, "The answer is JSON that is valid under the schema in this file.")
-    regex: str | None = option(None, "The answer as a whole matches this regular expression.")
+    regex: str | None = option(None, "The answer as a whole matches this regular expression.", is_rare=True)
     choice: list[str] | None = option(
-        None, "The answer is one of these texts. Repeat the option for each text.", metavar="TEXT"
+        None, "The answer is one of these texts. Repeat the option for each text.", metavar="TEXT", is_rare=True
     )
-    grammar: Path | None = option(None, "The answer follows the grammar in this file, in llguidance's notation.")
+    grammar: Path | None = option(
+        None, "The answer follows the grammar in this file, in llguidance's notation.", is_rare=True
+    )
 
     def settings(self) -> DecodingSettings:
         """See `DecodingOptions`."""
@@ -65,6 +67,14 @@ def generate(
         "last line is what --json prints.",
         "--events",
         panel=OUTPUT,
+        is_rare=True,
+    ),
+    as_trace: bool = option(
+        False,
+        "Show each forward pass: the tokens that it revealed (bold, in brackets), masked positions (_), entropies, and what "
+        "it committed. With --json: everything, for programs.",
+        "--trace",
+        panel=OUTPUT,
     ),
     source: Path | None = option(
         None,
@@ -84,6 +94,7 @@ def generate(
         DEFAULT_CONCURRENCY,
         "Number of prompts decoded at once, at least 1. It changes no answer.",
         panel="Many prompts",
+        is_rare=True,
     ),
 ) -> None:
     """Answer a prompt. Text is printed as soon as it is final, then tokens, forward passes and seconds on stderr.
@@ -92,12 +103,13 @@ def generate(
     one. Several answers (--n) are not streamed, and --json prints them as {"answers": [...]}. --logprobs needs --json.
     """
     model.check()
-    from setblock import generate_batch, stream
+    from setblock import generate_batch, stream, trace
+    from setblock.cli.trace_view import print_trace
 
     settings = decoding.settings()
     if source is not None or target is not None:
-        if source is None or target is None or prompt is not None or as_events:
-            raise ParameterError("--input and --output go together, without PROMPT and --events")
+        if source is None or target is None or prompt is not None or as_events or as_trace:
+            raise ParameterError("--input and --output go together, without PROMPT, --events and --trace")
         if how.system is not None or how.messages is not None:
             raise ParameterError("--input has its chats in its lines: leave out --system and --messages")
         if concurrency < 1:
@@ -106,8 +118,11 @@ def generate(
         return
     if settings.logprobs is not None and not (as_json or as_events):
         raise ParameterError("--logprobs needs --json, which shows them")
-    if settings.n > 1 and as_events:
-        raise ParameterError(f"--events shows one answer: --n must be 1, not {settings.n}")
+    if as_events and as_trace:
+        raise ParameterError("--events and --trace exclude each other: give one of them")
+    if settings.n > 1 and (as_events or as_trace):
+        name = "--events" if as_events else "--trace"
+        raise ParameterError(f"{name} shows one answer: --n must be 1, not {settings.n}")
     asked = how.asked(prompt)
     if asked is None:
         raise ParameterError(
@@ -116,7 +131,9 @@ def generate(
     warn_of_bundled(model)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
     settings = decoding.settings_for(loaded)
-    if settings.n == 1:
+    if as_trace:
+        print_trace(trace(loaded, asked, settings=settings, raw=how.raw), settings, as_json=as_json)
+    elif settings.n == 1:
         answer = stream(loaded, asked, settings=settings, raw=how.raw)
         _print_stream(answer, loaded.tokenizer, as_json=as_json, as_events=as_events)
     else:

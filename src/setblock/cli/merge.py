@@ -19,7 +19,7 @@ def merge(
         ),
     ],
     output: Path = option(..., "Folder to save the model in.", metavar="DIR", show_default=False),
-    base: str | None = option(
+    model: str | None = option(
         None,
         "Folder or hub id of the model that the adapter was trained on. Default: the model of its recipe.",
         show_default=False,
@@ -33,4 +33,4 @@ def merge(
     from setblock.training.merging import merge_adapter
 
     silence_libraries()
-    typer.echo(f"saved to {merge_adapter(adapter, output, base=base)}")
+    typer.echo(f"saved to {merge_adapter(adapter, output, base=model)}")

@@ -30,22 +30,29 @@ class ModelOptions:
         "Folder, hub id or name (`setblock fetch`) of a causal LM, or a GGUF file. Default: `bundled`, the included model.",
         "--model",
     )
-    dtype: Dtype = option("auto", "Type of the weights. auto: as in the checkpoint.")
+    dtype: Dtype = option("auto", "Type of the weights. auto: as in the checkpoint.", is_rare=True)
     device: str | None = option(
-        None, "Where to run the model: cpu, cuda, cuda:1, mps. Default: a CUDA GPU if there is one, else the CPU."
+        None,
+        "Where to run the model: cpu, cuda, cuda:1, mps. Default: a CUDA GPU if there is one, else the CPU.",
+        is_rare=True,
     )
-    trust_remote_code: bool = option(False, "Allow code that comes with the checkpoint to run.")
+    trust_remote_code: bool = option(False, "Allow code that comes with the checkpoint to run.", is_rare=True)
     quantization: Quantization | None = option(
-        None, "int8: store the weights of linear layers in eight bits (needs `pip install 'setblock\\[quantize]'`)."
+        None,
+        "int8: store the weights of linear layers in eight bits (needs `pip install 'setblock\\[quantize]'`).",
+        is_rare=True,
     )
     compile: bool = option(
-        False, "Compile the model with torch.compile. The first use takes minutes, so use it for hundreds of answers."
+        False,
+        "Compile the model with torch.compile. The first use takes minutes, so use it for hundreds of answers.",
+        is_rare=True,
     )
     prepack: bool | None = option(
         None,
         "On a CPU: convert the weights to the layout of its matrix kernels once, at the start. Excludes "
         "--quantization. Default: generate, compare, evaluate and serve do so for weights in half precision.",
         "--prepack/--no-prepack",
+        is_rare=True,
     )
 
     @property

@@ -32,16 +32,17 @@ _METAVARS: dict[Any, str] = {
 Group = TypeVar("Group")
 
 
-def option(default: Any, told: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+def option(default: Any, told: str, *names: str, panel: str | None = None, is_rare: bool = False, **more: Any) -> Any:
     """Return an option, in place of the default of a command's parameter or of a field of an `option_group`.
 
     Args:
         default: `...` if the option must be given, and inside `Annotated`.
         told: its help.
         names: what is typed; by default the parameter's name, also of a flag.
+        is_rare: show it in `--help-all` only.
         more: typer's own arguments, such as `metavar`.
     """
-    return typer.Option(default, *names, help=told, rich_help_panel=panel, **more)
+    return typer.Option(default, *names, help=told, rich_help_panel=panel, hidden=is_rare, **more)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -94,7 +95,8 @@ def with_option_groups(
     The command itself gets each group, filled in.
 
     Args:
-        gone: options that the command had before, each with what helps instead. They are refused, and `--help` hides them.
+        gone: options that the command had before, and arguments in capitals, each with what helps instead. They are refused,
+            and no help shows them.
     """
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
@@ -105,6 +107,8 @@ def with_option_groups(
         else:
             parameters.append(_completed(parameter))
     hidden = [_refused(name, told) for name, told in gone.items()]
+    if any(getattr(info, "hidden", False) for each in parameters for info in get_args(each.annotation)[1:]):
+        hidden.append(_HELP_ALL)
     parameters += hidden
 
     @wraps(command)
@@ -122,16 +126,44 @@ def with_option_groups(
     return expanded
 
 
+def show_all(command: Any) -> None:
+    """Let the help of a command show all that it takes, rare options, too."""
+    for parameter in command.params:
+        parameter.hidden = parameter.name.startswith(_GONE)
+
+
+def _help_all(context: typer.Context, is_wanted: bool) -> None:
+    if is_wanted:
+        show_all(context.command)
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+_HELP_ALL = inspect.Parameter(
+    "help_all",
+    inspect.Parameter.KEYWORD_ONLY,
+    annotation=Annotated[
+        bool, typer.Option("--help-all", is_eager=True, callback=_help_all, help="Show all options and exit.")
+    ],
+    default=False,
+)
+_GONE = "gone_"
+"""How the names of parameters begin that no help shows."""
+
+
 def _refused(name: str, told: str) -> inspect.Parameter:
-    """Return an option whose use is an error."""
+    """Return an option, or an argument, whose use is an error."""
 
     def refuse(value: str | None) -> None:
         if value is not None:
             raise ParameterError(f"{name} is gone: {told}")
 
-    info = typer.Option(name, hidden=True, callback=refuse, help=told)
+    if name.startswith("-"):
+        info = typer.Option(name, hidden=True, callback=refuse, help=told)
+    else:
+        info = typer.Argument(hidden=True, callback=refuse, help=told)
     return inspect.Parameter(
-        f"gone_{name.strip('-').replace('-', '_')}",
+        f"{_GONE}{name.strip('-').replace('-', '_').lower()}",
         inspect.Parameter.KEYWORD_ONLY,
         annotation=Annotated[str | None, info],
         default=None,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class PromptOptions:
     """Hold how a prompt is given to the model."""
 
-    raw: bool = option(False, "Continue the prompt as plain text, without the chat template.")
+    raw: bool = option(False, "Continue the prompt as plain text, without the chat template.", is_rare=True)
     system: str | None = option(None, "System message before the prompt.", metavar="TEXT")
     messages: Path | None = option(
         None,

@@ -2,12 +2,13 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from setblock.cli.decoding_options import once, pair
 from setblock.cli.messages import silence_libraries
 from setblock.cli.model import ModelOptions, checked_for_blocks, load_model
-from setblock.cli.options import offering, option, option_group
-from setblock.errors import SetBlockError
+from setblock.cli.options import option, option_group
+from setblock.errors import ParameterError, SetBlockError, did_you_mean
 from setblock.integrations.llama_cpp.options import LlamaOptions
 
 if TYPE_CHECKING:
@@ -15,11 +16,10 @@ if TYPE_CHECKING:
 
 RuntimeName = Literal["transformers", "llama-cpp"]
 _OF_TRANSFORMERS = ("dtype", "device", "trust_remote_code", "quantization", "compile", "prepack")
-_OF_LLAMA = ("n_gpu_layers", "n_threads", "n_ctx", "n_ubatch", "type_k", "type_v", "flash_attn")
+OF_LLAMA = {each.name: each.type for each in fields(LlamaOptions) if each.name != "use_extra_bufts"}
 
 
-@option_group("Runtime")
-@offering(LlamaOptions, panel="llama.cpp", but_not=["use_extra_bufts"])
+@option_group("Model")
 class RuntimeOptions(ModelOptions):
     """Hold which model, and who runs it."""
 
@@ -27,12 +27,21 @@ class RuntimeOptions(ModelOptions):
         None,
         "What runs the model. transformers: PyTorch. llama-cpp: llama.cpp (pip install 'setblock\\[llama-cpp]'), the "
         "default for GGUF files if it is installed.",
+        is_rare=True,
+    )
+    runtime_options: list[str] | None = option(
+        None,
+        f"An option of llama.cpp, such as n_ctx=4096: {', '.join(OF_LLAMA)}. Can be repeated.",
+        "--runtime-option",
+        metavar="KEY=VALUE",
+        is_rare=True,
     )
     draft_text: Path | None = option(
         None,
         "JSON Lines file of answers that the model gave before, or of answers like them: method exact copies drafts from "
         "them, too. The text of an answer does not depend on it. Default: the model's own file, if it has one.",
         metavar="FILE",
+        is_rare=True,
     )
 
     @property
@@ -46,8 +55,9 @@ class RuntimeOptions(ModelOptions):
         from setblock.model.loading.source import is_gguf
 
         has_file = self.path is not None and is_gguf(self.path)
-        for_torch, for_llama = self._given(_OF_TRANSFORMERS), self._given(_OF_LLAMA)
-        runtime = self.runtime
+        default = {field.name: field.default for field in fields(self)}
+        for_torch = [name for name in _OF_TRANSFORMERS if getattr(self, name) != default[name]]
+        for_llama, runtime = ["runtime-option"] if self.runtime_options else [], self.runtime
         if runtime is None:
             runtime = "llama-cpp" if has_file and not for_torch and (for_llama or is_installed()) else "transformers"
         if runtime == "transformers":
@@ -61,12 +71,26 @@ class RuntimeOptions(ModelOptions):
         return True
 
     def llama_options(self) -> LlamaOptions:
-        """Return the options of llama.cpp."""
-        return LlamaOptions(**{name: getattr(self, name) for name in _OF_LLAMA})
+        """Return the options of llama.cpp.
 
-    def _given(self, names: tuple[str, ...]) -> list[str]:
-        default = {field.name: field.default for field in fields(self)}
-        return [name for name in names if getattr(self, name) != default[name]]
+        Raises:
+            ParameterError: one is not known, or its value not valid.
+        """
+        given = once([pair("--runtime-option", text) for text in self.runtime_options or ()])
+        for name in given.keys() - OF_LLAMA.keys():
+            raise ParameterError(
+                f"--runtime-option {name} is not known{did_you_mean(name, OF_LLAMA)}; there are {', '.join(OF_LLAMA)}"
+            )
+        return LlamaOptions(**{name: _value(name, text) for name, text in given.items()})
+
+
+def _value(name: str, text: str) -> Any:
+    if OF_LLAMA[name] not in (int, int | None):
+        return text
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ParameterError(f"--runtime-option {name} must be a whole number, not {text!r}") from error
 
 
 def _refuse(names: list[str], runtime: RuntimeName) -> None:

@@ -1,13 +1,15 @@
 """Serve the API and the playground, on this machine or for others (`setblock serve`)."""
 
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from setblock.cli.decoding_options import PointOptions
 from setblock.cli.messages import print_message
 from setblock.cli.model import warn_of_bundled
 from setblock.cli.options import offering, option, option_group
@@ -30,11 +32,19 @@ class LimitOptions:
 
 def serve(
     model: RuntimeOptions,
+    decoding: PointOptions,
     limits: LimitOptions,
+    positional: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)
+    ] = None,
     host: str = option("127.0.0.1", "Address to listen on. 0.0.0.0 accepts other machines.", panel=SERVER),
     port: int = option(8000, "Port to listen on; 0 chooses a free one.", panel=SERVER),
     name: str | None = option(
-        None, "Model id for clients. Default: the name of the folder, or the hub id.", panel=SERVER, metavar="ID"
+        None,
+        "Model id for clients. Default: the name of the folder, or the hub id.",
+        "--served-model-name",
+        panel=SERVER,
+        metavar="ID",
     ),
     key_file: Path | None = option(
         None,
@@ -55,9 +65,16 @@ def serve(
 ) -> None:
     """Serve a model: OpenAI's API under /v1, a playground at /, metrics for Prometheus at /metrics.
 
+    The options of decoding are what requests get that say nothing else. A request that names another method gets that
+    method's own defaults.
+
     SIGTERM or Ctrl-C lets running requests finish, and a second one stops at once.
     """
+    if positional is not None and model.path is not None:
+        raise ParameterError("MODEL and --model exclude each other: give one of them")
+    model = replace(model, path=positional or model.path)
     model.check()
+    settings = decoding.settings()
     if not 0 <= port <= 65535:
         raise ParameterError(f"--port must be between 0 and 65535, not {port}")
     if find_spec("fastapi") is None or find_spec("uvicorn") is None or find_spec("prometheus_client") is None:
@@ -78,7 +95,7 @@ def serve(
     of_engine, of_server = (_chosen(kind, limits) for kind in (EngineLimits, ServerLimits))
     bound, address = listen(Address(host, port))
     notice = warn_of_bundled(model)
-    loaded = load_language_model(model, blocks=False)
+    loaded = load_language_model(model, blocks=settings.method == "sbd")
     folder = Path(model.source)
     config = ServerConfig(
         name=name or (folder.resolve().name if folder.is_dir() else str(model.source)),
@@ -86,6 +103,7 @@ def serve(
         limits=of_server,
         keys=keys,
         hosts=(*allowed_hosts, *LOOPBACK_NAMES) if allowed_hosts else LOOPBACK_NAMES if is_local else (),
+        default=settings,
         logs_text=log_text,
         example=example_prompt(str(model.source)) if notice is None else WORD_PROBLEM,
         notice=notice,

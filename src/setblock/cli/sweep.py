@@ -22,17 +22,17 @@ def sweep(
     task: TaskOptions,
     model: ModelOptions,
     grid: GridOptions,
-    out: Path | None = option(
+    output: Path | None = option(
         None,
         "Add a line of JSON to this file for each finished setting, with the outcome of every example. The same "
         "command resumes an interrupted sweep. A file of another model, task or commit is refused.",
         panel=OUTPUT,
     ),
-    from_file: Path | None = option(
+    results_file: Path | None = option(
         None,
         "Show the results in the file of an earlier sweep, and decode nothing. Options of task, model and grid have no"
         " effect.",
-        "--from",
+        "--results",
         panel=OUTPUT,
     ),
     as_json: JsonOption = False,
@@ -40,15 +40,15 @@ def sweep(
     """Answer the examples of a task or of a file at every setting of a grid, and compare accuracy and forward passes.
 
     Plain decoding (ntp) runs once, and every setting is compared with it. Passes include commits and no prefills. Intervals
-    are Wilson's, at 95%. `setblock calibrate --sweep` reads the file that --out writes.
+    are Wilson's, at 95%. `setblock calibrate --results` reads the file that --output writes.
     """
-    if from_file is None:
+    if results_file is None:
         model.check()
     from setblock.evaluation.result_file import read_results
 
-    if from_file is not None and out is not None:
-        raise ParameterError("--from decodes nothing, so there is nothing for --out")
-    results = _run(task, model, grid, out) if from_file is None else read_results(from_file)
+    if results_file is not None and output is not None:
+        raise ParameterError("--results decodes nothing, so there is nothing for --output")
+    results = _run(task, model, grid, output) if results_file is None else read_results(results_file)
     if as_json:
         print_json(sweep_json(results))
     else:

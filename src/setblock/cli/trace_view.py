@@ -1,17 +1,23 @@
-"""Show the output of `setblock trace` in a terminal."""
+"""Show the output of `setblock generate --trace` in a terminal."""
 
-from rich.console import Console
 from rich.text import Text
 
 from setblock.cli.comparison_view import CONTROLS
+from setblock.cli.messages import print_json, stdout_console
 from setblock.cli.prompt import shown
+from setblock.cli.sampler import sampler_json
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.tracing import Trace, TracedPass, TracedToken
 
 _STYLES = {"prefill": "cyan", "token": "cyan", "block": "green", "commit": "magenta"}
 
 
-def print_trace(console: Console, trace: Trace) -> None:
-    """Print the prompt, then for each pass a line of figures and the open block as it left it."""
+def print_trace(trace: Trace, settings: DecodingSettings, *, as_json: bool) -> None:
+    """Print the prompt, then for each pass a line of figures and the open block as it left it; or all of it as JSON."""
+    if as_json:
+        print_json({**trace.to_json(), **sampler_json(settings)})
+        return
+    console = stdout_console()
     console.print(Text(shown(trace.prompt).strip().translate(CONTROLS), style="dim"), soft_wrap=True)
     standing: dict[int, TracedToken] = {}
     for each in trace.passes:

@@ -39,7 +39,7 @@ class Engine:
         pages, page_tokens = -(-self.limits.kv_tokens // self.limits.page_tokens), self.limits.page_tokens
         self._model = model
         self._pool = PagePool(pages, page_tokens=page_tokens)
-        self._runner = model.paged_runner(pages=pages, page_tokens=page_tokens, rows=self.limits.max_running)
+        self._runner = model.paged_runner(pages=pages, page_tokens=page_tokens, rows=self.limits.max_num_seqs)
         self._jobs: dict[str, Job] = {}  # all that are not finished
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
@@ -133,7 +133,7 @@ class Engine:
     def _admit(self) -> None:
         """Let those run that came first, as long as there is a place and cache for what they are to be fed first."""
         joining: list[Job] = []
-        while self._waiting and (others := len(self._running) + len(joining)) < self.limits.max_running:
+        while self._waiting and (others := len(self._running) + len(joining)) < self.limits.max_num_seqs:
             if not self._give_first_pages(self._waiting[0], left_over=others):
                 break
             joining.append(self._waiting.popleft())
@@ -190,7 +190,7 @@ class Engine:
                 Need(span.start, span.end, span.is_prefill, job.served)
                 for span, job in zip(whole, self._running, strict=True)
             ]
-            ends = schedule(needs, self.limits.tokens_per_pass)
+            ends = schedule(needs, self.limits.max_num_batched_tokens)
             spans = [replace(span, end=end, is_cut=end < span.end) for span, end in zip(whole, ends, strict=True)]
             if self._give_pages(spans):
                 return spans

@@ -66,7 +66,7 @@ def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callab
     serving = Serving(
         name=config.name,
         default=config.default,
-        facts=_facts(model) | {"example": config.example, "notice": config.notice},
+        facts=_facts(model) | {"method": config.default.method, "example": config.example, "notice": config.notice},
         context_length=model.context_length,
         worker=worker,
         codec=Codec(model.tokenizer, vocab_size=model.vocab_size),

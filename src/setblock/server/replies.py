@@ -156,9 +156,11 @@ class Completion(BaseModel):
 
 
 class ModelFacts(BaseModel):
-    """Describe a model beyond OpenAI's fields. `example` is a prompt that it answers well, `notice` what users should know."""
+    """Describe a model beyond OpenAI's fields. `method` is that of requests that name none, `example` a prompt that it answers
+    well, `notice` what users should know."""
 
     methods: list[str]
+    method: str
     samplers: dict[str, dict[str, Any]]
     block_sizes: list[int]
     context_length: int | None

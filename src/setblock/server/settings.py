@@ -21,6 +21,8 @@ def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Struc
     Raises:
         ApiError: a parameter is out of its range.
     """
+    if body.method not in (None, default.method):  # whose operating point says nothing of another method's
+        default = DecodingSettings()
     asked: dict[str, Any] = {row.name: getattr(body, called, None) for called, row in offered_by("server").items()}
     asked["method"] = asked["method"] or default.method
     asked["max_new_tokens"] = body.limit[1]

@@ -264,7 +264,7 @@ def test_the_engine_gives_what_a_request_gives_alone(
     sbd = model(trained_tokenizer)
     settings = requests(method)[:9]
     wanted = [Request(str(n), prompts[n % 3], each) for n, each in enumerate(settings)]
-    limits = EngineLimits(max_running=4, kv_tokens=88, page_tokens=8, tokens_per_pass=24)
+    limits = EngineLimits(max_num_seqs=4, kv_tokens=88, page_tokens=8, max_num_batched_tokens=24)
     check_that_rows_come_and_go_as_alone(sbd, wanted, limits)
 
 

@@ -24,7 +24,7 @@ def test_answers_all_and_takes_no_more_than_it_needs(sbd: SBDModel, texts: list[
             settings = DecodingSettings(method="sbd", max_new_tokens=1 + n % 7, sampler=EntropyBounded(4.0))
             yield Request(str(n), texts[n % 3], settings)
 
-    engine = Engine(sbd, EngineLimits(max_running=3))
+    engine = Engine(sbd, EngineLimits(max_num_seqs=3))
     for name, generation in answered(engine, requests()):
         assert len(taken) - len(done) <= 3 + 1
         done[name] = generation

@@ -79,7 +79,7 @@ def test_a_stream_and_a_batch_of_one(both: Both, prompts: list[list[int]]) -> No
 def test_the_engine_gives_what_a_request_gets_alone(both: Both, prompts: list[list[int]]) -> None:
     """Requests come, are preempted, cancelled and answered; in the end the cache is empty."""
     _, llama = both
-    engine = Engine(llama, EngineLimits(max_running=4, kv_tokens=88, page_tokens=8, tokens_per_pass=24))
+    engine = Engine(llama, EngineLimits(max_num_seqs=4, kv_tokens=88, page_tokens=8, max_num_batched_tokens=24))
     log = Log()
     wanted = [
         Request(str(n), prompt, settings)

@@ -23,7 +23,7 @@ def limits_for(model: LanguageModel, requests: Iterable[Request], *, concurrency
     page = EngineLimits.page_tokens
     longest = sorted((limit_of(model, len(each.prompt), each.settings) + page for each in requests), reverse=True)
     needed = sum(longest[:concurrency])
-    return EngineLimits(max_running=concurrency, kv_tokens=max([page, *longest[:1], min(needed, MOST_CACHED)]))
+    return EngineLimits(max_num_seqs=concurrency, kv_tokens=max([page, *longest[:1], min(needed, MOST_CACHED)]))
 
 
 def answered(engine: Engine, requests: Iterable[Request]) -> Iterator[tuple[str, Generation]]:
@@ -38,7 +38,7 @@ def answered(engine: Engine, requests: Iterable[Request]) -> Iterator[tuple[str,
         # As many as may run, and one that waits for the first place that becomes free
         while (
             (figures := engine.figures).waiting < limits.max_waiting
-            and figures.running + figures.waiting <= limits.max_running
+            and figures.running + figures.waiting <= limits.max_num_seqs
             and (request := next(remaining, None)) is not None
         ):
             engine.submit(request)

@@ -28,13 +28,13 @@ function fill(select, values, label) {
   }));
 }
 
-export function offer({ methods, block_sizes: sizes }) {
+export function offer({ methods, method: usual, block_sizes: sizes }) {
   const isTrained = methods.includes("sbd");
   for (const option of at("method").options) {
     option.disabled = !methods.includes(option.value);
     option.textContent = option.disabled ? `${option.value} (not trained for blocks)` : option.value;
   }
-  if (!methods.includes(method())) at("method").value = methods[0];
+  at("method").value = usual;
   fill(at("block"), sizes, String);
   fill(at("gamma"), GAMMAS, (value) => (value === "inf" ? "∞" : String(value)));
   const show = () => {
