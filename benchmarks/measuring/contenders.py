@@ -72,7 +72,7 @@ def _decoded(model: LanguageModel, prompt: list[int], settings: DecodingSettings
         settings.sampler.state = batch.state
     prefill = 0.0
     for step in batch.steps():
-        if bool(step.is_prefill.all()):
+        if bool(step.reading.is_prefill.all()):
             synchronise()
             prefill = time.perf_counter() - started
     return Answer(batch.state.answer(0).tolist(), batch.record.counts(0).decoding, prefill)

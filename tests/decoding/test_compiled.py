@@ -179,10 +179,10 @@ def test_a_plan_is_as_small_as_can_be_or_fixed(k: int, data: st.DataObject) -> N
     ends = data.draw(st.lists(st.integers(5, 5 + 2 * k), min_size=3, max_size=3).filter(lambda ends: max(ends) > 5))
     spans = [Span(5, end, 5, is_prefill=False) for end in ends]
     tight, fixed = (plan_pass(state, spans, fixed_keys=keys) for keys in (None, 256))
-    assert (tight.queries, tight.keys, tight.is_fixed) == (max(ends) - 5, max(ends), False)
-    assert tight.part.rows.tolist() == [row for row, end in enumerate(ends) if end > 5]
+    assert (tight.queries, tight.visible, tight.is_fixed) == (max(ends) - 5, max(ends), False)
+    assert tight.rows.tolist() == [row for row, end in enumerate(ends) if end > 5]
     assert tight.queries <= fixed.queries in (k, 2 * k)
-    assert (fixed.keys, fixed.is_fixed, len(fixed.part.rows)) == (256, True, 3)
+    assert (fixed.visible, fixed.is_fixed, len(fixed.rows)) == (256, True, 3)
     prefill = [replace(span, is_prefill=True) for span in spans]
     assert plan_pass(state, prefill, fixed_keys=256).is_fixed is False
 

@@ -58,7 +58,7 @@ def test_a_stream_waits_once_a_pass(name: str, tokenizer: PreTrainedTokenizerBas
             for step in batch.steps():
                 batch.new_texts(batch.news(step, batch.runner))
                 passes += 1
-    assert waits.total == passes > 4, waits.counts
+    assert waits.total == passes + 1 > 5, waits.counts  # and once at the end
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -24,7 +24,7 @@ def decoded(batch: OpenBatch) -> tuple[list[int], list[int]]:
     logits = batch.runner.logits
 
     def watched(feed: Feed) -> torch.Tensor:
-        (later if feed.is_prefill is None else of_prompts).append(feed.tokens.shape[1])
+        (later if feed.plan.is_prefill is None else of_prompts).append(feed.tokens.shape[1])
         return logits(feed)
 
     batch.runner.logits = watched  # type: ignore[method-assign]

@@ -95,7 +95,7 @@ class NaiveRunner:
     def logits(self, feed: Feed) -> Tensor:
         self.passes += 1
         given = torch.zeros((*feed.outputs.shape, self._model.vocab_size))
-        for place, row in enumerate(feed.rows.tolist()):
+        for place, row in enumerate(feed.plan.rows.tolist()):
             real = feed.is_real[place]
             fed, positions = feed.tokens[place][real].tolist(), feed.positions[place][real].tolist()
             in_block = feed.in_block[place][real]
@@ -197,7 +197,7 @@ def test_separate_commits_change_nothing_but_the_passes(
         both = 0
         for step in batch.steps():
             goes_on = bool(step.revealed[0].any()) or not bool(step.finished[0])
-            both += method == "sbd" and bool(step.committed[0]) and goes_on
+            both += method == "sbd" and bool(step.reading.committed[0]) and goes_on
         theirs = batch.generation(0)
         assert_same(ours, theirs)
         if method == "exact":

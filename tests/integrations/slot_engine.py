@@ -128,7 +128,7 @@ def generated(model: SBDModel, prompt: list[int], settings: DecodingSettings) ->
     the end where the last tokens were never committed."""
     batch = open_batch(model, [prompt], [replace(settings, drafts="fixed")])
     batch.runner.fuses_commit = False  # type: ignore[misc]
-    passes = sum(not step.is_prefill for step in batch.steps())
+    passes = sum(not step.reading.is_prefill for step in batch.steps())
     state = batch.state
     passes += int(state.committed[0] < state.answer_end[0])
     return batch.generation(0).token_ids, passes

@@ -158,7 +158,7 @@ class _Tracer:
 
         places = (step.positions[0] - self._prompt_length).tolist()
         # What a pass computed behind a draft that it found wrong was thrown away.
-        known = step.logits.block.known[0].tolist() if corrected is None else []
+        known = step.reading.given.block.known[0].tolist() if corrected is None else []
         known += [False] * (len(places) - len(known))
         end = min((index for index, each in self._standing.items() if each.is_end), default=places[-1] + 1)
         masked = [

@@ -26,11 +26,12 @@ def read_news(
         fuses_commit: as in `BatchState.next_end`.
         since: [B] int64, `answer_end` before the step.
     """
+    read = step.reading
     width = 2 * state.block_width  # of a draft that was checked and the block behind it
     window = (since[:, None] + state.columns[:width]).clamp(max=state.tokens.shape[1] - 1)
     scalars = (
         *(state.prefilled, state.finished, state.failed, state.text_end, state.answer_end, since, record.number),
-        *(step.took_part, step.is_prefill, step.committed & record.commits, state.prompt_length),
+        *(read.took_part, read.is_prefill, read.committed & record.commits, state.prompt_length),
     )
     parts = [
         standing(state, fuses_commit=fuses_commit),
@@ -38,7 +39,7 @@ def read_news(
         state.tokens.gather(1, window),
         *_revealing(step.positions, step.revealed, step.token_ids, step.entropy[:, : state.block_width]),
     ]
-    commit, check = step.logits.commit, step.check
+    commit, check = read.given.commit, read.check
     if commit is not None and check is not None:
         parts += _revealing(commit.positions, check.replaced, check.token_ids, step.entropy[:, state.block_width :])
     widths = [part.shape[1] for part in parts]

@@ -85,13 +85,14 @@ class Record:
 
     def add(self, step: DecodingStep) -> None:
         """Count one step."""
-        if step.has_prefill:
-            self.prefill += step.is_prefill
-            self.number += step.took_part & ~step.is_prefill
+        read = step.reading
+        if read.plan.is_prefill is not None:
+            self.prefill += read.is_prefill
+            self.number += read.took_part & ~read.is_prefill
         else:
-            self.number += step.took_part
-        self.commit += step.committed
-        at, commit, check = step.at, step.logits.commit, step.check
+            self.number += read.took_part
+        self.commit += read.committed
+        at, commit, check = step.at, read.given.commit, read.check
         if commit is not None and check is not None:
             drafted = check.known.sum(dim=1)
             self.drafted += drafted
@@ -104,7 +105,7 @@ class Record:
         self.revealing.scatter_(1, at, self.number[:, None].expand_as(at))
         self.entropies.scatter_(1, at, step.entropy)
         if self.num_alternatives is not None:
-            block = step.logits.block
+            block = read.given.block
             self._keep(block, step.revealed[:, : block.known.shape[1]], step.token_ids)
 
     @classmethod

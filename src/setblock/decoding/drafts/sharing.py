@@ -10,7 +10,8 @@ from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind, R
 from setblock.decoding.drafts.costs import TimedPass
 from setblock.decoding.settings.terms import RowTerms
 from setblock.decoding.state.state import BatchState
-from setblock.decoding.step.plan import PassPlan, Span, fixed_widths
+from setblock.decoding.step.plan import Span, fixed_widths
+from setblock.model.protocol.feed import PassPlan
 from setblock.model.protocol.language_model import Runner
 
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
@@ -91,7 +92,7 @@ def shared_spans(
 def timed_pass(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> TimedPass:
     """Return a pass whose time is not known yet."""
     fed = [span for span in spans if span.tokens]
-    rows, is_padded = len(plan.part.rows), runner.pads or plan.is_fixed
+    rows, is_padded = len(plan.rows), runner.pads or plan.is_fixed
     return TimedPass(
         kind=pass_kind(runner),
         tokens=rows * plan.queries if is_padded else sum(span.tokens for span in fed),

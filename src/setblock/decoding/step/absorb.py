@@ -23,11 +23,10 @@ from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import choose_tokens
 from setblock.decoding.step.exact import Check, check_drafts
 from setblock.decoding.step.logits import first_seen
-from setblock.decoding.step.plan import Part
 from setblock.decoding.step.policy import Policy
 from setblock.decoding.step.predictions import Logits, PassLogits, read_logits
 from setblock.decoding.step.selection import RowSelection
-from setblock.model.protocol.feed import Feed
+from setblock.model.protocol.feed import Feed, PassPlan
 from setblock.model.protocol.language_model import Compile, as_it_is
 
 
@@ -36,32 +35,22 @@ class DecodingStep:
     """Hold what one forward pass did. B rows, k the largest block size; all tensors [B, k] unless said otherwise.
 
     Attributes:
-        is_prefill: [B] bool, rows whose prompt, or a part of it, the pass was over.
-        has_prefill: whether there may be any such rows.
-        took_part: [B] bool, rows that were in the pass.
-        committed: [B] bool, rows whose previous tokens this pass wrote to the cache causally (never so in the prefill).
+        reading: what it said.
         positions: int64, absolute positions of the block.
         token_ids: int64, the tokens chosen for them.
         revealed: bool, positions that this pass revealed.
         at: int64, where its tokens stand: `BatchState.reveal`.
         entropy: [B, k + m] float32, nats, of the distribution at each masked position; then where `check` replaced a draft.
         finished: [B] bool, rows whose answer is whole after the pass.
-        logits: the model's logits that the pass gave.
-        check: in method `exact`, what became of the drafts that the pass committed; None where it committed none.
     """
 
-    is_prefill: Tensor
-    has_prefill: bool
-    took_part: Tensor
-    committed: Tensor
+    reading: "Reading"
     positions: Tensor
     token_ids: Tensor
     revealed: Tensor
     at: Tensor
     entropy: Tensor
     finished: Tensor
-    logits: PassLogits
-    check: Check | None
 
 
 @dataclass(frozen=True)
@@ -69,25 +58,27 @@ class Reading:
     """Hold what a pass says, before any token is revealed. Shapes as in `DecodingStep`.
 
     Attributes:
+        plan: of the pass.
         given: the model's logits.
         block: those that the block's tokens are chosen from.
         moments: of the distributions of the block's first w places; then of those where a draft was checked.
         known: [B, w + m] bool, where they count: what the pass says, and where a draft was replaced.
         is_asked: [B] bool, rows of whose block the pass says anything.
         candidates: [B, w] bool, masked positions that may be revealed.
-        fuses_commit: as in `BatchState.advance`.
-        is_prefill, has_prefill, took_part, committed, check: as in `DecodingStep`.
+        is_prefill: [B] bool, rows whose prompt, or a part of it, the pass was over.
+        took_part: [B] bool, rows that were in the pass.
+        committed: [B] bool, rows whose previous tokens the pass wrote to the cache causally (never so in the prefill).
+        check: in method `exact`, what became of the drafts that the pass committed; None where it committed none.
     """
 
+    plan: PassPlan
     given: PassLogits
     block: Logits
     moments: Moments
     known: Tensor
     is_asked: Tensor
     candidates: Tensor
-    fuses_commit: bool
     is_prefill: Tensor
-    has_prefill: bool
     took_part: Tensor
     committed: Tensor
     check: Check | None
@@ -114,12 +105,13 @@ def absorb(
     if policy.companions.constrained:
         reading, guided = _guided(state, reading, policy)
     # 2. Reveal what the sampler says
+    width = feed.plan.width
     selection = policy.samplers.select(
         reading.block.logits,
         greatest=reading.block.best.logits,
-        moments=reading.moments.columns(0, feed.width),
+        moments=reading.moments.columns(0, width),
         candidates=reading.candidates,
-        revealed=state.revealed if feed.width == state.block_width else state.revealed[:, : feed.width],
+        revealed=state.revealed if width == state.block_width else state.revealed[:, :width],
         passes=state.block_passes,
         is_asked=reading.is_asked,
     )
@@ -133,9 +125,9 @@ def absorb(
 
 def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Reading:
     """Check what was committed, and say what may be revealed. Nothing here waits for the device."""
-    part = Part(feed.rows, batch=feed.batch)
-    ends = part.put(feed.ends)
-    is_prefill = None if feed.is_prefill is None else part.put(feed.is_prefill)
+    plan = feed.plan
+    ends = plan.put(plan.ends)
+    is_prefill = None if plan.is_prefill is None else plan.put(plan.is_prefill)
     took_part = ends > state.committed
     committed = took_part & (state.committed < state.block_start)
     if is_prefill is not None:
@@ -163,15 +155,14 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
     candidates = (asked > broken).masked_fill(state.failed[:, None], False)
     known = candidates if check is None else torch.cat([candidates, check.replaced], dim=1)
     return Reading(
+        plan=plan,
         given=given,
         block=block,
         moments=moments_of(shaped.all.logits, shaped.all.best.logits, known),
         known=known,
         is_asked=asked.any(dim=1),
         candidates=candidates,
-        fuses_commit=feed.fuses_commit,
         is_prefill=state.nobody if is_prefill is None else is_prefill,
-        has_prefill=is_prefill is not None,
         took_part=took_part,
         committed=committed,
         check=check,
@@ -211,7 +202,9 @@ def write_pass(
     is_asked = reading.is_asked
     if guided is not None:
         reveal = guided.kept(reveal, chosen, revealed=state.revealed, entropy=entropy[:, :width])
-    state.block_passes = state.block_passes + (is_asked & ~reading.is_prefill if reading.has_prefill else is_asked)
+    if reading.plan.is_prefill is not None:
+        is_asked = is_asked & ~reading.is_prefill
+    state.block_passes = state.block_passes + is_asked
     if guided is not None or state.copies_drafts:  # what is forced or copied may not be known to the model
         entropy = entropy.masked_fill(~reading.known, 0)
     kinds = kinds_of(confidence[:, :width], state.confidences) if state.adapts_drafts else None
@@ -231,20 +224,15 @@ def write_pass(
         state.draft_kinds = torch.where(reading.took_part[:, None], kinds, state.draft_kinds)
     positions = state.block_positions
     at = state.reveal(chosen, reveal)
-    state.advance(fuses_commit=reading.fuses_commit)
+    state.advance(fuses_commit=reading.plan.fuses_commit)
     return DecodingStep(
-        is_prefill=reading.is_prefill,
-        has_prefill=reading.has_prefill,
-        took_part=reading.took_part,
-        committed=reading.committed,
+        reading=reading,
         positions=positions,
         token_ids=chosen,
         revealed=reveal,
         at=at,
         entropy=entropy,
         finished=state.finished,
-        logits=reading.given,
-        check=reading.check,
     )
 
 

@@ -16,15 +16,15 @@ is cut into several.
 import torch
 
 from setblock.decoding.state.state import BatchState
-from setblock.decoding.step.plan import PassPlan
-from setblock.model.protocol.feed import Feed
+from setblock.model.protocol.feed import Feed, PassPlan
 
 
 def next_feed(state: BatchState, plan: PassPlan) -> Feed:
     """Return the next pass's inputs, and the outputs at which it is read."""
     # 1. Tokens of the A rows that take part
-    part = plan.part
-    end, committed, block_start = (part.of(each)[:, None] for each in (plan.end, state.committed, state.block_start))
+    end, committed, block_start = (
+        each[:, None] for each in (plan.ends, plan.of(state.committed), plan.of(state.block_start))
+    )
     positions = committed + state.columns[: plan.queries]  # [A, Q]
     if plan.is_full:
         is_real = state.everybody[: positions.shape[0], None].expand_as(positions)
@@ -33,7 +33,7 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
         positions = positions * is_real
 
     # 2. The outputs that predict masked tokens of the block and, of exact rows, what is committed
-    of_block = [part.of(each) for each in (state.block_positions, state.candidates(), state.shifts)]  # [A, k]
+    of_block = [plan.of(each) for each in (state.block_positions, state.candidates(), state.shifts)]  # [A, k]
     if plan.width < state.block_width:
         of_block = [each[:, : plan.width] for each in of_block]  # [A, w]
     target, wanted, shift = of_block
@@ -42,31 +42,20 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
         checked = committed + state.columns[1 : plan.checked + 1]  # [A, m]
         is_draft = checked < block_start
         if not state.is_all_exact:
-            is_draft &= part.of(state.is_exact)[:, None]
+            is_draft &= plan.of(state.is_exact)[:, None]
         target, source = torch.cat([target, checked], dim=1), torch.cat([source, checked - 1], dim=1)
         wanted = torch.cat([wanted, is_draft], dim=1)
     wanted = wanted & (source < end)
-    is_prefill = None if plan.is_prefill is None else part.of(plan.is_prefill)
-    if is_prefill is not None:  # of a prompt no draft is checked, nor is anything wanted that was given before
-        wanted &= ~(is_prefill & part.of(state.prefilled))[:, None]
-        wanted[:, plan.width :] &= ~is_prefill[:, None]
+    if plan.is_prefill is not None:  # of a prompt no draft is checked, nor is anything wanted that was given before
+        wanted &= ~(plan.is_prefill & plan.of(state.prefilled))[:, None]
+        wanted[:, plan.width :] &= ~plan.is_prefill[:, None]
     return Feed(
-        rows=part.rows,
-        batch=state.batch,
-        tokens=part.of(state.tokens).gather(1, positions),
+        plan=plan,
+        tokens=plan.of(state.tokens).gather(1, positions),
         positions=positions,
         block_start=block_start[:, 0],
-        ends=end[:, 0],
-        is_prefill=is_prefill,
         is_real=is_real,
-        visible=plan.keys,
         outputs=(source - committed).clamp(0, plan.queries - 1),
         wanted=wanted,
         targets=target,
-        width=plan.width,
-        fuses_commit=plan.fuses_commit,
-        is_full=plan.is_full,
-        sees_all=plan.sees_all,
-        is_fixed=plan.is_fixed,
-        spans=plan.spans,
     )

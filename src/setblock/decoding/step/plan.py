@@ -12,6 +12,7 @@ from torch import Tensor
 
 from setblock.decoding.settings.terms import RowTerms
 from setblock.decoding.state.state import BatchState
+from setblock.model.protocol.feed import PassPlan
 
 
 @dataclass(frozen=True)
@@ -117,39 +118,6 @@ def spans_ahead(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
     return ahead
 
 
-@dataclass(frozen=True)
-class PassPlan:
-    """Hold the plan of a pass before it is fed.
-
-    Attributes:
-        end: [B] int64, the position up to which each row is fed; where it stands if it takes no part.
-        is_prefill: [B] bool, rows whose pass is over their prompt, or over what they had to give up; None where none's is.
-        part: the A rows that are fed.
-        queries: Q, tokens that are fed in each row.
-        width: w, places of each row's block whose outputs are wanted: 1 where none is fed a block.
-        checked: m, outputs of each row at which drafts are checked.
-        keys: the position past the last that any row sees.
-        is_full: whether it is known, of sizes that are not fixed, that each of these rows is fed Q tokens.
-        sees_all: whether it is known, too, that each of these tokens sees all that any row sees.
-        fuses_commit: whether what is committed is fed with the block behind it.
-        is_fixed: whether sizes are the same in every pass of a kind, at the price of padding.
-        spans: as in `Feed`; None where sizes are fixed, since code is compiled for the values of numbers.
-    """
-
-    end: Tensor
-    is_prefill: Tensor | None
-    part: "Part"
-    queries: int
-    width: int
-    checked: int
-    keys: int
-    is_full: bool
-    sees_all: bool
-    fuses_commit: bool
-    is_fixed: bool
-    spans: Sequence[tuple[int, int]] | None = None
-
-
 def plan_pass(
     state: BatchState,
     spans: Sequence[Span],
@@ -170,7 +138,7 @@ def plan_pass(
     fed = [row for row, span in enumerate(spans) if span.tokens]
     queries = max(span.tokens for span in spans)
     drafted = [span.drafted for span, terms in zip(spans, state.terms, strict=True) if terms.method == "exact"]
-    checked, keys = max([0, *drafted]), max(spans[row].end for row in fed)
+    checked, visible = max([0, *drafted]), max(spans[row].end for row in fed)
     whole_blocks = whole_blocks or is_ahead or state.has("sbd")  # whose samplers remember all places
     width = state.block_width if whole_blocks else max(1, *(span.in_block for span in spans))
     has_prefill = any(span.is_prefill for span in spans)
@@ -179,22 +147,28 @@ def plan_pass(
         assert fixed_keys is not None
         queries, fixed_width, checked = fixed_sizes(state, queries)
         width = state.block_width if whole_blocks else fixed_width
-        fed, keys = list(range(state.batch)), fixed_keys
+        fed, visible = list(range(state.batch)), fixed_keys
     device = state.tokens.device
-    is_cut, is_everyone = any(span.is_cut for span in spans), len(fed) == state.batch
-    cut = torch.tensor([span.end for span in spans], device=device) if is_cut else None
     is_full = not (is_ahead or is_fixed) and all(spans[row].tokens == queries for row in fed)
+    is_everyone = len(fed) == state.batch
+    rows = state.rows if is_everyone else torch.tensor(fed, device=device)
+    if any(span.is_cut for span in spans):
+        ends = torch.tensor([spans[row].end for row in fed], device=device)
+    else:
+        ends = state.next_end(fuses_commit=fuses_commit)
+        ends = ends if is_everyone else ends[rows]
     return PassPlan(
-        end=state.next_end(fuses_commit=fuses_commit) if cut is None else cut,
-        is_prefill=torch.tensor([span.is_prefill for span in spans], device=device) if has_prefill else None,
-        part=Part(state.rows if is_everyone else torch.tensor(fed, device=device), batch=state.batch),
+        rows=rows,
+        batch=state.batch,
+        ends=ends,
+        is_prefill=torch.tensor([spans[row].is_prefill for row in fed], device=device) if has_prefill else None,
         queries=queries,
         width=width,
         checked=checked,
-        keys=keys,
+        visible=visible,
         fuses_commit=fuses_commit,
         is_full=is_full,
-        sees_all=is_full and all(spans[row].end == keys and spans[row].is_alike for row in fed),
+        sees_all=is_full and all(spans[row].end == visible and spans[row].is_alike for row in fed),
         is_fixed=is_fixed,
         spans=None if is_ahead or is_fixed else [(spans[row].start, spans[row].end) for row in fed],
     )
@@ -214,29 +188,3 @@ def fixed_sizes(state: BatchState, queries: int) -> tuple[int, int, int]:
     is_single = queries < size
     width = 1 if is_single or state.is_all_causal else size
     return queries, width, 0 if is_single or not state.has("exact") else size - 1
-
-
-class Part:
-    """Select the A rows of a batch that take part in a pass.
-
-    Args:
-        rows: [A] int64, in order.
-        batch: B.
-    """
-
-    def __init__(self, rows: Tensor, *, batch: int) -> None:
-        self.rows, self.batch, self._is_all = rows, batch, rows.shape[0] == batch
-
-    def of(self, whole: Tensor) -> Tensor:
-        """Return [A, ...] of what all rows have, [B, ...]; the argument itself where all rows take part."""
-        return whole if self._is_all else whole[self.rows]
-
-    def put(self, part: Tensor, whole: Tensor | None = None) -> Tensor:
-        """Return [B, ...] with `part` [A, ...] in its rows, and elsewhere `whole` [B, ...], which may be written to, or
-        zeros."""
-        if self._is_all:
-            return part
-        if whole is None:
-            whole = part.new_zeros((self.batch, *part.shape[1:]))
-        whole[self.rows] = part
-        return whole

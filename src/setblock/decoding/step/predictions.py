@@ -10,7 +10,6 @@ from torch import Tensor
 
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import MostLikely, most_likely
-from setblock.decoding.step.plan import Part
 from setblock.model.protocol.feed import Feed
 
 
@@ -74,7 +73,7 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
     """Return what the logits of a feed predict, those of all its outputs [A, w + m, V] or of the M that are wanted [M, V].
     Keeps in the state the causal logit of a block's first token, which the block's later passes need; the state is that from
     which the feed was made."""
-    part, size = Part(feed.rows, batch=feed.batch), feed.width
+    plan, size = feed.plan, feed.plan.width
     if state.facts is not None:
         logits[..., state.facts.mask_token_id].fill_(-torch.inf)  # a mask is never an answer
     best = most_likely(logits)
@@ -82,24 +81,24 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
         logits, best = feed.spread(logits), MostLikely(feed.spread(best.logits), feed.spread(best.token_ids))
 
     # 1. The block's first token may come from a causal logit of an earlier pass, in which it was fed or committed
-    block_start = part.of(state.block_start)
-    if state.first_is_causal is not None and not (feed.fuses_commit and state.takes_first_at_once):
+    block_start = plan.of(state.block_start)
+    if state.first_is_causal is not None and not (plan.fuses_commit and state.takes_first_at_once):
         if state.first_logits is None:
             state.first_logits = logits.new_zeros((state.batch, logits.shape[-1]))
-        fresh = feed.wanted[:, 0] & (part.of(state.committed) < block_start)
-        first = torch.where(fresh[:, None], logits[:, 0], part.of(state.first_logits))  # [A, V]
-        logits[:, 0] = torch.where(part.of(state.first_is_causal)[:, None], first, logits[:, 0])
-        state.first_logits = part.put(first, state.first_logits)
+        fresh = feed.wanted[:, 0] & (plan.of(state.committed) < block_start)
+        first = torch.where(fresh[:, None], logits[:, 0], plan.of(state.first_logits))  # [A, V]
+        logits[:, 0] = torch.where(plan.of(state.first_is_causal)[:, None], first, logits[:, 0])
+        state.first_logits = plan.put(first, state.first_logits)
         best.logits[:, 0], best.token_ids[:, 0] = most_likely(logits[:, 0])
 
     # 2. Of a block, a pass says something if it was fed; or where the first token is known as soon as what comes before it is
     wanted = feed.wanted
-    if feed.is_prefill is not None or not feed.fuses_commit:  # else all that is wanted
-        says = (feed.ends > block_start) | part.of(state.is_causal)
-        if feed.is_prefill is not None:
-            says = says | (feed.is_prefill & (block_start == part.of(state.prompt_length)))
+    if plan.is_prefill is not None or not plan.fuses_commit:  # else all that is wanted
+        says = (plan.ends > block_start) | plan.of(state.is_causal)
+        if plan.is_prefill is not None:
+            says = says | (plan.is_prefill & (block_start == plan.of(state.prompt_length)))
         wanted = wanted & (says[:, None] | (state.columns[: wanted.shape[1]] >= size))
 
     # 3. From the A rows that took part to all B
-    logits, target, wanted = (part.put(each) for each in (logits, feed.targets, wanted))
-    return PassLogits(Logits(logits, target, wanted, MostLikely(*map(part.put, best))), size)
+    logits, target, wanted = (plan.put(each) for each in (logits, feed.targets, wanted))
+    return PassLogits(Logits(logits, target, wanted, MostLikely(*map(plan.put, best))), size)

@@ -93,7 +93,7 @@ class LlamaRunner:
         blocks: list[list[_Placed]] = []  # of each row
         outputs = _outputs(feed)
         wanted = set(outputs)
-        fed = zip(feed.rows.tolist(), feed.tokens.tolist(), feed.positions.tolist(), strict=True)
+        fed = zip(feed.plan.rows.tolist(), feed.tokens.tolist(), feed.positions.tolist(), strict=True)
         lengths, in_block = feed.is_real.sum(dim=1).tolist(), feed.in_block.sum(dim=1).tolist()
         for place, (index, tokens, positions) in enumerate(fed):
             length, commits = lengths[place], lengths[place] - in_block[place]

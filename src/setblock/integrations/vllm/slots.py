@@ -23,9 +23,9 @@ from setblock.decoding.state.opening import open_state
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.absorb import absorb
 from setblock.decoding.step.feed import next_feed
-from setblock.decoding.step.plan import Part, PassPlan
 from setblock.decoding.step.policy import Policy, companions_of, open_policy
 from setblock.model.protocol.facts import SBDFacts
+from setblock.model.protocol.feed import PassPlan
 
 
 class BlockSlots:
@@ -121,23 +121,22 @@ class BlockSlots:
         order = sorted(range(len(slots)), key=lambda index: row_of[slots[index]])
         counts = torch.tensor([fed[index] for index in order], device=self.device)
         first = torch.tensor([sum(fed[:index]) for index in order], device=self.device)
-        part = Part(torch.tensor([row_of[slots[index]] for index in order], device=self.device), batch=state.batch)
-        before, was_prefill, is_over = part.of(state.committed), part.of(state.is_prefill), self._is_over(part)
-        plan = self._plan(part, fed=counts)
+        plan = self._plan(torch.tensor([row_of[slots[index]] for index in order], device=self.device), fed=counts)
+        before, was_prefill, is_over = plan.of(state.committed), plan.of(state.is_prefill), self._is_over(plan)
         feed = next_feed(state, plan)
 
         # 2. What follows from it, and what is handed over
         index = first[:, None] + torch.minimum(feed.outputs, counts[:, None] - 1)
         absorb(state, feed, logits[index].float(), self._policy)
-        count = torch.where(was_prefill, 0, part.of(state.committed) - before)
+        count = torch.where(was_prefill, 0, plan.of(state.committed) - before)
         columns = before[:, None] + torch.arange(self.block_size, device=self.device)
-        tokens = part.of(state.tokens).gather(1, columns.clamp(max=state.tokens.shape[1] - 1))
-        tokens = torch.where(is_over[:, None], self._filler(part)[:, None], tokens)
+        tokens = plan.of(state.tokens).gather(1, columns.clamp(max=state.tokens.shape[1] - 1))
+        tokens = torch.where(is_over[:, None], self._filler(plan)[:, None], tokens)
         count = torch.where(is_over & ~was_prefill, counts, count)
 
         # 3. As vLLM has ordered them
         at = torch.tensor(order, device=self.device)
-        self.causal[torch.tensor(slots, device=self.device)[at]] = self._is_causal(part).to(self.causal.dtype)
+        self.causal[torch.tensor(slots, device=self.device)[at]] = self._is_causal(plan).to(self.causal.dtype)
         return torch.zeros_like(tokens).index_copy(0, at, tokens), torch.zeros_like(count).index_copy(0, at, count)
 
     @torch.inference_mode()
@@ -146,30 +145,28 @@ class BlockSlots:
         revealed."""
         assert self._state is not None
         row_of = {slot: row for row, slot in enumerate(self._slots)}
-        every = Part(torch.arange(self._state.batch, device=self.device), batch=self._state.batch)
-        feed = next_feed(self._state, self._plan(every, fed=torch.full_like(every.rows, self.block_size)))
+        plan = self._plan(self._state.rows, fed=torch.full_like(self._state.rows, self.block_size))
+        feed = next_feed(self._state, plan)
         tokens = torch.where(feed.is_real, feed.tokens, self.facts.mask_token_id)
-        tokens = torch.where(self._is_over(every)[:, None], self._filler(every)[:, None], tokens)
+        tokens = torch.where(self._is_over(plan)[:, None], self._filler(plan)[:, None], tokens)
         return tokens[torch.tensor([row_of[slot] for slot in slots], device=self.device)]
 
-    def _plan(self, part: Part, *, fed: Tensor) -> PassPlan:
-        """Return a pass in which each request is fed at most `fed` [A] tokens, or its prompt to the end. Sizes don't
-        depend on values, so that nothing waits for the device."""
+    def _plan(self, rows: Tensor, *, fed: Tensor) -> PassPlan:
+        """Return a pass in which each request of `rows` [A] is fed at most `fed` [A] tokens, or its prompt to the end. Sizes
+        don't depend on values, so that nothing waits for the device."""
         assert self._state is not None
         state = self._state
-        whole = state.next_end(fuses_commit=False, commits_answers=True)
-        cut = torch.where(state.is_prefill, whole, torch.minimum(whole, state.committed + part.put(fed)))
-        has_exact = any(terms.method == "exact" for terms in state.terms)
+        whole = state.next_end(fuses_commit=False, commits_answers=True)[rows]
+        is_prefill = state.is_prefill[rows]
         return PassPlan(
-            is_prefill=state.is_prefill,
-            end=cut if len(part.rows) == state.batch else part.put(part.of(cut), state.committed.clone()),
-            part=part,
+            rows=rows,
+            batch=state.batch,
+            ends=torch.where(is_prefill, whole, torch.minimum(whole, state.committed[rows] + fed)),
+            is_prefill=is_prefill,
             queries=self.block_size,
             width=state.block_width,
-            checked=state.block_width - 1 if has_exact else 0,
-            keys=state.tokens.shape[1],
-            is_full=False,
-            sees_all=False,
+            checked=state.block_width - 1 if state.has("exact") else 0,
+            visible=state.tokens.shape[1],
             fuses_commit=False,
             is_fixed=True,
         )
@@ -182,20 +179,20 @@ class BlockSlots:
         banned = [token_id for token_id in settings.banned_tokens if token_id in own]
         return replace(settings, logit_bias=bias, banned_tokens=banned)
 
-    def _is_causal(self, part: Part) -> Tensor:
+    def _is_causal(self, plan: PassPlan) -> Tensor:
         """Return [A] bool, whether the next pass of each row is causal."""
         assert self._state is not None
         state = self._state
-        return part.of(state.is_prefill | (state.committed < state.block_start) | state.finished)
+        return plan.of(state.is_prefill | (state.committed < state.block_start) | state.finished)
 
-    def _is_over(self, part: Part) -> Tensor:
+    def _is_over(self, plan: PassPlan) -> Tensor:
         """Return [A] bool, requests whose answer has ended and was handed over, and which vLLM still serves: their
         logits were no numbers."""
         assert self._state is not None
-        return part.of(self._state.finished & (self._state.committed >= self._state.answer_end))
+        return plan.of(self._state.finished & (self._state.committed >= self._state.answer_end))
 
-    def _filler(self, part: Part) -> Tensor:
+    def _filler(self, plan: PassPlan) -> Tensor:
         """Return [A] what such a request is given, so that it ends: an end-of-text if it has any, and anything up to
         its limit if not."""
         assert self._state is not None
-        return part.of(self._state.ends[:, 0].clamp(min=0))
+        return plan.of(self._state.ends[:, 0].clamp(min=0))

@@ -21,7 +21,7 @@ from setblock.data.packing import PADDING
 from setblock.masks import CLEAN, MaskMod, decode_mask, train_mask
 from setblock.model.attention.attention import attention_mask, plan_of
 from setblock.model.attention.document_attention import RowRuns, Run, document_attention, document_masks, layout_of
-from setblock.model.protocol.feed import Feed
+from setblock.model.protocol.feed import Feed, PassPlan
 from setblock.model.protocol.language_model import Runner
 from setblock.model.runners.forward import logits_at
 
@@ -179,22 +179,25 @@ def _step(
     is_real = positions < end
     safe = positions.masked_fill(~is_real, 0)
     feed = Feed(
-        rows=index,
-        batch=BATCH,
+        plan=PassPlan(
+            rows=index,
+            batch=BATCH,
+            ends=end[:, 0],
+            is_prefill=torch.zeros_like(index, dtype=torch.bool),
+            queries=positions.shape[1],
+            width=positions.shape[1],
+            visible=int(end.max()),
+            is_full=bool(is_real.all()),
+            sees_all=len(rows) == 1 and ends[rows[0]] - starts[rows[0]] == max(1, blocks[rows[0]]),
+            spans=[(starts[row], ends[row]) for row in rows],
+        ),
         tokens=torch.stack([expected.rows[row][safe[number]] for number, row in enumerate(rows)]),
         positions=safe,
         block_start=(end - block)[:, 0],
-        ends=end[:, 0],
-        is_prefill=torch.zeros_like(index, dtype=torch.bool),
         is_real=is_real,
-        visible=int(end.max()),
         outputs=columns.expand_as(positions),
         wanted=is_real,
         targets=positions,
-        width=positions.shape[1],
-        is_full=bool(is_real.all()),
-        sees_all=len(rows) == 1 and ends[rows[0]] - starts[rows[0]] == max(1, blocks[rows[0]]),
-        spans=[(starts[row], ends[row]) for row in rows],
     )
     found = runner.logits(feed)
     logits = found if found.dim() == 2 else found[is_real]

@@ -21,50 +21,85 @@ def fixed_capacity(needed: int) -> int:
 
 
 @dataclass(frozen=True)
-class Feed:
-    """Hold the inputs of a pass. A rows that take part, Q the most tokens of a row, m the most outputs.
+class PassPlan:
+    """Hold the sizes of a pass, and which rows of a batch it feeds how far.
 
     Attributes:
-        rows: [A] int64, which rows of the batch they are.
+        rows: [A] int64, which rows of the batch take part, in order.
         batch: B, how many rows the batch has.
-        tokens: [A, Q] int64, mask tokens included. Anything where not real.
-        positions: [A, Q] int64; 0 where not real.
-        block_start: [A] int64, the position from which on tokens are of the future block; those before it run causally.
         ends: [A] int64, the position past the last token that each row is fed.
         is_prefill: [A] bool, rows that are fed a part of their prompt, or once more what they had to give up; None where none
             is.
-        is_real: [A, Q] bool; the rest is padding.
+        queries: Q, the most tokens of a row.
+        width: w, places of each row's block whose outputs are wanted: 1 where none is fed a block.
+        checked: m, outputs of each row at which drafts are checked.
         visible: the position past the last that any row sees; all that a row sees it has been fed.
-        outputs: [A, m] int64, the columns of Q whose outputs are wanted.
-        wanted: [A, m] bool, where they are; elsewhere anything may be given.
-        targets: [A, m] int64, the positions whose tokens the outputs predict.
-        width: w, how many of them are places of the row's block; the others check a draft.
-        is_fixed: whether the sizes are of the few that a compiled model is made for.
+        is_fixed: whether sizes are of the few that a compiled model is made for, at the price of padding.
         fuses_commit: whether what is committed is fed with the block behind it; otherwise the commit is a separate pass.
         is_full: whether it is known to have no padding.
         sees_all: whether it is known, too, that each token sees all that is visible.
         spans: of each row the positions from which, and up to which, it is fed, for the host; None where only the device knows
-            them.
+            them, or sizes are fixed, since code is compiled for the values of numbers.
     """
 
     rows: Tensor
     batch: int
-    tokens: Tensor
-    positions: Tensor
-    block_start: Tensor
     ends: Tensor
-    is_prefill: Tensor | None
-    is_real: Tensor
-    visible: int
-    outputs: Tensor
-    wanted: Tensor
-    targets: Tensor
+    queries: int
     width: int
+    visible: int
+    is_prefill: Tensor | None = None
+    checked: int = 0
     is_fixed: bool = False
     fuses_commit: bool = True
     is_full: bool = False
     sees_all: bool = False
     spans: Sequence[tuple[int, int]] | None = None
+
+    @property
+    def has_all(self) -> bool:
+        """Return whether all rows of the batch take part."""
+        return self.rows.shape[0] == self.batch
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return [A, ...] of what all rows have, [B, ...]; the argument itself where all rows take part."""
+        return whole if self.has_all else whole[self.rows]
+
+    def put(self, part: Tensor, whole: Tensor | None = None) -> Tensor:
+        """Return [B, ...] with `part` [A, ...] in its rows, and elsewhere `whole` [B, ...], which may be written to, or
+        zeros."""
+        if self.has_all:
+            return part
+        if whole is None:
+            whole = part.new_zeros((self.batch, *part.shape[1:]))
+        whole[self.rows] = part
+        return whole
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Hold the inputs of a pass. A rows that take part, Q the most tokens of a row, m the most outputs.
+
+    Attributes:
+        plan: its sizes and its rows.
+        tokens: [A, Q] int64, mask tokens included. Anything where not real.
+        positions: [A, Q] int64; 0 where not real.
+        block_start: [A] int64, the position from which on tokens are of the future block; those before it run causally.
+        is_real: [A, Q] bool; the rest is padding.
+        outputs: [A, m] int64, the columns of Q whose outputs are wanted: those of w places of the row's block, then those
+            that check a draft.
+        wanted: [A, m] bool, where they are; elsewhere anything may be given.
+        targets: [A, m] int64, the positions whose tokens the outputs predict.
+    """
+
+    plan: PassPlan
+    tokens: Tensor
+    positions: Tensor
+    block_start: Tensor
+    is_real: Tensor
+    outputs: Tensor
+    wanted: Tensor
+    targets: Tensor
 
     @property
     def in_block(self) -> Tensor:
@@ -74,7 +109,7 @@ class Feed:
     @property
     def limits(self) -> Tensor:
         """Return [A, Q] int64, the first position that each token must not see."""
-        return torch.where(self.in_block, self.ends[:, None], self.positions + 1)
+        return torch.where(self.in_block, self.plan.ends[:, None], self.positions + 1)
 
     def padded(self) -> "Feed":
         """Return the same pass with one more column of padding."""
@@ -84,11 +119,10 @@ class Feed:
 
         return replace(
             self,
+            plan=replace(self.plan, is_full=False, sees_all=False),
             tokens=wider(self.tokens, 0),
             positions=wider(self.positions, 0),
             is_real=wider(self.is_real, False),
-            is_full=False,
-            sees_all=False,
         )
 
     def spread(self, values: Tensor) -> Tensor:

@@ -46,10 +46,11 @@ class PackedRunner:
     def logits(self, feed: Feed) -> Tensor:
         """Run one pass over the N real tokens, [1, N]. Waits for the device on a CPU only, where that costs nothing."""
         # 1. Where tokens are in the packed row, and where in the cache
-        assert feed.spans is not None
-        lengths, ends = [end - start for start, end in feed.spans], [end for _, end in feed.spans]
+        plan = feed.plan
+        assert plan.spans is not None
+        lengths, ends = [end - start for start, end in plan.spans], [end for _, end in plan.spans]
         place = (feed.is_real.flatten().cumsum(dim=0) - 1).view(feed.is_real.shape)  # [A, Q]
-        slots = self._slots(feed.rows, feed.ends, feed.visible)  # [A, visible]
+        slots = self._slots(plan.rows, plan.ends, plan.visible)  # [A, visible]
 
         # 2. The attention's rectangles
         rectangles, offset = [], 0

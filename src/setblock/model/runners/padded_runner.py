@@ -55,22 +55,22 @@ class PaddedRunner:
         """Run one pass over [A, Q] tokens."""
         if feed.tokens.numel() < self._least:
             feed = feed.padded()
-        (rows, queries), visible = feed.tokens.shape, feed.visible
+        (rows, queries), visible = feed.tokens.shape, feed.plan.visible
         if self._is_invariant:  # whole chunks of keys need no copy
             visible = min(-(-visible // CHUNK) * CHUNK, self.cache.capacity)
-        everyone = rows == feed.batch
+        everyone = feed.plan.has_all
         self.cache.write_to(
-            rows=None if everyone else feed.rows,
-            slots=feed.positions if feed.is_full else feed.positions.where(feed.is_real, self.cache.capacity),
+            rows=None if everyone else feed.plan.rows,
+            slots=feed.positions if feed.plan.is_full else feed.positions.where(feed.is_real, self.cache.capacity),
             visible=visible,
         )
         outputs = feed.outputs  # [A, m]
         if rows > 1:
-            places = feed.rows if everyone else torch.arange(rows, device=feed.rows.device)
+            places = feed.plan.rows if everyone else torch.arange(rows, device=feed.plan.rows.device)
             outputs = outputs.add(places[:, None], alpha=queries)
-        compiled = self._compiled if feed.is_fixed else None
+        compiled = self._compiled if feed.plan.is_fixed else None
         # To ask how many are wanted takes longer than the head where it is a wait; and it never gets less than one.
-        takes_all = feed.is_fixed or outputs.numel() == 1 or devices.waits(outputs.device)
+        takes_all = feed.plan.is_fixed or outputs.numel() == 1 or devices.waits(outputs.device)
         index = outputs.flatten() if takes_all else outputs[feed.wanted]
         # Compiled passes of one token are without an adapter, all others with it, so that each size is compiled once.
         is_fixed = compiled is not None and queries > self._least
@@ -90,7 +90,7 @@ class PaddedRunner:
         return logits.view(*outputs.shape, -1) if index.shape[0] == outputs.numel() else logits
 
     def _mask(self, feed: Feed, *, visible: int) -> AttentionMask:
-        if feed.sees_all and not self._attention.needs_masks:
+        if feed.plan.sees_all and not self._attention.needs_masks:
             return self._sees_all
         (rows, queries), limits = feed.tokens.shape, feed.limits
         mask = self._form.mask(
