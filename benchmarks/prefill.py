@@ -54,7 +54,7 @@ def measured(sbd: SBDModel, length: int, options: argparse.Namespace) -> dict[st
         settings = DecodingSettings(method="ntp", max_new_tokens=1, prefill_chunk=chunk)
         batch = open_batch(sbd, [prompt], [settings])
         batch.run()
-        return int(batch.state.answer(0)[0])
+        return int(batch.state.answer_of(0)[0])
 
     ways: dict[str, Callable[[], int]] = {TRANSFORMERS: theirs, "ours, whole": partial(ours, length)}
     for chunk in options.chunks:

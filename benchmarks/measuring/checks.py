@@ -127,7 +127,7 @@ def rows_are_alone(size: str, *, tokens: int) -> dict[str, Any]:
         batch = open_batch(sbd, prompts, settings)
         for _ in batch.steps():
             pass
-        return [batch.state.answer(row).tolist() for row in range(len(prompts))]
+        return [batch.state.answer_of(row).tolist() for row in range(len(prompts))]
 
     together = answers(prompts, settings)
     alone = [answers([prompt], [each])[0] for prompt, each in zip(prompts, settings, strict=True)]

@@ -63,7 +63,7 @@ class ScriptedDrafts:
         """See `setblock.decoding.samplers.Sampler`."""
         assert self.state is not None
         EntropyBounded().select(block)
-        drafts = self.script.at(self.state.block_positions[:, : block.candidates.shape[1]])
+        drafts = self.script.at(self.state.block.positions[:, : block.candidates.shape[1]])
         return Selection(
             block.candidates, logits=torch.full_like(block.logits, -1e4).scatter(-1, drafts[..., None], 0.0)
         )

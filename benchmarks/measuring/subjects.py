@@ -205,7 +205,7 @@ def passes(
     @torch.inference_mode()
     def library() -> Tensor:
         state.hold(kv_length)
-        state.prefill_end = state.committed  # what is fed causally is a commit, not a prompt
+        state.cache.prefill_end = state.cache.committed  # what is fed causally is a commit, not a prompt
         spans = next_spans(state, fuses_commit=True)
         feed = next_feed(state, plan_pass(state, spans, fixed_keys=runner.fixed_keys))
         return read_logits(state, feed, runner.logits(feed)).block.logits

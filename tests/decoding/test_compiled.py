@@ -18,8 +18,8 @@ from measuring.synchronisations import as_on_an_accelerator
 from setblock.decoding.generate import generate_batch, open_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
-from setblock.decoding.settings.terms import RowTerms
-from setblock.decoding.state.opening import open_state
+from setblock.decoding.state.joining import open_state
+from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.plan import Span, fixed_sizes, plan_pass
 from setblock.model.protocol.draft_text import indexed
 from setblock.model.protocol.feed import fixed_capacity
@@ -166,7 +166,7 @@ def test_fixed_sizes_are_few_and_large_enough(k: int, method: Any, data: st.Data
     needed = data.draw(st.integers(1, 2 * size))
     terms = RowTerms(method, 5, 5 + 3 * k, (), size, adapts_drafts=method == "exact" and data.draw(st.booleans()))
     state = open_state([[1] * 5], [terms], facts=None, device=torch.device("cpu"))
-    queries, places, outputs = fixed_sizes(state, needed)
+    queries, places, outputs = fixed_sizes(state.terms, needed)
     assert needed <= queries in (1, size, 2 * size)
     assert places == 1  # nothing is fed as a block
     assert outputs == (size - 1 if method == "exact" and queries > 1 else 0)

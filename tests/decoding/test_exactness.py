@@ -35,7 +35,7 @@ def assert_equals_naive(
 def assert_committed_is_exact(sbd: SBDModel, batch: OpenBatch) -> None:
     """The cache holds what a plain causal pass over the same tokens would have left."""
     for row in range(batch.state.batch):
-        committed = int(batch.state.committed[row])
+        committed = int(batch.state.cache.committed[row])
         plain = DynamicCache()
         with torch.inference_mode():
             sbd.model(input_ids=batch.state.tokens[row, :committed][None], past_key_values=plain, use_cache=True)

@@ -228,7 +228,7 @@ def test_block_size_defaults_to_what_was_trained(trained_tokenizer: PreTrainedTo
     for trained, expected in (((2, 5), 5), (range(2, 40), 16)):
         sbd.prepare_for_training(block_sizes=trained, logit_shift=False)
         batch = open_batch(sbd, [[5, 6]], [DecodingSettings(method="sbd")])
-        assert int(batch.state.block_size[0]) == expected
+        assert int(batch.state.terms.block_size[0]) == expected
 
 
 @pytest.mark.parametrize("way", [generate, generate_batch, lambda *args, **options: list(stream(*args, **options))])
@@ -249,7 +249,7 @@ def test_a_fault_in_where_answers_end_is_no_endless_loop(
     method: Method, sbd: SBDModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nothing_ends(state: BatchState, *, fuses_commit: bool = True) -> None:
-        state.block_passes = state.block_passes + 1
+        state.block.passes = state.block.passes + 1
 
     monkeypatch.setattr(BatchState, "advance", nothing_ends)
     settings = DecodingSettings(method=method, block_size=4, max_new_tokens=6)

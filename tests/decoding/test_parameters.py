@@ -24,7 +24,7 @@ from measuring.plain import transformers_answer
 from setblock.decoding.generate import open_batch
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.settings.terms import RowTerms
+from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.choice import cut, draws_of
 from setblock.decoding.step.logits import logit_rules
 from setblock.errors import ParameterError

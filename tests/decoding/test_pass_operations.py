@@ -93,7 +93,7 @@ def test_what_is_fed_ahead_bounds_what_a_pass_needs(
     batch: OpenBatch = open_batch(sbd, [*prompts, repeated], [settings] * (1 + len(prompts)))
     before = batch.spans(batch.runner)
     for _ in batch.steps():
-        bounds, before = spans_ahead(before, batch.state.terms), batch.spans(batch.runner)
+        bounds, before = spans_ahead(before, batch.state.terms.rows), batch.spans(batch.runner)
         for bound, span in zip(bounds, before, strict=True):
             assert bound.start >= 0
             assert span.tokens <= bound.tokens

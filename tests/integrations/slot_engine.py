@@ -130,5 +130,5 @@ def generated(model: SBDModel, prompt: list[int], settings: DecodingSettings) ->
     batch.runner.fuses_commit = False  # type: ignore[misc]
     passes = sum(not step.reading.is_prefill for step in batch.steps())
     state = batch.state
-    passes += int(state.committed[0] < state.answer_end[0])
+    passes += int(state.cache.committed[0] < state.answer.end[0])
     return batch.generation(0).token_ids, passes

@@ -66,14 +66,14 @@ class OpenBatch(Rows):
             passes += not any(span.is_prefill for span in spans)
             assert passes <= self._most_passes, "an answer does not end"
             yield self.step(self.runner, spans)
-        assert bool(self.state.finished.all()), "decoding stops before an answer ends"
+        assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
 
     @property
     def _most_passes(self) -> int:
-        return max(each.most_passes for each in self.state.terms)
+        return max(each.most_passes for each in self.state.terms.rows)
 
     def _spans(self) -> list[Span]:
-        return in_parts(self.spans(self.runner), self.state.terms)
+        return in_parts(self.spans(self.runner), self.state.terms.rows)
 
     def run(self) -> None:
         """Decode to the end, where nobody looks at the steps. What is decoded is the same.
@@ -91,12 +91,12 @@ class OpenBatch(Rows):
             spans = self._spans()
             self.step(self.runner, spans)
         self.state.may_prefill, before, passes = False, self._where_rows_stand(), 0
-        while (ahead := spans_ahead(spans, self.state.terms)) and any(span.tokens for span in ahead):
+        while (ahead := spans_ahead(spans, self.state.terms.rows)) and any(span.tokens for span in ahead):
             passes += 1
             assert passes <= 1 + self._most_passes, "an answer does not end"  # one is fed before the end is known
             self.step(self.runner, ahead, is_ahead=True)
             spans, before = [span_of(row) for row in before.read()], self._where_rows_stand()
-        assert bool(self.state.finished.all()), "decoding stops before an answer ends"
+        assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
 
     @torch.inference_mode()
     def _where_rows_stand(self) -> HostCopy:
@@ -106,7 +106,7 @@ class OpenBatch(Rows):
     def _can_run_ahead(self) -> bool:
         """Return whether a pass may be fed before the last one is read: no companion listens, and full size costs no
         more."""
-        tokens = sum(2 * each.block_size for each in self.state.terms)
+        tokens = sum(2 * each.block_size for each in self.state.terms.rows)
         return (
             devices.waits(self.state.tokens.device)
             and self.runner.fuses_commit
@@ -130,7 +130,7 @@ def open_batch(
         SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.
     """
     rows = open_rows(model, prompts, settings)
-    longest, count = max(terms.limit for terms in rows.state.terms), len(prompts)
+    longest, count = max(terms.limit for terms in rows.state.terms.rows), len(prompts)
     runner = model.runner(rows=count, capacity=longest)
     if runner.fixed_keys is not None and (size := 1 << (count - 1).bit_length()) > count:
         rows = rows.filled_up(size)

@@ -30,10 +30,9 @@ from setblock.decoding.settings.checks import (
 )
 from setblock.decoding.settings.defaults import block_size_for, draft_lookup_for
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.settings.terms import RowTerms
-from setblock.decoding.state.joining import joined, taken
-from setblock.decoding.state.opening import open_state
+from setblock.decoding.state.joining import joined, open_state, taken
 from setblock.decoding.state.state import BatchState
+from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.absorb import DecodingStep, absorb
 from setblock.decoding.step.feed import next_feed
 from setblock.decoding.step.plan import Span, next_spans, plan_pass
@@ -65,7 +64,7 @@ class Rows:
         return cls(
             model=parts[0].model,
             state=state,
-            policy=Policy.joined([part.policy for part in parts], state.terms),
+            policy=Policy.joined([part.policy for part in parts], state.terms.rows),
             record=Record.joined([part.record for part in parts], capacity=state.tokens.shape[1]),
             texts=[each for part in parts for each in part.texts],
             drafts=[each for part in parts for each in part.drafts],
@@ -80,7 +79,7 @@ class Rows:
         return Rows(
             model=self.model,
             state=state,
-            policy=self.policy.taken(rows, state.terms),
+            policy=self.policy.taken(rows, state.terms.rows),
             record=self.record.taken(index, capacity=state.tokens.shape[1]),
             texts=[self.texts[row] for row in rows],
             drafts=[self.drafts[row] for row in rows],
@@ -104,7 +103,7 @@ class Rows:
         have been read since the last pass."""
         if self.next_spans is None:
             self.next_spans, self.is_shared = next_spans(self.state, fuses_commit=runner.fuses_commit), False
-        if self.state.adapts_drafts and not self.is_shared:
+        if self.state.terms.adapts_drafts and not self.is_shared:
             self.next_spans, self.is_shared = self._shared(self.next_spans, runner), True
         return self.next_spans
 
@@ -142,7 +141,7 @@ class Rows:
         control.clock.start(self.state.tokens.device)
         feed = compiled(next_feed)(self.state, plan)
         step = self.absorb(feed, runner.logits(feed), compiled=compiled)
-        if self.state.adapts_drafts and plan.is_prefill is None and not is_ahead:
+        if self.state.terms.adapts_drafts and plan.is_prefill is None and not is_ahead:
             for timed in control.clock.stop(self.state.tokens.device, timed_pass(plan, spans, runner)):
                 control.learn(timed)
         return step
@@ -151,7 +150,7 @@ class Rows:
     def absorb(self, feed: Feed, logits: torch.Tensor, *, compiled: Compile = as_it_is) -> DecodingStep:
         """Apply the results of a forward pass: `setblock.decoding.step.absorb.absorb`, and the record and the text of its
         rows."""
-        self.next_spans, self.answered = None, self.state.answer_end
+        self.next_spans, self.answered = None, self.state.answer.end
         step = absorb(self.state, feed, logits, self.policy, compiled=compiled)
         (compiled if self.record.num_alternatives is None else as_it_is)(Record.add)(self.record, step)
         return step
@@ -161,12 +160,12 @@ class Rows:
         """Return what the last step did to all rows, after their companions have heard of it. Waits for the device, once."""
         assert self.answered is not None
         read = partial(read_news, self.state, step, self.record, fuses_commit=runner.fuses_commit, since=self.answered)
-        news, finished = read(), self.state.finished
+        news, finished = read(), self.state.answer.finished
         told = [row for row, each in enumerate(news) if each.event is not None]
         self.policy.companions.hear(self.state, told, news=news)
-        if self.state.finished is not finished:  # a companion that hears only now has ended an answer
+        if self.state.answer.finished is not finished:  # a companion that hears only now has ended an answer
             news = read()
-        for each, terms in zip(news, self.state.terms, strict=True):
+        for each, terms in zip(news, self.state.terms.rows, strict=True):
             assert each.event is None or each.event.number <= terms.most_passes, "an answer does not end"
         self.next_spans, self.is_shared = [each.span for each in news], False
         self.state.may_prefill = any(span.is_prefill for span in self.next_spans)
@@ -180,8 +179,8 @@ class Rows:
         """Return the answer of a row that is finished, or given up."""
         self.policy.companions.hear(self.state, [row])
         self.texts[row].read([], final=True)
-        settings, start = self.policy.settings[row], self.state.terms[row].prompt_length
-        token_ids = self.state.answer(row).tolist()
+        settings, start = self.policy.settings[row], self.state.terms.rows[row].prompt_length
+        token_ids = self.state.answer_of(row).tolist()
         here = (row, start, len(token_ids))
         return Generation(
             text=self.texts[row].text,
@@ -202,9 +201,9 @@ class Rows:
 
     def failure(self, row: int) -> Failure | None:
         """Return why a row's answer ended with an error, if it did."""
-        if not bool(self.state.failed[row]):
+        if not bool(self.state.answer.failed[row]):
             return None
-        num_tokens = len(self.state.answer(row))
+        num_tokens = len(self.state.answer_of(row))
         if self.policy.companions.rows[row].is_stuck:
             return Failure(
                 f"structure leaves no token to choose after {num_tokens} tokens: the form, or bans and biases with it, "
@@ -214,7 +213,7 @@ class Rows:
         return Failure(f"the model gave logits that are not numbers after {num_tokens} tokens", is_of_form=False)
 
     def _finish_reason(self, row: int) -> FinishReason:
-        if bool(self.state.failed[row]):
+        if bool(self.state.answer.failed[row]):
             return "error"
         return "stop" if self.state.has_stopped(row) else "length"
 

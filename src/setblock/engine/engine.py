@@ -149,12 +149,12 @@ class Engine:
         """Give a job pages for its prompt and a block, those that hold the beginning of it already among them. False if fewer
         than `left_over` would remain, for others to grow."""
         state, pool = job.opened().state, self._pool
-        prompt_end, is_new = int(state.prefill_end[0]), not bool(state.prefilled[0])
+        prompt_end, is_new = int(state.cache.prefill_end[0]), not bool(state.cache.prefilled[0])
         # The output of a prompt's last token is needed, so that one is always fed.
         known = job.token_ids[: prompt_end - is_new] if self._runner.shares_pages else []
         pages, keys = pool.find(known)
         pool.share(pages)
-        first_end = max(prompt_end, int(state.block_end[0]))
+        first_end = max(prompt_end, int(state.block.end[0]))
         missing = pool.pages_for(first_end) - len(pages)
         if missing + left_over > pool.available:
             pool.release(pages)
@@ -239,7 +239,7 @@ class Engine:
             job, of_row = self._running[row], news[row]
             job.served = self._counts.passes
             job.read(of_row)
-            if rows.state.terms[row].method == "exact" and not spans[row].is_prefill:
+            if rows.state.terms.rows[row].method == "exact" and not spans[row].is_prefill:
                 right = min(spans[row].drafted, of_row.committed - spans[row].start - 1)
                 self._count(drafted_tokens=spans[row].drafted, accepted_tokens=max(0, right))
             if not of_row.failed and self._runner.shares_pages:
@@ -268,7 +268,7 @@ class Engine:
     def _count_tokens(self, spans: Sequence[Span]) -> None:
         assert self._rows is not None
         prefill = block = commit = 0
-        for span, terms in zip(spans, self._rows.state.terms, strict=True):
+        for span, terms in zip(spans, self._rows.state.terms.rows, strict=True):
             if span.is_prefill:
                 prefill += span.tokens
             elif terms.method == "ntp":

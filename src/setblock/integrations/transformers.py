@@ -103,8 +103,8 @@ def sbd_generate(
     else:
         for _ in batch.steps():
             columns.stream_to(streamer)
-    if bool(batch.state.failed.any()):
-        row = int(batch.state.failed.nonzero()[0])
+    if bool(batch.state.answer.failed.any()):
+        row = int(batch.state.answer.failed.nonzero()[0])
         failure = batch.failure(row)
         assert failure is not None
         raise SetBlockError(f"{failure.message}, in row {row} of the batch")
@@ -196,8 +196,10 @@ class _Columns:
     def new(self) -> Tensor:
         """Return [rows, columns] int64, on the CPU; the columns that are whole."""
         state = self._batch.state
-        answers = [state.answer(row).tolist() for row in range(state.batch)]
-        unfinished = [len(answer) for answer, done in zip(answers, state.finished.tolist(), strict=True) if not done]
+        answers = [state.answer_of(row).tolist() for row in range(state.batch)]
+        unfinished = [
+            len(answer) for answer, done in zip(answers, state.answer.finished.tolist(), strict=True) if not done
+        ]
         whole = min(unfinished, default=max(map(len, answers)))
         missing = any(len(answer) < whole for answer in answers)
         if missing and self._pad is None:

@@ -21,7 +21,7 @@ from setblock.decoding.companions.companion import Companion
 from setblock.decoding.generate import generate, open_batch, stream
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.settings.terms import RowTerms
+from setblock.decoding.state.terms import RowTerms
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
@@ -237,7 +237,7 @@ def test_what_comes_after_a_gap_is_not_known_and_stays_masked(
     for step in batch.steps():
         places = (step.positions[0][step.revealed[0]]).tolist()
         assert places == list(range(places[0], places[0] + len(places)))
-        answer = batch.state.answer(0).tolist()
+        answer = batch.state.answer_of(0).tolist()
         assert len(Language().states(answer)) == len(answer) + 1
     free = answers(sbd, [prompts[0]], [replace(settings, companions=())])[0]
     assert free.revealed_by != sorted(free.revealed_by)  # without a language it does begin at the right
@@ -300,7 +300,7 @@ def test_a_companion_hears_of_all_that_becomes_of_its_row(
     batch = open_batch(sbd, [prompts[n % 3] for n in range(len(settings))], settings)
     for _ in batch.steps():
         for row, listener in enumerate(listeners):
-            certain = [token_id for token_id in batch.state.answer(row).tolist() if token_id != END]
+            certain = [token_id for token_id in batch.state.answer_of(row).tolist() if token_id != END]
             assert listener.certain == certain
     for row, listener in enumerate(listeners):
         assert [each for each in listener.standing if each != END] == listener.certain

@@ -76,7 +76,7 @@ def test_nothing_unverified_is_ever_shown(trained_tokenizer: PreTrainedTokenizer
     sbd.end_of_text_ids = ()
     settings = DecodingSettings(method="exact", sampler=EntropyBounded(math.inf), block_size=8, max_new_tokens=30)
     batch = open_batch(sbd, [prompts[1]], [settings])
-    seen = [batch.state.answer(0).tolist() for _ in batch.steps()]
+    seen = [batch.state.answer_of(0).tolist() for _ in batch.steps()]
     answer = batch.generation(0).token_ids
     assert seen[0] == answer[:1]
     for before, after in zip(seen, [*seen[1:], answer], strict=True):

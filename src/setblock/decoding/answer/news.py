@@ -24,24 +24,27 @@ def read_news(
 
     Args:
         fuses_commit: as in `BatchState.next_end`.
-        since: [B] int64, `answer_end` before the step.
+        since: [B] int64, where answers ended before the step.
     """
     read = step.reading
-    width = 2 * state.block_width  # of a draft that was checked and the block behind it
+    width = 2 * state.terms.block_width  # of a draft that was checked and the block behind it
     window = (since[:, None] + state.columns[:width]).clamp(max=state.tokens.shape[1] - 1)
+    cache, answer = state.cache, state.answer
     scalars = (
-        *(state.prefilled, state.finished, state.failed, state.text_end, state.answer_end, since, record.number),
-        *(read.took_part, read.is_prefill, read.committed & record.commits, state.prompt_length),
+        *(cache.prefilled, answer.finished, answer.failed, answer.text_end, answer.end, since, record.number),
+        *(read.took_part, read.is_prefill, read.committed & record.commits, state.terms.prompt_length),
     )
     parts = [
         standing(state, fuses_commit=fuses_commit),
         torch.stack(scalars, dim=1),
         state.tokens.gather(1, window),
-        *_revealing(step.positions, step.revealed, step.token_ids, step.entropy[:, : state.block_width]),
+        *_revealing(step.positions, step.revealed, step.token_ids, step.entropy[:, : state.terms.block_width]),
     ]
     commit, check = read.given.commit, read.check
     if commit is not None and check is not None:
-        parts += _revealing(commit.positions, check.replaced, check.token_ids, step.entropy[:, state.block_width :])
+        parts += _revealing(
+            commit.positions, check.replaced, check.token_ids, step.entropy[:, state.terms.block_width :]
+        )
     widths = [part.shape[1] for part in parts]
     rows = HostCopy(torch.cat(parts, dim=1)).read()  # float64 holds each of these numbers as it is
     ends = list(accumulate(widths))

@@ -176,10 +176,10 @@ def open_record(state: BatchState, *, num_alternatives: int | None) -> Record:
     Args:
         num_alternatives: how many alternatives of each token to keep; None to keep no log-probabilities.
     """
-    none, nowhere = torch.zeros_like(state.prompt_length), torch.zeros_like(state.tokens)
+    none, nowhere = torch.zeros_like(state.terms.prompt_length), torch.zeros_like(state.tokens)
     alternatives = nowhere[..., None].expand(-1, -1, num_alternatives or 0)
     return Record(
-        commits=~state.is_ntp,
+        commits=~state.terms.is_ntp,
         prefill=none,
         number=none.clone(),
         commit=none.clone(),

@@ -18,8 +18,9 @@ class RowNews:
         event: what the pass did, or None where the row took no part.
         span: what the next pass feeds it.
         committed: how many positions the cache holds exactly.
-        prefilled, finished, failed: as in `BatchState`.
-        text_end, answer_end: as in `BatchState`.
+        prefilled: as in `Cached`.
+        finished, failed, text_end: as in `Answer`.
+        answer_end: where the answer ends now.
         tokens: its tokens from position `tokens_start` on, as far as they may have changed.
         tokens_start: where the answer ended before the pass.
     """

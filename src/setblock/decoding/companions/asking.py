@@ -114,11 +114,11 @@ class Companions:
         if not rows:
             return
         if news is None:
-            stands = torch.stack([state.text_end, state.answer_end, state.finished], dim=1).tolist()
+            stands = torch.stack([state.answer.text_end, state.answer.end, state.answer.finished], dim=1).tolist()
         else:
             stands = [(each.text_end, each.answer_end, each.finished) for each in news]
         for row in rows:
-            each, terms = self.rows[row], state.terms[row]
+            each, terms = self.rows[row], state.terms.rows[row]
             if each.is_over:
                 continue
             end, certain, is_final = stands[row]

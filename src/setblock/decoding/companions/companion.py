@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
-from setblock.decoding.settings.terms import RowTerms
+from setblock.decoding.state.terms import RowTerms
 
 
 class Companion:

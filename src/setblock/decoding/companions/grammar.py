@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from setblock.decoding.companions.companion import Companion
-from setblock.decoding.settings.terms import RowTerms
+from setblock.decoding.state.terms import RowTerms
 from setblock.errors import SetBlockError
 from setblock.structure.kinds import Structure
 from setblock.structure.matcher import Matcher

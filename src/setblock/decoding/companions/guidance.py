@@ -25,7 +25,7 @@ def guided_commit(state: BatchState, given: PassLogits, companions: Companions) 
     positions, known = given.commit.positions.tolist(), given.commit.known.tolist()
     logits = given.all.logits.clone()
     for row in companions.constrained:
-        start, allowed = state.terms[row].prompt_length, companions.rows[row].allowed
+        start, allowed = state.terms.rows[row].prompt_length, companions.rows[row].allowed
         for column, is_known in enumerate(known[row]):
             if is_known:
                 here = allowed[positions[row][column] - start].to(logits.device)
@@ -79,7 +79,7 @@ def guided_block(
     logits, tentative = block.logits.clone(), torch.zeros_like(block.positions)
     left = candidates.clone()
     left[companions.constrained] = False
-    wanted, revealed, masked = candidates.tolist(), state.revealed.tolist(), state.candidates().tolist()
+    wanted, revealed, masked = candidates.tolist(), state.block.revealed.tolist(), state.candidates().tolist()
     has_spoken = block.known.any(dim=1).tolist()  # what a row is given depends on its own passes only
     walking = [row for row in companions.constrained if has_spoken[row]]
     told = dict.fromkeys(walking, 0)
@@ -115,13 +115,13 @@ def guided_block(
             if not is_open[place] or not (wanted[row][column] or is_forced[place]):
                 walking.remove(row)
                 # A dead end, unless another token may still come before it: where tokens are tentative, or a draft.
-                is_draft = column > 0 and state.terms[row].method == "exact"
+                is_draft = column > 0 and state.terms.rows[row].method == "exact"
                 each.is_stuck = wanted[row][column] and told[row] == 0 and not is_draft
-                state.failed[row] |= each.is_stuck
+                state.answer.failed[row] |= each.is_stuck
                 continue
             left[row, column], tentative[row, column] = True, token_id
             each.allowed[len(each.heard) + told[row]] = allowed[place]
-            if token_id in state.terms[row].ends:
+            if token_id in state.terms.rows[row].ends:
                 walking.remove(row)
             told[row] += 1
             for guide in each.guides:
@@ -129,7 +129,7 @@ def guided_block(
     for row, count in told.items():
         for guide in companions.rows[row].guides if count else ():
             guide.retract(count)
-    is_constrained = torch.zeros_like(state.finished)
+    is_constrained = torch.zeros_like(state.answer.finished)
     is_constrained[companions.constrained] = True
     return GuidedBlock(block.with_logits(logits), left, is_constrained[:, None], tentative)
 
@@ -145,13 +145,13 @@ def guided_copies(state: BatchState, draft: Draft, copied: Draft, companions: Co
     token_ids[companions.constrained] = draft.token_ids[companions.constrained]
     reveal[companions.constrained] = draft.reveal[companions.constrained]
     wanted, candidates = (copied.reveal & ~draft.reveal).tolist(), state.candidates().tolist()
-    here = torch.where(state.revealed, state.tokens.gather(1, state.block_positions), draft.token_ids).tolist()
+    here = torch.where(state.block.revealed, state.tokens.gather(1, state.block.positions), draft.token_ids).tolist()
     for row in companions.constrained:
         if not any(wanted[row]):
             continue
-        stands = (state.revealed[row] | draft.reveal[row]).tolist()
-        each, terms = companions.rows[row], state.terms[row]
-        start = int(state.block_start[row]) - terms.prompt_length
+        stands = (state.block.revealed[row] | draft.reveal[row]).tolist()
+        each, terms = companions.rows[row], state.terms.rows[row]
+        start = int(state.block.start[row]) - terms.prompt_length
         told, is_copy = 0, True
         for column in range(len(each.heard) - start, len(stands)):
             token_id = here[row][column]

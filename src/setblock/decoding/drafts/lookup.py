@@ -90,16 +90,16 @@ def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tenso
         rows: [B] bool, rows that the pass was over, and whose tokens only the model decides.
     """
     # 1. The text up to the block's first token, and what followed it before
-    positions = state.block_positions
+    positions = state.block.positions
     here = state.tokens.gather(1, positions)
     ours = torch.where(draft.reveal, draft.token_ids, here)
-    has_first = state.revealed[:, 0] | draft.reveal[:, 0]
+    has_first = state.block.revealed[:, 0] | draft.reveal[:, 0]
     known = state.tokens.scatter(1, positions[:, :1], ours[:, :1])
-    copies = copied(known, state.block_start, size=positions.shape[1], others=state.draft_text)
-    rows = rows & has_first & (state.draft_lookup > 0) & (copies.matched >= state.draft_lookup)
+    copies = copied(known, state.block.start, size=positions.shape[1], others=state.draft_text)
+    rows = rows & has_first & (state.terms.draft_lookup > 0) & (copies.matched >= state.terms.draft_lookup)
 
     # 2. Where the model says nothing better
-    is_sure = state.revealed | (draft.reveal & (entropy <= SURE))
+    is_sure = state.block.revealed | (draft.reveal & (entropy <= SURE))
     is_sure[:, 0] = True  # next-token decoding's own choice
     agrees = ~is_sure | (ours == copies.token_ids)
     holds = pad(agrees[:, :-1].cumprod(dim=1), (1, 0), value=1).bool()

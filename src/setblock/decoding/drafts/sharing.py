@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind, RowDrafts, Standing
 from setblock.decoding.drafts.costs import TimedPass
-from setblock.decoding.settings.terms import RowTerms
 from setblock.decoding.state.state import BatchState
+from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.plan import Span, fixed_widths
 from setblock.model.protocol.feed import PassPlan
 from setblock.model.protocol.language_model import Runner
@@ -57,7 +57,7 @@ def shared_spans(
     deciding = {row for row, span in enumerate(spans) if drafts[row] is not None and is_shared(span)}
     if not deciding:
         return list(spans)
-    terms, has_blocks = state.terms, state.facts is not None
+    terms, has_blocks = state.terms.rows, state.facts is not None
     fed = [span for span in spans if span.tokens]
     others = [span for row, span in enumerate(spans) if span.tokens and row not in deciding]
     is_fixed = runner.fixed_keys is not None
@@ -66,7 +66,7 @@ def shared_spans(
         least = max([1, *(span.tokens for span in others)])
         most = max(1 + spans[row].drafted + (terms[row].block_size if has_blocks else 0) for row in deciding)
         if is_fixed:
-            widths = [each for each in fixed_widths(state) if each >= least] or [least]
+            widths = [each for each in fixed_widths(state.terms) if each >= least] or [least]
         else:
             widths = sorted({least, max(least, most), *(each for each in _WIDTHS if least < each < most)})
     standings = []

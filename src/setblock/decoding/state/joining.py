@@ -1,66 +1,119 @@
-"""Join rows to a batch's state and take rows from it, between passes.
+"""Open the state of requests before their first pass, join rows to a batch's state, and take rows from it.
 
-Knows which of a state's values are of rows. Knows nothing of what they mean.
+Knows which of a state's values are of rows. Knows nothing of models, logits or text.
 """
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from setblock.decoding.state.ragged import fitted, stacked
-from setblock.decoding.state.state import NO_TOKEN, BatchState, capacity_of
+from setblock.decoding.state.state import Answer, BatchState, Block, Cached
+from setblock.decoding.state.terms import RowTerms, Terms, mask_of
+from setblock.model.protocol.draft_text import DraftText
+from setblock.model.protocol.facts import SBDFacts
+
+Group = TypeVar("Group", Cached, Block, Answer)
+
+
+def open_state(
+    written: Sequence[Sequence[int]],
+    rows: Sequence[RowTerms],
+    *,
+    facts: SBDFacts | None,
+    device: torch.device,
+    draft_text: DraftText | None = None,
+) -> BatchState:
+    """Return the state of requests before their prefill.
+
+    Args:
+        written: of each its prompt and, where it continues after an interruption, what it has been given of its answer.
+    """
+    terms = Terms(rows, facts, device=device)
+    tokens = torch.full((len(rows), terms.capacity), mask_of(facts))
+    for row, token_ids in enumerate(written):
+        tokens[row, : len(token_ids)] = torch.tensor(token_ids)
+    start = torch.tensor([len(token_ids) for token_ids in written], device=device)
+    end, none = torch.minimum(start + terms.block_size, terms.limit), torch.zeros_like(terms.is_ntp)
+    places = torch.zeros((len(rows), terms.block_width), dtype=torch.long, device=device)
+    return BatchState(
+        terms=terms,
+        tokens=tokens.to(device),
+        cache=Cached(committed=torch.zeros_like(start), prefill_end=start, prefilled=none),
+        block=Block(
+            start=start,
+            end=end,
+            needed_end=end.clone(),
+            fed_size=torch.zeros_like(start) if facts is None else terms.block_size.masked_fill(terms.is_ntp, 0),
+            passes=torch.zeros_like(start),
+            revealed=places.bool(),
+            kinds=places,
+        ),
+        answer=Answer(
+            text_end=start,
+            stop_end=terms.limit,
+            end=start,
+            finished=none.clone(),
+            stopped=none.clone(),
+            failed=none.clone(),
+        ),
+        draft_text=None if draft_text is None else draft_text.to(device),
+    )
 
 
 @torch.inference_mode()
 def joined(states: Sequence[BatchState]) -> BatchState:
     """Return the rows of several states in one state."""
     first_logits = None
-    if any(state.first_logits is not None for state in states):
-        vocab_size = max(0 if state.first_logits is None else state.first_logits.shape[1] for state in states)
+    if sizes := [state.first_logits.shape[1] for state in states if state.first_logits is not None]:
+        none = states[0].tokens.new_zeros((0,), dtype=torch.float32)
         first_logits = stacked(
             [
-                torch.zeros((state.batch, vocab_size), device=state.tokens.device)
-                if state.first_logits is None
-                else state.first_logits
+                none.new_zeros((state.batch, sizes[0])) if state.first_logits is None else state.first_logits
                 for state in states
             ]
         )
-    terms = tuple(each for state in states for each in state.terms)
-    parts = {name: stacked([getattr(state, name) for state in states]) for name in _TENSORS}
-    parts["ends"] = stacked([state.ends for state in states], fill=NO_TOKEN)
-    # The row of the largest limit may get a larger block from another.
-    parts["tokens"] = fitted(parts["tokens"], capacity_of(terms))
-    may_prefill = any(state.may_prefill for state in states)
+    terms = Terms(
+        [each for state in states for each in state.terms.rows], states[0].facts, device=states[0].tokens.device
+    )
     return BatchState(
-        facts=states[0].facts,
         terms=terms,
+        # The row of the largest limit may get a larger block from another
+        tokens=fitted(stacked([state.tokens for state in states]), terms.capacity),
+        cache=_joined([state.cache for state in states]),
+        block=_joined([state.block for state in states]),
+        answer=_joined([state.answer for state in states]),
         first_logits=first_logits,
         draft_text=states[0].draft_text,
-        may_prefill=may_prefill,
-        **parts,
+        may_prefill=any(state.may_prefill for state in states),
     )
 
 
 @torch.inference_mode()
 def taken(state: BatchState, rows: Tensor) -> BatchState:
     """Return a state of `rows` [n] only, no wider than they need."""
-    terms = tuple(state.terms[row] for row in rows.tolist())
-    parts: dict[str, Any] = {name: getattr(state, name)[rows] for name in _TENSORS}
-    parts["tokens"] = parts["tokens"][:, : capacity_of(terms)]
-    for name in ("revealed", "draft_kinds"):
-        parts[name] = parts[name][:, : max(each.block_size for each in terms)]
+    terms = Terms([state.terms.rows[row] for row in rows.tolist()], state.facts, device=rows.device)
+    block = _taken(state.block, rows)
+    block.revealed, block.kinds = block.revealed[:, : terms.block_width], block.kinds[:, : terms.block_width]
     return BatchState(
-        facts=state.facts,
         terms=terms,
+        tokens=state.tokens[rows, : terms.capacity],
+        cache=_taken(state.cache, rows),
+        block=block,
+        answer=_taken(state.answer, rows),
         first_logits=None if state.first_logits is None else state.first_logits[rows],
         draft_text=state.draft_text,
         may_prefill=state.may_prefill,
-        **parts,
     )
 
 
-_OTHERS = ("facts", "terms", "first_logits", "draft_text", "may_prefill")
-_TENSORS = [each.name for each in fields(BatchState) if each.init and each.name not in _OTHERS]
+def _joined(groups: Sequence[Group]) -> Group:
+    names = [each.name for each in fields(groups[0]) if each.init]
+    return type(groups[0])(**{name: stacked([getattr(group, name) for group in groups]) for name in names})
+
+
+def _taken(group: Group, rows: Tensor) -> Group:
+    return type(group)(**{each.name: getattr(group, each.name)[rows] for each in fields(group) if each.init})

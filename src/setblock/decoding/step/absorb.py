@@ -111,15 +111,15 @@ def absorb(
         greatest=reading.block.best.logits,
         moments=reading.moments.columns(0, width),
         candidates=reading.candidates,
-        revealed=state.revealed if width == state.block_width else state.revealed[:, :width],
-        passes=state.block_passes,
+        revealed=state.block.revealed if width == state.terms.block_width else state.block.revealed[:, :width],
+        passes=state.block.passes,
         is_asked=reading.is_asked,
     )
     # 3. On to the next block, or to the end
     step: DecodingStep = compiled(write_pass)(state, reading, selection, policy, guided)
     policy.companions.hear(state)
-    if state.finished is not step.finished:  # a stop string ends an answer, too
-        step = replace(step, finished=state.finished)
+    if state.answer.finished is not step.finished:  # a stop string ends an answer, too
+        step = replace(step, finished=state.answer.finished)
     return step
 
 
@@ -128,8 +128,8 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
     plan = feed.plan
     ends = plan.put(plan.ends)
     is_prefill = None if plan.is_prefill is None else plan.put(plan.is_prefill)
-    took_part = ends > state.committed
-    committed = took_part & (state.committed < state.block_start)
+    took_part = ends > state.cache.committed
+    committed = took_part & (state.cache.committed < state.block.start)
     if is_prefill is not None:
         committed &= ~is_prefill
     given = read_logits(state, feed, logits)
@@ -139,20 +139,20 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
     asked = block.known
     if commit is not None:
         check = check_drafts(state, commit, is_finite=is_finite[:, given.size :], draws=policy.draws)
-        state.failed = state.failed | check.failed
+        state.answer.failed = state.answer.failed | check.failed
         asked = asked.masked_fill(check.rejected[:, None], False)
     broken = asked > is_finite[:, : given.size]
-    if state.is_all_exact:
+    if state.terms.is_all_exact:
         failed = broken[:, 0]  # of a draft, plain decoding would have seen the logits of the first token only
     else:
         counts = (
             broken
-            if state.takes_next is None
-            else broken & (state.takes_next[:, : given.size] | ~state.is_exact[:, None])
+            if state.terms.takes_next is None
+            else broken & (state.terms.takes_next[:, : given.size] | ~state.terms.is_exact[:, None])
         )
         failed = counts.any(dim=1)
-    state.failed = state.failed | failed
-    candidates = (asked > broken).masked_fill(state.failed[:, None], False)
+    state.answer.failed = state.answer.failed | failed
+    candidates = (asked > broken).masked_fill(state.answer.failed[:, None], False)
     known = candidates if check is None else torch.cat([candidates, check.replaced], dim=1)
     return Reading(
         plan=plan,
@@ -174,7 +174,7 @@ def _guided(state: BatchState, reading: Reading, policy: Policy) -> tuple[Readin
     if reading.check is not None:
         state.settle()
         policy.companions.hear(state)  # drafts that were wrong; answers that end with what was right
-    candidates = reading.candidates & ~state.finished[:, None]
+    candidates = reading.candidates & ~state.answer.finished[:, None]
     guided = guided_block(state, reading.block, candidates, policy.companions, draws=policy.draws)
     of_block = moments_of(guided.logits.logits, guided.logits.best.logits, guided.candidates)
     moments = of_block.before(reading.moments.columns(candidates.shape[1], reading.known.shape[1]))
@@ -186,10 +186,10 @@ def write_pass(
 ) -> DecodingStep:
     """Reveal what a sampler said, and continue. Where next-token decoding's text is promised, a block's first token is its own,
     and known at once. Without a guided block, nothing here waits for the device."""
-    block, width, is_next = reading.block, reading.candidates.shape[1], state.takes_next
+    block, width, is_next = reading.block, reading.candidates.shape[1], state.terms.takes_next
     reveal = selection.reveal
     if is_next is not None:
-        is_next = is_next if width == state.block_width else is_next[:, :width]
+        is_next = is_next if width == state.terms.block_width else is_next[:, :width]
         reveal = reveal | (reading.candidates & is_next)
     if selection.logits is None:
         chosen = choose_tokens(block.logits, policy.draws, positions=block.positions, best=block.best.token_ids)
@@ -201,28 +201,30 @@ def write_pass(
     entropy, confidence = reading.moments
     is_asked = reading.is_asked
     if guided is not None:
-        reveal = guided.kept(reveal, chosen, revealed=state.revealed, entropy=entropy[:, :width])
+        reveal = guided.kept(reveal, chosen, revealed=state.block.revealed, entropy=entropy[:, :width])
     if reading.plan.is_prefill is not None:
         is_asked = is_asked & ~reading.is_prefill
-    state.block_passes = state.block_passes + is_asked
-    if guided is not None or state.copies_drafts:  # what is forced or copied may not be known to the model
+    state.block.passes = state.block.passes + is_asked
+    if guided is not None or state.terms.copies_drafts:  # what is forced or copied may not be known to the model
         entropy = entropy.masked_fill(~reading.known, 0)
-    kinds = kinds_of(confidence[:, :width], state.confidences) if state.adapts_drafts else None
-    if width < state.block_width:  # what is not fed may be copied
-        more = (0, state.block_width - width)
+    kinds = kinds_of(confidence[:, :width], state.terms.confidences) if state.terms.adapts_drafts else None
+    if width < state.terms.block_width:  # what is not fed may be copied
+        more = (0, state.terms.block_width - width)
         chosen, reveal, kinds = pad(chosen, more), pad(reveal, more), None if kinds is None else pad(kinds, more)
         entropy = torch.cat([pad(entropy[:, :width], more), entropy[:, width:]], dim=1)
-    if state.copies_drafts:
+    if state.terms.copies_drafts:
         draft = Draft(chosen, reveal)
-        copied, copy_kinds = with_copies(state, draft, entropy=entropy[:, : state.block_width], rows=reading.took_part)
+        copied, copy_kinds = with_copies(
+            state, draft, entropy=entropy[:, : state.terms.block_width], rows=reading.took_part
+        )
         if guided is not None:
             copied = guided_copies(state, draft, copied, policy.companions, vocab_size=policy.vocab_size)
         if kinds is not None:
             kinds = torch.where(copied.reveal & ~reveal, copy_kinds, kinds)
         chosen, reveal = copied
     if kinds is not None:
-        state.draft_kinds = torch.where(reading.took_part[:, None], kinds, state.draft_kinds)
-    positions = state.block_positions
+        state.block.kinds = torch.where(reading.took_part[:, None], kinds, state.block.kinds)
+    positions = state.block.positions
     at = state.reveal(chosen, reveal)
     state.advance(fuses_commit=reading.plan.fuses_commit)
     return DecodingStep(
@@ -232,7 +234,7 @@ def write_pass(
         revealed=reveal,
         at=at,
         entropy=entropy,
-        finished=state.finished,
+        finished=state.answer.finished,
     )
 
 

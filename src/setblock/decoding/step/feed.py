@@ -23,7 +23,7 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
     """Return the next pass's inputs, and the outputs at which it is read."""
     # 1. Tokens of the A rows that take part
     end, committed, block_start = (
-        each[:, None] for each in (plan.ends, plan.of(state.committed), plan.of(state.block_start))
+        each[:, None] for each in (plan.ends, plan.of(state.cache.committed), plan.of(state.block.start))
     )
     positions = committed + state.columns[: plan.queries]  # [A, Q]
     if plan.is_full:
@@ -33,21 +33,21 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
         positions = positions * is_real
 
     # 2. The outputs that predict masked tokens of the block and, of exact rows, what is committed
-    of_block = [plan.of(each) for each in (state.block_positions, state.candidates(), state.shifts)]  # [A, k]
-    if plan.width < state.block_width:
+    of_block = [plan.of(each) for each in (state.block.positions, state.candidates(), state.terms.shifts)]  # [A, k]
+    if plan.width < state.terms.block_width:
         of_block = [each[:, : plan.width] for each in of_block]  # [A, w]
     target, wanted, shift = of_block
     source = target - shift
     if plan.checked > 0:
         checked = committed + state.columns[1 : plan.checked + 1]  # [A, m]
         is_draft = checked < block_start
-        if not state.is_all_exact:
-            is_draft &= plan.of(state.is_exact)[:, None]
+        if not state.terms.is_all_exact:
+            is_draft &= plan.of(state.terms.is_exact)[:, None]
         target, source = torch.cat([target, checked], dim=1), torch.cat([source, checked - 1], dim=1)
         wanted = torch.cat([wanted, is_draft], dim=1)
     wanted = wanted & (source < end)
     if plan.is_prefill is not None:  # of a prompt no draft is checked, nor is anything wanted that was given before
-        wanted &= ~(plan.is_prefill & plan.of(state.prefilled))[:, None]
+        wanted &= ~(plan.is_prefill & plan.of(state.cache.prefilled))[:, None]
         wanted[:, plan.width :] &= ~plan.is_prefill[:, None]
     return Feed(
         plan=plan,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.settings.terms import RowTerms
 from setblock.decoding.state.state import NEVER, BatchState
+from setblock.decoding.state.terms import RowTerms
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ def logit_rules(
 def first_seen(state: BatchState, vocab_size: int) -> Tensor:
     """Return the position [B, V] at which each token first occurs. Revealed tokens of a block are seen by all of the
     block; but in exact rows not by its first position, where the token is next-token decoding's."""
-    positions, start = state.columns.expand_as(state.tokens), state.block_start[:, None]
-    column = (positions - start).clamp(0, state.block_width - 1)
-    in_block = (positions >= start) & (positions < state.block_end[:, None]) & state.revealed.gather(1, column)
-    seen_from = start - 1 + state.is_exact[:, None].long()
+    positions, start = state.columns.expand_as(state.tokens), state.block.start[:, None]
+    column = (positions - start).clamp(0, state.terms.block_width - 1)
+    in_block = (positions >= start) & (positions < state.block.end[:, None]) & state.block.revealed.gather(1, column)
+    seen_from = start - 1 + state.terms.is_exact[:, None].long()
     at = torch.where(positions < start, positions, torch.where(in_block, seen_from, NEVER))
     unseen = torch.full((state.batch, vocab_size), NEVER, device=at.device)
     return unseen.scatter_reduce(1, state.tokens.clamp(min=0), at, "amin")

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from setblock.decoding.settings.terms import RowTerms
 from setblock.decoding.state.state import BatchState
+from setblock.decoding.state.terms import RowTerms, Terms
 from setblock.model.protocol.feed import PassPlan
 
 
@@ -70,9 +70,10 @@ def standing(state: BatchState, *, fuses_commit: bool) -> Tensor:
     """Return [B, 6] int64 from which `span_of` computes what the next pass feeds each row; and of rows whose drafts vary in
     length [B, 6 + k], the kinds of their drafted tokens."""
     end = state.next_end(fuses_commit=fuses_commit, commits_answers=True)
-    columns = (state.committed, end, state.block_start, state.prefill_end, state.stop_end, state.finished)
+    cache, answer = state.cache, state.answer
+    columns = (cache.committed, end, state.block.start, cache.prefill_end, answer.stop_end, answer.finished)
     stands = torch.stack(columns, dim=1)
-    return torch.cat([stands, state.draft_kinds], dim=1) if state.adapts_drafts else stands
+    return torch.cat([stands, state.block.kinds], dim=1) if state.terms.adapts_drafts else stands
 
 
 def span_of(row: Sequence[int]) -> Span:
@@ -137,16 +138,16 @@ def plan_pass(
     """
     fed = [row for row, span in enumerate(spans) if span.tokens]
     queries = max(span.tokens for span in spans)
-    drafted = [span.drafted for span, terms in zip(spans, state.terms, strict=True) if terms.method == "exact"]
+    drafted = [span.drafted for span, terms in zip(spans, state.terms.rows, strict=True) if terms.method == "exact"]
     checked, visible = max([0, *drafted]), max(spans[row].end for row in fed)
-    whole_blocks = whole_blocks or is_ahead or state.has("sbd")  # whose samplers remember all places
-    width = state.block_width if whole_blocks else max(1, *(span.in_block for span in spans))
+    whole_blocks = whole_blocks or is_ahead or state.terms.has("sbd")  # whose samplers remember all places
+    width = state.terms.block_width if whole_blocks else max(1, *(span.in_block for span in spans))
     has_prefill = any(span.is_prefill for span in spans)
     is_fixed = fixed_keys is not None and not has_prefill
     if is_fixed:
         assert fixed_keys is not None
-        queries, fixed_width, checked = fixed_sizes(state, queries)
-        width = state.block_width if whole_blocks else fixed_width
+        queries, fixed_width, checked = fixed_sizes(state.terms, queries)
+        width = state.terms.block_width if whole_blocks else fixed_width
         fed, visible = list(range(state.batch)), fixed_keys
     device = state.tokens.device
     is_full = not (is_ahead or is_fixed) and all(spans[row].tokens == queries for row in fed)
@@ -174,17 +175,16 @@ def plan_pass(
     )
 
 
-def fixed_widths(state: BatchState) -> list[int]:
+def fixed_widths(terms: Terms) -> list[int]:
     """Return the tokens of a row in passes of few sizes: one or two blocks, and one token where no row may be fed more."""
-    return sorted(
-        {*([1] if state.adapts_drafts and state.is_all_exact else []), state.block_width, 2 * state.block_width}
-    )
+    size = terms.block_width
+    return sorted({size, 2 * size, *([1] if terms.adapts_drafts and terms.is_all_exact else [])})
 
 
-def fixed_sizes(state: BatchState, queries: int) -> tuple[int, int, int]:
+def fixed_sizes(terms: Terms, queries: int) -> tuple[int, int, int]:
     """Return sizes of which there are few: the tokens of a row, the places of its block that are read, and the outputs that
     check a draft."""
-    size, queries = state.block_width, next(each for each in fixed_widths(state) if each >= queries)
+    size, queries = terms.block_width, next(each for each in fixed_widths(terms) if each >= queries)
     is_single = queries < size
-    width = 1 if is_single or state.is_all_causal else size
-    return queries, width, 0 if is_single or not state.has("exact") else size - 1
+    width = 1 if is_single or terms.is_all_causal else size
+    return queries, width, 0 if is_single or not terms.has("exact") else size - 1

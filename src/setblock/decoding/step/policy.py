@@ -12,7 +12,7 @@ from setblock.decoding.companions.asking import Accompanied, Companions
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.settings.defaults import sampler_for
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.settings.terms import RowTerms
+from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.choice import Draws, draws_of
 from setblock.decoding.step.logits import LogitRules, logit_rules
 from setblock.decoding.step.selection import EveryCandidate, RowSamplers

@@ -81,13 +81,13 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
         logits, best = feed.spread(logits), MostLikely(feed.spread(best.logits), feed.spread(best.token_ids))
 
     # 1. The block's first token may come from a causal logit of an earlier pass, in which it was fed or committed
-    block_start = plan.of(state.block_start)
-    if state.first_is_causal is not None and not (plan.fuses_commit and state.takes_first_at_once):
+    block_start = plan.of(state.block.start)
+    if state.terms.first_is_causal is not None and not (plan.fuses_commit and state.terms.takes_first_at_once):
         if state.first_logits is None:
             state.first_logits = logits.new_zeros((state.batch, logits.shape[-1]))
-        fresh = feed.wanted[:, 0] & (plan.of(state.committed) < block_start)
+        fresh = feed.wanted[:, 0] & (plan.of(state.cache.committed) < block_start)
         first = torch.where(fresh[:, None], logits[:, 0], plan.of(state.first_logits))  # [A, V]
-        logits[:, 0] = torch.where(plan.of(state.first_is_causal)[:, None], first, logits[:, 0])
+        logits[:, 0] = torch.where(plan.of(state.terms.first_is_causal)[:, None], first, logits[:, 0])
         state.first_logits = plan.put(first, state.first_logits)
         best.logits[:, 0], best.token_ids[:, 0] = most_likely(logits[:, 0])
 
@@ -96,7 +96,7 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
     if plan.is_prefill is not None or not plan.fuses_commit:  # else all that is wanted
         says = (plan.ends > block_start) | plan.of(state.is_causal)
         if plan.is_prefill is not None:
-            says = says | (plan.is_prefill & (block_start == plan.of(state.prompt_length)))
+            says = says | (plan.is_prefill & (block_start == plan.of(state.terms.prompt_length)))
         wanted = wanted & (says[:, None] | (state.columns[: wanted.shape[1]] >= size))
 
     # 3. From the A rows that took part to all B

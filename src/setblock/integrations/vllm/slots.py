@@ -17,10 +17,9 @@ from torch import Tensor
 
 from setblock.decoding.settings.defaults import draft_lookup_for
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.settings.terms import RowTerms
-from setblock.decoding.state.joining import joined, taken
-from setblock.decoding.state.opening import open_state
+from setblock.decoding.state.joining import joined, open_state, taken
 from setblock.decoding.state.state import BatchState
+from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.absorb import absorb
 from setblock.decoding.step.feed import next_feed
 from setblock.decoding.step.policy import Policy, companions_of, open_policy
@@ -81,7 +80,7 @@ class BlockSlots:
         policy.companions.hear(state)
         if self._state is not None and self._policy is not None:
             state = joined([self._state, state])
-            policy = Policy.joined([self._policy, policy], state.terms)
+            policy = Policy.joined([self._policy, policy], state.terms.rows)
         self._state, self._policy = state, policy
         self._slots.append(slot)
         self.causal[slot] = 1
@@ -97,7 +96,7 @@ class BlockSlots:
         self._slots = [self._slots[row] for row in rows]
         if rows:
             self._state = taken(self._state, torch.tensor(rows, device=self.device))
-            self._policy = self._policy.taken(rows, self._state.terms)
+            self._policy = self._policy.taken(rows, self._state.terms.rows)
         else:
             self._state = self._policy = None
 
@@ -122,13 +121,13 @@ class BlockSlots:
         counts = torch.tensor([fed[index] for index in order], device=self.device)
         first = torch.tensor([sum(fed[:index]) for index in order], device=self.device)
         plan = self._plan(torch.tensor([row_of[slots[index]] for index in order], device=self.device), fed=counts)
-        before, was_prefill, is_over = plan.of(state.committed), plan.of(state.is_prefill), self._is_over(plan)
+        before, was_prefill, is_over = plan.of(state.cache.committed), plan.of(state.is_prefill), self._is_over(plan)
         feed = next_feed(state, plan)
 
         # 2. What follows from it, and what is handed over
         index = first[:, None] + torch.minimum(feed.outputs, counts[:, None] - 1)
         absorb(state, feed, logits[index].float(), self._policy)
-        count = torch.where(was_prefill, 0, plan.of(state.committed) - before)
+        count = torch.where(was_prefill, 0, plan.of(state.cache.committed) - before)
         columns = before[:, None] + torch.arange(self.block_size, device=self.device)
         tokens = plan.of(state.tokens).gather(1, columns.clamp(max=state.tokens.shape[1] - 1))
         tokens = torch.where(is_over[:, None], self._filler(plan)[:, None], tokens)
@@ -161,11 +160,11 @@ class BlockSlots:
         return PassPlan(
             rows=rows,
             batch=state.batch,
-            ends=torch.where(is_prefill, whole, torch.minimum(whole, state.committed[rows] + fed)),
+            ends=torch.where(is_prefill, whole, torch.minimum(whole, state.cache.committed[rows] + fed)),
             is_prefill=is_prefill,
             queries=self.block_size,
-            width=state.block_width,
-            checked=state.block_width - 1 if state.has("exact") else 0,
+            width=state.terms.block_width,
+            checked=state.terms.block_width - 1 if state.terms.has("exact") else 0,
             visible=state.tokens.shape[1],
             fuses_commit=False,
             is_fixed=True,
@@ -183,16 +182,16 @@ class BlockSlots:
         """Return [A] bool, whether the next pass of each row is causal."""
         assert self._state is not None
         state = self._state
-        return plan.of(state.is_prefill | (state.committed < state.block_start) | state.finished)
+        return plan.of(state.is_prefill | (state.cache.committed < state.block.start) | state.answer.finished)
 
     def _is_over(self, plan: PassPlan) -> Tensor:
         """Return [A] bool, requests whose answer has ended and was handed over, and which vLLM still serves: their
         logits were no numbers."""
         assert self._state is not None
-        return plan.of(self._state.finished & (self._state.committed >= self._state.answer_end))
+        return plan.of(self._state.answer.finished & (self._state.cache.committed >= self._state.answer.end))
 
     def _filler(self, plan: PassPlan) -> Tensor:
         """Return [A] what such a request is given, so that it ends: an end-of-text if it has any, and anything up to
         its limit if not."""
         assert self._state is not None
-        return plan.of(self._state.ends[:, 0].clamp(min=0))
+        return plan.of(self._state.terms.ends[:, 0].clamp(min=0))
