@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from answers import answers, assert_same
-from setblock.decoding.answer.events import PassEvent
+from setblock.decoding.answer.generation import PassEvent
 from setblock.decoding.generate import Generation
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from setblock import devices
-from setblock.decoding.answer.host_copy import HostCopy
+from setblock.devices import HostCopy
 
 # Their results' shapes depend on values, or are handed to Python.
 _WAITING = {

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from setblock.decoding.samplers import BlockView, Dial, Selection, at_least_one
-from setblock.decoding.settings.ranges import check_range
+from setblock.decoding.settings.setting import check_range
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.samplers import BlockView, Dial, Selection, at_least_one
-from setblock.decoding.settings.ranges import check_range
+from setblock.decoding.settings.setting import check_range
 
 
 @dataclass(frozen=True)

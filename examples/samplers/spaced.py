@@ -11,7 +11,7 @@ import torch
 
 from setblock.decoding.samplers import BlockView, Dial, EntropyBounded, Selection
 from setblock.decoding.samplers.entropy_bounded import PAPER_GAMMAS
-from setblock.decoding.settings.ranges import check_range
+from setblock.decoding.settings.setting import check_range
 
 
 @dataclass(frozen=True)

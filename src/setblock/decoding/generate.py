@@ -8,9 +8,7 @@ from typing import Any
 import torch
 
 from setblock import devices
-from setblock.decoding.answer.events import PassEvent
-from setblock.decoding.answer.generation import Generation
-from setblock.decoding.answer.host_copy import HostCopy
+from setblock.decoding.answer.generation import Generation, PassEvent
 from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.decoding.rows import Rows, open_rows
 from setblock.decoding.settings.asked import settings_asked
@@ -18,6 +16,7 @@ from setblock.decoding.settings.checks import BlockSizeNotTrained
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.absorb import DecodingStep
 from setblock.decoding.step.plan import Span, in_parts, span_of, spans_ahead, standing
+from setblock.devices import HostCopy
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.language_model import LanguageModel, Runner
 

@@ -12,14 +12,12 @@ from functools import partial
 import torch
 
 from setblock.decoding.answer.generation import Failure, FinishReason, Generation
-from setblock.decoding.answer.news import read_news
+from setblock.decoding.answer.news import RowNews, read_news
 from setblock.decoding.answer.record import Record, open_record
-from setblock.decoding.answer.row_news import RowNews
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.companions.asking import Accompanied, Companions
 from setblock.decoding.companions.companion import Companion
-from setblock.decoding.drafts.control import RowDrafts, control_of
-from setblock.decoding.drafts.sharing import note_fed, observe, shared_spans, timed_pass
+from setblock.decoding.drafts.control import RowDrafts, control_of, note_fed, observe, shared_spans, timed_pass
 from setblock.decoding.settings.calibrated import with_calibration
 from setblock.decoding.settings.checks import (
     check_prompt,

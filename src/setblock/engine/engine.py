@@ -10,8 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from setblock.decoding.drafts.control import control_of
-from setblock.decoding.drafts.sharing import pass_kind
+from setblock.decoding.drafts.control import control_of, pass_kind
 from setblock.decoding.rows import Rows, check_rows
 from setblock.decoding.step.plan import Span
 from setblock.engine.figures import EngineFigures

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from setblock.decoding.answer.row_news import RowNews
+from setblock.decoding.answer.news import RowNews
 from setblock.decoding.rows import CheckedRows, Rows
 from setblock.engine.pages import PagePool, page_key
 from setblock.engine.request import Request

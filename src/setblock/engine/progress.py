@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from setblock.decoding.answer.events import PassEvent
-from setblock.decoding.answer.generation import Generation
+from setblock.decoding.answer.generation import Generation, PassEvent
 
 
 @dataclass(frozen=True)

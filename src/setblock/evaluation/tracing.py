@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from setblock.decoding.answer.events import Reveal
+from setblock.decoding.answer.generation import Reveal
 from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.decoding.generate import StreamChunk, loaded, stream
 from setblock.decoding.settings.asked import settings_asked

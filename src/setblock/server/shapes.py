@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from setblock.decoding.answer.events import PassEvent, Reveal
+from setblock.decoding.answer.generation import PassEvent, Reveal
 from setblock.decoding.generate import Generation
 from setblock.structure.calls import CallForm, CallReader, Piece
 

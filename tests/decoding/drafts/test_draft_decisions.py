@@ -10,10 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from setblock.decoding.drafts.allocation import Prospects, Share, shared, shared_alike
-from setblock.decoding.drafts.chances import CONFIDENCES, COPIED, NUM_KINDS, PRIOR, Chances, ExpectedDraft
+from setblock.decoding.drafts.chances import (
+    CONFIDENCES,
+    COPIED,
+    NUM_KINDS,
+    PRIOR,
+    Chances,
+    ExpectedDraft,
+    copied_kinds,
+    kinds_of,
+)
 from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind, Standing
 from setblock.decoding.drafts.costs import LearnedCosts
-from setblock.decoding.drafts.kinds import copied_kinds, kinds_of
 from setblock.roofline.hardware import HARDWARE
 from setblock.roofline.precision import Precision
 from setblock.roofline.prediction import Prediction, last_paying_batch

@@ -5,8 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from setblock.decoding.answer.events import Reveal
-from setblock.decoding.answer.generation import Generation
+from setblock.decoding.answer.generation import Generation, Reveal
 from setblock.decoding.generate import StreamChunk
 
 

@@ -3,18 +3,51 @@
 Knows a state and a step. Knows nothing of models or text.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from setblock.decoding.answer.events import PassEvent, Reveal, kind_of
-from setblock.decoding.answer.host_copy import HostCopy
+from setblock.decoding.answer.generation import PassEvent, Reveal, kind_of
 from setblock.decoding.answer.record import Record
-from setblock.decoding.answer.row_news import RowNews
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.absorb import DecodingStep
-from setblock.decoding.step.plan import span_of, standing
+from setblock.decoding.step.plan import Span, span_of, standing
+from setblock.devices import HostCopy
+
+
+@dataclass(frozen=True)
+class RowNews:
+    """Hold what a pass did to one row.
+
+    Attributes:
+        event: what the pass did, or None where the row took no part.
+        span: what the next pass feeds it.
+        committed: how many positions the cache holds exactly.
+        prefilled: as in `Cached`.
+        finished, failed, text_end: as in `Answer`.
+        answer_end: where the answer ends now.
+        tokens: its tokens from position `tokens_start` on, as far as they may have changed.
+        tokens_start: where the answer ended before the pass.
+    """
+
+    event: PassEvent | None
+    span: Span
+    committed: int
+    prefilled: bool
+    finished: bool
+    failed: bool
+    text_end: int
+    answer_end: int
+    tokens: Sequence[int]
+    tokens_start: int
+
+    def tokens_between(self, start: int, end: int) -> list[int] | None:
+        """Return the row's tokens from `start` to `end`, or None where they are not among those that were read."""
+        first, last = start - self.tokens_start, end - self.tokens_start
+        return list(self.tokens[first:last]) if first >= 0 and last <= len(self.tokens) else None
 
 
 def read_news(

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from setblock.decoding.state.ragged import fitted, stacked
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.absorb import DecodingStep
-from setblock.decoding.step.predictions import Logits
+from setblock.decoding.step.logits import Logits
 
 
 @dataclass(frozen=True)

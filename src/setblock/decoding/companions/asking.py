@@ -7,13 +7,16 @@ any, it costs nothing.
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from setblock.decoding.answer.row_news import RowNews
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.state.state import BatchState
+
+if TYPE_CHECKING:  # which knows steps
+    from setblock.decoding.answer.news import RowNews
 
 
 @dataclass(eq=False)
@@ -106,7 +109,7 @@ class Companions:
         return bool(self._listening)
 
     def hear(
-        self, state: BatchState, rows: Sequence[int] | None = None, *, news: Sequence[RowNews] | None = None
+        self, state: BatchState, rows: Sequence[int] | None = None, *, news: "Sequence[RowNews] | None" = None
     ) -> None:
         """Report what has become of `rows`, or, after a pass, of those whose companions listen. Ends answers that one of them
         wants to end. `news` of all rows, where they have been read, save a wait."""

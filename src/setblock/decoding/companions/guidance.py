@@ -14,7 +14,7 @@ from setblock.decoding.companions.asking import Companions
 from setblock.decoding.drafts.lookup import Draft
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import Draws, choose_tokens, most_likely
-from setblock.decoding.step.predictions import Logits, PassLogits
+from setblock.decoding.step.logits import Logits, PassLogits
 
 
 def guided_commit(state: BatchState, given: PassLogits, companions: Companions) -> PassLogits:

@@ -6,6 +6,9 @@ confidence; or from a text, by how many tokens match there.
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 CONFIDENCES = (0.15, 0.35, 0.6, 0.8, 0.92, 0.98, 0.995)
 """Bounds between the kinds of the model's own drafts: the probability of the token that was most likely."""
 
@@ -112,3 +115,16 @@ _USUAL = (
     0.9  # the chance that a drafted token is right where those before it are: rather too much, so that drafts are tried
 )
 _RECENT = 16.0  # drafts that count
+
+
+def kinds_of(confidence: Tensor, bounds: Tensor) -> Tensor:
+    """Return [B, k] int64, the kinds of tokens that the model drafted with a `confidence` [B, k] float32: the probability of
+    the most likely token. `bounds`: `CONFIDENCES` as a tensor."""
+    return torch.bucketize(confidence.contiguous(), bounds, right=True)
+
+
+def copied_kinds(matched: Tensor, size: int) -> Tensor:
+    """Return [B, size] int64, the kinds of the places of drafts that are copied where `matched` [B] tokens match. Where the
+    first places are right, more tokens match at those behind them."""
+    places = torch.arange(size, device=matched.device)
+    return COPIED + (matched[:, None] + places - 2).clamp(0, LONGEST_COPY - 1)

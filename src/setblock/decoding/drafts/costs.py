@@ -1,6 +1,6 @@
-"""Learn what a pass costs as a function of its size, from the times of passes.
+"""Time passes without waiting for them, and learn what a pass costs as a function of its size.
 
-Knows numbers. Knows nothing of clocks, models or drafts.
+Knows numbers, clocks and devices. Knows nothing of models or drafts.
 
     seconds = start + sum of slope_i * (tokens within segment i) + per_row * rows + per_cached * cached
 
@@ -9,10 +9,13 @@ on. All coefficients are at least 0. They minimise the relative error over recen
 disturbed, and took long, counts for little.
 """
 
+import time
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Tokens of a pass between which its cost is taken to be linear."""
@@ -140,3 +143,35 @@ def _non_negative(products: np.ndarray, sums: np.ndarray, *, fallback: float) ->
     if not found.any():
         found[0] = fallback
     return found
+
+
+class PassClock:
+    """Time passes: on a CPU by a clock, on other devices by events that the device records between its operations. These are
+    read when they have been recorded, a pass or more later."""
+
+    def __init__(self) -> None:
+        self._started: float = 0.0
+        self._event: torch.Event | None = None
+        self._pending: deque[tuple[torch.Event, torch.Event, TimedPass]] = deque()
+
+    def start(self, device: torch.device) -> None:
+        """Begin to time a pass."""
+        self._event = None if device.type == "cpu" else _recorded(device)
+        self._started = time.perf_counter()
+
+    def stop(self, device: torch.device, timed: TimedPass) -> list[TimedPass]:
+        """End it. Return the passes whose time is known now."""
+        if self._event is None:
+            return [timed._replace(seconds=time.perf_counter() - self._started)]
+        self._pending.append((self._event, _recorded(device), timed))
+        self._event, found = None, []
+        while self._pending and self._pending[0][1].query():
+            start, end, earlier = self._pending.popleft()
+            found.append(earlier._replace(seconds=start.elapsed_time(end) / 1e3))
+        return found
+
+
+def _recorded(device: torch.device) -> torch.Event:
+    event = torch.Event(device=device, enable_timing=True)
+    event.record()
+    return event

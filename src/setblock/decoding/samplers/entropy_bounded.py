@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from setblock.decoding.samplers.base import BlockView, Dial, Selection
-from setblock.decoding.settings.ranges import check_range
+from setblock.decoding.settings.setting import check_range
 from setblock.errors import ParameterError
 
 Proxy = Literal["entropy", "confidence", "margin"]

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from setblock.decoding.samplers.base import BlockView, Dial, Selection
-from setblock.decoding.settings.ranges import check_range
+from setblock.decoding.settings.setting import check_range
 
 
 @dataclass(frozen=True)

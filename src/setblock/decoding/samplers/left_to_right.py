@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from setblock.decoding.samplers.base import BlockView, Dial, Selection
-from setblock.decoding.settings.ranges import check_range
+from setblock.decoding.settings.setting import check_range
 
 
 @dataclass(frozen=True)

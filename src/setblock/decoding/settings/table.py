@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from setblock.decoding.settings.ranges import Range
-from setblock.decoding.settings.setting import CALLERS, Caller, Setting, setting, table_of
+from setblock.decoding.settings.setting import CALLERS, Caller, Range, Setting, setting, table_of
 from setblock.errors import ParameterError, did_you_mean
 
 if TYPE_CHECKING:

@@ -16,15 +16,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from setblock.decoding.companions.guidance import GuidedBlock, guided_block, guided_commit, guided_copies
-from setblock.decoding.drafts.kinds import kinds_of
+from setblock.decoding.drafts.chances import kinds_of
 from setblock.decoding.drafts.lookup import Draft, with_copies
 from setblock.decoding.samplers.base import Moments, moments_of
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import choose_tokens
 from setblock.decoding.step.exact import Check, check_drafts
-from setblock.decoding.step.logits import first_seen
+from setblock.decoding.step.logits import Logits, PassLogits, first_seen, read_logits
 from setblock.decoding.step.policy import Policy
-from setblock.decoding.step.predictions import Logits, PassLogits, read_logits
 from setblock.decoding.step.selection import RowSelection
 from setblock.model.protocol.feed import Feed, PassPlan
 from setblock.model.protocol.language_model import Compile, as_it_is

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import Draws, choose_tokens
-from setblock.decoding.step.predictions import Logits
+from setblock.decoding.step.logits import Logits
 
 
 @dataclass(frozen=True)
