@@ -3,6 +3,7 @@ where it was.
 
     python benchmarks/gpu.py --out benchmarks/results/gpu.json
     python benchmarks/gpu.py --stages checks passes --minutes 9 --out benchmarks/results/gpu.json
+    python benchmarks/gpu.py --half-hour --out benchmarks/results/gpu.json
     python benchmarks/gpu.py --quick
 
 Needs no network. The most valuable stages come first. `--minutes` begins no piece after so many; only compiling and
@@ -20,7 +21,11 @@ exit status then is 1.
 - breakdown: where a pass's time goes.
 - growth: whole decoding of the 8B model at batches of 1 to 32, and Transformers' `generate` and the roofline.
 - training: a training step at rows of 8k to 32k tokens through FlexAttention, and plain next-token training.
-- recipe: the recipes of `--recipes`: trained, then decoded by all methods.
+- recipe: the recipes of `--recipes`: trained, then decoded by all methods. With `--training-minutes`, some steps are timed
+  first, and the number of steps fills so many minutes.
+
+`--half-hour` is for one visit to a GPU: the checks, 20 minutes of `recipes/smollm2-extraction-sbd.yaml`, what that decodes, and
+then the other stages until the half hour is over. It needs `setblock fetch smollm2-base` and the extra `tasks`.
 
 Without a GPU the stages run in miniature only (`--quick`), which shows that they work and measures nothing.
 """
@@ -38,6 +43,9 @@ from measuring.hardware import DEVICE
 from measuring.output import begin, finish, note, parser_of, resumed, rounded, write
 from measuring.subjects import SIZES
 from stages import STAGES
+
+RECIPE = Path(__file__).parent.parent / "recipes" / "smollm2-extraction-sbd.yaml"
+HALF_HOUR = ("machine", "checks", "recipe", "training", "passes", "side_by_side", "growth")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -92,7 +100,15 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--recipes", nargs="+", type=Path, help="of the stage `recipe`, in order; the last one's model is decoded with")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="of those recipes, as of setblock train")
     add("--runs", type=Path, default=Path(), help="the folder that recipes name their outputs from")
+    add("--training-minutes", type=float, help="of each recipe, by timing its first steps (as many steps as it says)")
+    add("--half-hour", action="store_true", help="the checks, 20 minutes of training, and what fits after it")
     options = parser.parse_args(arguments)
+    if options.half_hour:
+        options.stages = list(HALF_HOUR)
+        options.minutes = 28  # the last piece takes one or two
+        options.training_minutes = 20 if options.training_minutes is None else options.training_minutes
+        options.recipes = options.recipes or [RECIPE]
+        options.set = ["training.use_cpu=false", *options.set]
     if options.quick:
         tiny = {
             "size": "tiny",

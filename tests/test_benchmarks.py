@@ -16,6 +16,7 @@ import passes
 import prefill
 import side_by_side
 import structured
+import tokenised_data
 import training_step
 from measuring.contenders import llama_cpp, ours, ours_scripted, transformers
 from measuring.forced import FixedCount, Script
@@ -45,7 +46,9 @@ def last_line(text: str) -> dict:
 
 
 @pytest.mark.parametrize(
-    "program", [passes, growth, breakdown, prefill, structured, training_step], ids=lambda each: each.__name__
+    "program",
+    [passes, growth, breakdown, prefill, structured, training_step, tokenised_data],
+    ids=lambda each: each.__name__,
 )
 def test_a_benchmark_ends_in_a_line_of_json(
     program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -172,6 +175,28 @@ def test_every_stage_for_gpus_runs_in_miniature(
             assert piece.get("passed", "error" not in piece), f"{stage}: {name}: {piece}"
     gpu.main(arguments)
     assert last_line(capsys.readouterr().out)["stages"] == stages, "nothing is measured twice"
+
+
+def test_half_an_hour_is_spent_on_training_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.training.subprocess.Popen", InProcess)
+    monkeypatch.setattr(gpu, "HALF_HOUR", ("recipe",))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text((ROOT / "examples" / "tiny.yaml").read_text())
+    arguments = ["--quick", "--half-hour", "--out", str(tmp_path / "gpu.json"), "--runs", str(tmp_path)]
+    arguments += ["--recipes", str(recipe), "--training-minutes", "0.05", "--set", "training.use_cpu=true"]
+    arguments += ["--set", "data.evaluation.documents=2", "--set", "training.block_sizes=[4, 16]"]
+    gpu.main(arguments)
+    pieces = last_line(capsys.readouterr().out)["stages"]["recipe"]
+    assert list(pieces)[:2] == ["pace of recipe", "train recipe"]
+    assert not [name for name, piece in pieces.items() if "error" in piece]
+    steps = int(pieces["train recipe"]["training.max_steps"])
+    assert steps == max(1, round(3 / pieces["pace of recipe"]["seconds_per_step"]))
+    logs = map(json.loads, (tmp_path / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines())
+    assert max(log["step"] for log in logs) == steps
+    gpu.main(arguments)
+    assert last_line(capsys.readouterr().out)["stages"]["recipe"] == pieces, "nothing is done twice"
 
 
 def test_a_piece_that_fails_is_told_of_and_tried_again(

@@ -2,11 +2,13 @@
 
 import argparse
 import itertools
+import json
 import signal
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.training.recipe import load_recipe, parse_override
 from setblock.training.train import context_length_of
 from stages.piece import Pieces
+
+PACE_STEPS = 40
 
 
 def training_pieces(options: argparse.Namespace) -> Pieces:
@@ -44,16 +48,59 @@ def recipe_pieces(options: argparse.Namespace) -> Pieces:
         note("recipe: no --recipes; left out")
         return
     for recipe in recipes:
+        if options.training_minutes is not None:
+            yield f"pace of {recipe.stem}", partial(paced, recipe, options)
         yield f"train {recipe.stem}", partial(trained_by, recipe, options)
     for gamma in (0.01, 0.1, 0.35):
         yield f"decode, gamma {gamma:g}", partial(recipe_decoded, recipes[-1], gamma, options)
 
 
+def paced(recipe: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Train a few steps elsewhere, and say how long they take. The slow first ones are among them: so it is rather too long."""
+    steps = 2 if options.quick else PACE_STEPS
+    folder = pace_folder(recipe, options)
+    short = {"output_dir": folder.relative_to(options.runs), "max_steps": steps, "save_strategy": "no"}
+    run_train(recipe, options, {f"training.{name}": str(value) for name, value in short.items()})
+    return {"seconds_per_step": seconds_per_step(folder)}
+
+
+def pace_folder(recipe: Path, options: argparse.Namespace) -> Path:
+    """Return where the few steps are."""
+    _, args = load_recipe(recipe, overrides=dict(map(parse_override, options.set)))
+    output = options.runs / args.output_dir
+    return Path(output.with_name(f"{output.name}-pace"))
+
+
+def seconds_per_step(folder: Path) -> float:
+    """Return how long a step of a finished run took."""
+    logs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (whole,) = (log for log in logs if "train_runtime" in log)
+    return float(whole["train_runtime"]) / int(whole["step"])
+
+
+def fitted(recipe: Path, options: argparse.Namespace) -> dict[str, str]:
+    """Return how many steps and documents fill `--training-minutes`."""
+    if options.training_minutes is None:
+        return {}
+    _, args = load_recipe(recipe, overrides=dict(map(parse_override, options.set)))
+    steps = max(1, round(60 * options.training_minutes / seconds_per_step(pace_folder(recipe, options))))
+    rows = steps * args.per_device_train_batch_size * args.gradient_accumulation_steps
+    return {"training.max_steps": str(steps), "data.documents": str(rows)}
+
+
 def trained_by(recipe: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Run `setblock train`, stopped when the time is up; it resumes from its newest checkpoint."""
-    left = max(5.0, options.until - time.monotonic())
     started = time.monotonic()
-    overrides = [part for each in options.set for part in ("--set", each)]
+    size = fitted(recipe, options)
+    run_train(recipe, options, size)
+    return {"seconds_of_this_run": time.monotonic() - started, **size}
+
+
+def run_train(recipe: Path, options: argparse.Namespace, more: Mapping[str, str]) -> None:
+    """Run `setblock train` until it is done or the time is up."""
+    left = max(5.0, options.until - time.monotonic())
+    settings = [*options.set, *(f"{name}={value}" for name, value in more.items())]
+    overrides = [part for each in settings for part in ("--set", each)]
     command = [sys.executable, "-m", "setblock", "train", str(recipe.resolve()), *overrides]
     process = subprocess.Popen(command, cwd=options.runs)
     try:
@@ -64,7 +111,6 @@ def trained_by(recipe: Path, options: argparse.Namespace) -> dict[str, Any]:
         raise TimeoutError("not done yet; the same command goes on from its newest checkpoint") from error
     if status:
         raise RuntimeError(f"setblock train ended with status {status}")
-    return {"seconds_of_this_run": time.monotonic() - started}
 
 
 def recipe_decoded(recipe: Path, gamma: float, options: argparse.Namespace) -> dict[str, Any]:

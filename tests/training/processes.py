@@ -4,12 +4,13 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-TIMEOUT = 600  # seconds
+TIMEOUT, GRACE = 600, 1  # seconds
 
 
 def in_processes(count: int, work: Callable[[], None], folder: Path, *, nodes: int = 1) -> list[str]:
@@ -17,15 +18,37 @@ def in_processes(count: int, work: Callable[[], None], folder: Path, *, nodes: i
 
     The environment is the one that torchrun makes on so many nodes. `folder` takes what they write.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    children = [_forked(rank, count, nodes, port, work, folder) for rank in range(count)]
+    children = _started(count, work, folder, nodes=nodes)
     statuses = [os.waitpid(child, 0)[1] for child in children]
     said = [(folder / f"stdout-{rank}").read_text() for rank in range(count)]
     errors = [(folder / f"stderr-{rank}").read_text() for rank in range(count)]
     assert not any(statuses), "\n".join(text[-3000:] for text in errors)
     return said
+
+
+def ends_of(count: int, work: Callable[[], None], folder: Path) -> list[int]:
+    """Do the same until one process ends, kill the others soon after, as torchrun does, and return how each has ended."""
+    children = _started(count, work, folder, nodes=1)
+    ends: dict[int, int] = {}
+    last = None
+    while len(ends) < count:
+        for child in set(children) - ends.keys():
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                ends[child] = os.waitstatus_to_exitcode(status)
+                last = last or time.monotonic() + GRACE
+        if last is not None and time.monotonic() > last:
+            for child in set(children) - ends.keys():
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.02)
+    return [ends[child] for child in children]
+
+
+def _started(count: int, work: Callable[[], None], folder: Path, *, nodes: int) -> list[int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return [_forked(rank, count, nodes, port, work, folder) for rank in range(count)]
 
 
 def _forked(rank: int, count: int, nodes: int, port: int, work: Callable[[], None], folder: Path) -> int:
