@@ -20,7 +20,7 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     moved: ClassVar[Mapping[str, str]] = {}
-    """Keys of earlier releases, and what is written instead."""
+    """Keys of earlier releases or of another section, and what to write instead."""
 
     @model_validator(mode="before")
     @classmethod

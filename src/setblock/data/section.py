@@ -52,6 +52,8 @@ class EvaluationSection(_Texts):
     """Choose texts to evaluate on. Keys that are left out, except `documents`, are those of the training data. With a
     mixture and no `source` here, this holds for each of its sources."""
 
+    moved = {"fraction": "data.evaluation_fraction"}  # noqa: RUF012
+
     source: str | None = Field(None, description="as `data.source`; null: the source of the training data")
 
 
