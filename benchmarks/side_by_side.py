@@ -41,7 +41,7 @@ from setblock.data.tasks import task_named
 from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.evaluation.answers import prompts_of
+from setblock.evaluation.exam import prompts_of
 from setblock.evaluation.judging import check_judge, verdicts_on
 from setblock.export.gguf_file import WeightType
 from setblock.model.loading.bundled import BUNDLED_MODEL

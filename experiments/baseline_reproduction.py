@@ -29,7 +29,7 @@ from setblock.data.splits import SPLITS
 from setblock.data.tasks import TASKS
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.evaluation.answers import answers_to, prompts_of
+from setblock.evaluation.exam import answers_to, prompts_of
 from setblock.evaluation.fingerprint import model_fingerprint, provenance
 from setblock.evaluation.judging import verdicts_on
 from setblock.evaluation.result import wilson_interval

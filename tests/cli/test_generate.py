@@ -179,19 +179,6 @@ def test_a_repetition_penalty_changes_the_text(answer):
     assert answer("--repetition-penalty", 50)["text"] != answer()["text"]
 
 
-def test_events_are_a_line_of_json_for_each_pass_and_then_the_answer(run, sbd_folder):
-    arguments = ("generate", "Tom has 5 pens.", "--model", sbd_folder, "--method", "sbd", "--gamma", 2, *SHORT)
-    *events, answer = map(json.loads, run(*arguments, "--events").stdout.splitlines())
-    assert answer.keys() == json.loads(run(*arguments, "--json").stdout).keys()
-    assert len(events) == answer["num_forwards"]
-    assert [event["pass"] for event in events] == list(range(len(events)))
-    assert "".join(event["text"] for event in events) == answer["text"]
-    revealed = [each for event in events for each in event["revealed"]]
-    assert len(revealed) >= answer["num_tokens"]
-    assert all(each.keys() == {"index", "token_id", "entropy", "text"} for each in revealed)
-    assert run(*arguments, "--events", "--n", 2).code == 2
-
-
 def test_drafts_are_copied_from_a_file_of_answers(run, ntp_folder, tmp_path):
     arguments = ("generate", "Tom has 5 pens.", "--model", ntp_folder, "--block-size", 8, "--json", *SHORT)
     alone = json.loads(run(*arguments).stdout)

@@ -71,9 +71,8 @@ def test_the_terminal_lists_the_passes_without_colour_too(run, sbd_folder):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--events",), "--events and --trace exclude each other"),
         (("--n", 2), "--trace shows one answer: --n must be 1, not 2"),
-        (("--input", "a", "--output", "b"), "without PROMPT, --events and --trace"),
+        (("--input", "a", "--output", "b"), "without PROMPT and --trace"),
     ],
 )
 def test_what_does_not_go_together(run, sbd_folder, options, said):

@@ -63,7 +63,7 @@ def test_figures_are_sums_over_the_examples(model):
 
 
 def test_batches_change_no_count(model):
-    def counts(batch_size, continuous=False):
+    def counts(batch_size):
         done = []
         found = evaluate(
             model,
@@ -71,13 +71,12 @@ def test_batches_change_no_count(model):
             settings=SETTINGS,
             limit=5,
             batch_size=batch_size,
-            continuous=continuous,
             on_progress=lambda point, count: done.append((point.method, count)),
         )
         assert done[-1] == ("ntp", 5)
         return found.outcomes, found.ntp.outcomes
 
-    assert counts(1) == counts(3) == counts(8) == counts(1, continuous=True) == counts(3, continuous=True)
+    assert counts(1) == counts(3) == counts(8)
 
 
 def test_ntp_runs_once_and_is_its_own_measure(model):

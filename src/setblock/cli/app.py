@@ -27,10 +27,13 @@ from setblock.cli.train import train
 from setblock.decoding.settings.table import REMOVED as REMOVED_SETTINGS
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 
-REMOVED = REMOVED_SETTINGS | dict.fromkeys(
-    ("tune", "no_tune"),
-    "method exact decides how much it drafts while it decodes: leave it out, or give --drafts fixed",
-)
+_TUNING = "method exact decides how much it drafts while it decodes: leave it out, or give --drafts fixed"
+REMOVED = REMOVED_SETTINGS | {
+    "tune": _TUNING,
+    "no_tune": _TUNING,
+    "events": "use --trace --json, which has all of it when the answer is finished",
+    "continuous_batching": "leave it out: it changed no answer, and batches are faster",
+}
 
 
 class _Commands(TyperGroup):

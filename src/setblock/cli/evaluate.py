@@ -32,12 +32,6 @@ def evaluate(
     *,
     examples: ExamplesOptions,
     batch_size: BatchSizeOption = DEFAULT_BATCH_SIZE,
-    continuous: bool = option(
-        False,
-        "Start the next example as soon as an answer ends, as the server does. It changes no answer and no count.",
-        "--continuous-batching",
-        panel=TASK,
-    ),
     model: RuntimeOptions,
     decoding: EvaluateOptions,
     as_json: JsonOption = False,
@@ -66,7 +60,6 @@ def evaluate(
             settings=settings,
             limit=limit,
             batch_size=batch_size,
-            continuous=continuous,
             allow_code_execution=examples.allow_code_execution,
             on_progress=lambda point, done: tell(point.method, done, limit),
         )

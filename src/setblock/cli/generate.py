@@ -61,14 +61,6 @@ def generate(
     decoding: GenerateOptions,
     how: PromptOptions,
     as_json: JsonOption = False,
-    as_events: bool = option(
-        False,
-        "Print a line of JSON for each forward pass: the tokens that it revealed, their positions and entropies. The "
-        "last line is what --json prints.",
-        "--events",
-        panel=OUTPUT,
-        is_rare=True,
-    ),
     as_trace: bool = option(
         False,
         "Show each forward pass: the tokens that it revealed (bold, in brackets), masked positions (_), entropies, and what "
@@ -108,21 +100,18 @@ def generate(
 
     settings = decoding.settings()
     if source is not None or target is not None:
-        if source is None or target is None or prompt is not None or as_events or as_trace:
-            raise ParameterError("--input and --output go together, without PROMPT, --events and --trace")
+        if source is None or target is None or prompt is not None or as_trace:
+            raise ParameterError("--input and --output go together, without PROMPT and --trace")
         if how.system is not None or how.messages is not None:
             raise ParameterError("--input has its chats in its lines: leave out --system and --messages")
         if concurrency < 1:
             raise ParameterError(f"--concurrency must be at least 1, not {concurrency}")
         generate_file(source, target, model, decoding, concurrency=concurrency, raw=how.raw, as_json=as_json)
         return
-    if settings.logprobs is not None and not (as_json or as_events):
+    if settings.logprobs is not None and not as_json:
         raise ParameterError("--logprobs needs --json, which shows them")
-    if as_events and as_trace:
-        raise ParameterError("--events and --trace exclude each other: give one of them")
-    if settings.n > 1 and (as_events or as_trace):
-        name = "--events" if as_events else "--trace"
-        raise ParameterError(f"{name} shows one answer: --n must be 1, not {settings.n}")
+    if settings.n > 1 and as_trace:
+        raise ParameterError(f"--trace shows one answer: --n must be 1, not {settings.n}")
     asked = how.asked(prompt)
     if asked is None:
         raise ParameterError(
@@ -135,24 +124,22 @@ def generate(
         print_trace(trace(loaded, asked, settings=settings, raw=how.raw), settings, as_json=as_json)
     elif settings.n == 1:
         answer = stream(loaded, asked, settings=settings, raw=how.raw)
-        _print_stream(answer, loaded.tokenizer, as_json=as_json, as_events=as_events)
+        _print_stream(answer, loaded.tokenizer, as_json=as_json)
     else:
         _print_answers(
             generate_batch(loaded, [asked], settings=settings, raw=how.raw), loaded.tokenizer, as_json=as_json
         )
 
 
-def _print_stream(chunks: "Iterator[StreamChunk]", tokenizer: Any, *, as_json: bool, as_events: bool) -> None:
-    from setblock.decoding.answer.answer_json import event_json, generation_json
+def _print_stream(chunks: "Iterator[StreamChunk]", tokenizer: Any, *, as_json: bool) -> None:
+    from setblock.decoding.answer.answer_json import generation_json
 
     for chunk in chunks:
-        if as_events:
-            print_json(event_json(chunk, tokenizer))
-        elif not as_json:
+        if not as_json:
             typer.echo(chunk.text, nl=False)
         if chunk.generation is None:
             continue
-        if as_events or as_json:
+        if as_json:
             print_json(generation_json(chunk.generation, tokenizer))
         else:
             typer.echo()

@@ -12,10 +12,10 @@ from typing import Any
 from setblock.data.tasks import Example, Task
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.text import Prompt, encode_prompt
+from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.operating_point import OperatingPoint
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError, check_at_least
-from setblock.evaluation.answers import answers_to, prompts_of
 from setblock.evaluation.fingerprint import provenance, task_identity
 from setblock.evaluation.judging import check_judge, verdicts_on
 from setblock.evaluation.nll import Likelihoods, mean_nll
@@ -39,9 +39,9 @@ class Exam:
 
     Attributes:
         identity: of task and examples; see `task_identity`.
-        prompts: how the examples are exam.
+        prompts: how the examples are asked.
         raw: whether prompts are gone on with as they stand, without a chat template.
-        batch_size, continuous: as in `setblock.evaluation.run.evaluate`.
+        batch_size: as in `setblock.evaluation.run.evaluate`.
     """
 
     model: LanguageModel
@@ -51,7 +51,6 @@ class Exam:
     prompts: Sequence[Prompt]
     raw: bool
     batch_size: int
-    continuous: bool
 
     def decode(
         self, settings: DecodingSettings, on_progress: Callable[[int], None] = lambda done: None
@@ -64,7 +63,6 @@ class Exam:
             settings,
             batch_size=self.batch_size,
             raw=self.raw,
-            continuous=self.continuous,
             on_progress=on_progress,
         )
         return TimedAnswers(generations, time.perf_counter() - started)
@@ -119,7 +117,6 @@ def exam_of(
     limit: int,
     batch_size: int,
     seed: int = 0,
-    continuous: bool = False,
     allow_code_execution: bool = False,
 ) -> Exam:
     """Return the first `limit` examples of a task's split, for a model.
@@ -134,4 +131,45 @@ def exam_of(
         raise SetBlockError(f"task {task.name} has no examples here, in split {split}")
     prompts, raw = prompts_of(task, examples, model)
     identity = task_identity(task, examples, split=split, seed=seed)
-    return Exam(model, task, identity, examples, prompts, raw, batch_size, continuous)
+    return Exam(model, task, identity, examples, prompts, raw, batch_size)
+
+
+def prompts_of(task: Task[Any], examples: Sequence[Example], model: LanguageModel) -> tuple[list[Prompt], bool]:
+    """Return how a model is asked, and whether the prompt is continued directly, without a chat template."""
+    raw = task.raw or model.tokenizer.chat_template is None
+    return [example.asked(raw=raw) for example in examples], raw
+
+
+def answers_to(
+    prompts: Sequence[Prompt],
+    model: LanguageModel,
+    settings: DecodingSettings,
+    *,
+    batch_size: int,
+    raw: bool,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> list[Generation]:
+    """Return the model's answers, in the order of the prompts. Prompts of like length share a batch.
+
+    Args:
+        batch_size: how many are decoded at once. It changes no answer.
+        raw: whether prompts are continued as they stand, without a chat template.
+        on_progress: called after each batch with the number of prompts answered so far.
+
+    Raises:
+        SetBlockError: the model can't do what is asked.
+    """
+    order = sorted(range(len(prompts)), key=lambda index: _length(prompts[index]))
+    answers: dict[int, Generation] = {}
+    for first in range(0, len(order), batch_size):
+        batch = order[first : first + batch_size]
+        together = generate_batch(model, [prompts[index] for index in batch], settings=settings, raw=raw)
+        answers.update(zip(batch, together, strict=True))
+        on_progress(len(answers))
+    return [answers[index] for index in range(len(prompts))]
+
+
+def _length(prompt: Prompt) -> int:
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(each["content"]) if isinstance(each, Mapping) else 1 for each in prompt)

@@ -38,7 +38,6 @@ def evaluate(
     settings: DecodingSettings | None = None,
     limit: int = DEFAULT_LIMIT,
     batch_size: int = DEFAULT_BATCH_SIZE,
-    continuous: bool = False,
     allow_code_execution: bool = False,
     on_progress: Progress | None = None,
 ) -> Result:
@@ -50,7 +49,6 @@ def evaluate(
         settings: how to decode. NTP uses the same settings, except for the method.
         limit: how many examples, at least 1.
         batch_size: how many examples are decoded at once, at least 1. It changes the time, never an answer or a count.
-        continuous: start the next example as soon as an answer ends, as a server does. It changes the time alone, too.
         allow_code_execution: whether a task such as HumanEval may run the programs that the model writes; see
             `setblock.evaluation.programs`.
         on_progress: called with the operating point and the number of examples answered so far.
@@ -65,7 +63,6 @@ def evaluate(
         seed=seed,
         limit=limit,
         batch_size=batch_size,
-        continuous=continuous,
         allow_code_execution=allow_code_execution,
     )
     settings = with_calibration(model, settings)
