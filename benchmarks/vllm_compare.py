@@ -35,11 +35,12 @@ from measuring.hardware import provenance
 from measuring.output import write
 from setblock.data.tasks.word_problems import word_problems
 from setblock.errors import SetBlockError
-from setblock.integrations.vllm.command import NGRAM, overrides_for
+from setblock.integrations.vllm.config import overrides_for
 from setblock.integrations.vllm.vllm_api import check_version, installed_version
 from setblock.model.loading.bundled import BUNDLED_MODEL
 
 NAME = "model"
+NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 GREEDY = {"temperature": 0}
 # What a bench result is kept of; times in milliseconds.
 KEPT = (

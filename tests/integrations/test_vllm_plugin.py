@@ -1,6 +1,5 @@
-"""The vLLM plugin where no vLLM is: what it takes from a request, what it refuses, and the commands it writes."""
+"""The vLLM plugin where no vLLM is: what it takes from a request, what it refuses, and the overrides it writes."""
 
-import json
 import math
 import tomllib
 from dataclasses import replace
@@ -20,8 +19,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.integrations.vllm import vllm_api
 from setblock.integrations.vllm.architectures import STOCK
-from setblock.integrations.vllm.command import overrides_for, vllm_command
-from setblock.integrations.vllm.config import SetBlockConfig
+from setblock.integrations.vllm.config import SetBlockConfig, overrides_for
 from setblock.integrations.vllm.parameters import Served, admitted, refuse_unsupported, settings_of
 from setblock.integrations.vllm.plugin import register
 from setblock.model.loading.bundled import BUNDLED_MODEL
@@ -255,36 +253,18 @@ def test_what_can_not_be_served_is_refused_with_what_to_do(changes: dict[str, An
         SetBlockConfig.verify_and_update_config(vllm_config(**changes))
 
 
-def test_one_checkpoint_has_three_commands() -> None:
-    blocks = vllm_command(extra=["--tensor-parallel-size", "2"])
-    assert blocks[:3] == ["vllm", "serve", str(BUNDLED_MODEL)]
-    overrides = json.loads(blocks[blocks.index("--hf-overrides") + 1])
-    assert overrides == {"architectures": ["SetBlockLlamaForCausalLM"], "canvas_length": 16}
-    assert blocks[-2:] == ["--tensor-parallel-size", "2"]
-    assert "--hf-overrides" not in vllm_command(decoding="plain")
-    ngram = vllm_command(decoding="ngram", served_model_name="it", port=8001)
-    assert json.loads(ngram[ngram.index("--speculative-config") + 1])["method"] == "ngram"
-    assert ngram[ngram.index("--port") + 1] == "8001"
-    assert ngram[ngram.index("--served-model-name") + 1] == "it"
-
-
 def test_the_served_block_size_is_the_callers() -> None:
+    assert overrides_for(BUNDLED_MODEL) == {"architectures": ["SetBlockLlamaForCausalLM"], "canvas_length": 16}
     assert overrides_for(BUNDLED_MODEL, block_size=8)["canvas_length"] == 8
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"block_size": 0}, "block_size must be at least 1, not 0"),
-        ({"decoding": "plain", "block_size": 8}, "block_size 8 must be left out where decoding is plain"),
-        ({"decoding": "fast"}, "decoding must be one of blocks, plain, ngram, not 'fast'"),
-        ({"port": 70000}, "port must be between 0 and 65535, not 70000"),
-        ({"model": "/nowhere/to be found"}, "no such folder"),
-    ],
+    ("model", "block_size", "message"),
+    [(BUNDLED_MODEL, 0, "block_size must be at least 1, not 0"), ("/nowhere/to be found", None, "no such folder")],
 )
-def test_wrong_commands_are_refused(wrong: dict[str, Any], message: str) -> None:
+def test_wrong_overrides_are_refused(model: str | Path, block_size: int | None, message: str) -> None:
     with pytest.raises(SetBlockError, match=message):
-        vllm_command(**wrong)
+        overrides_for(model, block_size=block_size)
 
 
 @pytest.mark.parametrize(("family", "message"), [("gpt2", "vLLM can't decode GPT2LMHeadModel in blocks, only Llama")])
@@ -302,7 +282,7 @@ def test_an_untrained_checkpoint_is_refused(tokenizer: PreTrainedTokenizerBase, 
     sbd.model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(SetBlockError, match=r"never trained for block decoding.*setblock train"):
-        vllm_command(tmp_path)
+        overrides_for(tmp_path)
 
 
 def test_empty_passes_have_empty_logits() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from setblock.data.tasks.word_problems import WordProblem, word_problems
-from setblock.integrations.vllm.command import overrides_for, vllm_command
+from setblock.integrations.vllm.config import overrides_for
 from setblock.model.loading.bundled import BUNDLED_MODEL
 
 START_SECONDS = 900.0
@@ -61,17 +61,17 @@ def figure(engine: Any, name: str) -> int:
 
 
 @contextmanager
-def served(
-    *words: str, decoding: Any = "blocks", port: int, environment: dict[str, str] | None = None
-) -> Iterator[str]:
+def served(*words: str, blocks: bool = True, port: int, environment: dict[str, str] | None = None) -> Iterator[str]:
     """A `vllm serve` of the bundled model; gives the URL of its API."""
     sizes = [
         word
         for name, value in SIZES.items()
         for word in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
     ]
-    command = vllm_command(decoding=decoding, port=port, served_model_name="it", extra=[*sizes, *words])
-    command[0] = str(Path(sys.executable).with_name("vllm"))
+    overrides = ("--hf-overrides", json.dumps(overrides_for(BUNDLED_MODEL))) if blocks else ()
+    program = str(Path(sys.executable).with_name("vllm"))
+    where = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "it")
+    command = [program, "serve", str(BUNDLED_MODEL), *where, *overrides, *sizes, *words]
     process = subprocess.Popen(command, env=os.environ | (environment or {}), start_new_session=True)
     try:
         _wait(process, f"http://127.0.0.1:{port}/health")

@@ -11,7 +11,7 @@ import setblock
 from integrations.vllm.engines import as_json, metrics, problems, served, told
 from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.integrations.vllm.command import overrides_for
+from setblock.integrations.vllm.config import overrides_for
 from setblock.model.loading.bundled import BUNDLED_MODEL
 
 pytestmark = pytest.mark.servers
@@ -89,7 +89,7 @@ def test_the_same_checkpoint_is_served_plainly(expected: str) -> None:
         setblock.load(), QUESTION, settings=DecodingSettings(method="ntp", max_new_tokens=256)
     ).text
     for plugins, port in (("", 18241), ("setblock", 18242)):
-        with served(decoding="plain", port=port, environment=IN_PROCESSES | {"VLLM_PLUGINS": plugins}) as url:
+        with served(blocks=False, port=port, environment=IN_PROCESSES | {"VLLM_PLUGINS": plugins}) as url:
             reply = client(url).chat.completions.create(
                 model="it", messages=[{"role": "user", "content": QUESTION}], max_tokens=256, temperature=0
             )

@@ -1,10 +1,12 @@
 """Check and set vLLM's configuration for a model that is decoded in blocks."""
 
+from pathlib import Path
 from typing import Any
 
-from setblock.errors import SetBlockError
+from setblock.decoding.settings.defaults import usual_block_size
+from setblock.errors import SetBlockError, check_at_least
 from setblock.integrations.vllm import vllm_api
-from setblock.integrations.vllm.architectures import PREFIX
+from setblock.integrations.vllm.architectures import PREFIX, STOCK
 from setblock.integrations.vllm.parameters import Served
 from setblock.model.protocol.facts import SBDFacts, read_facts
 
@@ -55,6 +57,34 @@ def facts_of(hf_config: Any) -> SBDFacts:
             "it was never trained for block decoding: serve it without --hf-overrides, or fine-tune it with `setblock train`"
         )
     return facts
+
+
+def overrides_for(model: str | Path, *, block_size: int | None = None) -> dict[str, Any]:
+    """Return the `--hf-overrides` with which `vllm serve` decodes a checkpoint in blocks. Reads its config, never its weights.
+
+    Args:
+        model: a checkpoint's folder or hub id.
+        block_size: the largest that a request may ask for, and what it gets if it does not; by default the largest that the
+            model was trained with, at most 16.
+
+    Raises:
+        SetBlockError: there is no such model, or vLLM can't decode it in blocks; says what can.
+    """
+    from setblock.model.loading.loading import load_tokenizer
+
+    check_at_least(1, block_size=block_size)
+    config, _ = load_tokenizer(model)
+    try:
+        facts = facts_of(config)
+    except SetBlockError as error:
+        raise SetBlockError(f"model {model}: {error}") from error
+    name = (config.architectures or ["of no name"])[0]
+    if name not in STOCK:
+        raise SetBlockError(
+            f"model {model}: vLLM can't decode {name} in blocks, only {', '.join(STOCK)}; use `setblock serve`, or vLLM "
+            "with next-token decoding"
+        )
+    return {"architectures": [PREFIX + name], "canvas_length": block_size or usual_block_size(facts.block_sizes)}
 
 
 def _refuse(vllm_config: Any, facts: SBDFacts) -> None:
