@@ -133,10 +133,10 @@ from typer.testing import CliRunner
 
 import setblock
 from setblock.cli.app import app
-from setblock.decoding.settings.setting import CALLERS
-from setblock.decoding.settings.table import DecodingSettings, offered_by
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.grid import grids_of
-from setblock.integrations.lm_eval.arguments import settings_from
+from setblock.integrations.generation_config import OPTIONS
+from setblock.integrations.lm_eval.arguments import request_settings, settings_from
 from setblock.integrations.vllm.parameters import settings_of as of_vllm
 from setblock.server.protocol import ChatBody
 from setblock.server.settings import settings_of as of_the_server
@@ -172,8 +172,14 @@ every_other = [
 assert {type(each.sampler).__name__ for each in every_other} == {"EveryOther"}
 
 # The setting
-assert all("without_token" in offered_by(caller) for caller in CALLERS)
-assert of_the_server(asked(without_token=5), default=DecodingSettings(method="sbd")).without_token == 5
+set_by_each = [
+    of_the_server(asked(without_token=5), default=DecodingSettings(method="sbd")),
+    request_settings(DecodingSettings(), {"without_token": 5}, default_max_gen_toks=256),
+    of_vllm(SimpleNamespace(extra_args={"without_token": 5}, top_k=0, top_p=1.0, repetition_penalty=1.0)),
+    DecodingSettings(without_token=5),
+]
+assert {each.without_token for each in set_by_each} == {5}
+assert "without_token" in OPTIONS  # of Transformers' generate
 plain = said("generate", PROMPT, "--max-new-tokens", "6")["text"]
 model = setblock.load()
 first = model.tokenizer(plain, add_special_tokens=False).input_ids[0]

@@ -12,21 +12,38 @@ GROUPS = {
 
 def page() -> str:
     """Return the page of all settings, a table for each group."""
-    from setblock.decoding.settings.setting import CALLERS, table_of
-    from setblock.decoding.settings.table import DecodingSettings
+    from setblock.cli import decoding_options
+    from setblock.decoding.settings.table import HYPERPARAMETERS, SETTINGS
+    from setblock.integrations import generation_config
+    from setblock.integrations.lm_eval import arguments
+    from setblock.integrations.vllm import parameters
+    from setblock.server import limits
+
+    callers = {
+        "command line": decoding_options.OFFERED,
+        "server": limits.OFFERED,
+        "harness": arguments.OFFERED,
+        "transformers": generation_config.OFFERED,
+        "vllm": parameters.OFFERED,
+    }
 
     parts = [
         "# Decoding settings",
         "The fields of `DecodingSettings`. The command line, the server, the harness, Transformers' `generate` and vLLM take "
         "them by these names. The last column lists the callers that do not take a setting, or take it by another name.",
     ]
-    rows = table_of(DecodingSettings).values()
+    rows = [*SETTINGS.values(), *HYPERPARAMETERS.values()]
     for group, title in GROUPS.items():
         lines = ["| setting | valid | default | meaning | except |", "|---|---|---|---|---|"]
         for row in rows:
             if row.group == group:
-                others: list[str] = [caller for caller in CALLERS if caller not in row.names]
-                others += [f"{caller}: `{name}`" for caller, name in row.names.items() if name != row.name]
+                others = [caller for caller, offered in callers.items() if row not in offered.values()]
+                others += [
+                    f"{caller}: `{name}`"
+                    for caller, offered in callers.items()
+                    for name, each in offered.items()
+                    if each == row and name != row.name
+                ]
                 default = "" if row.default is None else f"`{row.default}`"
                 told = row.help.replace("|", chr(92) + "|")
                 lines.append(f"| `{row.name}` | {valid(row)} | {default} | {told} | {', '.join(others)} |")

@@ -50,7 +50,7 @@ def test_a_file_and_json(run, sbd_folder, tmp_path, monkeypatch):
     [
         (("--figure", "f.gif"), "experiments/sweep_figure.py of the repository draws the file of --output"),
         (("--results", "a", "--output", "b"), "--results decodes nothing, so there is nothing for --output"),
-        (("--grid", "gamma"), "--grid must be KEY=VALUE,VALUE,..., such as gamma=0.01,0.1, not 'gamma'"),
+        (("--grid", "gamma"), "--grid must be KEY=VALUE,VALUE,..., such as factor=0.5,1, not 'gamma'"),
         (("--grid", "gamma=1,,2"), "--grid must be KEY=VALUE,VALUE,..."),
         (("--grid", "gamma=1", "--grid", "gamma=2"), "--grid gamma is given more than once"),
         (

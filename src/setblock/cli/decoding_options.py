@@ -12,7 +12,7 @@ from setblock.cli.options import DECODING, OUTPUT, SAMPLING, option, option_grou
 from setblock.cli.sampler import with_own_sampler
 from setblock.decoding.samplers.named import SAMPLERS
 from setblock.decoding.settings.setting import Group
-from setblock.decoding.settings.table import SETTINGS, DecodingSettings, offered_by
+from setblock.decoding.settings.table import HYPERPARAMETERS, DecodingSettings, offered
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _PANELS: dict[Group, str] = {"point": DECODING, "answer": DECODING, "sampling": SAMPLING, "report": OUTPUT}
 _LISTED = {list[int]: list[int], list[str]: list[str], dict[int, float]: list[str]}
 
+OFFERED = offered(
+    but_not=("structure",),  # each kind of form has an option
+    names={"stop_token_ids": "stop_token_id", "banned_tokens": "ban"},
+)
 Options = TypeVar("Options")
 
 
@@ -29,7 +33,7 @@ def offers(*groups: Group) -> Callable[[type[Options]], type[Options]]:
 
     def filled(options: type[Options]) -> type[Options]:
         own, annotations = options.__annotations__, {}
-        for row in offered_by("command line").values():
+        for row in OFFERED.values():
             if row.group in groups:
                 kind = _LISTED.get(row.type, row.type)
                 annotations[row.name] = kind | None if row.default is None or row.type in _LISTED else kind
@@ -44,7 +48,7 @@ def offers(*groups: Group) -> Callable[[type[Options]], type[Options]]:
 
 def setting_option(name: str) -> Any:
     """Return the option of a setting, for the annotation of a parameter."""
-    row = SETTINGS[name]
+    called, row = next((called, row) for called, row in OFFERED.items() if row.name == name)
     told, is_listed = row.help, row.type in _LISTED
     if str(row.range) and str(row.range) not in told:
         told += f" {str(row.range)[0].upper()}{str(row.range)[1:]}."
@@ -53,12 +57,12 @@ def setting_option(name: str) -> Any:
     if row.name == "sampler":
         told += f" Available: {', '.join(SAMPLERS)}; or a class in a file, such as my_file.py:Clear."
     metavar = row.metavar if row.type in (int, float, str) or is_listed else None
-    called = f"--{row.names['command line'].replace('_', '-')}"
     default = None if is_listed else row.default
-    return option(default, told, called, panel=_PANELS[row.group], metavar=metavar, is_rare=name not in _COMMON)
+    called, panel = f"--{called.replace('_', '-')}", _PANELS[row.group]
+    return option(default, told, called, panel=panel, metavar=metavar, is_rare=name not in _COMMON)
 
 
-_COMMON = ("method", "block_size", "max_new_tokens", "temperature", "top_p", "seed", "stop")
+_COMMON = ("method", *HYPERPARAMETERS, "block_size", "max_new_tokens", "temperature", "top_p", "seed", "stop")
 """What `--help` shows. The rest is in `--help-all`."""
 
 
@@ -69,17 +73,11 @@ class PointOptions:
 
     sampler_options: list[str] | None = option(
         None,
-        "A parameter of the sampler, such as gamma=0.5. Can be repeated. The error for an unknown KEY lists the valid "
+        "A parameter of the sampler, such as factor=0.5. Can be repeated. The error for an unknown KEY lists the valid "
         "ones.",
         "--sampler-option",
         metavar="KEY=VALUE",
         is_rare=True,
-    )
-    gamma: float | None = option(
-        None,
-        "Entropy bound of the sampler, in nats, at least 0: the maximum total uncertainty of the tokens that one pass "
-        "reveals. 0 reveals one token per pass, inf the whole block. Default: 1 in method exact; 0.1 in sbd. A "
-        "calibrated model has its own.",
     )
 
     if TYPE_CHECKING:
@@ -95,7 +93,7 @@ class PointOptions:
         from setblock.decoding.settings.asked import settings_asked
 
         with_own_sampler(self.sampler)
-        known = {*SETTINGS, "gamma"}
+        known = {row.name for row in OFFERED.values()}
         asked = {field.name: getattr(self, field.name) for field in fields(self) if field.name in known}
         options = [pair("--sampler-option", text) for text in self.sampler_options or ()]
         if biases := asked.get("logit_bias"):

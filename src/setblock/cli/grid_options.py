@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from setblock.cli.options import option, option_group
 from setblock.cli.sampler import with_own_sampler
 from setblock.decoding.samplers.named import SAMPLERS
+from setblock.decoding.settings.table import POINT
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ class GridOptions:
     )
     grid: list[str] | None = option(
         None,
-        "Values of a sampler's parameter (gamma=0.01,0.1,1), of one sampler if several have the parameter "
-        "(factor.factor=0.5,1), or of block_size or draft_lookup. Can be repeated. All combinations "
-        "are decoded. Default: several values of each sampler's main parameter.",
+        "Values of a sampler's parameter (factor=0.5,1), of one sampler if several have the parameter "
+        f"(factor.factor=0.5,1), or of {' or '.join(name for name in POINT if name != 'sampler')}. Can be repeated. All "
+        "combinations are decoded. Default: several values of each sampler's main parameter.",
         metavar="KEY=V,V,...",
     )
     grid_file: Path | None = option(
@@ -59,7 +60,7 @@ class GridOptions:
         for text in self.grid or ():
             key, equals, listed = text.partition("=")
             if not equals or not all(listed.split(",")):
-                raise ParameterError(f"--grid must be KEY=VALUE,VALUE,..., such as gamma=0.01,0.1, not {text!r}")
+                raise ParameterError(f"--grid must be KEY=VALUE,VALUE,..., such as factor=0.5,1, not {text!r}")
             key = key.strip().replace("-", "_") if "." not in key else _scoped(key.strip())
             if key in values:
                 raise ParameterError(f"--grid {key} is given more than once")

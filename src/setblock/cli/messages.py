@@ -17,7 +17,7 @@ _PIPE_WIDTH = 160
 
 
 def print_json(result: dict[str, Any]) -> None:
-    """Print one JSON object on stdout. JSON has no infinity: an infinite gamma is the string `inf`, as it is typed."""
+    """Print one JSON object on stdout. JSON has no infinity: an infinite number is the string `inf`, as it is typed."""
     print(json.dumps(_without_infinity(result), allow_nan=False), flush=True)
 
 

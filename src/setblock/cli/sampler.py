@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from setblock.decoding.samplers.named import SAMPLERS
-from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.settings.table import HYPERPARAMETERS, DecodingSettings
 from setblock.errors import ParameterError
 from setblock.files import module_of
 
@@ -33,7 +33,7 @@ def sampler_json(settings: DecodingSettings) -> dict[str, Any]:
     from setblock.decoding.settings.asked import sampler_told
 
     told = sampler_told(settings)
-    return {**told, "gamma": (told["sampler_options"] or {}).get("gamma")}
+    return {**told, **{name: (told["sampler_options"] or {}).get(name) for name in HYPERPARAMETERS}}
 
 
 def sampler_text(settings: DecodingSettings) -> str:

@@ -32,7 +32,7 @@ def log_text(logs: Mapping[str, Any]) -> str:
     for key, value in logs.items():
         if key.startswith("eval_nfe_speedup_"):
             name = key.removeprefix("eval_nfe_speedup_")
-            parts.append(f"NFE speed-up {value:.2f}x {'in exact mode' if name == 'exact' else f'at gamma {name}'}")
+            parts.append(f"NFE speed-up {value:.2f}x {'in exact mode' if name == 'exact' else f'at bound {name}'}")
         elif key.startswith("eval_accuracy_"):
             parts.append(f"accuracy {value:.1%} ({key.removeprefix('eval_accuracy_')})")
     return ", ".join(parts)

@@ -153,7 +153,7 @@ def stream(
         settings: how to decode. The default is the model's calibrated setting, otherwise the defaults of `DecodingSettings`.
         raw: don't apply the chat template.
         named: single settings, in place of those in `settings`, such as `max_new_tokens=50`. `sampler` may be a name, and its
-            parameters are settings, too, such as `gamma=0.1`.
+            parameters are settings, too.
 
     Raises:
         SetBlockError: the prompt or a setting is not valid for this model, or its logits are not numbers.

@@ -29,7 +29,7 @@ _LEAST_SPEEDUP = 1.1
 
 
 class DecodingEvaluator(TrainerCallback):
-    """Log `eval_accuracy_ntp`, and for each gamma and method `exact` `eval_nfe_speedup_NAME` and `eval_accuracy_NAME`.
+    """Log `eval_accuracy_ntp`, and for each entropy bound and method `exact` `eval_nfe_speedup_NAME` and `eval_accuracy_NAME`.
 
     Warns, once, where blocks still save nothing when they should have begun to: by then something is wrong with data, masks or
     the learning rate.
@@ -65,8 +65,8 @@ class DecodingEvaluator(TrainerCallback):
         self._speedups: list[float] = []
         common: dict[str, Any] = {"block_size": section.block_size, "max_new_tokens": section.max_new_tokens}
         self._settings = {
-            f"{gamma:g}": DecodingSettings(method="sbd", sampler=EntropyPrefix(gamma), **common)
-            for gamma in section.gammas
+            f"{bound:g}": DecodingSettings(method="sbd", sampler=EntropyPrefix(bound), **common)
+            for bound in section.gammas
         }
         if section.exact:
             self._settings["exact"] = DecodingSettings(method="exact", **common)
@@ -108,8 +108,8 @@ class DecodingEvaluator(TrainerCallback):
         if len(self._speedups) == _PATIENCE + 1 and max(self._speedups) < _LEAST_SPEEDUP:
             warnings.warn(
                 f"step {step}: blocks still need as many passes as plain decoding (NFE speed-up {self._speedups[-1]:.2f} at "
-                f"gamma {max(self._section.gammas):g}): look at the data with `setblock data inspect`, and at matp_loss, which "
-                "should fall",
+                f"entropy bound {max(self._section.gammas):g}): look at the data with `setblock data inspect`, and at "
+                "matp_loss, which should fall",
                 SetBlockWarning,
                 stacklevel=2,
             )

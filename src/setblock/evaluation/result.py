@@ -12,6 +12,7 @@ from statistics import NormalDist
 from typing import Any
 
 from setblock.decoding.settings.operating_point import NTP, OperatingPoint, point_from_json
+from setblock.decoding.settings.table import HYPERPARAMETERS
 from setblock.errors import SetBlockError
 from setblock.evaluation.nll import Likelihoods
 from setblock.evaluation.outcomes import Outcomes, nfe_speedup, outcomes_from_json
@@ -119,7 +120,7 @@ class Result:
             "method": self.point.method,
             "sampler": self.point.sampler,
             "sampler_options": point["sampler_options"],
-            "gamma": point["sampler_options"].get("gamma"),
+            **{name: point["sampler_options"].get(name) for name in HYPERPARAMETERS},
             "block_size": self.point.block_size,
             "num_examples": self.num_examples,
             "accuracy": self.accuracy,

@@ -14,13 +14,17 @@ from transformers.generation import logits_process as processors
 from transformers.generation import stopping_criteria as criteria
 
 from setblock.decoding.settings.asked import settings_asked
-from setblock.decoding.settings.table import DecodingSettings, offered_by
+from setblock.decoding.settings.table import DecodingSettings, offered
 from setblock.errors import ParameterError
 
-OPTIONS = (*offered_by("transformers"), "gamma", "stop_strings")
-"""What a call may set that Transformers has no field for: settings by their names in `DecodingSettings`; `gamma`, of the
-sampler; and `stop_strings`, as in `GenerationConfig`, where a callable can't have them. A `sampler` may be a name. Without a
-`seed` one is drawn from PyTorch's global generator, which `set_seed` sets."""
+_HAS_FIELDS = """
+    max_new_tokens min_new_tokens stop stop_token_ids temperature top_k top_p min_p repetition_penalty logit_bias banned_tokens
+""".split()
+OFFERED = offered(but_not=("prefill_chunk", *_HAS_FIELDS, "n", "logprobs"))
+OPTIONS = (*OFFERED, "stop_strings")
+"""What a call may set that Transformers has no field for: settings by their names in `DecodingSettings`, and
+`stop_strings`, as in `GenerationConfig`, where a callable can't have them. A `sampler` may be a name. Without a `seed` one is
+drawn from PyTorch's global generator, which `set_seed` sets."""
 
 
 def settings_from(config: GenerationConfig, options: Mapping[str, Any], *, prompt_length: int) -> DecodingSettings:

@@ -3,8 +3,13 @@ without it."""
 
 from dataclasses import dataclass, fields
 
+from setblock.decoding.settings.table import offered
 from setblock.errors import ParameterError
 
+OFFERED = offered(
+    but_not=("prefill_chunk", "structure", "logprobs"),  # the scheduler has a limit; OpenAI's words for the others
+    names={"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"},
+)
 MAX_BIASED_TOKENS = 1024
 MOST = {"block_size": 64, "draft_lookup": 64}  # of settings that have no limit in the library
 MOST_LISTED = {"stop_token_ids": 16, "banned_tokens": MAX_BIASED_TOKENS, "logit_bias": MAX_BIASED_TOKENS}

@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, WithJsonSchema, create_model, model_validator
 
 from setblock.decoding.settings.setting import Setting
-from setblock.decoding.settings.table import MAX_LOGPROBS, MAX_STOP_STRINGS, offered_by
+from setblock.decoding.settings.table import MAX_LOGPROBS, MAX_STOP_STRINGS
 from setblock.server.errors import bad_request, unsupported
-from setblock.server.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHARACTERS, MOST, MOST_LISTED
+from setblock.server.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHARACTERS, MOST, MOST_LISTED, OFFERED
 from setblock.server.tools import MAX_TOOLS, Body, Tool, ToolCall, ToolChoice
 
 _NO_FUNCTIONS = "use tools"
@@ -159,7 +159,7 @@ class Message(Body):
         )
 
 
-_fields: dict[str, Any] = {called: _field(row) for called, row in offered_by("server").items()}
+_fields: dict[str, Any] = {called: _field(row) for called, row in OFFERED.items()}
 MOST_TOKENS = _number(
     "Maximum number of tokens to generate, including the end of text. Default: as many as the model's context and the server's "
     "cache have room for.", 1,
@@ -181,9 +181,6 @@ class DecodingBody(_Settings):
     stream_options: StreamOptions | None = None
     sampler_options: dict[str, float | str] | None = Field(
         default=None, max_length=16, description="Hyperparameters of the sampler."
-    )
-    gamma: float | None = _number(
-        "The entropy bound of a sampler that has one, in nats; 'inf' reveals whole blocks.", 0
     )
     structured_outputs: dict[str, Any] | None = Field(
         default=None,

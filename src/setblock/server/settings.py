@@ -4,10 +4,10 @@ import secrets
 from typing import Any
 
 from setblock.decoding.settings.asked import settings_asked
-from setblock.decoding.settings.table import DecodingSettings, offered_by
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.server.errors import ApiError, bad_request, from_settings
-from setblock.server.limits import MOST
+from setblock.server.limits import MOST, OFFERED
 from setblock.server.protocol import DecodingBody
 from setblock.structure.kinds import WORDS, Structure, structure_of
 
@@ -23,7 +23,7 @@ def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Struc
     """
     if body.method not in (None, default.method):  # whose operating point says nothing of another method's
         default = DecodingSettings()
-    asked: dict[str, Any] = {row.name: getattr(body, called, None) for called, row in offered_by("server").items()}
+    asked: dict[str, Any] = {row.name: getattr(body, called, None) for called, row in OFFERED.items()}
     asked["method"] = asked["method"] or default.method
     asked["max_new_tokens"] = body.limit[1]
     asked["seed"] = secrets.randbits(63) if asked["seed"] is None else asked["seed"]
@@ -36,7 +36,7 @@ def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Struc
         if asked[name] is not None and asked[name] > most:
             raise bad_request(f"{name} must be between 1 and {most}, not {asked[name]}", param=name)
     try:
-        return settings_asked({**asked, "sampler_options": body.sampler_options, "gamma": body.gamma}, base=default)
+        return settings_asked({**asked, "sampler_options": body.sampler_options}, base=default)
     except SetBlockError as error:
         raise told(error, body) from error
 
@@ -91,7 +91,7 @@ def _structure(name: str, asked: dict[str, Any]) -> Structure:
 def told(error: SetBlockError, body: DecodingBody) -> ApiError:
     """Return the library's message about a request, in the words of its body."""
     message = str(error)
-    for name, row in offered_by("server").items():
+    for name, row in OFFERED.items():
         message = message.replace(row.name, body.limit[0] if name == "max_tokens" else name)
     found = from_settings(SetBlockError(message), type(body).model_fields)
     if found.code == "context_length_exceeded":

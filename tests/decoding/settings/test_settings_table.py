@@ -8,16 +8,21 @@ from typing import Any
 
 import pytest
 
+from setblock.cli import decoding_options
 from setblock.cli.generate import GenerateOptions
 from setblock.decoding.samplers import EntropyBounded, Factor
 from setblock.decoding.settings.asked import settings_asked
-from setblock.decoding.settings.setting import CALLERS, Setting
-from setblock.decoding.settings.table import SETTINGS, DecodingSettings, offered_by
+from setblock.decoding.settings.setting import Setting
+from setblock.decoding.settings.table import HYPERPARAMETERS, SETTINGS, DecodingSettings
 from setblock.errors import ParameterError
+from setblock.integrations import generation_config
+from setblock.integrations.lm_eval import arguments
 from setblock.integrations.lm_eval.arguments import request_settings
 from setblock.integrations.lm_eval.arguments import settings_from as of_the_harness
 from setblock.integrations.transformers import sbd_generate
+from setblock.integrations.vllm import parameters
 from setblock.integrations.vllm.parameters import settings_of as of_vllm
+from setblock.server import limits
 from setblock.server.protocol import ChatBody
 from setblock.server.settings import settings_of as of_the_server
 
@@ -38,12 +43,19 @@ def value_of(row: Setting) -> Any:
     ) or VALUES[row.type]
 
 
-def expected(row: Setting) -> Any:
-    return Factor() if row.name == "sampler" else getattr(DecodingSettings(**{row.name: value_of(row)}), row.name)
+def check(found: DecodingSettings, row: Setting) -> None:
+    """Of the sampler, a hyperparameter too."""
+    value = value_of(row)
+    if row.name in HYPERPARAMETERS:
+        assert getattr(found.sampler, row.name) == value
+    elif row.name == "sampler":
+        assert found.sampler == Factor()
+    else:
+        assert getattr(found, row.name) == getattr(DecodingSettings(**{row.name: value}), row.name)
 
 
 def rows_of(caller: Any) -> Any:
-    return pytest.mark.parametrize(("called", "row"), offered_by(caller).items(), ids=lambda each: str(each)[:20])
+    return pytest.mark.parametrize(("called", "row"), caller.OFFERED.items(), ids=lambda each: str(each)[:20])
 
 
 def test_the_table_has_a_row_for_each_field() -> None:
@@ -51,7 +63,6 @@ def test_the_table_has_a_row_for_each_field() -> None:
     for row in SETTINGS.values():
         assert row.help.endswith(".")
         assert f"    {row.name}: {row.help}" in str(DecodingSettings.__doc__)
-    assert all(offered_by(caller) for caller in CALLERS)
 
 
 @pytest.mark.parametrize("row", SETTINGS.values(), ids=SETTINGS)
@@ -68,21 +79,21 @@ def test_a_value_outside_the_range_is_refused_by_name(row: Setting) -> None:
 
 
 def test_the_command_line_has_an_option_for_each() -> None:
-    assert {row.name for row in offered_by("command line").values()} <= {each.name for each in fields(GenerateOptions)}  # type: ignore[arg-type]
+    assert {row.name for row in decoding_options.OFFERED.values()} <= {each.name for each in fields(GenerateOptions)}  # type: ignore[arg-type]
 
 
-@rows_of("server")
+@rows_of(limits)
 def test_the_server_takes_each(called: str, row: Setting) -> None:
     body = ChatBody.model_validate(
         {"model": "m", "messages": [{"role": "user", "content": "a"}], called: value_of(row)}
     )
-    assert getattr(of_the_server(body, default=DecodingSettings(method="sbd")), row.name) == expected(row)
+    check(of_the_server(body, default=DecodingSettings(method="sbd")), row)
     told = ChatBody.model_json_schema()["properties"][called]
     if row.name != "max_new_tokens":  # the server has a default of its own: the room that is left
         assert told["description"] == row.help
 
 
-@rows_of("harness")
+@rows_of(arguments)
 def test_the_harness_takes_each(called: str, row: Setting) -> None:
     if row.group == "point":
         found = of_the_harness({called: value_of(row)})
@@ -90,17 +101,17 @@ def test_the_harness_takes_each(called: str, row: Setting) -> None:
         found = request_settings(
             DecodingSettings(), {called: value_of(row), "do_sample": True}, default_max_gen_toks=256
         )
-    assert getattr(found, row.name) == expected(row)
+    check(found, row)
 
 
-@rows_of("vllm")
+@rows_of(parameters)
 def test_vllm_takes_each(called: str, row: Setting) -> None:
     params = SimpleNamespace(extra_args={called: value_of(row)}, top_k=0, top_p=1.0, repetition_penalty=1.0)
-    assert getattr(of_vllm(params), row.name) == expected(row)
+    check(of_vllm(params), row)
 
 
 def test_transformers_is_told_of_each() -> None:
-    assert offered_by("transformers").keys() <= inspect.signature(sbd_generate).parameters.keys()
+    assert generation_config.OFFERED.keys() <= inspect.signature(sbd_generate).parameters.keys()
 
 
 def test_hyperparameters_stand_beside_or_below() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from setblock.decoding.samplers.named import name_of, options_of, parameters_of, sampler_asked
 from setblock.decoding.settings.defaults import sampler_for
-from setblock.decoding.settings.table import REMOVED, SETTINGS, DecodingSettings
+from setblock.decoding.settings.table import HYPERPARAMETERS, REMOVED, SETTINGS, DecodingSettings
 from setblock.errors import ParameterError, did_you_mean
 
 
@@ -24,7 +24,7 @@ def settings_asked(
 
     Args:
         asked: settings by their names in the table; `sampler` may be a name. Hyperparameters of the sampler are a mapping under
-            `sampler_options`, or are next to it, as `gamma` is. Without a sampler they replace those of the one in `base`,
+            `sampler_options`, or are next to it. Without a sampler they replace those of the one in `base`,
             or of the method's own. What is None is as if it were not there.
         base: by default the settings of a request that says nothing.
         offered: the settings that may be asked for.
@@ -37,7 +37,7 @@ def settings_asked(
         raise ParameterError(f"settings must be DecodingSettings, not {base!r}")
     given = {name: value for name, value in asked.items() if value is not None}
     chosen, options = given.pop("sampler", None), dict(given.pop("sampler_options", {}))
-    values = {name: given.pop(name) for name in offered if name in given}
+    values = {name: given.pop(name) for name in offered if name in given and name in SETTINGS}
     settings = replace(base or DecodingSettings(), **values)
     if chosen is None and not options and not given:
         return settings
@@ -45,7 +45,7 @@ def settings_asked(
     for name, value in given.items():
         if name in options:
             raise ParameterError(f"{name} is given more than once")
-        if name != "gamma" and not hasattr(chosen, "select"):  # `sampler_asked` reports these
+        if name not in HYPERPARAMETERS and not hasattr(chosen, "select"):  # `sampler_asked` reports these
             _check_known(name, chosen or name_of(default), offered=offered, told=told)
         options[name] = value
     return replace(settings, sampler=sampler_asked(chosen, options, default=default))

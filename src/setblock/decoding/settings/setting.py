@@ -1,4 +1,4 @@
-"""Define one row of the table of settings: what a decoding setting may be, what it does, and who offers it.
+"""Define one row of the table of settings: what a decoding setting may be, and what it does.
 
 Knows values and words. Knows nothing of any setting in particular; `DecodingSettings` is the table.
 """
@@ -66,12 +66,6 @@ def check_range(name: str, value: float, low: float, high: float = math.inf) -> 
     Range(low, high).check(name, value)
 
 
-Caller = Literal["command line", "server", "harness", "transformers", "vllm"]
-"""Who takes a setting under a name of ours. What a caller's own interface has a name for, that caller maps itself: vLLM's
-`top_p`, `max_length` of Transformers, `until` of the harness."""
-
-CALLERS: tuple[Caller, ...] = get_args(Caller)
-
 Group = Literal["point", "answer", "sampling", "report"]
 """What a setting is about: where decoding trades accuracy for passes (the operating point), where an answer ends, how tokens
 are drawn, or what is reported."""
@@ -90,7 +84,7 @@ class Setting:
         most: of a list, how many at most.
         metavar: the value's name in the command line's help.
         group: what it is about.
-        names: who offers it, and how they call it.
+        is_python: whether only Python can hold it, so that no caller offers it.
     """
 
     name: str
@@ -98,10 +92,10 @@ class Setting:
     default: Any
     help: str
     range: Range
-    most: int | None
-    metavar: str
     group: Group
-    names: Mapping[Caller, str]
+    most: int | None = None
+    metavar: str = "N"
+    is_python: bool = False
 
     def plain(self, value: Any) -> Any:
         """Return a valid value as Python's own numbers and tuples, in place of NumPy's, lists and sets.
@@ -114,32 +108,9 @@ class Setting:
         return _PLAIN.get(self.type, _any)(self, value)
 
 
-def setting(
-    default: Any,
-    told: str,
-    valid: Range | None = None,
-    *,
-    group: Group,
-    metavar: str = "N",
-    most: int | None = None,
-    but_not: Sequence[Caller] = (),
-    names: Mapping[Caller, str] | None = None,
-) -> Any:
-    """Return a field of `DecodingSettings`, offered by every caller.
-
-    Args:
-        told: its help.
-        but_not: callers that do not offer it.
-        names: callers that know it by another name than the field's.
-    """
-    row = {
-        "help": told,
-        "range": valid or Range(),
-        "most": most,
-        "metavar": metavar,
-        "group": group,
-        "names": {caller: (names or {}).get(caller) for caller in CALLERS if caller not in but_not},
-    }
+def setting(default: Any, told: str, valid: Range | None = None, **more: Any) -> Any:
+    """Return a field of `DecodingSettings`. `told` is its help, and `more` are further fields of its `Setting`."""
+    row = {"help": told, "range": valid or Range(), **more}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), hash=False, metadata=row)
     return field(default=default, metadata=row)
@@ -149,10 +120,8 @@ def table_of(settings: type[Any]) -> dict[str, Setting]:
     """Return the rows of a dataclass whose fields are made by `setting`."""
     rows = {}
     for each in fields(settings):
-        row = dict(each.metadata)
-        row["names"] = {caller: name or each.name for caller, name in row["names"].items()}
         default = each.default_factory() if each.default_factory is not MISSING else each.default
-        rows[each.name] = Setting(name=each.name, type=_json_type(each.type), default=default, **row)
+        rows[each.name] = Setting(name=each.name, type=_json_type(each.type), default=default, **each.metadata)
     return rows
 
 

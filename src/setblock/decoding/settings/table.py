@@ -5,11 +5,11 @@ Imports no PyTorch, so that the command line can offer the settings without it.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from setblock.decoding.settings.setting import CALLERS, Caller, Range, Setting, setting, table_of
+from setblock.decoding.settings.setting import Range, Setting, setting, table_of
 from setblock.errors import ParameterError, did_you_mean
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ class DecodingSettings:
         "machine and how often drafts were right. They are at most as long as a block. fixed: as long as a block, so that a "
         "request always takes the same passes. The text is the same.",
         group="answer",
-        but_not=("vllm",),  # whose passes have one size
     )
 
     # How its prompt is fed
@@ -78,7 +77,6 @@ class DecodingSettings:
         "of a pass. Default: 512.",
         Range(1, MAX_TOKENS, far=True),
         group="answer",
-        but_not=("server", "transformers", "vllm"),  # a scheduler has limits of its own
     )
 
     # Where an answer ends
@@ -88,16 +86,12 @@ class DecodingSettings:
         "context of the model ends before.",
         Range(1, MAX_TOKENS, far=True),
         group="answer",
-        but_not=("harness", "transformers", "vllm"),
-        names={"server": "max_tokens"},
     )
     min_new_tokens: int = setting(
         0,
         "Minimum number of tokens before an end of text or a stop text.",
         Range(0, MAX_TOKENS, far=True),
         group="answer",
-        but_not=("transformers",),
-        names={"server": "min_tokens"},
     )
     stop: str | Sequence[str] = setting(
         (),
@@ -105,15 +99,12 @@ class DecodingSettings:
         group="answer",
         metavar="TEXT",
         most=MAX_STOP_STRINGS,
-        but_not=("harness", "transformers", "vllm"),
     )
     stop_token_ids: Sequence[int] = setting(
         (),
         "Token ids that end the answer, in addition to the end of text.",
         group="answer",
         metavar="ID",
-        but_not=("transformers", "vllm"),
-        names={"command line": "stop_token_id"},
     )
 
     # How tokens are drawn
@@ -123,7 +114,6 @@ class DecodingSettings:
         Range(0, sys.float_info.max, words="a finite number of at least 0"),
         group="sampling",
         metavar="T",
-        but_not=("transformers",),
     )
     top_k: int = setting(
         0,
@@ -131,7 +121,6 @@ class DecodingSettings:
         Range(0, MAX_TOKENS, far=True, words="at least 1, or 0 for all"),
         group="sampling",
         metavar="K",
-        but_not=("transformers", "vllm"),
     )
     top_p: float = setting(
         1.0,
@@ -139,7 +128,6 @@ class DecodingSettings:
         Range(0, 1, above=True),
         group="sampling",
         metavar="P",
-        but_not=("transformers", "vllm"),
     )
     min_p: float = setting(
         0.0,
@@ -147,7 +135,6 @@ class DecodingSettings:
         Range(0, 1),
         group="sampling",
         metavar="P",
-        but_not=("transformers",),
     )
     repetition_penalty: float = setting(
         1.0,
@@ -156,7 +143,6 @@ class DecodingSettings:
         Range(1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
         group="sampling",
         metavar="R",
-        but_not=("transformers",),
     )
     logit_bias: Mapping[int, float] = setting(
         {},
@@ -164,15 +150,12 @@ class DecodingSettings:
         Range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
         group="sampling",
         metavar="ID=BIAS",
-        but_not=("transformers",),
     )
     banned_tokens: Sequence[int] = setting(
         (),
         "Token ids that are never generated.",
         group="sampling",
         metavar="ID",
-        but_not=("transformers",),
-        names={"command line": "ban"},
     )
     seed: int = setting(
         0,
@@ -188,13 +171,12 @@ class DecodingSettings:
         "The required form of the answer: a JSON schema (as a dictionary, a text or a pydantic model), or an "
         "object of a class of setblock.structure.",
         group="answer",
-        but_not=("command line", "server", "vllm"),  # the first two have a name for each kind of form
     )
     companions: "Sequence[CompanionMaker]" = setting(
         (),
         "Objects that receive the tokens of the answer and can restrict what comes next, such as a grammar.",
         group="answer",
-        but_not=CALLERS,
+        is_python=True,
     )
 
     # What is reported
@@ -204,14 +186,12 @@ class DecodingSettings:
         "temperature 0 they are copies of one another.",
         Range(1, MAX_SAMPLES),
         group="report",
-        but_not=("harness", "transformers", "vllm"),
     )
     logprobs: int | None = setting(
         None,
         "Report the log-probability of each token, and this many of its most likely alternatives.",
         Range(0, MAX_LOGPROBS),
         group="report",
-        but_not=("server", "harness", "transformers", "vllm"),  # OpenAI's logprobs are the server's own
     )
 
     def __new__(cls, *_: Any, **named: Any) -> "DecodingSettings":
@@ -271,9 +251,38 @@ POINT = tuple(name for name, row in SETTINGS.items() if row.group == "point" and
 """The settings that, with the method, say where decoding trades accuracy for passes."""
 
 
-def offered_by(caller: Caller) -> dict[str, Setting]:
-    """Return the rows that a caller offers, by the caller's names."""
-    return {row.names[caller]: row for row in SETTINGS.values() if caller in row.names}
+HYPERPARAMETERS = {
+    "gamma": Setting(
+        name="gamma",
+        type=float,
+        default=None,
+        help="Entropy bound of the sampler, in nats, at least 0: the maximum total uncertainty of the tokens that one pass "
+        "reveals. 0 reveals one token per pass, inf the whole block. Default: 1 in method exact; 0.1 in sbd. A "
+        "calibrated model has its own.",
+        range=Range(0),
+        group="point",
+        metavar="X",
+    )
+}
+"""Hyperparameters of samplers that callers take beside the settings."""
+
+
+def offered(*, but_not: Collection[str] = (), names: Mapping[str, str] | None = None) -> dict[str, Setting]:
+    """Return the rows that a caller offers, by the caller's names: those of settings and, behind the sampler's, of
+    hyperparameters.
+
+    Args:
+        but_not: settings that it does not offer.
+        names: settings that it knows by another name.
+    """
+    names, found = names or {}, {}
+    assert {*but_not, *names} <= SETTINGS.keys()
+    for name, row in SETTINGS.items():
+        if name not in but_not and not row.is_python:
+            found[names.get(name, name)] = row
+        if name == "sampler":
+            found |= HYPERPARAMETERS
+    return found
 
 
 def _documented(row: Setting) -> str:

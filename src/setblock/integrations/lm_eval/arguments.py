@@ -10,11 +10,12 @@ from typing import Any
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from setblock.decoding.settings.asked import sampler_told, settings_asked
-from setblock.decoding.settings.table import POINT, DecodingSettings, offered_by
+from setblock.decoding.settings.table import HYPERPARAMETERS, POINT, DecodingSettings, offered
 from setblock.errors import ParameterError
 
 _OF_THE_MODEL = ("method", *POINT, "seed")
-_OF_A_REQUEST = tuple(name for name in offered_by("harness") if name != "sampler")
+OFFERED = offered(but_not=("prefill_chunk", "max_new_tokens", "stop", "n", "logprobs"))  # its own words, or nothing
+_OF_A_REQUEST = tuple(name for name in OFFERED if name != "sampler")
 _WITHOUT_MEANING: dict[str, tuple[Any, ...]] = {"num_beams": (1,), "use_cache": (True, False)}  # where they are this
 
 
@@ -22,14 +23,13 @@ def settings_from(arguments: Mapping[str, Any]) -> DecodingSettings:
     """Return the settings that model arguments ask for: those of a request whose task gives none.
 
     Args:
-        arguments: `method`, `block_size`, `seed`, `sampler` (a name), and the sampler's
-            own, such as `gamma`.
+        arguments: `method`, `seed`, the settings of the operating point, and hyperparameters of the sampler.
 
     Raises:
         ParameterError: one of them is not known, or not valid.
     """
     for name in arguments:
-        if name in _OF_A_REQUEST and name not in _OF_THE_MODEL:
+        if name in _OF_A_REQUEST and name not in (*_OF_THE_MODEL, *HYPERPARAMETERS):
             raise ParameterError(f"model argument {name!r} belongs to a request: give it with --gen_kwargs")
     return settings_asked(arguments, offered=_OF_THE_MODEL, told="model argument")
 
@@ -52,20 +52,21 @@ def request_settings(
         asked.setdefault("temperature", 1.0)
     else:
         asked["temperature"] = 0.0
-    gamma = asked.pop("gamma", None)
+    own = {name: asked.pop(name) for name in HYPERPARAMETERS if name in asked}
     for name, value in asked.items():
         if name not in _OF_A_REQUEST and value not in _WITHOUT_MEANING.get(name, ()):
-            known = ", ".join(sorted({*_OF_A_REQUEST, "do_sample", "gamma", "max_gen_toks", "until"}))
+            known = ", ".join(sorted({*_OF_A_REQUEST, "do_sample", "max_gen_toks", "until"}))
             raise ParameterError(f"generation argument {name}={value!r} is not known; there are {known}")
     values = {name: value for name, value in asked.items() if name in _OF_A_REQUEST}
     stop = tuple(dict.fromkeys([*base.stop, *(text for text in until if text)]))
     settings = settings_asked({**values, "max_new_tokens": max_gen_toks, "stop": stop}, base=base)
-    if gamma is None or settings.method == "ntp":  # the same task by plain decoding, which has no sampler
+    if not own or settings.method == "ntp":  # the same task by plain decoding, which has no sampler
         return settings
     try:
-        return settings_asked({"gamma": gamma}, base=settings)
+        return settings_asked(own, base=settings)
     except ParameterError as error:
-        raise ParameterError(f"generation argument gamma={gamma!r}: {error}") from error
+        told = ", ".join(f"{name}={value!r}" for name, value in own.items())
+        raise ParameterError(f"generation argument {told}: {error}") from error
 
 
 def described(settings: DecodingSettings) -> dict[str, Any]:

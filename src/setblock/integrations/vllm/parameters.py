@@ -10,20 +10,35 @@ from typing import Any, ClassVar
 
 from setblock.decoding.settings.asked import sampler_told, settings_asked
 from setblock.decoding.settings.calibrated import with_calibration
-from setblock.decoding.settings.table import POINT, DecodingSettings, offered_by
+from setblock.decoding.settings.table import POINT, DecodingSettings, offered
 from setblock.errors import ParameterError
 from setblock.model.protocol.facts import SBDFacts
 
 # vLLM's own name of a request's block size: its scheduler reads it.
 BLOCK_SIZE_OF_VLLM = "diffusion_canvas_length"
 
+OFFERED = offered(
+    but_not=(
+        *("drafts", "prefill_chunk"),  # its passes have one size, and its scheduler a limit
+        *(
+            "max_new_tokens",
+            "stop",
+            "stop_token_ids",
+            "top_k",
+            "top_p",
+            "structure",
+            "n",
+            "logprobs",
+        ),  # its own, or none
+    )
+)
 _OF_OTHERS = (BLOCK_SIZE_OF_VLLM, "kv_transfer_params", "ec_transfer_params", "session_id")
 
 
 def settings_of(params: Any) -> DecodingSettings:
     """Return the settings that vLLM's `SamplingParams` ask for.
 
-    `top_k`, `top_p` and `repetition_penalty` are vLLM's own fields. `sampler` is a name; its hyperparameters, such as `gamma`,
+    `top_k`, `top_p` and `repetition_penalty` are vLLM's own fields. `sampler` is a name; its hyperparameters
     are next to it. `logit_bias` may be JSON in a text, as `vllm_xargs` has no objects.
 
     Raises:
@@ -37,7 +52,7 @@ def settings_of(params: Any) -> DecodingSettings:
     return settings_asked(
         asked,
         base=DecodingSettings(top_k=top_k, top_p=params.top_p, repetition_penalty=params.repetition_penalty),
-        offered=offered_by("vllm"),
+        offered=OFFERED,
     )
 
 
