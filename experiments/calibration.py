@@ -25,6 +25,8 @@ from pathlib import Path
 
 from rich.progress import track
 
+from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.settings.operating_point import label_of, point_to_json
 from setblock.errors import SetBlockError
 from setblock.evaluation.calibration import Tolerance, calibrate, tolerance_of
 from setblock.evaluation.result import Result
@@ -131,10 +133,10 @@ def one_split(
     kept = [row for row in bests if loss_of(row, tolerance, fresh) <= tolerance.most]
     best = max(kept, key=lambda row: speedup_of(row, fresh), default=sweep[0])
     return SplitResult(
-        chosen.point.label,
+        label_of(chosen.point),
         loss_of(chosen, tolerance, fresh),
         speedup_of(chosen, fresh),
-        best.point.label,
+        label_of(best.point),
         speedup_of(best, fresh),
     )
 
@@ -155,10 +157,10 @@ def transfer_lines(sweeps: Sequence[Sequence[Result]], tolerance: Tolerance, *, 
     for name, sweep in zip(names, sweeps, strict=True):
         found = calibrate(sweep, tolerance).chosen
         chosen = next(row for row in sweep if found is None or row.point == found.point)
-        yield f"| {name} | {chosen.point.label} | {' | '.join(cell(other, chosen, tolerance) for other in sweeps)} |"
+        yield f"| {name} | {label_of(chosen.point)} | {' | '.join(cell(other, chosen, tolerance) for other in sweeps)} |"
     for fixed in sweeps[0][1:]:
-        if is_of("entropy-bounded", fixed) and fixed.point.sampler_options["gamma"] == fixed_gamma:
-            yield f"| none | {fixed.point.label} | {' | '.join(cell(other, fixed, tolerance) for other in sweeps)} |"
+        if is_of("entropy-bounded", fixed) and fixed.point.sampler == EntropyBounded(fixed_gamma):
+            yield f"| none | {label_of(fixed.point)} | {' | '.join(cell(other, fixed, tolerance) for other in sweeps)} |"
 
 
 def cell(sweep: Sequence[Result], chosen: Result, tolerance: Tolerance) -> str:
@@ -173,7 +175,7 @@ def cell(sweep: Sequence[Result], chosen: Result, tolerance: Tolerance) -> str:
 
 def is_of(rule: str, row: Result) -> bool:
     """Return whether a setting is of blocks without a check by a rule."""
-    return row.point.method == "sbd" and row.point.sampler == rule
+    return row.point.method == "sbd" and point_to_json(row.point)["sampler"] == rule
 
 
 def loss_of(row: Result, tolerance: Tolerance, examples: Sequence[int]) -> float:

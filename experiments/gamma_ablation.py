@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from setblock.decoding.samplers import EntropyBounded
 from setblock.errors import SetBlockError
 from setblock.evaluation.result import Result, title_of
 from setblock.evaluation.result_file import read_results
@@ -40,10 +41,16 @@ def gamma_rows(sweep: Sequence[Result]) -> list[Result]:
     Raises:
         SetBlockError: there are none.
     """
-    rows = [row for row in sweep if row.point.method == "sbd" and row.point.sampler == "entropy-bounded"]
+    rows = [row for row in sweep if row.point.method == "sbd" and isinstance(row.point.sampler, EntropyBounded)]
     if not rows:
         raise SetBlockError("the sweep has no entropy-bounded setting, so no gamma")
-    return sorted(rows, key=lambda row: (row.point.block_size, row.point.sampler_options["gamma"]))
+    return sorted(rows, key=lambda row: (row.point.block_size or 0, gamma_of(row)))
+
+
+def gamma_of(row: Result) -> float:
+    """Return the gamma of such a row."""
+    assert isinstance(row.point.sampler, EntropyBounded)
+    return row.point.sampler.gamma
 
 
 def optimal(rows: Sequence[Result], *, most: float) -> Result | None:
@@ -72,7 +79,7 @@ def report_lines(sweep: Sequence[Result], rows: Sequence[Result], options: argpa
     else:
         yield (
             f"Optimal for at most {options.most:g} points of accuracy lost on these examples: gamma "
-            f"{best.point.sampler_options['gamma']:g} at block size {best.point.block_size}, {best.accuracy:.1%} at "
+            f"{gamma_of(best):g} at block size {best.point.block_size}, {best.accuracy:.1%} at "
             f"{best.nfe_speedup:.2f} times fewer passes (plain decoding: {sweep[0].accuracy:.1%})."
         )
     yield ""
@@ -84,7 +91,7 @@ def report_lines(sweep: Sequence[Result], rows: Sequence[Result], options: argpa
         where = ("", "plain decoding")
         if row.ntp is not None:
             mark = " **optimal**" if row is best else ""
-            where = (str(row.point.block_size), f"{row.point.sampler_options['gamma']:g}{mark}")
+            where = (str(row.point.block_size), f"{gamma_of(row):g}{mark}")
         yield (
             f"| {where[0]} | {where[1]} | {row.accuracy:.1%} ({low:.1%} to {high:.1%}) | "
             f"{100 * sum(row.lost) / n:.1f} | {row.nfe_speedup:.2f} | "

@@ -29,7 +29,7 @@ from setblock.data.tasks import ChatExample, Verdict, task_named
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.samplers import SAMPLERS, BlockView, Selection, at_least_one
-from setblock.decoding.settings.operating_point import NTP, OperatingPoint
+from setblock.decoding.settings.operating_point import NTP, at_point, label_of, point_to_json
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, Request
 from setblock.engine.offline.offline import answered, limits_for
@@ -99,7 +99,7 @@ def answer(options: argparse.Namespace) -> None:
                 f"{number}/{place}": (number, example, point)
                 for number, example in part
                 for place, point in enumerate(stage)
-                if (number, point.label) not in done
+                if (number, label_of(point)) not in done
             }
             for line in lines_of(model, task, wanted, shared):
                 with options.out.open("a", encoding="utf-8") as file:
@@ -111,11 +111,11 @@ _engines: list[Engine] = []
 
 
 def lines_of(
-    model: Any, task: Any, wanted: dict[str, tuple[int, ChatExample, OperatingPoint]], shared: DecodingSettings
+    model: Any, task: Any, wanted: dict[str, tuple[int, ChatExample, DecodingSettings]], shared: DecodingSettings
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each request, in the order in which they end."""
     requests = [
-        Request(name, encode_prompt(model.tokenizer, example.messages), point.settings(shared))
+        Request(name, encode_prompt(model.tokenizer, example.messages), at_point(point, shared))
         for name, (_, example, point) in wanted.items()
     ]
     if not requests:
@@ -128,14 +128,14 @@ def lines_of(
 
 
 def line_of(
-    number: int, example: ChatExample, point: OperatingPoint, generation: Generation, verdict: Verdict
+    number: int, example: ChatExample, point: DecodingSettings, generation: Generation, verdict: Verdict
 ) -> dict[str, Any]:
     """Return what is kept of an answer."""
     return {
         "number": number,
         "wording": getattr(example, "wording", ""),
-        "label": point.label,
-        "point": point.to_json(),
+        "label": label_of(point),
+        "point": point_to_json(point),
         "passes": generation.passes.block + generation.passes.commit,
         "tokens": generation.num_tokens,
         "right": verdict.right,
@@ -154,7 +154,7 @@ def report_lines(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     by_label: dict[str, dict[int, dict[str, Any]]] = {}
     for line in lines:
         by_label.setdefault(line["label"], {})[line["number"]] = line
-    plain = by_label[NTP.label]
+    plain = by_label[label_of(NTP)]
     yield "| rule | messages | records right | of plain decoding's, 95% interval | fields | passes saved | as plain |"
     yield "|---|---|---|---|---|---|---|"
     for label, own in by_label.items():

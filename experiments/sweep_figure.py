@@ -13,6 +13,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from setblock.decoding.settings.operating_point import point_to_json
 from setblock.errors import SetBlockError
 from setblock.evaluation.result import Result, pareto_front, title_of
 from setblock.evaluation.result_file import read_results
@@ -26,7 +27,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 def family(result: Result) -> str:
     """Return what a colour means: the sampler, or that it is exact mode or plain decoding."""
-    return result.point.sampler or "" if result.point.method == "sbd" else result.point.method
+    return str(point_to_json(result.point)["sampler"]) if result.point.method == "sbd" else result.point.method
 
 
 def draw_results(results: Sequence[Result], path: Path) -> None:
@@ -58,11 +59,11 @@ def draw_results(results: Sequence[Result], path: Path) -> None:
         ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": "0.35", "markeredgewidth": 0.8}
         axes.plot(*line, "o", markersize=13, zorder=2, **ring)
         families = list(dict.fromkeys(map(family, results[1:])))
-        sizes = sorted({each.point.block_size for each in results[1:]})
+        sizes = sorted({each.point.block_size or 0 for each in results[1:]})
         for result, passes, accuracy, (low, high) in points:
             is_ntp = result.ntp is None
             colour = "black" if is_ntp else COLOURS[families.index(family(result)) % len(COLOURS)]
-            marker = "*" if is_ntp else _MARKERS[sizes.index(result.point.block_size) % len(_MARKERS)]
+            marker = "*" if is_ntp else _MARKERS[sizes.index(result.point.block_size or 0) % len(_MARKERS)]
             at, interval = ([passes], [accuracy]), [[accuracy - low], [high - accuracy]]
             axes.errorbar(*at, yerr=interval, fmt="none", ecolor=colour, alpha=0.25, elinewidth=1, zorder=1)
             axes.plot(*at, marker, color=colour, markersize=9 if is_ntp else 5.5, zorder=3)

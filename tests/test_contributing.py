@@ -96,7 +96,7 @@ NEW = {"decoding/samplers/every_other.py": SAMPLER, "data/tasks/doubles.py": TAS
 CHANGED = {
     "decoding/settings/table.py": {
         "    seed: int = setting(\n": """    without_token: int | None = setting(
-        None, "A token id that is never written.", Range(0), group="sampling", metavar="ID"
+        None, "A token id that is never written.", Range(0), group="point", metavar="ID"
     )
     seed: int = setting(
 """
@@ -126,6 +126,7 @@ CHECKED = r"""
 import json
 import runpy
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -133,13 +134,16 @@ from typer.testing import CliRunner
 
 import setblock
 from setblock.cli.app import app
+from setblock.decoding.settings.calibrated import with_calibration
+from setblock.decoding.settings.operating_point import label_of, point_from_json, point_to_json
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.evaluation.grid import grids_of
+from setblock.evaluation.grid import grids_of, points_of
 from setblock.integrations.generation_config import OPTIONS
 from setblock.integrations.lm_eval.arguments import request_settings, settings_from
 from setblock.integrations.vllm.parameters import settings_of as of_vllm
 from setblock.server.protocol import ChatBody
 from setblock.server.settings import settings_of as of_the_server
+from setblock.model.protocol.calibrations import CalibratedSetting
 from setblock.training.noising import Noising, noise_row
 from setblock.training.recipe import load_recipe
 
@@ -174,6 +178,7 @@ assert {type(each.sampler).__name__ for each in every_other} == {"EveryOther"}
 # The setting
 set_by_each = [
     of_the_server(asked(without_token=5), default=DecodingSettings(method="sbd")),
+    settings_from({"without_token": 5}),
     request_settings(DecodingSettings(), {"without_token": 5}, default_max_gen_toks=256),
     of_vllm(SimpleNamespace(extra_args={"without_token": 5}, top_k=0, top_p=1.0, repetition_penalty=1.0)),
     DecodingSettings(without_token=5),
@@ -181,6 +186,18 @@ set_by_each = [
 assert {each.without_token for each in set_by_each} == {5}
 assert "without_token" in OPTIONS  # of Transformers' generate
 plain = said("generate", PROMPT, "--max-new-tokens", "6")["text"]
+model = setblock.load()
+# It trades accuracy for passes, so calibrated points keep it, and sweeps turn it
+grids = grids_of(["sbd", "exact"], ["factor"], {"without_token": ["5", "6"], "factor": ["1"]})
+swept = points_of(model, grids)
+assert [each.without_token for each in swept] == [5, 6, 5, 6]
+assert len({label_of(each) for each in swept}) == 4
+kept = point_from_json(json.loads(json.dumps(point_to_json(swept[0]))))
+assert (kept, kept.without_token) == (swept[0], 5)
+calibrated = CalibratedSetting("some", point_to_json(kept), "5%", True, 2.0, 9, "")
+model.facts = replace(model.facts, calibrations=(calibrated,))
+assert with_calibration(model, DecodingSettings(method="sbd")).without_token == 5
+assert with_calibration(model, DecodingSettings(method="sbd", without_token=7)).without_token == 7
 model = setblock.load()
 first = model.tokenizer(plain, add_special_tokens=False).input_ids[0]
 assert said("generate", PROMPT, "--max-new-tokens", "6", "--without-token", str(first))["text"] != plain

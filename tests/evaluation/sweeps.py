@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from setblock.decoding.settings.operating_point import NTP, OperatingPoint
+from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.settings.operating_point import NTP
+from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.evaluation.outcomes import Outcomes
 from setblock.evaluation.result import Result
 
@@ -22,13 +24,12 @@ RUN: dict[str, Any] = {
 LENGTH = 20  # of every answer
 
 
-def point(gamma: float, *, method: str = "sbd", block_size: int = 16) -> OperatingPoint:
-    sampler = {"gamma": gamma, "proxy": "entropy"}
+def point(gamma: float, *, method: Method = "sbd", block_size: int = 16) -> DecodingSettings:
     lookup = 0 if method == "exact" else None
-    return OperatingPoint(method, "entropy-bounded", sampler, block_size, lookup)
+    return DecodingSettings(method, EntropyBounded(gamma), block_size, lookup)
 
 
-def row(at: OperatingPoint, correct: Sequence[int], passes: Sequence[int], differing: Sequence[int]) -> Result:
+def row(at: DecodingSettings, correct: Sequence[int], passes: Sequence[int], differing: Sequence[int]) -> Result:
     """A result whose passes are all block passes but for one commit; `sweep_of` puts it beside plain decoding's."""
     n = len(correct)
     outcomes = Outcomes(

@@ -7,6 +7,7 @@ import pytest
 
 from families import tiny_sbd
 from setblock.decoding.samplers import SAMPLERS
+from setblock.decoding.settings.operating_point import label_of
 from setblock.errors import ParameterError, SetBlockError
 from setblock.evaluation.grid import grids_of, points_of, read_grids
 
@@ -17,7 +18,7 @@ def model(trained_tokenizer):
 
 
 def labels(model, *args):
-    return [point.label for point in points_of(model, grids_of(*args))]
+    return [label_of(point) for point in points_of(model, grids_of(*args))]
 
 
 def test_every_combination_once_in_order(model):
@@ -82,7 +83,7 @@ def test_a_file_holds_grids(model, tmp_path):
     path.write_text(
         "- sampler: [factor]\n  factor: [0.5, 1]\n  block_size: 4\n- gamma: [.inf]\n- {method: exact, draft_lookup: [0, 2]}\n"
     )
-    assert [point.label for point in points_of(model, read_grids(path))] == [
+    assert [label_of(point) for point in points_of(model, read_grids(path))] == [
         "factor 0.5, k 4",
         "factor 1, k 4",
         "entropy-prefix inf, k 16",

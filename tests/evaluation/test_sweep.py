@@ -13,7 +13,7 @@ from evaluation.sweeps import point, row, sweep_of
 from families import tiny_sbd
 from setblock.data.tasks import Example, Task, Verdict
 from setblock.decoding.generate import generate
-from setblock.decoding.settings.operating_point import NTP
+from setblock.decoding.settings.operating_point import NTP, at_point
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.evaluation.outcomes import differing
@@ -61,7 +61,7 @@ def test_rows_are_what_each_request_alone_gives(model, finished):
     examples = list(islice(greetings().examples(), 3))
     ntp = [generate(model, each.question, settings=replace(SHARED, method="ntp")) for each in examples]
     for each in found:
-        alone = [generate(model, example.question, settings=each.point.settings(SHARED)) for example in examples]
+        alone = [generate(model, example.question, settings=at_point(each.point, SHARED)) for example in examples]
         assert each.outcomes.correct == (1, 0, 0)
         assert each.outcomes.tokens == tuple(a.num_tokens for a in alone)
         assert each.outcomes.decoding == tuple(a.passes.decoding for a in alone)
@@ -228,7 +228,7 @@ def test_losses_are_paired():
 
 def test_an_evaluation_is_a_sweep_of_one_point(model, finished):
     for each in finished[1]:
-        alone = evaluate(model, greetings(), settings=each.point.settings(SHARED), limit=3, batch_size=3)
+        alone = evaluate(model, greetings(), settings=at_point(each.point, SHARED), limit=3, batch_size=3)
         left_out = {"seconds", "ntp_seconds", "date"}
         figures, expected = ({**found.figures(), **dict.fromkeys(left_out)} for found in (alone, each))
         assert figures == expected

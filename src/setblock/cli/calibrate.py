@@ -13,6 +13,7 @@ from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.options import OUTPUT, JsonOption, option, option_group
 from setblock.cli.tasks import TaskOptions, limit_option, split_option
 from setblock.data.splits import Split
+from setblock.decoding.settings.operating_point import label_of
 from setblock.errors import ParameterError, SetBlockError
 
 if TYPE_CHECKING:
@@ -185,14 +186,16 @@ def _show(calibration: "Calibration", *, domain: str, written: Path | None, dry_
         table.add_column(column, justify="left" if column in ("setting", "") else "right")
     for test in calibration.tests:
         verdict = "passed" if test.passed else "failed"
-        table.add_row(test.point.label, f"{test.loss:.2%}", f"{test.p_value:.4f}", f"{test.nfe_speedup:.2f}", verdict)
+        table.add_row(
+            label_of(test.point), f"{test.loss:.2%}", f"{test.p_value:.4f}", f"{test.nfe_speedup:.2f}", verdict
+        )
     console.print(table)
     chosen = calibration.chosen
     if chosen is None:
         return
     how = "which passed" if chosen is calibration.passed else "which loses nothing, whatever the examples"
     how += "" if calibration.passed else "; no other setting passed"
-    told = f"chosen: {chosen.point.label}, {how}; {chosen.nfe_speedup:.2f} times fewer passes than plain decoding"
+    told = f"chosen: {label_of(chosen.point)}, {how}; {chosen.nfe_speedup:.2f} times fewer passes than plain decoding"
     console.print(told, highlight=False, soft_wrap=True)
     if written is not None:
         console.print(f"written to {written / 'config.json'}", highlight=False, soft_wrap=True)

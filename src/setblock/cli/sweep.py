@@ -11,6 +11,7 @@ from setblock.cli.messages import print_json, stdout_console
 from setblock.cli.model import ModelOptions, load_model
 from setblock.cli.options import OUTPUT, JsonOption, option
 from setblock.cli.tasks import TaskOptions
+from setblock.decoding.settings.operating_point import label_of
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def sweep_table(results: "list[Result]") -> Table:
     for each in results:
         on_front, interval = each in front, each.accuracy_interval
         table.add_row(
-            f"{each.point.label}{' ●' if on_front else ''}",
+            f"{label_of(each.point)}{' ●' if on_front else ''}",
             "" if each.accuracy is None else f"{each.accuracy:.1%}",
             "" if interval is None else f"{100 * interval[0]:.1f} to {interval[1]:.1%}",
             "" if each.nfe_speedup is None else f"{each.nfe_speedup:.2f}",
@@ -102,5 +103,5 @@ def sweep_json(results: "list[Result]") -> dict[str, Any]:
     from setblock.evaluation.result import pareto_front
 
     front = pareto_front(results)
-    rows = [{**each.figures(), "label": each.point.label, "on_pareto_front": each in front} for each in results]
+    rows = [{**each.figures(), "label": label_of(each.point), "on_pareto_front": each in front} for each in results]
     return {"run": results[0].run, "rows": rows}

@@ -8,13 +8,13 @@ from setblock.cli.messages import progress
 from setblock.cli.options import TASK, option, option_group
 from setblock.data.splits import Split
 from setblock.data.tasks import TASKS, task_named
+from setblock.decoding.settings.operating_point import label_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
 from setblock.evaluation.judges import DEFAULT_JUDGE, JUDGES
 
 if TYPE_CHECKING:
     from setblock.data.tasks import Task
-    from setblock.decoding.settings.operating_point import OperatingPoint
     from setblock.evaluation.result import Result
     from setblock.model.sbd_model import SBDModel
 
@@ -115,7 +115,7 @@ class TaskOptions(ExamplesOptions):
         self,
         model: "SBDModel",
         task: "Task[Any]",
-        points: "list[OperatingPoint]",
+        points: list[DecodingSettings],
         *,
         split: str,
         limit: int,
@@ -136,5 +136,5 @@ class TaskOptions(ExamplesOptions):
                 limit=limit,
                 batch_size=self.batch_size,
                 allow_code_execution=self.allow_code_execution,
-                on_progress=lambda point, done: tell(f"{point.label} of {len(points) + 1} settings", done, limit),
+                on_progress=lambda point, done: tell(f"{label_of(point)} of {len(points) + 1} settings", done, limit),
             )

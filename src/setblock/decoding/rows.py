@@ -26,7 +26,7 @@ from setblock.decoding.settings.checks import (
     limit_of,
     warn_if_not_trained,
 )
-from setblock.decoding.settings.defaults import block_size_for, draft_lookup_for
+from setblock.decoding.settings.defaults import decided
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined, open_state, taken
 from setblock.decoding.state.state import BatchState
@@ -299,6 +299,7 @@ def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
     Raises:
         SetBlockError: the prompt is empty or too long, or the model can't decode in blocks.
     """
+    settings = decided(settings, model.facts, has_draft_text=model.draft_text is not None)
     limit = limit_of(model, prompt_length, settings)
     room = 1 << (limit - prompt_length - 1).bit_length()  # rounded up, so that a compiled model meets few block sizes
     return RowTerms(
@@ -306,8 +307,8 @@ def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
         prompt_length=prompt_length,
         limit=limit,
         ends=(*model.end_of_text_ids, *settings.stop_token_ids),
-        block_size=min(block_size_for(model, settings), room),
+        block_size=min(settings.block_size or 1, room),
         adapts_drafts=settings.method == "exact" and settings.drafts == "adaptive",
-        draft_lookup=draft_lookup_for(model.facts, settings, has_draft_text=model.draft_text is not None),
+        draft_lookup=settings.draft_lookup or 0,
         prefill_chunk=settings.prefill_chunk or PROMPT_PART,
     )

@@ -21,7 +21,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from setblock.decoding.settings.operating_point import OperatingPoint
+from setblock.decoding.settings.operating_point import point_to_json
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
 from setblock.evaluation.result import Result
 from setblock.model.protocol.calibrations import CalibratedSetting
@@ -119,7 +120,7 @@ class Tested:
         nfe_speedup: on the examples of the test.
     """
 
-    point: OperatingPoint
+    point: DecodingSettings
     loss: float
     p_value: float | None
     passed: bool
@@ -155,7 +156,7 @@ class Calibration:
         return [
             CalibratedSetting(
                 domain=domain,
-                point=found.point.to_json(),
+                point=point_to_json(found.point),
                 tolerance=self.tolerance.text,
                 tested=found is self.passed,
                 nfe_speedup=found.nfe_speedup,
@@ -171,13 +172,13 @@ class Calibration:
         chosen = self.chosen
         return {
             "tolerance": asdict(self.tolerance),
-            "chosen": chosen and chosen.point.to_json(),
+            "chosen": chosen and point_to_json(chosen.point),
             "tested": chosen is not None and chosen is self.passed,
             "nfe_speedup": chosen and chosen.nfe_speedup,
             "exact_nfe_speedup": self.exact and self.exact.nfe_speedup,
             "num_ordering": self.num_ordering,
             "num_testing": self.num_testing,
-            "tests": [{**asdict(test), "point": test.point.to_json()} for test in self.tests],
+            "tests": [{**asdict(test), "point": point_to_json(test.point)} for test in self.tests],
         }
 
 

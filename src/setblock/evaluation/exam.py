@@ -13,7 +13,6 @@ from setblock.data.tasks import Example, Task
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.decoding.generate import generate_batch
-from setblock.decoding.settings.operating_point import OperatingPoint
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError, check_at_least
 from setblock.evaluation.fingerprint import provenance, task_identity
@@ -70,7 +69,7 @@ class Exam:
     def result(
         self,
         run: Mapping[str, Any],
-        point: OperatingPoint,
+        point: DecodingSettings,
         answers: TimedAnswers,
         *,
         ntp: Result | None,

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from setblock.decoding.samplers.named import SAMPLERS, name_of, parameters_of, sampler_named
 from setblock.decoding.settings.defaults import sampler_for
-from setblock.decoding.settings.operating_point import OperatingPoint, point_of
+from setblock.decoding.settings.operating_point import point_of
 from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.sbd_model import SBDModel
@@ -58,7 +58,7 @@ def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[st
                     used.add(key)
             if not own:
                 own = _along_its_dial(name)
-            blocks = {key: values[key] for key in ("block_size",) if key in values}
+            blocks = {key: values[key] for key in _KINDS if key in values and SETTINGS[key].acts_in("sbd")}
             used |= blocks.keys()
             grids.append({"method": ["sbd"], "sampler": [name], **own, **blocks})
     if "exact" in methods:
@@ -84,7 +84,7 @@ def read_grids(path: Path) -> list[Grid]:
     ]
 
 
-def points_of(model: SBDModel, grids: Iterable[Grid]) -> list[OperatingPoint]:
+def points_of(model: SBDModel, grids: Iterable[Grid]) -> list[DecodingSettings]:
     """Return the points of grids for a model, in the order of the grids, each once.
 
     Raises:

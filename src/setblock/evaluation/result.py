@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from setblock.decoding.settings.operating_point import NTP, OperatingPoint, point_from_json
-from setblock.decoding.settings.table import HYPERPARAMETERS
+from setblock.decoding.settings.operating_point import NTP, point_from_json, point_to_json
+from setblock.decoding.settings.table import HYPERPARAMETERS, DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.evaluation.nll import Likelihoods
 from setblock.evaluation.outcomes import Outcomes, nfe_speedup, outcomes_from_json
@@ -33,7 +33,7 @@ class Result:
     """
 
     run: Mapping[str, Any]
-    point: OperatingPoint
+    point: DecodingSettings
     outcomes: Outcomes
     seconds: float
     ntp: "Result | None" = field(default=None, repr=False)
@@ -111,17 +111,14 @@ class Result:
 
     def figures(self) -> dict[str, Any]:
         """Return all figures for JSON. docs/method.md describes how passes are counted."""
-        point, outcomes, ntp = self.point.to_json(), self.outcomes, self.plain
+        point, outcomes, ntp = point_to_json(self.point), self.outcomes, self.plain
         interval, task = self.accuracy_interval, self.run["task"]
         return {
             "task": task["name"],
             **task["options"],
             "settings": self.run["settings"],
-            "method": self.point.method,
-            "sampler": self.point.sampler,
-            "sampler_options": point["sampler_options"],
+            **point,
             **{name: point["sampler_options"].get(name) for name in HYPERPARAMETERS},
-            "block_size": self.point.block_size,
             "num_examples": self.num_examples,
             "accuracy": self.accuracy,
             "accuracy_interval": interval and list(interval),

@@ -13,7 +13,7 @@ from typing import Any
 
 from setblock.data.tasks import Task
 from setblock.decoding.settings.calibrated import with_calibration
-from setblock.decoding.settings.operating_point import NTP, OperatingPoint, point_of
+from setblock.decoding.settings.operating_point import NTP, at_point, point_of
 from setblock.decoding.settings.table import POINT, DecodingSettings
 from setblock.evaluation.exam import exam_of
 from setblock.evaluation.fingerprint import code_identity, model_fingerprint
@@ -26,7 +26,7 @@ DEFAULT_LIMIT = 100
 DEFAULT_BATCH_SIZE = 32
 # What a point says itself; everything else of the settings is shared by a whole sweep.
 _OF_POINTS = {"method", *POINT}
-Progress = Callable[[OperatingPoint, int], None]
+Progress = Callable[[DecodingSettings, int], None]
 
 
 def evaluate(
@@ -77,7 +77,7 @@ def evaluate(
 def sweep(
     model: SBDModel,
     task: Task[Any],
-    points: Iterable[OperatingPoint],
+    points: Iterable[DecodingSettings],
     *,
     split: str = "test",
     seed: int = 0,
@@ -123,14 +123,14 @@ def sweep(
     }
     wanted = [NTP, *(point for point in dict.fromkeys(points) if point != NTP)]
     with nullcontext() if path is None else open_results(path) as file:
-        results: dict[OperatingPoint, Result] = {}
+        results: dict[DecodingSettings, Result] = {}
         if file is not None and path is not None and file.results:
             check_same(path, file.results[0].run, run)
             results = {result.point: result for result in file.results}
         for point in wanted:
             if point in results:
                 continue
-            settings = replace(point.settings(shared), drafts="fixed")  # so that passes do not depend on the machine
+            settings = replace(at_point(point, shared), drafts="fixed")  # so that passes do not depend on the machine
             answers = exam.decode(settings, partial(on_progress or _silent, point))
             results[point] = exam.result(run, point, answers, ntp=results.get(NTP))
             if file is not None:
@@ -145,5 +145,5 @@ def changed_settings(settings: DecodingSettings) -> dict[str, Any]:
     return whole
 
 
-def _silent(point: OperatingPoint, done: int) -> None:
+def _silent(point: DecodingSettings, done: int) -> None:
     pass

@@ -14,7 +14,7 @@ from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.decoding.generate import StreamChunk, loaded, stream
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.calibrated import with_calibration
-from setblock.decoding.settings.defaults import block_size_for
+from setblock.decoding.settings.operating_point import point_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.protocol.language_model import LanguageModel
 
@@ -117,7 +117,7 @@ def trace(
         tokens=[_text(model.tokenizer, token_id) for token_id in generation.token_ids],
         finish_reason=generation.finish_reason,
         method=settings.method,
-        block_size=block_size_for(model, settings),
+        block_size=point_of(model, settings).block_size or 1,
         passes=passes,
     )
 

@@ -6,7 +6,7 @@ itself gets none of it.
 
 from typing import Protocol
 
-from setblock.decoding.settings.operating_point import point_from_json
+from setblock.decoding.settings.operating_point import at_point, point_from_json
 from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.calibrations import CalibratedSetting
@@ -74,4 +74,4 @@ def at_calibration(found: CalibratedSetting, settings: DecodingSettings) -> Deco
         raise SetBlockError(
             f"the model's calibrated setting for {found.domain} can't be used: {error}; run `setblock calibrate` again"
         ) from error
-    return point.settings(settings)
+    return at_point(point, settings)

@@ -1,8 +1,9 @@
 """Fill in what a request's settings leave open."""
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings
 from setblock.errors import SetBlockError
 
 if TYPE_CHECKING:
@@ -10,7 +11,6 @@ if TYPE_CHECKING:
 
     from setblock.decoding.samplers.base import Sampler
     from setblock.model.protocol.facts import SBDFacts
-    from setblock.model.protocol.language_model import LanguageModel
 
 DEFAULT_MAX_NEW_TOKENS = 256
 DEFAULT_BLOCK_SIZE = 16
@@ -21,20 +21,29 @@ UNTRAINED_DRAFT_LOOKUP = 1  # one that was never trained for blocks has no other
 DRAFT_GAMMA = 1.0  # with one pass, as good as any (docs/exact.md)
 
 
-def block_size_for(model: "LanguageModel", settings: DecodingSettings) -> int:
-    """Return k: what the request asks for, else the largest trained block size that is at most 16. 1 in method `ntp`.
+def decided(settings: DecodingSettings, facts: "SBDFacts | None", *, has_draft_text: bool = False) -> DecodingSettings:
+    """Return the settings with those of the operating point decided: what is open follows from the model, and what has no
+    effect in the method is as where nothing is said. The block size is 1 in method `ntp`.
+
+    Args:
+        has_draft_text: whether the model has a text to copy drafts from.
 
     Raises:
         SetBlockError: the model was never trained for blocks, and the request asks for blocks that nothing checks.
     """
-    if settings.method == "ntp":
-        return 1
-    if model.facts is None and settings.method == "sbd":
+    method = settings.method
+    if facts is None and method == "sbd":
         raise SetBlockError(
             "method 'sbd' needs a model that was trained for blocks, and this one has no mask token: use method 'exact' or "
             "'ntp', or fine-tune it with `setblock train`"
         )
-    return settings.block_size or usual_block_size(() if model.facts is None else model.facts.block_sizes)
+    found: dict[str, Any] = {
+        "sampler": sampler_for(settings),
+        "block_size": settings.block_size or usual_block_size(() if facts is None else facts.block_sizes),
+        "draft_lookup": draft_lookup_for(facts, settings, has_draft_text=has_draft_text),
+    }
+    found |= {name: SETTINGS[name].default for name in POINT if not SETTINGS[name].acts_in(method)}
+    return replace(settings, **found | ({"block_size": 1} if method == "ntp" else {}))
 
 
 def usual_block_size(trained: "Sequence[int]") -> int:

@@ -84,6 +84,8 @@ class Setting:
         most: of a list, how many at most.
         metavar: the value's name in the command line's help.
         group: what it is about.
+        short: its name in tables of results, where it is another.
+        only_in: of the operating point, the one method that it has an effect in; by default all but `ntp`.
         is_python: whether only Python can hold it, so that no caller offers it.
     """
 
@@ -95,7 +97,13 @@ class Setting:
     group: Group
     most: int | None = None
     metavar: str = "N"
+    short: str = ""
+    only_in: str | None = None
     is_python: bool = False
+
+    def acts_in(self, method: str) -> bool:
+        """Return whether it has an effect in a method, as a setting of the operating point."""
+        return method == self.only_in if self.only_in else method != "ntp"
 
     def plain(self, value: Any) -> Any:
         """Return a valid value as Python's own numbers and tuples, in place of NumPy's, lists and sets.

@@ -51,6 +51,7 @@ class DecodingSettings:
         Range(1, MAX_TOKENS, far=True),
         group="point",
         metavar="K",
+        short="k",
     )
     draft_lookup: int | None = setting(
         None,
@@ -60,6 +61,8 @@ class DecodingSettings:
         "and 1 for untrained models.",
         Range(0),
         group="point",
+        short="lookup",
+        only_in="exact",
     )
 
     drafts: Literal["adaptive", "fixed"] = setting(
