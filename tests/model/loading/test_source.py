@@ -91,7 +91,7 @@ def test_nothing_heavy_is_imported() -> None:
 import sys
 from typer.testing import CliRunner
 from setblock.cli.app import app
-for command in ("generate x", "compare x", "trace x", "evaluate", "sweep", "calibrate", "serve"):
+for command in ("generate x", "compare x", "generate x --trace", "evaluate", "sweep", "calibrate", "serve"):
     done = CliRunner().invoke(app, [*command.split(), "--model", "smollm2-record"])
     assert done.exit_code == 1 and "did you mean 'smollm2-records'?" in done.output, done.output
 assert not {"torch", "transformers", "datasets"} & sys.modules.keys()
