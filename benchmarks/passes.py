@@ -34,9 +34,8 @@ from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
 from setblock.model.weights.quantization import quantize
 from setblock.roofline.precision import Precision
-from setblock.roofline.prediction import Prediction
+from setblock.roofline.prediction import Prediction, predicted_speedup
 from setblock.roofline.shape import shape_of
-from setblock.roofline.speedup import predicted_speedup
 
 WEIGHTS = tuple(f"{dtype}{stored}" for stored in ("", " prepacked", " int8") for dtype in ("float32", "bfloat16"))
 NFE_SPEEDUPS = (2, 4, 8)

@@ -30,9 +30,9 @@ from setblock.data.tasks import TASKS
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.evaluation.exam import answers_to, prompts_of
-from setblock.evaluation.fingerprint import model_fingerprint, provenance
-from setblock.evaluation.judging import verdicts_on
+from setblock.evaluation.judging.judges import verdicts_on
 from setblock.evaluation.result import wilson_interval
+from setblock.evaluation.sweeps.fingerprint import model_fingerprint, provenance
 from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
 

@@ -30,7 +30,7 @@ from setblock.decoding.settings.operating_point import label_of, point_to_json
 from setblock.errors import SetBlockError
 from setblock.evaluation.calibration import Tolerance, calibrate, tolerance_of
 from setblock.evaluation.result import Result
-from setblock.evaluation.result_file import read_results
+from setblock.evaluation.sweeps.result_file import read_results
 
 
 @dataclass(frozen=True)

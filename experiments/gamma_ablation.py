@@ -15,7 +15,7 @@ from pathlib import Path
 from setblock.decoding.samplers import EntropyBounded
 from setblock.errors import SetBlockError
 from setblock.evaluation.result import Result, title_of
-from setblock.evaluation.result_file import read_results
+from setblock.evaluation.sweeps.result_file import read_results
 from sweep_figure import draw_results
 
 

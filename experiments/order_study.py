@@ -33,7 +33,7 @@ from setblock.decoding.settings.operating_point import NTP, at_point, label_of, 
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, Request
 from setblock.engine.offline.offline import answered, limits_for
-from setblock.evaluation.grid import points_of, read_grids
+from setblock.evaluation.sweeps.grid import points_of, read_grids
 from setblock.model.loading.loading import load
 
 TOGETHER, CONCURRENCY = 4, 48

@@ -21,9 +21,16 @@ from dataclasses import dataclass, replace
 from setblock.roofline.cost import Operation
 from setblock.roofline.hardware import HARDWARE
 from setblock.roofline.precision import Precision
-from setblock.roofline.prediction import Prediction, block_speedup, slowdown
+from setblock.roofline.prediction import (
+    BLOCK_SIZE,
+    BLOCK_SIZES,
+    KV_LENGTH,
+    NFE_SPEEDUPS,
+    Prediction,
+    block_speedup,
+    slowdown,
+)
 from setblock.roofline.shape import LayerShape, ModelShape
-from setblock.roofline.tables import BLOCK_SIZE, BLOCK_SIZES, KV_LENGTH, NFE_SPEEDUPS
 
 Table = Mapping[int, tuple[float, ...]]
 

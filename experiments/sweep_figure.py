@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from setblock.decoding.settings.operating_point import point_to_json
 from setblock.errors import SetBlockError
 from setblock.evaluation.result import Result, pareto_front, title_of
-from setblock.evaluation.result_file import read_results
+from setblock.evaluation.sweeps.result_file import read_results
 
 SUFFIXES = (".png", ".svg", ".pdf")
 # Okabe and Ito's colours, which the colour-blind can distinguish, too; black is plain decoding's.

@@ -15,7 +15,7 @@ from measuring.samples import Sample, Samples, ratio_interval
 from measuring.subjects import passes
 from measuring.timing import interleaved, seconds, spread, timed
 from setblock.model.sbd_model import SBDModel
-from setblock.roofline.speedup import predicted_speedup
+from setblock.roofline.prediction import predicted_speedup
 
 PLAIN, OURS_PLAIN = "Transformers generate", "ours, plain"
 """The contenders that all others are compared with; each comparison has both."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from setblock.evaluation import fingerprint
+from setblock.evaluation.sweeps import fingerprint
 from setblock.roofline.hardware import HARDWARE, Hardware, hardware_of_device
 from setblock.roofline.machine import measured_hardware
 from setblock.roofline.precision import Precision

@@ -12,7 +12,7 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.calibrated import calibration_for, with_calibration
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
-from setblock.evaluation.fingerprint import model_fingerprint
+from setblock.evaluation.sweeps.fingerprint import model_fingerprint
 from setblock.evaluation.tracing import trace
 from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.protocol.facts import CONFIG_KEY

@@ -7,8 +7,7 @@ from typing import Any
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.operating_point import NTP
 from setblock.decoding.settings.table import DecodingSettings, Method
-from setblock.evaluation.outcomes import Outcomes
-from setblock.evaluation.result import Result
+from setblock.evaluation.result import Outcomes, Result
 
 MADE = {
     "date": "2026-01-01T00:00:00+00:00",

@@ -14,7 +14,7 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.evaluation.comparison import compare
-from setblock.evaluation.outcomes import nfe_speedup
+from setblock.evaluation.result import nfe_speedup
 from setblock.evaluation.run import evaluate
 
 SETTINGS = DecodingSettings(method="sbd", max_new_tokens=24)

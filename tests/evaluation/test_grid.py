@@ -9,7 +9,7 @@ from families import tiny_sbd
 from setblock.decoding.samplers import SAMPLERS
 from setblock.decoding.settings.operating_point import label_of
 from setblock.errors import ParameterError, SetBlockError
-from setblock.evaluation.grid import grids_of, points_of, read_grids
+from setblock.evaluation.sweeps.grid import grids_of, points_of, read_grids
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,9 @@ import pytest
 
 from setblock.data.tasks import Example, Program, Task, Verdict
 from setblock.errors import ParameterError, SetBlockError
-from setblock.evaluation import evaluate, programs
-from setblock.evaluation.judging import check_judge, verdicts_on
+from setblock.evaluation import evaluate
+from setblock.evaluation.judging import programs
+from setblock.evaluation.judging.judges import check_judge, verdicts_on
 
 
 def ask(split, seed):

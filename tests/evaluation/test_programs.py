@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from setblock.errors import SetBlockError, SetBlockWarning
-from setblock.evaluation import programs
-from setblock.evaluation.programs import Limits, finish
+from setblock.evaluation.judging import programs
+from setblock.evaluation.judging.programs import Limits, finish
 
 if platform.system() != "Linux":
     pytest.skip("limits on memory are Linux's", allow_module_level=True)

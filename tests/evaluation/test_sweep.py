@@ -16,10 +16,9 @@ from setblock.decoding.generate import generate
 from setblock.decoding.settings.operating_point import NTP, at_point
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
-from setblock.evaluation.outcomes import differing
-from setblock.evaluation.result import front_of
-from setblock.evaluation.result_file import open_results, read_results
+from setblock.evaluation.result import differing, front_of
 from setblock.evaluation.run import evaluate, sweep
+from setblock.evaluation.sweeps.result_file import open_results, read_results
 
 SHARED = DecodingSettings(method="sbd", max_new_tokens=9)
 POINTS = [point(0.1), point(3.0, block_size=4), point(1.0, method="exact")]

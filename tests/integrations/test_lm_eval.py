@@ -22,8 +22,7 @@ from setblock.decoding.samplers import EntropyBounded, Factor, FixedCount
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.integrations.lm_eval.arguments import request_settings, settings_from
-from setblock.integrations.lm_eval.figures import figures_of
-from setblock.integrations.lm_eval.model import SetBlockLM, ShortenedRequest
+from setblock.integrations.lm_eval.model import SetBlockLM, ShortenedRequest, figures_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the harness and what it imports

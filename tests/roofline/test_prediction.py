@@ -16,10 +16,10 @@ from setblock.roofline.prediction import (
     block_speedup,
     last_paying_batch,
     pass_times,
+    predicted_speedup,
     slowdown,
 )
 from setblock.roofline.presets import PRESETS
-from setblock.roofline.speedup import predicted_speedup
 
 MODELS, MACHINES = sorted(PRESETS), sorted(HARDWARE)
 TYPES = ["bfloat16", "float8", "int4"]

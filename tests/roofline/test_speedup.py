@@ -1,6 +1,6 @@
 import pytest
 
-from setblock.roofline.speedup import predicted_speedup
+from setblock.roofline.prediction import predicted_speedup
 
 # Table 3: batch -> (time(16), time(32)) over time(1), as printed, to three decimals.
 SLOWDOWNS = {1: (1.004, 1.008), 4: (1.015, 1.030), 8: (1.029, 1.060)}

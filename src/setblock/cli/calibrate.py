@@ -83,7 +83,7 @@ def calibrate(
     model.check()
     from setblock.evaluation.calibration import calibrate as find
     from setblock.evaluation.calibration import tolerance_of
-    from setblock.evaluation.grid import points_of
+    from setblock.evaluation.sweeps.grid import points_of
 
     # 1. What is asked for, and whether it can be
     wanted = tolerance_of(tolerance, confidence=confidence)
@@ -128,8 +128,8 @@ def calibrate(
 
 
 def _read(path: Path, model: "SBDModel") -> "list[Result]":
-    from setblock.evaluation.fingerprint import model_fingerprint
-    from setblock.evaluation.result_file import read_results
+    from setblock.evaluation.sweeps.fingerprint import model_fingerprint
+    from setblock.evaluation.sweeps.result_file import read_results
 
     results = read_results(path)
     theirs, ours = results[0].run["model"]["fingerprint"], model_fingerprint(model)

@@ -13,7 +13,7 @@ from setblock.cli.runtime import RuntimeOptions, load_language_model
 from setblock.cli.sampler import sampler_text
 from setblock.cli.tasks import BatchSizeOption, ExamplesOptions
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.evaluation.judges import DEFAULT_JUDGE
+from setblock.evaluation.judging.judges import DEFAULT_JUDGE
 
 if TYPE_CHECKING:
     from setblock.evaluation.result import Result

@@ -9,8 +9,8 @@ import typer
 from setblock.cli.messages import print_json, silence_libraries
 from setblock.cli.options import JsonOption, option
 from setblock.errors import SetBlockError
+from setblock.integrations.llama_cpp.library import KQuant
 from setblock.integrations.llama_cpp.options import CacheType
-from setblock.integrations.llama_cpp.quantise import KQuant
 
 FileType = Literal[CacheType, KQuant]
 
@@ -45,8 +45,7 @@ def export(
     if weights in get_args(WeightType):
         write_gguf(loaded, file, weights=cast(WeightType, weights))
     else:
-        from setblock.integrations.llama_cpp.library import library
-        from setblock.integrations.llama_cpp.quantise import quantise
+        from setblock.integrations.llama_cpp.library import library, quantise
 
         library()
         with tempfile.TemporaryDirectory(prefix=".exporting-", dir=file.parent) as folder:

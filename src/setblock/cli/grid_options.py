@@ -10,7 +10,7 @@ from setblock.decoding.settings.table import POINT
 from setblock.errors import ParameterError
 
 if TYPE_CHECKING:
-    from setblock.evaluation.grid import Grid
+    from setblock.evaluation.sweeps.grid import Grid
 
 
 @option_group("Grid")
@@ -45,7 +45,7 @@ class GridOptions:
         Raises:
             SetBlockError: an option is malformed, or names what there is not.
         """
-        from setblock.evaluation.grid import DEFAULT_SAMPLER, METHODS, grids_of, read_grids
+        from setblock.evaluation.sweeps.grid import DEFAULT_SAMPLER, METHODS, grids_of, read_grids
 
         if self.grid_file is not None:
             if self.methods or self.samplers or self.grid:

@@ -10,10 +10,9 @@ from setblock.errors import SetBlockError, SetBlockWarning, one_line
 from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, Hardware, hardware_named
 from setblock.roofline.machine import THIS_MACHINE
 from setblock.roofline.precision import BITS, NumberType, Precision
-from setblock.roofline.prediction import Prediction
+from setblock.roofline.prediction import BLOCK_SIZE, KV_LENGTH, Prediction
 from setblock.roofline.presets import PAPER_MODEL, PRESETS
 from setblock.roofline.shape import ModelShape, shape_of
-from setblock.roofline.tables import BLOCK_SIZE, KV_LENGTH
 
 _HARDWARE, _LOAD = "Hardware", "Load"  # panels
 

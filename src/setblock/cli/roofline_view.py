@@ -11,8 +11,7 @@ from rich.text import Text
 
 from setblock.roofline.cost import LEFT_OUT
 from setblock.roofline.hardware import GB, TFLOPS
-from setblock.roofline.prediction import Prediction, last_paying_batch
-from setblock.roofline.tables import NFE_SPEEDUPS, tables
+from setblock.roofline.prediction import NFE_SPEEDUPS, Prediction, last_paying_batch, tables
 
 
 def print_prediction(console: Console, prediction: Prediction, *, kv_length: int, block_size: int) -> None:

@@ -45,7 +45,7 @@ def sweep(
     """
     if results_file is None:
         model.check()
-    from setblock.evaluation.result_file import read_results
+    from setblock.evaluation.sweeps.result_file import read_results
 
     if results_file is not None and output is not None:
         raise ParameterError("--results decodes nothing, so there is nothing for --output")
@@ -57,7 +57,7 @@ def sweep(
 
 
 def _run(task: TaskOptions, model: ModelOptions, grid: GridOptions, out: Path | None) -> "list[Result]":
-    from setblock.evaluation.grid import points_of
+    from setblock.evaluation.sweeps.grid import points_of
 
     chosen, split, limit = task.chosen()
     grids = grid.grids()

@@ -11,7 +11,7 @@ from setblock.data.tasks import TASKS, task_named
 from setblock.decoding.settings.operating_point import label_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
-from setblock.evaluation.judges import DEFAULT_JUDGE, JUDGES
+from setblock.evaluation.judging.judges import DEFAULT_JUDGE, JUDGES
 
 if TYPE_CHECKING:
     from setblock.data.tasks import Task
@@ -80,7 +80,7 @@ class ExamplesOptions:
         Raises:
             SetBlockError: there is no such task or file, options exclude each other, or answers can't be judged here.
         """
-        from setblock.evaluation.judging import check_judge
+        from setblock.evaluation.judging.judges import check_judge
 
         if self.source is None:
             for name, given in (("judge", self.judge), ("raw", self.raw)):
@@ -89,7 +89,7 @@ class ExamplesOptions:
             task = task_named(self.task or DEFAULT_TASK)
             check_judge(task, allow_code_execution=self.allow_code_execution)
             return task, self.split or self.usual_split, self.usual_limit if self.limit is None else self.limit
-        from setblock.evaluation.records_task import task_of_records
+        from setblock.evaluation.judging.records_task import task_of_records
 
         for name, other in (("task", self.task), ("split", self.split)):
             if other is not None:

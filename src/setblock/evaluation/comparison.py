@@ -8,7 +8,7 @@ from setblock.decoding.generate import Generation, generate, stream
 from setblock.decoding.settings.calibrated import with_calibration
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
-from setblock.evaluation.outcomes import nfe_speedup
+from setblock.evaluation.result import nfe_speedup
 from setblock.model.protocol.language_model import LanguageModel
 
 _WARM_UP_PASSES = 8
@@ -33,7 +33,7 @@ class Comparison:
 
     @property
     def nfe_speedup(self) -> float | None:
-        """See `setblock.evaluation.outcomes.nfe_speedup`."""
+        """See `setblock.evaluation.result.nfe_speedup`."""
         return nfe_speedup(ntp_passes=self.ntp.passes.decoding, passes=self.blocks.passes.decoding)
 
     @property

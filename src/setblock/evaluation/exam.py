@@ -15,11 +15,10 @@ from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError, check_at_least
-from setblock.evaluation.fingerprint import provenance, task_identity
-from setblock.evaluation.judging import check_judge, verdicts_on
-from setblock.evaluation.nll import Likelihoods, mean_nll
-from setblock.evaluation.outcomes import outcomes_of
-from setblock.evaluation.result import Result
+from setblock.evaluation.judging.judges import check_judge, verdicts_on
+from setblock.evaluation.judging.likelihood import Likelihoods, mean_nll
+from setblock.evaluation.result import Result, outcomes_of
+from setblock.evaluation.sweeps.fingerprint import provenance, task_identity
 from setblock.model.protocol.language_model import LanguageModel
 from setblock.model.sbd_model import SBDModel
 

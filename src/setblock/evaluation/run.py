@@ -16,9 +16,9 @@ from setblock.decoding.settings.calibrated import with_calibration
 from setblock.decoding.settings.operating_point import NTP, at_point, point_of
 from setblock.decoding.settings.table import POINT, DecodingSettings
 from setblock.evaluation.exam import exam_of
-from setblock.evaluation.fingerprint import code_identity, model_fingerprint
 from setblock.evaluation.result import Result
-from setblock.evaluation.result_file import check_same, open_results
+from setblock.evaluation.sweeps.fingerprint import code_identity, model_fingerprint
+from setblock.evaluation.sweeps.result_file import check_same, open_results
 from setblock.model.protocol.language_model import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
@@ -50,7 +50,7 @@ def evaluate(
         limit: how many examples, at least 1.
         batch_size: how many examples are decoded at once, at least 1. It changes the time, never an answer or a count.
         allow_code_execution: whether a task such as HumanEval may run the programs that the model writes; see
-            `setblock.evaluation.programs`.
+            `setblock.evaluation.judging.programs`.
         on_progress: called with the operating point and the number of examples answered so far.
 
     Raises:

@@ -13,7 +13,6 @@ from setblock.roofline.cost import Operation, pass_operations
 from setblock.roofline.hardware import Hardware
 from setblock.roofline.precision import Precision
 from setblock.roofline.shape import ModelShape
-from setblock.roofline.speedup import predicted_speedup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,3 +109,53 @@ def last_paying_batch(
     low = max(filter(pays, powers), default=0)
     larger = range(low + 1, max(2 * low, 1))
     return low + bisect_left(larger, True, key=lambda batch: not pays(batch))
+
+
+def predicted_speedup(
+    passes_per_block: float, *, block_size: int, one_token: float, block: float, fused: float
+) -> float:
+    """Return how many times faster than one token a pass a block is decoded (eq. 16).
+
+        speedup(l, k) = k * time(1) / (time(2k) + (l - 1) * time(k))
+
+    A block of k tokens costs one fused pass, which commits the block before it, and l - 1 passes over the block alone.
+
+    Args:
+        passes_per_block: l, the mean number of passes that a block takes, in 1..k; k / l is the NFE speed-up.
+        block_size: k.
+        one_token: time(1), of a pass over one token. The three times are in any one unit.
+        block: time(k), of a pass over a block.
+        fused: time(2k), of the fused commit and first pass.
+
+    Raises:
+        ValueError: `passes_per_block` is not in 1..k, or a time is not positive.
+    """
+    if not 1 <= passes_per_block <= block_size:
+        raise ValueError(f"passes_per_block must be in 1..{block_size} (the block size), not {passes_per_block}")
+    if not min(one_token, block, fused) > 0:
+        raise ValueError(f"times must be positive, not {one_token}, {block}, {fused}")
+    return block_size * one_token / (fused + (passes_per_block - 1) * block)
+
+
+BLOCK_SIZES = (2, 4, 8, 16, 32, 64)
+NFE_SPEEDUPS = (2, 4, 8)
+BATCHES = (1, 4, 8, 16, 32)
+BLOCK_SIZE, KV_LENGTH = 16, 1024  # of table 4, and of both tables where nothing else is asked for
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Hold both tables: batch -> block size -> slowdown of a block pass; batch -> NFE speed-up -> speed-up in seconds."""
+
+    slowdown: dict[int, dict[int, float]]
+    speedup: dict[int, dict[int, float]]
+
+
+def tables(prediction: Prediction, *, kv_length: int = KV_LENGTH, block_size: int = BLOCK_SIZE) -> Tables:
+    """Return both tables; `block_size` is the second one's, and NFE speed-ups that it can't give are left out."""
+    at = {"kv_length": kv_length}
+    nfes = [nfe for nfe in NFE_SPEEDUPS if nfe <= block_size]
+    return Tables(
+        {b: {k: slowdown(prediction, k, batch=b, **at) for k in BLOCK_SIZES} for b in BATCHES},
+        {b: {n: block_speedup(prediction, n, block_size=block_size, batch=b, **at) for n in nfes} for b in BATCHES},
+    )

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from setblock.errors import ParameterError
-from setblock.structure.limits import MAX_CHOICES, check_counts, check_size
-from setblock.structure.schema import check_schema, close
+from setblock.structure.schema import MAX_CHOICES, check_counts, check_schema, check_size, close
 
 
 class Structure(Protocol):

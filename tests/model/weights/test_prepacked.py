@@ -16,7 +16,7 @@ from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError, SetBlockWarning
-from setblock.evaluation.fingerprint import model_fingerprint
+from setblock.evaluation.sweeps.fingerprint import model_fingerprint
 from setblock.model.weights import prepacked
 from setblock.model.weights.prepacked import PrepackedLinear, is_supported
 

@@ -1,4 +1,4 @@
-"""Wrap llama.cpp as a library: whether it is installed, what it logs, and a model file that it has open.
+"""Wrap llama.cpp as a library: whether it is installed, what it logs, a model file that it has open, and k-quants.
 
 Knows the C interface of `llama.h`, by the low-level functions of llama-cpp-python. Knows nothing of blocks.
 """
@@ -9,7 +9,7 @@ import importlib.util
 import weakref
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from setblock.errors import SetBlockError, one_line
 from setblock.integrations.llama_cpp.options import LlamaOptions
@@ -134,3 +134,20 @@ def _has_amx() -> bool:
     """Return whether this is a Linux machine whose CPU has AMX."""
     information = Path("/proc/cpuinfo")
     return information.exists() and "amx_int8" in information.read_text(errors="replace")
+
+
+KQuant = Literal["q2_k", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k"]
+
+
+def quantise(source: Path, target: Path, kind: KQuant) -> None:
+    """Write a file's weights as `kind`.
+
+    Raises:
+        SetBlockError: llama.cpp is not installed, or can't do it.
+    """
+    lib = library()
+    wanted = lib.llama_model_quantize_default_params()
+    wanted.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
+    if lib.llama_model_quantize(str(source).encode(), str(target).encode(), wanted):
+        target.unlink(missing_ok=True)
+        raise SetBlockError(f"llama.cpp can't write {target} as {kind}: {last_error()}")

@@ -24,9 +24,9 @@ from setblock.decoding.generate import Generation, open_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 from setblock.evaluation.exam import TimedAnswers
-from setblock.evaluation.likelihood import Likelihood, likelihoods
+from setblock.evaluation.judging.likelihood import Likelihood, likelihoods
+from setblock.evaluation.result import nfe_speedup, outcomes_of
 from setblock.integrations.lm_eval.arguments import described, request_settings, settings_from
-from setblock.integrations.lm_eval.figures import figures_of
 from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.loading.loading import load
 from setblock.model.sbd_model import SBDModel
@@ -341,3 +341,23 @@ def _dtype(given: str | torch.dtype) -> torch.dtype | None:
     if not isinstance(dtype, torch.dtype):
         raise ParameterError(f"dtype must be auto, or PyTorch's name of a type, not {given!r}")
     return dtype
+
+
+def figures_of(answers: TimedAnswers) -> dict[str, Any]:
+    """Return the figures of the answers to a task.
+
+    `nfe_speedup_of_text` is against the passes in which plain decoding would have written the very same text.
+    """
+    outcomes = outcomes_of(answers.generations)
+    of_text = sum(max(tokens - 1, 0) for tokens in outcomes.tokens)
+    return {
+        "num_answers": len(outcomes),
+        "num_tokens": sum(outcomes.tokens),
+        "num_forwards": outcomes.num_forwards,
+        "prefill_forwards": sum(outcomes.prefill),
+        "mean_forwards": outcomes.num_forwards / len(outcomes),
+        "tokens_per_forward": outcomes.tokens_per_forward,
+        "nfe_speedup_of_text": nfe_speedup(ntp_passes=of_text, passes=sum(outcomes.decoding)),
+        "seconds": answers.seconds,
+        "errors": sum(answer.finish_reason == "error" for answer in answers.generations),
+    }

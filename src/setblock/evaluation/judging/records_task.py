@@ -14,7 +14,7 @@ from setblock.data.splits import Split
 from setblock.data.tasks import Example, Task, Verdict
 from setblock.decoding.answer.text import checked_messages
 from setblock.errors import SetBlockError, check_one_of
-from setblock.evaluation.judges import DEFAULT_JUDGE, JUDGES
+from setblock.evaluation.judging.judges import DEFAULT_JUDGE, JUDGES
 
 
 @dataclass(frozen=True)
