@@ -14,7 +14,6 @@ import hashlib
 import json
 import random
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from transformers import PreTrainedTokenizerBase
 from measuring.hardware import resident_bytes
 from measuring.output import at_least_one, begin, finish, note, parser_of
 from setblock.data.packing import RowCollator, RowDataset
+from setblock.data.row_order import RowOrder
 from setblock.data.rows import corpus_texts, limits_of, rows_of
 from setblock.data.section import DataSection
 from setblock.data.stream import RowStream
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write."""
     options = parse_options(arguments)
     if options.resume is not None:
-        print(json.dumps(resumed(options.resume, options.rows, tokenizer_of(options))))
+        print(json.dumps(resumed(options.resume, tokenizer_of(options))))
         return
     results = begin("tokenised_data", options)
     tokenizer = tokenizer_of(options)
@@ -68,8 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results["rows_compared_with_a_stream"] = compared(section, one, tokenizer, 100 if options.quick else 2000)
         note("resuming")
         results["resumed"] = {
-            "own rows": in_process(one, 0, options),
-            f"{options.rows} rows": in_process(one, options.rows, options),
+            "own rows": in_process(one, options),
+            f"{options.rows} rows": in_process(repeated(one, options.rows), options),
         }
     finish(results, options)
 
@@ -143,37 +143,34 @@ def compared(section: DataSection, folder: Path, tokenizer: PreTrainedTokenizerB
     return same
 
 
-def in_process(folder: Path, rows: int, options: argparse.Namespace) -> dict[str, float]:
+def in_process(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """Resume in another process."""
-    arguments = ["--resume", str(folder), "--rows", str(rows), "--tokenizer", options.tokenizer]
+    arguments = ["--resume", str(folder), "--tokenizer", options.tokenizer]
     command = [sys.executable, __file__, *arguments, *(["--quick"] if options.quick else [])]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def resumed(folder: Path, rows: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
+def resumed(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Open a folder, and take the batch after nine tenths of its rows."""
     made_of = json.loads((folder / "manifest.json").read_text())["made_of"]["data"]
     section = DataSection.model_validate({**made_of, "tokenised": str(folder)})
-    if rows:
-        section = section.model_copy(update={"tokenised": str(repeated(folder, rows))})
-    before, started = resident_bytes(), time.monotonic()
+    before, started, cpu = resident_bytes(), time.monotonic(), time.process_time()
     data = rows_of(section, tokenizer, context_length=CONTEXT).train
     assert isinstance(data, RowDataset)
     opened = time.monotonic() - started
-    loader = DataLoader(data, batch_size=1, shuffle=True, collate_fn=RowCollator(pad_token_id=0))
+    order = RowOrder(len(data), seed=0)
+    loader = DataLoader(data, batch_size=1, sampler=order, collate_fn=RowCollator(pad_token_id=0))
     next(iter(skip_first_batches(loader, len(data) * 9 // 10)))
-    found: dict[str, Any] = {
+    return {
         "rows": len(data),
         "seconds_to_open": opened,
         "seconds_to_the_batch": time.monotonic() - started,
+        "cpu_seconds_to_the_batch": time.process_time() - cpu,
         "more_memory_bytes": resident_bytes() - before,
         "most_memory_bytes": resident_bytes("VmHWM"),
     }
-    if rows:
-        shutil.rmtree(section.tokenised or "")
-    return found
 
 
 def repeated(folder: Path, rows: int) -> Path:

@@ -4,6 +4,9 @@ Through the command line, by gloo on the CPU. Each run is a few steps of a toy.
 """
 
 import json
+import os
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,14 @@ from safetensors.torch import load_file
 
 from families import SMALLEST_LLAMA
 from setblock.cli.app import app
+from setblock.errors import SetBlockWarning
+from setblock.training import train as train_module
+from setblock.training.checkpoints import RECORD, whole_checkpoints
+from setblock.training.config import SBDConfig
+from setblock.training.nodes import EarlierRun
 from training.processes import in_processes
+from training.test_fsdp import Case, losses, models, tensors_of  # noqa: F401
+from training.test_fsdp import run as run_case
 
 STEPS, BATCHES = 3, 4
 
@@ -91,6 +101,52 @@ def test_four_processes_are_one_that_accumulates(alone: Path, tmp_path: Path) ->
     assert_same_training(run(tmp_path / "four", processes=4, cross_entropy="chunked"), alone)
 
 
+def test_nodes_with_their_own_disks_resume_at_the_step_that_all_have(models: Path, tmp_path: Path) -> None:  # noqa: F811
+    """Two nodes of two processes stop after two steps, and one has not completed its last checkpoint. They end as one process
+    does without a stop."""
+
+    def trained(output: Path, **options: Any) -> None:
+        starts: list[EarlierRun] = []
+        train_module.earlier_run = noting(train_module.earlier_run, starts)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            said = run_case(Case(), models, output, is_one=True, save_steps=1, **options)
+        messages = [str(each.message) for each in warned if each.category is SetBlockWarning]
+        print(said, "from", starts[0].checkpoint, *messages)
+
+    def on_nodes(stop: bool) -> set[str]:
+        def work() -> None:
+            trained(nodes[int(os.environ["GROUP_RANK"])], stop=stop, save_on_each_node=True)
+
+        (tmp_path / f"group-{stop}").mkdir()
+        return {said.splitlines()[-1] for said in in_processes(4, work, tmp_path / f"group-{stop}", nodes=2)}
+
+    alone, nodes = tmp_path / "alone", [tmp_path / f"node-{node}" for node in range(2)]
+    in_processes(1, lambda: trained(alone), tmp_path)
+    assert on_nodes(stop=True) == {"stopped from None"}
+    assert [{path.name for path in whole_checkpoints(node)} for node in nodes] == [{"checkpoint-1", "checkpoint-2"}] * 2
+    (nodes[1] / "checkpoint-2" / RECORD).unlink()
+    passed_over = f"{nodes[0] / 'checkpoint-2'} is not complete on another node: training starts at step 1"
+    resumed = [f"trained from {node / 'checkpoint-1'}" for node in nodes]
+    assert on_nodes(stop=False) == {*resumed, f"{resumed[0]} {passed_over}"}
+    assert losses(nodes[0]) == pytest.approx(losses(alone), rel=1e-5)
+    assert len(losses(alone)) == len(whole_checkpoints(nodes[1])) == 4
+    found, expected = tensors_of(nodes[0]), tensors_of(alone)
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, atol=1e-6, rtol=1e-6, msg=name)
+
+
+def noting(function: Callable[[SBDConfig], EarlierRun], found: list[EarlierRun]) -> Callable[[SBDConfig], EarlierRun]:
+    """A function that looks for an earlier run and notes what it has found."""
+
+    def looking(args: SBDConfig) -> EarlierRun:
+        found.append(function(args))
+        return found[-1]
+
+    return looking
+
+
 def test_a_stream_is_read_once_for_all_processes(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     texts = (f"Number {i} is followed by {i + 1}, and that by {i + 2}." for i in range(40))
@@ -99,3 +155,20 @@ def test_a_stream_is_read_once_for_all_processes(tmp_path: Path) -> None:
     one = run(tmp_path / "one", processes=1, data=data, gradient_accumulation_steps=BATCHES)
     two = run(tmp_path / "two", processes=2, data=data, gradient_accumulation_steps=BATCHES // 2)
     assert_same_training(two, one, evaluated=False)
+
+
+def test_tokenised_data_is_learned_as_the_stream_of_the_same_texts(tmp_path: Path) -> None:
+    path, tokens = tmp_path / "texts.jsonl", tmp_path / "tokens"
+    texts = (f"Number {i} is followed by {i + 1}, and that by {i + 2}." for i in range(400))
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    data = {"source": str(path), "row_length": 64}
+    recipe = recipe_of(tmp_path / "recipe", data=data)
+    arguments = ["data", "tokenise", str(recipe), "--output", str(tokens), "--processes", "2"]
+    in_processes(1, lambda: app(arguments, standalone_mode=False), recipe.parent)
+    streaming = data | {"streaming": True, "shuffle_buffer": 1}
+    stream = run(tmp_path / "stream", processes=1, data=streaming, gradient_accumulation_steps=BATCHES)
+    there, in_order = data | {"tokenised": str(tokens)}, {"train_sampling_strategy": "sequential"}
+    one = run(tmp_path / "one", processes=1, data=there, gradient_accumulation_steps=BATCHES, **in_order)
+    assert history(one, "loss") == history(stream, "loss")
+    assert_same_training(one, stream, evaluated=False)
+    assert_same_training(run(tmp_path / "four", processes=4, data=there, **in_order), stream, evaluated=False)

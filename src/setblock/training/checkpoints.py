@@ -138,8 +138,9 @@ def warn_of_incomplete(folder: Path, *, after: int) -> None:
     """Warn where checkpoints of later steps than the one that a run resumes from are passed over."""
     passed_over = sorted((path for path in _checkpoints(folder) if step_of(path) > after), key=step_of)
     if passed_over:
+        where = " on another node" if _is_whole(passed_over[-1]) else ""
         warnings.warn(
-            f"{passed_over[-1]} is not complete: training starts at step {after}",
+            f"{passed_over[-1]} is not complete{where}: training starts at step {after}",
             SetBlockWarning,
             stacklevel=2,
         )

@@ -5,14 +5,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
+from accelerate.data_loader import SeedableRandomSampler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from setblock.data.row_order import RowOrder
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
 from setblock.model.adapter.adapter import uncast_inputs
@@ -154,6 +156,8 @@ class SBDTrainer(Trainer):
             args,
             **{"data_collator": SBDCollator(self._preparation), "processing_class": sbd.tokenizer, **kwargs},
         )
+        if args.save_on_each_node:
+            self.model.should_save_on_this_rank = bool  # else the first process of all nodes alone writes the weights
         self.model_accepts_loss_kwargs = True  # makes Trainer count the targets of the whole accumulated batch for us
         self._gate = gate_of(unwrapped(self.model))
         self._frozen = None if self._gate is None else FrozenModel(self.model)
@@ -203,6 +207,14 @@ class SBDTrainer(Trainer):
         if self.is_fsdp_enabled:
             set_up(self.accelerator.state.fsdp_plugin)
             self.accelerator.prepare = with_tied_weights_visible(self.accelerator.prepare)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return the Trainer's data loader. The order of rows is the same, and takes little memory."""
+        loader: Any = super().get_train_dataloader()
+        sampler = loader.get_sampler()
+        if isinstance(sampler, SeedableRandomSampler):
+            loader.set_sampler(RowOrder(len(sampler), seed=sampler.initial_seed))
+        return cast(DataLoader[Any], loader)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the Trainer's data loader, with the noise of evaluations."""
