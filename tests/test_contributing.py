@@ -141,8 +141,8 @@ from setblock.evaluation.sweeps.grid import grids_of, points_of
 from setblock.integrations.generation_config import OPTIONS
 from setblock.integrations.lm_eval.arguments import request_settings, settings_from
 from setblock.integrations.vllm.parameters import settings_of as of_vllm
-from setblock.server.protocol import ChatBody
-from setblock.server.settings import settings_of as of_the_server
+from setblock.server.api.protocol import ChatBody
+from setblock.server.api.settings import settings_of as of_the_server
 from setblock.model.protocol.calibrations import CalibratedSetting
 from setblock.training.noising import Noising, noise_row
 from setblock.training.recipe import load_recipe

@@ -17,7 +17,7 @@ def page() -> str:
     from setblock.integrations import generation_config
     from setblock.integrations.lm_eval import arguments
     from setblock.integrations.vllm import parameters
-    from setblock.server import limits
+    from setblock.server.http import limits
 
     callers = {
         "command line": decoding_options.OFFERED,

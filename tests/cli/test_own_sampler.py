@@ -6,8 +6,8 @@ import pytest
 
 from setblock.decoding.samplers.named import SAMPLERS
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.server.protocol import ChatBody
-from setblock.server.settings import settings_of
+from setblock.server.api.protocol import ChatBody
+from setblock.server.api.settings import settings_of
 
 CLEAR = """
 from dataclasses import dataclass

@@ -8,7 +8,7 @@ from setblock.cli import serve as serve_command
 from setblock.decoding.samplers import Factor
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.limits import EngineLimits
-from setblock.server.limits import ServerLimits
+from setblock.server.http.limits import ServerLimits
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 

@@ -40,9 +40,9 @@ from setblock.integrations.llama_cpp.options import LlamaOptions
 from setblock.model.protocol.draft_text import indexed
 from setblock.model.protocol.language_model import LanguageModel
 from setblock.model.sbd_model import SBDModel
-from setblock.server.errors import ApiError
-from setblock.server.protocol import ChatBody
-from setblock.server.settings import settings_of
+from setblock.server.api.protocol import ChatBody
+from setblock.server.api.settings import settings_of
+from setblock.server.http.errors import ApiError
 from setblock.structure import Regex
 from setblock.structure.calls import call_form
 from setblock.training.adapters import AdapterSection, add_adapter

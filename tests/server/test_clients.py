@@ -154,7 +154,7 @@ def test_errors_have_the_client_s_types(client):
 
 
 def test_keys(served_model):
-    from setblock.server.access import Keys
+    from setblock.server.http.access import Keys
 
     with serving(served_model, keys=Keys(["a-key-of-mine", "another-key"])) as live:
         for key, works in (("a-key-of-mine", True), ("another-key", True), ("a-key-of-min", False)):

@@ -8,7 +8,7 @@ from typer.main import get_command
 
 from setblock.cli.app import app
 from setblock.cli.serve import KEYS_VARIABLE
-from setblock.server.limits import ServerLimits
+from setblock.server.http.limits import ServerLimits
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"

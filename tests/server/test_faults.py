@@ -15,9 +15,9 @@ from server.live import TIMEOUT, eventually, parts, serving, tiny
 from server.test_parameters import error_of
 from setblock.engine.limits import EngineLimits
 from setblock.errors import SetBlockError
-from setblock.server.access import host_patterns
-from setblock.server.limits import ServerLimits
-from setblock.server.logs import JsonLines
+from setblock.server.http.access import host_patterns
+from setblock.server.http.limits import ServerLimits
+from setblock.server.http.logs import JsonLines
 
 LONG = {"max_tokens": 250, "method": "ntp", "banned_tokens": [0], "stream": True}
 

@@ -14,7 +14,7 @@ from families import tiny_model
 from server.live import TIMEOUT, eventually, serving
 from setblock import load
 from setblock.model.sbd_model import SBDModel
-from setblock.server.access import Keys
+from setblock.server.http.access import Keys
 
 FOLDER = Path(page_module.__file__).parent / "page"
 FILES = sorted(FOLDER.iterdir())

@@ -8,8 +8,8 @@ from server.live import CONTEXT, parts, serving
 from setblock.decoding.samplers import FixedCount
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.limits import EngineLimits
-from setblock.server.protocol import ChatBody
-from setblock.server.settings import settings_of
+from setblock.server.api.protocol import ChatBody
+from setblock.server.api.settings import settings_of
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Tom"}]

@@ -16,7 +16,7 @@ from setblock.cli.options import offering, option, option_group
 from setblock.cli.runtime import RuntimeOptions, load_language_model
 from setblock.engine.limits import EngineLimits
 from setblock.errors import ParameterError, SetBlockError
-from setblock.server.limits import ServerLimits
+from setblock.server.http.limits import ServerLimits
 
 SERVER = "Server"
 WORD_PROBLEM = "Maya has 12 apples. Maya finds 7 more. Maya gives away 4 of them. How many apples does Maya have now?"
@@ -80,8 +80,8 @@ def serve(
     if find_spec("fastapi") is None or find_spec("uvicorn") is None or find_spec("prometheus_client") is None:
         raise SetBlockError("setblock serve needs: pip install 'setblock[serve]'")
     from setblock.model.loading.named import example_prompt
-    from setblock.server.access import LOOPBACK_NAMES, read_keys
     from setblock.server.app import ServerConfig
+    from setblock.server.http.access import LOOPBACK_NAMES, read_keys
     from setblock.server.run import Address, listen
     from setblock.server.run import serve as run
 

@@ -19,15 +19,15 @@ from setblock.decoding.settings.table import METHODS, DecodingSettings
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.model.protocol.language_model import LanguageModel
-from setblock.server.access import LOOPBACK_NAMES, AccessControl, Admission, Keys, host_patterns
-from setblock.server.body import BoundedBody
+from setblock.server.api.routes import api, operations
 from setblock.server.codec import Codec
-from setblock.server.errors import ApiError, failed, from_validation
-from setblock.server.limits import ServerLimits
-from setblock.server.logs import Account, RequestLog
-from setblock.server.metrics import Metrics
+from setblock.server.http.access import LOOPBACK_NAMES, AccessControl, Admission, Keys, host_patterns
+from setblock.server.http.body import BoundedBody
+from setblock.server.http.errors import ApiError, failed, from_validation
+from setblock.server.http.limits import ServerLimits
+from setblock.server.http.logs import Account, RequestLog
+from setblock.server.http.metrics import Metrics
 from setblock.server.page import page
-from setblock.server.routes import api, operations
 from setblock.server.serving import Serving
 from setblock.server.worker import Worker
 

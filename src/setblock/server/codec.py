@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.errors import SetBlockError
-from setblock.server.errors import bad_request
+from setblock.server.http.errors import bad_request
 from setblock.structure.calls import CallForm, call_form
 from setblock.structure.compiled import grammars_of
 from setblock.structure.kinds import Structure

@@ -15,7 +15,7 @@ import uvicorn
 from setblock.errors import SetBlockError
 from setblock.model.protocol.language_model import LanguageModel
 from setblock.server.app import ServerConfig, create_app
-from setblock.server.logs import log_config
+from setblock.server.http.logs import log_config
 from setblock.server.serving import Serving
 
 logger = logging.getLogger("setblock.server")

@@ -14,14 +14,14 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.progress import Progress
 from setblock.engine.request import QueueFull, Request
 from setblock.errors import SetBlockError
-from setblock.server.access import Admission
+from setblock.server.api.protocol import DecodingBody
+from setblock.server.api.settings import settings_of, told
 from setblock.server.codec import Codec
-from setblock.server.errors import ApiError, bad_request, failed, too_many, unavailable, unknown_model
-from setblock.server.limits import ServerLimits
-from setblock.server.logs import Account
-from setblock.server.metrics import Metrics
-from setblock.server.protocol import DecodingBody
-from setblock.server.settings import settings_of, told
+from setblock.server.http.access import Admission
+from setblock.server.http.errors import ApiError, bad_request, failed, too_many, unavailable, unknown_model
+from setblock.server.http.limits import ServerLimits
+from setblock.server.http.logs import Account
+from setblock.server.http.metrics import Metrics
 from setblock.server.worker import Answers, EngineStopped, Worker
 from setblock.structure.kinds import Structure
 

@@ -22,9 +22,9 @@ from setblock.integrations.lm_eval.arguments import settings_from as of_the_harn
 from setblock.integrations.transformers import sbd_generate
 from setblock.integrations.vllm import parameters
 from setblock.integrations.vllm.parameters import settings_of as of_vllm
-from setblock.server import limits
-from setblock.server.protocol import ChatBody
-from setblock.server.settings import settings_of as of_the_server
+from setblock.server.api.protocol import ChatBody
+from setblock.server.api.settings import settings_of as of_the_server
+from setblock.server.http import limits
 
 VALUES: dict[Any, Any] = {
     int: 7,

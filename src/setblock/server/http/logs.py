@@ -36,7 +36,7 @@ def log_config(level: str) -> dict[str, Any]:
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {"json": {"()": "setblock.server.logs.JsonLines"}},
+        "formatters": {"json": {"()": "setblock.server.http.logs.JsonLines"}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
         "loggers": {
             "setblock": {"handlers": ["stderr"], "level": level.upper(), "propagate": False},

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from setblock.errors import SetBlockError
 from setblock.files import read_text
-from setblock.server.errors import ApiError, too_many, unavailable, wrong_key
+from setblock.server.http.errors import ApiError, too_many, unavailable, wrong_key
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _LEAST_KEY = 8

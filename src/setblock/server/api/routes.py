@@ -8,16 +8,16 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPBearer
 from starlette.responses import Response
 
-from setblock.server.errors import unavailable, unknown_model
-from setblock.server.logs import Account
-from setblock.server.metrics import CONTENT_TYPE
-from setblock.server.protocol import ChatBody, ChoicesBody, CompletionBody, Message, TokenizeBody
-from setblock.server.replies import ChatCompletion, Completion, ErrorReply, Health, ModelCard, ModelList, Tokens
-from setblock.server.responses import ResponseReply, ResponsesBody, ResponseShape, response_frames
+from setblock.server.api.protocol import ChatBody, ChoicesBody, CompletionBody, Message, TokenizeBody
+from setblock.server.api.replies import ChatCompletion, Completion, ErrorReply, Health, ModelCard, ModelList, Tokens
+from setblock.server.api.responses import ResponseReply, ResponsesBody, ResponseShape, response_frames
+from setblock.server.api.shapes import CallingShape, ChatShape, CompletionShape, Shape, tokens_json, usage_of
+from setblock.server.api.streaming import ClientLeft, EventStream, frames, unless_left
+from setblock.server.api.tools import is_asked, tool_use
+from setblock.server.http.errors import unavailable, unknown_model
+from setblock.server.http.logs import Account
+from setblock.server.http.metrics import CONTENT_TYPE
 from setblock.server.serving import Serving
-from setblock.server.shapes import CallingShape, ChatShape, CompletionShape, Shape, tokens_json, usage_of
-from setblock.server.streaming import ClientLeft, EventStream, frames, unless_left
-from setblock.server.tools import is_asked, tool_use
 from setblock.structure.kinds import Structure
 
 # The check itself is the gate's, before a body is read; here it is named in the schema.

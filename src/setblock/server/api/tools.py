@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from setblock.errors import SetBlockError, did_you_mean
-from setblock.server.errors import UNKNOWN, bad_request
+from setblock.server.http.errors import UNKNOWN, bad_request
 from setblock.structure.calls import CallForm
 from setblock.structure.kinds import Grammar, JsonSchema
 from setblock.structure.schema import close

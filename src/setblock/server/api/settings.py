@@ -6,9 +6,9 @@ from typing import Any
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.server.errors import ApiError, bad_request, from_settings
-from setblock.server.limits import MOST, OFFERED
-from setblock.server.protocol import DecodingBody
+from setblock.server.api.protocol import DecodingBody
+from setblock.server.http.errors import ApiError, bad_request, from_settings
+from setblock.server.http.limits import MOST, OFFERED
 from setblock.structure.kinds import WORDS, Structure, structure_of
 
 

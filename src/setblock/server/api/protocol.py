@@ -13,9 +13,9 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, create_model, model
 
 from setblock.decoding.settings.setting import Setting
 from setblock.decoding.settings.table import MAX_LOGPROBS, MAX_STOP_STRINGS
-from setblock.server.errors import bad_request, unsupported
-from setblock.server.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHARACTERS, MOST, MOST_LISTED, OFFERED
-from setblock.server.tools import MAX_TOOLS, Body, Tool, ToolCall, ToolChoice
+from setblock.server.api.tools import MAX_TOOLS, Body, Tool, ToolCall, ToolChoice
+from setblock.server.http.errors import bad_request, unsupported
+from setblock.server.http.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHARACTERS, MOST, MOST_LISTED, OFFERED
 
 _NO_FUNCTIONS = "use tools"
 _NO_OPENAI_PENALTY = "use repetition_penalty"

@@ -5,7 +5,7 @@ import asyncio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from setblock.server.errors import ApiError
+from setblock.server.http.errors import ApiError
 
 _DISCARDED = 64  # times the limit: how much of a body that is too large is read, so that its sender gets to the answer
 

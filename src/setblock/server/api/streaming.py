@@ -10,9 +10,9 @@ from starlette.types import Receive, Scope, Send
 
 from setblock.decoding.generate import Generation
 from setblock.engine.progress import Progress
-from setblock.server.errors import ApiError, timed_out
+from setblock.server.api.shapes import Shape, pass_json, tokens_json, usage_of
+from setblock.server.http.errors import ApiError, timed_out
 from setblock.server.serving import Reply, Serving
-from setblock.server.shapes import Shape, pass_json, tokens_json, usage_of
 
 _LAST_WORDS = 5.0  # seconds beyond the limit, in which a client can still learn that the limit was reached
 

@@ -11,14 +11,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from setblock.decoding.generate import Generation
-from setblock.server.errors import ApiError
-from setblock.server.limits import MAX_MESSAGES
-from setblock.server.protocol import MOST_TOKENS, REFUSED, DecodingBody, joined_parts
-from setblock.server.replies import Passes
+from setblock.server.api.protocol import MOST_TOKENS, REFUSED, DecodingBody, joined_parts
+from setblock.server.api.replies import Passes
+from setblock.server.api.shapes import usage_of
+from setblock.server.api.streaming import in_time
+from setblock.server.api.tools import Body
+from setblock.server.http.errors import ApiError
+from setblock.server.http.limits import MAX_MESSAGES
 from setblock.server.serving import Reply, Serving
-from setblock.server.shapes import usage_of
-from setblock.server.streaming import in_time
-from setblock.server.tools import Body
 
 _KINDS = ("input_text", "output_text", "text")
 _PART = {
