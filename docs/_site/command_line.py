@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from setblock.cli.options import show_all
+from setblock.cli.options.groups import show_all
 
 
 def page() -> str:

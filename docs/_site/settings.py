@@ -12,7 +12,7 @@ GROUPS = {
 
 def page() -> str:
     """Return the page of all settings, a table for each group."""
-    from setblock.cli import decoding_options
+    from setblock.cli.options import decoding_options
     from setblock.decoding.settings.table import HYPERPARAMETERS, SETTINGS
     from setblock.integrations import generation_config
     from setblock.integrations.lm_eval import arguments

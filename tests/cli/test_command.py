@@ -10,9 +10,9 @@ import pytest
 from rich.text import Text
 from typer.main import get_command
 
-from setblock.cli import evaluate as evaluate_command
 from setblock.cli.app import app
-from setblock.cli.tasks import ExamplesOptions
+from setblock.cli.measuring import evaluate as evaluate_command
+from setblock.cli.options.tasks import ExamplesOptions
 from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings.defaults import DRAFT_GAMMA
 from setblock.decoding.settings.table import HYPERPARAMETERS
@@ -133,7 +133,7 @@ def test_ctrl_c_is_one_line(run, sbd_folder, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("setblock.cli.generate.load_language_model", interrupted)
+    monkeypatch.setattr("setblock.cli.answering.generate.load_language_model", interrupted)
     outcome = run("generate", "Tom", "--model", sbd_folder)
     assert (outcome.code, outcome.message) == (130, "setblock: interrupted")
 
@@ -142,7 +142,7 @@ def test_a_bug_keeps_its_traceback(run, sbd_folder, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("setblock.cli.generate.load_language_model", broken)
+    monkeypatch.setattr("setblock.cli.answering.generate.load_language_model", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         run("generate", "Tom", "--model", sbd_folder)
 

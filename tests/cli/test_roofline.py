@@ -7,8 +7,8 @@ from transformers import AutoConfig
 from typer.main import get_command
 
 from families import FAMILIES
-from setblock.cli import roofline as command
 from setblock.cli.app import app
+from setblock.cli.measuring import roofline as command
 from setblock.roofline.hardware import HARDWARE
 from setblock.roofline.precision import Precision
 from setblock.roofline.prediction import Prediction, block_speedup, last_paying_batch

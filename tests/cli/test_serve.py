@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from setblock.cli import serve as serve_command
+from setblock.cli.answering import serve as serve_command
 from setblock.decoding.samplers import Factor
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.limits import EngineLimits

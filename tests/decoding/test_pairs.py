@@ -27,7 +27,7 @@ from conftest import TEXTS
 from families import tiny_sbd
 from running import Log
 from setblock import DecodingSettings, EntropyBounded, Generation, generate_batch, load, stream
-from setblock.cli.runtime import RuntimeOptions
+from setblock.cli.options.runtime import RuntimeOptions
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.state.terms import RowTerms
 from setblock.engine.engine import Engine

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from setblock.cli.answering.serve import KEYS_VARIABLE
 from setblock.cli.app import app
-from setblock.cli.serve import KEYS_VARIABLE
 from setblock.server.http.limits import ServerLimits
 
 ROOT = Path(__file__).parent.parent.parent

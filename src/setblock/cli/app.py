@@ -7,23 +7,29 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from setblock.cli.calibrate import calibrate
-from setblock.cli.compare import compare
-from setblock.cli.data import inspect, prompts, regenerate, tokenise
-from setblock.cli.evaluate import evaluate
-from setblock.cli.export import export
-from setblock.cli.fetch import fetch
-from setblock.cli.generate import generate
+from setblock.cli.answering.compare import compare
+from setblock.cli.answering.fetch import fetch
+from setblock.cli.answering.generate import generate
+from setblock.cli.answering.serve import serve
 from setblock.cli.main import INTERRUPTED
-from setblock.cli.merge import merge
-from setblock.cli.messages import print_error, print_message, print_warning, silence_bars, silence_loggers
-from setblock.cli.options import with_option_groups
-from setblock.cli.roofline import roofline
-from setblock.cli.runtime import OF_LLAMA
-from setblock.cli.serve import serve
-from setblock.cli.stdout import writable_stdout
-from setblock.cli.sweep import sweep
-from setblock.cli.train import train
+from setblock.cli.measuring.calibrate import calibrate
+from setblock.cli.measuring.evaluate import evaluate
+from setblock.cli.measuring.roofline import roofline
+from setblock.cli.measuring.sweep import sweep
+from setblock.cli.messages import (
+    print_error,
+    print_message,
+    print_warning,
+    silence_bars,
+    silence_loggers,
+    writable_stdout,
+)
+from setblock.cli.options.groups import with_option_groups
+from setblock.cli.options.runtime import OF_LLAMA
+from setblock.cli.training.data import inspect, prompts, regenerate, tokenise
+from setblock.cli.training.export import export
+from setblock.cli.training.merge import merge
+from setblock.cli.training.train import train
 from setblock.decoding.settings.table import REMOVED as REMOVED_SETTINGS
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 

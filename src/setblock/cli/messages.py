@@ -1,5 +1,6 @@
-"""Print what goes to the terminal besides results: one-line messages, and silence from the libraries underneath."""
+"""Print what goes to the terminal: results, one-line messages, and silence from the libraries underneath."""
 
+import errno
 import json
 import logging
 import math
@@ -12,6 +13,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+
+from setblock.errors import SetBlockError
 
 _PIPE_WIDTH = 160
 
@@ -149,3 +152,26 @@ def silence_data_sets() -> None:
         from datasets import disable_progress_bars
 
         disable_progress_bars()
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def writable_stdout() -> Iterator[None]:
+    """Make sure that all that is written to stdout while active has left the process afterwards.
+
+    Raises:
+        SetBlockError: stdout is closed, or its disk is full.
+    """
+    if sys.stdout is None:
+        raise SetBlockError("stdout is closed, so that nothing could be written to it")
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        # What is left in Python's buffer would fail again as the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SetBlockError(f"can't write to stdout: {error.strerror}") from error

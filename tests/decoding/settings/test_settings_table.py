@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from setblock.cli import decoding_options
-from setblock.cli.generate import GenerateOptions
+from setblock.cli.answering.generate import GenerateOptions
+from setblock.cli.options import decoding_options
 from setblock.decoding.samplers import EntropyBounded, Factor
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.setting import Setting

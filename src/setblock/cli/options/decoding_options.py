@@ -8,8 +8,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from setblock.cli.messages import print_message
-from setblock.cli.options import DECODING, OUTPUT, SAMPLING, option, option_group
-from setblock.cli.sampler import with_own_sampler
+from setblock.cli.options.groups import DECODING, OUTPUT, SAMPLING, option, option_group
+from setblock.cli.options.sampler import with_own_sampler
 from setblock.decoding.samplers.named import SAMPLERS
 from setblock.decoding.settings.setting import Group
 from setblock.decoding.settings.table import HYPERPARAMETERS, DecodingSettings, offered
@@ -121,7 +121,7 @@ class DecodingOptions(PointOptions):
         Raises:
             ParameterError: as in `settings`, or the model was not calibrated for the domain.
         """
-        from setblock.cli.sampler import sampler_text
+        from setblock.cli.options.sampler import sampler_text
         from setblock.decoding.settings.calibrated import at_calibration, calibration_for, leaves_point_open
 
         settings = self.settings()

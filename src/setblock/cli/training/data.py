@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import print_json, progress, silence_libraries, stdout_console
-from setblock.cli.model import ModelOptions, load_model
-from setblock.cli.options import JsonOption, option, option_group
-from setblock.cli.recipe import RecipeOptions, RecordsOption, check_records
+from setblock.cli.options.decoding_options import DecodingOptions
+from setblock.cli.options.groups import JsonOption, option, option_group
+from setblock.cli.options.model import ModelOptions, load_model
+from setblock.cli.options.recipe import RecipeOptions, RecordsOption, check_records
 from setblock.decoding.settings.table import Method
 from setblock.errors import ParameterError, SetBlockError
 
@@ -37,7 +37,7 @@ def inspect(
     The command shows the tokens, labels, documents and positions of the row, and its noisy blocks in the first step. It
     trains nothing and loads no weights.
     """
-    from setblock.cli.data_view import print_row, row_json
+    from setblock.cli.views.data_view import print_row, row_json
     from setblock.training.inspection import inspected_row
 
     checked, arguments = recipe.load()

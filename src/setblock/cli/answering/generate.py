@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from setblock.cli.decoding_options import DecodingOptions, offers
-from setblock.cli.generate_file import generate_file
+from setblock.cli.answering.generate_file import generate_file
 from setblock.cli.messages import print_figures, print_json, stdout_console
-from setblock.cli.model import warn_of_bundled
-from setblock.cli.options import OUTPUT, JsonOption, option, option_group
-from setblock.cli.prompt import PromptOptions
-from setblock.cli.runtime import RuntimeOptions, load_language_model
+from setblock.cli.options.decoding_options import DecodingOptions, offers
+from setblock.cli.options.groups import OUTPUT, JsonOption, option, option_group
+from setblock.cli.options.model import warn_of_bundled
+from setblock.cli.options.prompt import PromptOptions
+from setblock.cli.options.runtime import RuntimeOptions, load_language_model
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.files import read_text
@@ -96,7 +96,7 @@ def generate(
     """
     model.check()
     from setblock import generate_batch, stream, trace
-    from setblock.cli.trace_view import print_trace
+    from setblock.cli.views.trace_view import print_trace
 
     settings = decoding.settings()
     if source is not None or target is not None:

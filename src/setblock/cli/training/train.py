@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from setblock.cli.messages import print_message
-from setblock.cli.options import JsonOption, option
-from setblock.cli.recipe import RecipeOptions
+from setblock.cli.options.groups import JsonOption, option
+from setblock.cli.options.recipe import RecipeOptions
 from setblock.errors import check_one_of
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def train(
     """
     from transformers import PrinterCallback
 
-    from setblock.cli.dry_run import show_dry_run
-    from setblock.cli.interruption import Interruption, Stopped
-    from setblock.cli.train_view import TrainView
+    from setblock.cli.training.interruption import Interruption, Stopped
+    from setblock.cli.views.dry_run import show_dry_run
+    from setblock.cli.views.train_view import TrainView
     from setblock.evaluation.during_training import DecodingEvaluator
     from setblock.roofline.hardware import HARDWARE
     from setblock.training.checkpoints import check_finished, newest_checkpoint, step_of

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from setblock.cli.options import DECODING, option, option_group
+from setblock.cli.options.groups import DECODING, option, option_group
 from setblock.errors import ParameterError, SetBlockError
 from setblock.files import read_text
 

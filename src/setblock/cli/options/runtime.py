@@ -4,10 +4,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from setblock.cli.decoding_options import once, pair
 from setblock.cli.messages import silence_libraries
-from setblock.cli.model import ModelOptions, checked_for_blocks, load_model
-from setblock.cli.options import option, option_group
+from setblock.cli.options.decoding_options import once, pair
+from setblock.cli.options.groups import option, option_group
+from setblock.cli.options.model import ModelOptions, checked_for_blocks, load_model
 from setblock.errors import ParameterError, SetBlockError, did_you_mean
 from setblock.integrations.llama_cpp.options import LlamaOptions
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.table import Table
 
-from setblock.cli.grid_options import GridOptions
 from setblock.cli.messages import print_json, stdout_console
-from setblock.cli.model import ModelOptions, load_model
-from setblock.cli.options import OUTPUT, JsonOption, option, option_group
-from setblock.cli.tasks import TaskOptions, limit_option, split_option
+from setblock.cli.options.grid_options import GridOptions
+from setblock.cli.options.groups import OUTPUT, JsonOption, option, option_group
+from setblock.cli.options.model import ModelOptions, load_model
+from setblock.cli.options.tasks import TaskOptions, limit_option, split_option
 from setblock.data.splits import Split
 from setblock.decoding.settings.operating_point import label_of
 from setblock.errors import ParameterError, SetBlockError

@@ -2,10 +2,10 @@
 
 from rich.text import Text
 
-from setblock.cli.comparison_view import CONTROLS
 from setblock.cli.messages import print_json, stdout_console
-from setblock.cli.prompt import shown
-from setblock.cli.sampler import sampler_json
+from setblock.cli.options.prompt import shown
+from setblock.cli.options.sampler import sampler_json
+from setblock.cli.views.comparison_view import CONTROLS
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.tracing import Trace, TracedPass, TracedToken
 

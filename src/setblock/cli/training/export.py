@@ -7,7 +7,7 @@ from typing import Literal, cast, get_args
 import typer
 
 from setblock.cli.messages import print_json, silence_libraries
-from setblock.cli.options import JsonOption, option
+from setblock.cli.options.groups import JsonOption, option
 from setblock.errors import SetBlockError
 from setblock.integrations.llama_cpp.library import KQuant
 from setblock.integrations.llama_cpp.options import CacheType

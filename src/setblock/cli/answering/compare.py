@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import print_json, stdout_console
-from setblock.cli.model import warn_of_bundled
-from setblock.cli.options import DECODING, SAMPLING, JsonOption, option, option_group
-from setblock.cli.prompt import PromptOptions, shown
-from setblock.cli.runtime import RuntimeOptions, load_language_model
-from setblock.cli.sampler import sampler_json
+from setblock.cli.options.decoding_options import DecodingOptions
+from setblock.cli.options.groups import DECODING, SAMPLING, JsonOption, option, option_group
+from setblock.cli.options.model import warn_of_bundled
+from setblock.cli.options.prompt import PromptOptions, shown
+from setblock.cli.options.runtime import RuntimeOptions, load_language_model
+from setblock.cli.options.sampler import sampler_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,7 +54,7 @@ def compare(
     with commits and without the prefill. The wall-clock speed-up is the ratio of the seconds, including the prefill.
     """
     model.check()
-    from setblock.cli.comparison_view import print_comparison
+    from setblock.cli.views.comparison_view import print_comparison
     from setblock.data.tasks.word_problems import word_problems
     from setblock.evaluation.comparison import compare as run
     from setblock.model.loading.named import example_prompt

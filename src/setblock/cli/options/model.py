@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from setblock.cli.messages import print_message, print_warning, silence_libraries, slow_steps_named
-from setblock.cli.options import option, option_group
+from setblock.cli.options.groups import option, option_group
 from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.model.loading.source import check_source
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from setblock.cli.messages import silence_libraries
-from setblock.cli.options import option
+from setblock.cli.options.groups import option
 
 
 def merge(

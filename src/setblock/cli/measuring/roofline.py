@@ -4,8 +4,8 @@ import warnings
 from typing import Any
 
 from setblock.cli.messages import print_json, silence_libraries, stdout_console
-from setblock.cli.options import JsonOption, option, option_group
-from setblock.cli.roofline_view import print_prediction, roofline_json
+from setblock.cli.options.groups import JsonOption, option, option_group
+from setblock.cli.views.roofline_view import print_prediction, roofline_json
 from setblock.errors import SetBlockError, SetBlockWarning, one_line
 from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, Hardware, hardware_named
 from setblock.roofline.machine import THIS_MACHINE

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from setblock.cli.decoding_options import PointOptions
 from setblock.cli.messages import print_message
-from setblock.cli.model import warn_of_bundled
-from setblock.cli.options import offering, option, option_group
-from setblock.cli.runtime import RuntimeOptions, load_language_model
+from setblock.cli.options.decoding_options import PointOptions
+from setblock.cli.options.groups import offering, option, option_group
+from setblock.cli.options.model import warn_of_bundled
+from setblock.cli.options.runtime import RuntimeOptions, load_language_model
 from setblock.engine.limits import EngineLimits
 from setblock.errors import ParameterError, SetBlockError
 from setblock.server.http.limits import ServerLimits

@@ -5,10 +5,10 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from setblock.cli.decoding_options import DecodingOptions
 from setblock.cli.messages import print_figures, print_json, progress
-from setblock.cli.model import warn_of_bundled
-from setblock.cli.runtime import RuntimeOptions, load_language_model
+from setblock.cli.options.decoding_options import DecodingOptions
+from setblock.cli.options.model import warn_of_bundled
+from setblock.cli.options.runtime import RuntimeOptions, load_language_model
 from setblock.engine.offline.answer_file import AnswerFile
 from setblock.engine.offline.prompt_file import read_prompts
 

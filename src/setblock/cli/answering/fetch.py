@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from setblock.cli.messages import print_json, print_message, silence_libraries
-from setblock.cli.options import JsonOption
+from setblock.cli.options.groups import JsonOption
 
 
 def fetch(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from setblock.cli.messages import silence_data_sets, silence_libraries
-from setblock.cli.options import option, option_group
+from setblock.cli.options.groups import option, option_group
 from setblock.errors import ParameterError, check_installed
 
 if TYPE_CHECKING:

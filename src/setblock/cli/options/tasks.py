@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from setblock.cli.decoding_options import setting_option
 from setblock.cli.messages import progress
-from setblock.cli.options import TASK, option, option_group
+from setblock.cli.options.decoding_options import setting_option
+from setblock.cli.options.groups import TASK, option, option_group
 from setblock.data.splits import Split
 from setblock.data.tasks import TASKS, task_named
 from setblock.decoding.settings.operating_point import label_of
