@@ -61,6 +61,7 @@ def test_block_runs(block):
     command = [sys.executable, "-c", block.content]
     if block.language == "bash":
         command = ["bash", "-euxo", "pipefail", "-c", block.content]
+    (ROOT / "answers.jsonl").unlink(missing_ok=True)  # of an earlier run: the command writes over nothing
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
