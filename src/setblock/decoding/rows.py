@@ -35,7 +35,7 @@ from setblock.decoding.step.absorb import DecodingStep, absorb
 from setblock.decoding.step.feed import next_feed
 from setblock.decoding.step.plan import Span, next_spans, plan_pass
 from setblock.decoding.step.policy import Policy, companions_of, open_policy
-from setblock.model.protocol.feed import PROMPT_PART, Feed
+from setblock.model.protocol.feed import Feed
 from setblock.model.protocol.language_model import Compile, LanguageModel, Runner, as_it_is
 
 
@@ -177,7 +177,8 @@ class Rows:
         """Return the answer of a row that is finished, or given up."""
         self.policy.companions.hear(self.state, [row])
         self.texts[row].read([], final=True)
-        settings, start = self.policy.settings[row], self.state.terms.rows[row].prompt_length
+        terms = self.state.terms.rows[row]
+        settings, start = terms.settings, terms.prompt_length
         token_ids = self.state.answer_of(row).tolist()
         here = (row, start, len(token_ids))
         return Generation(
@@ -222,15 +223,13 @@ class CheckedRows:
 
     Attributes:
         prompts: token ids.
-        settings: of each, with what the model was calibrated to and with the grammar of its form.
-        terms: what is fixed of each row.
+        terms: what is fixed of each row: settings with what the model was calibrated to and with the grammar of its form.
         companions: of each row; the last is its text, which is also in `texts`.
         started: `time.perf_counter()` when they were checked.
     """
 
     model: LanguageModel
     prompts: Sequence[Sequence[int]]
-    settings: Sequence[DecodingSettings]
     terms: Sequence[RowTerms]
     companions: Sequence[tuple[Companion, ...]]
     texts: list[AnswerText]
@@ -239,17 +238,17 @@ class CheckedRows:
     @torch.inference_mode()  # as the passes are: what is compiled for tensors of one kind is not used for another
     def open(self) -> Rows:
         """Return the rows, with tensors of their full capacity on the model's device."""
-        model, settings, terms = self.model, self.settings, self.terms
+        model, terms = self.model, self.terms
         state = open_state(self.prompts, terms, facts=model.facts, device=model.device, draft_text=model.draft_text)
-        wanted = [each.logprobs for each in settings if each.logprobs is not None]
+        wanted = [each.settings.logprobs for each in terms if each.settings.logprobs is not None]
         return Rows(
             model=model,
             state=state,
-            policy=open_policy(settings, terms, self.companions, vocab_size=model.vocab_size, device=model.device),
+            policy=open_policy(terms, self.companions, vocab_size=model.vocab_size, device=model.device),
             record=open_record(state, num_alternatives=min(max(wanted), model.vocab_size) if wanted else None),
             texts=self.texts,
             drafts=[control_of(model).new_row() if row.adapts_drafts else None for row in terms],
-            started=[self.started] * len(settings),
+            started=[self.started] * len(terms),
             next_spans=[Span(0, len(prompt), len(prompt), is_prefill=True) for prompt in self.prompts],
         )
 
@@ -264,19 +263,18 @@ def check_rows(
         SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.
     """
     started = time.perf_counter()
-    settings = [_with_grammar(model, with_calibration(model, each)) for each in settings]
-    terms = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, settings, strict=True)]
+    asked = [_with_grammar(model, with_calibration(model, each)) for each in settings]
+    terms = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, asked, strict=True)]
     warn_if_not_trained(model, max([each.block_size for each in terms if each.method == "sbd"], default=0))
-    for prompt, each, row in zip(prompts, settings, terms, strict=True):
+    for prompt, row in zip(prompts, terms, strict=True):
         check_prompt(prompt, model.vocab_size)
-        check_token_ids(each, model.vocab_size)
-        check_that_tokens_are_left(model, each, ends=row.ends, vocab_size=model.vocab_size)
-    texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in settings]
+        check_token_ids(row.settings, model.vocab_size)
+        check_that_tokens_are_left(model, row.settings, ends=row.ends, vocab_size=model.vocab_size)
+    texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in asked]
     companions = [
-        (*companions_of(each, row, vocab_size=model.vocab_size), text)
-        for each, row, text in zip(settings, terms, texts, strict=True)
+        (*companions_of(row, vocab_size=model.vocab_size), text) for row, text in zip(terms, texts, strict=True)
     ]
-    return CheckedRows(model, prompts, settings, terms, companions, texts, started)
+    return CheckedRows(model, prompts, terms, companions, texts, started)
 
 
 def open_rows(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]) -> Rows:
@@ -299,16 +297,12 @@ def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
     Raises:
         SetBlockError: the prompt is empty or too long, or the model can't decode in blocks.
     """
-    settings = decided(settings, model.facts, has_draft_text=model.draft_text is not None)
     limit = limit_of(model, prompt_length, settings)
     room = 1 << (limit - prompt_length - 1).bit_length()  # rounded up, so that a compiled model meets few block sizes
+    settings = decided(settings, model.facts, has_draft_text=model.draft_text is not None)
     return RowTerms(
-        method=settings.method,
+        settings=replace(settings, block_size=min(settings.block_size or 1, room)),
         prompt_length=prompt_length,
         limit=limit,
         ends=(*model.end_of_text_ids, *settings.stop_token_ids),
-        block_size=min(settings.block_size or 1, room),
-        adapts_drafts=settings.method == "exact" and settings.drafts == "adaptive",
-        draft_lookup=settings.draft_lookup or 0,
-        prefill_chunk=settings.prefill_chunk or PROMPT_PART,
     )

@@ -213,7 +213,7 @@ class BatchState:
         # 2. Is the answer? Drafts are no part of it, and may end otherwise; but a first token comes from the causal logits
         # after all that is certain
         certain, has_first = end, None
-        if terms.has("exact"):
+        if terms.has_exact:
             has_first = block.revealed[:, 0] & (self.cache.committed == block.start)
             certain = torch.maximum(answer.end, self.cache.committed + has_first)
             certain = certain if terms.is_all_exact else torch.where(terms.is_exact, certain, end)
@@ -258,7 +258,7 @@ class BatchState:
         block = self.block
         self._move_blocks(rows, start)
         block.revealed = block.revealed.masked_fill(rows[:, None], False)
-        if self.terms.has("exact"):  # what was drafted behind a gap, or is not taken, or is wrong, is void
+        if self.terms.has_exact:  # what was drafted behind a gap, or is not taken, or is wrong, is void
             self.tokens.scatter_(1, self.columns[-1].where(block.revealed, block.positions), mask_of(self.facts))
 
     def _move_blocks(self, rows: Tensor, start: Tensor) -> None:

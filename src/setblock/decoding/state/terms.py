@@ -10,35 +10,44 @@ from dataclasses import dataclass
 import torch
 
 from setblock.decoding.drafts.chances import CONFIDENCES
-from setblock.decoding.settings.table import Method
+from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.model.protocol.facts import SBDFacts
-from setblock.model.protocol.feed import PROMPT_PART, fixed_capacity
+from setblock.model.protocol.feed import fixed_capacity
 
 NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
 class RowTerms:
-    """Hold the terms of one row, with all open settings decided.
+    """Hold the terms of one row.
 
     Attributes:
-        method: `sbd`, `exact` or `ntp`.
+        settings: of the request, with the operating point decided. Where the answer is short, blocks are smaller.
         prompt_length: tokens of the prompt.
         limit: the position past the last one that may be generated.
         ends: token ids that end the answer.
-        block_size: k; 1 in method `ntp`.
-        adapts_drafts: whether each pass decides anew how much is drafted: in method `exact`, unless drafts are fixed.
-        draft_lookup, prefill_chunk: as in `DecodingSettings`.
     """
 
-    method: Method
+    settings: DecodingSettings
     prompt_length: int
     limit: int
     ends: tuple[int, ...]
-    block_size: int
-    adapts_drafts: bool = False
-    draft_lookup: int = 0
-    prefill_chunk: int = PROMPT_PART
+
+    @property
+    def method(self) -> Method:
+        """Return `sbd`, `exact` or `ntp`."""
+        return self.settings.method
+
+    @property
+    def block_size(self) -> int:
+        """Return k; 1 in method `ntp`."""
+        assert self.settings.block_size is not None
+        return self.settings.block_size
+
+    @property
+    def adapts_drafts(self) -> bool:
+        """Return whether each pass decides anew how much is drafted."""
+        return self.method == "exact" and self.settings.drafts == "adaptive"
 
     @property
     def most_passes(self) -> int:
@@ -53,6 +62,10 @@ class Terms:
     Attributes:
         rows: of each, for the host.
         facts: how the model's logits are read; None where it was never trained for blocks.
+        block_width: k.
+        capacity: C, past every row's block, rounded up.
+        has_sbd, has_exact, has_ntp: whether any row is decoded by the method.
+        takes_first_at_once: whether every row takes a block's first token from the first causal logit that predicts it.
         prompt_length, limit, block_size: [B] as in `RowTerms`.
         ends: [B, E] token ids that end an answer, filled up with `NO_TOKEN`.
         is_ntp: [B] bool, rows that decode one token a pass.
@@ -71,7 +84,11 @@ class Terms:
 
     def __init__(self, rows: Sequence[RowTerms], facts: SBDFacts | None, *, device: torch.device) -> None:
         self.rows, self.facts = tuple(rows), facts
-        self._methods = {each.method for each in rows}
+        self.block_width = max(each.block_size for each in rows)
+        self.capacity = fixed_capacity(max(each.limit for each in rows) + self.block_width)
+        methods = {each.method for each in rows}
+        self.has_sbd, self.has_exact, self.has_ntp = ("sbd" in methods, "exact" in methods, "ntp" in methods)
+        self.takes_first_at_once = facts is None or not self.has_sbd
         most_ends = max(1, *(len(each.ends) for each in rows))
 
         def column(values: Sequence[object]) -> torch.Tensor:
@@ -83,42 +100,23 @@ class Terms:
         self.block_size = column([each.block_size for each in rows])
         self.is_ntp = column([each.method == "ntp" for each in rows])
         self.is_exact = column([each.method == "exact" for each in rows])
-        self.draft_lookup = column([each.draft_lookup if each.method == "exact" else 0 for each in rows])
+        self.draft_lookup = column([each.settings.draft_lookup or 0 for each in rows])
         self.confidences = column(CONFIDENCES)
-        self.is_all_exact = self._methods == {"exact"}
-        self.is_all_causal = facts is None or self._methods == {"ntp"}
-        self.copies_drafts = any(each.method == "exact" and each.draft_lookup for each in rows)
+        self.is_all_exact = methods == {"exact"}
+        self.is_all_causal = facts is None or methods == {"ntp"}
+        self.copies_drafts = any(each.settings.draft_lookup for each in rows)
         self.adapts_drafts = any(each.adapts_drafts for each in rows)
-        self.feeds_whole = facts is not None and not self.has("ntp") and not self.adapts_drafts
+        self.feeds_whole = facts is not None and not self.has_ntp and not self.adapts_drafts
 
         self.is_first = torch.arange(self.block_width, device=device) == 0
-        self.takes_next = self.is_exact[:, None] & self.is_first if self.has("exact") else None
-        self.first_is_causal = self.is_ntp | self.is_exact if self.has("ntp") or self.has("exact") else None
+        self.takes_next = self.is_exact[:, None] & self.is_first if self.has_exact else None
+        self.first_is_causal = self.is_ntp | self.is_exact if self.has_ntp or self.has_exact else None
         if facts is None or facts.first_token_from_causal:
             self.first_is_causal = torch.ones_like(self.is_ntp)
         self.shifts = torch.ones((len(rows), self.block_width), dtype=torch.long, device=device)
         if facts is not None and not facts.logit_shift:
             from_before = torch.zeros_like(self.is_ntp) if self.first_is_causal is None else self.first_is_causal
             self.shifts[:] = from_before[:, None] & self.is_first
-
-    @property
-    def block_width(self) -> int:
-        """Return k."""
-        return max(each.block_size for each in self.rows)
-
-    @property
-    def capacity(self) -> int:
-        """Return C, past every row's block, rounded up."""
-        return fixed_capacity(max(each.limit for each in self.rows) + self.block_width)
-
-    @property
-    def takes_first_at_once(self) -> bool:
-        """Return whether every row takes a block's first token from the first causal logit that predicts it."""
-        return self.facts is None or not self.has("sbd")
-
-    def has(self, method: Method) -> bool:
-        """Return whether any row is decoded by a method."""
-        return method in self._methods
 
 
 def mask_of(facts: SBDFacts | None) -> int:

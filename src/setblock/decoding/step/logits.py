@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.state import NEVER, BatchState
 from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.choice import MostLikely, most_likely
@@ -145,11 +144,9 @@ class LogitRules:
         return logits
 
 
-def logit_rules(
-    settings: Sequence[DecodingSettings], terms: Sequence[RowTerms], *, vocab_size: int, device: torch.device
-) -> LogitRules:
+def logit_rules(terms: Sequence[RowTerms], *, vocab_size: int, device: torch.device) -> LogitRules:
     """Return the rules of a batch of requests."""
-    bias = penalty = is_end = first_end = None
+    settings, bias, penalty, is_end, first_end = [each.settings for each in terms], None, None, None, None
     if any(each.logit_bias or each.banned_tokens for each in settings):
         bias = torch.zeros((len(settings), vocab_size))
         for row, each in enumerate(settings):
@@ -164,7 +161,7 @@ def logit_rules(
         for row, of_row in enumerate(terms):
             is_end[row, list(of_row.ends)] = True
         is_end = is_end.to(device)
-        first = [row.prompt_length + each.min_new_tokens for each, row in zip(settings, terms, strict=True)]
+        first = [each.prompt_length + each.settings.min_new_tokens for each in terms]
         first_end = torch.tensor(first, device=device)
     return LogitRules(bias, penalty, is_end, first_end)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import RowTerms, Terms
-from setblock.model.protocol.feed import PassPlan
+from setblock.model.protocol.feed import PROMPT_PART, PassPlan
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,11 @@ def in_parts(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
     As long as any prompt has a whole part left, only whole parts are fed. A shorter one would be padded, and then other
     kernels than alone would compute it.
     """
-    fills = [span.is_prefill and span.tokens >= each.prefill_chunk for span, each in zip(spans, terms, strict=True)]
+    chunks = [each.settings.prefill_chunk or PROMPT_PART for each in terms]
+    fills = [span.is_prefill and span.tokens >= chunk for span, chunk in zip(spans, chunks, strict=True)]
     if not any(fills):
         return list(spans)
-    ends = [
-        span.start + (each.prefill_chunk if fill else 0) for span, each, fill in zip(spans, terms, fills, strict=True)
-    ]
+    ends = [span.start + (chunk if fill else 0) for span, chunk, fill in zip(spans, chunks, fills, strict=True)]
     return [replace(span, end=end, is_cut=end < span.end) for span, end in zip(spans, ends, strict=True)]
 
 
@@ -140,7 +139,7 @@ def plan_pass(
     queries = max(span.tokens for span in spans)
     drafted = [span.drafted for span, terms in zip(spans, state.terms.rows, strict=True) if terms.method == "exact"]
     checked, visible = max([0, *drafted]), max(spans[row].end for row in fed)
-    whole_blocks = whole_blocks or is_ahead or state.terms.has("sbd")  # whose samplers remember all places
+    whole_blocks = whole_blocks or is_ahead or state.terms.has_sbd  # whose samplers remember all places
     width = state.terms.block_width if whole_blocks else max(1, *(span.in_block for span in spans))
     has_prefill = any(span.is_prefill for span in spans)
     is_fixed = fixed_keys is not None and not has_prefill
@@ -187,4 +186,4 @@ def fixed_sizes(terms: Terms, queries: int) -> tuple[int, int, int]:
     size, queries = terms.block_width, next(each for each in fixed_widths(terms) if each >= queries)
     is_single = queries < size
     width = 1 if is_single or terms.is_all_causal else size
-    return queries, width, 0 if is_single or not terms.has("exact") else size - 1
+    return queries, width, 0 if is_single or not terms.has_exact else size - 1

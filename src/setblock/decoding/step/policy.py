@@ -1,6 +1,6 @@
 """Decide which positions a pass reveals in each row, and which tokens they get: g and p of Algorithm 3.
 
-Knows settings and rows' terms. Knows nothing of what has become of the rows.
+Knows rows' terms. Knows nothing of what has become of the rows.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,6 @@ import torch
 
 from setblock.decoding.companions.asking import Accompanied, Companions
 from setblock.decoding.companions.companion import Companion
-from setblock.decoding.settings.defaults import sampler_for
-from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.choice import Draws, draws_of
 from setblock.decoding.step.logits import LogitRules, logit_rules
@@ -23,7 +21,6 @@ class Policy:
     """Hold the policy of the rows of a batch.
 
     Attributes:
-        settings: of each row.
         rules: what they ask of the logits before anything is chosen.
         samplers: which positions are revealed; they remember passes.
         draws: which tokens they get.
@@ -31,7 +28,6 @@ class Policy:
         vocab_size: V.
     """
 
-    settings: tuple[DecodingSettings, ...]
     rules: LogitRules
     samplers: RowSamplers
     draws: Draws
@@ -41,29 +37,26 @@ class Policy:
     @classmethod
     def joined(cls, parts: Sequence["Policy"], terms: Sequence[RowTerms]) -> "Policy":
         """Return the rows of several policies in one. `terms` are of all of them."""
-        settings = [each for part in parts for each in part.settings]
         samplers = RowSamplers.joined([part.samplers for part in parts])
         companions = Companions.joined([part.companions for part in parts])
-        return _policy(settings, terms, samplers, companions, vocab_size=parts[0].vocab_size)
+        return _policy(terms, samplers, companions, vocab_size=parts[0].vocab_size)
 
     def taken(self, rows: Sequence[int], terms: Sequence[RowTerms]) -> "Policy":
         """Return the policy of `rows` only, which have these `terms`."""
-        settings = [self.settings[row] for row in rows]
         samplers, companions = self.samplers.taken(rows), self.companions.taken(rows)
-        return _policy(settings, terms, samplers, companions, vocab_size=self.vocab_size)
+        return _policy(terms, samplers, companions, vocab_size=self.vocab_size)
 
 
-def companions_of(settings: DecodingSettings, terms: RowTerms, *, vocab_size: int) -> tuple[Companion, ...]:
+def companions_of(terms: RowTerms, *, vocab_size: int) -> tuple[Companion, ...]:
     """Return new companions for a request's row.
 
     Raises:
         SetBlockError: one is not possible with this model.
     """
-    return tuple(maker.companion(terms, vocab_size=vocab_size) for maker in settings.companions)
+    return tuple(maker.companion(terms, vocab_size=vocab_size) for maker in terms.settings.companions)
 
 
 def open_policy(
-    settings: Sequence[DecodingSettings],
     terms: Sequence[RowTerms],
     companions: Sequence[tuple[Companion, ...]],
     *,
@@ -72,14 +65,13 @@ def open_policy(
 ) -> Policy:
     """Return the policy of requests before their first pass. The last of a row's companions is the last to hear."""
     samplers = RowSamplers(
-        [EveryCandidate() if each.method == "ntp" else sampler_for(each) for each in settings], device=device
+        [EveryCandidate() if each.settings.sampler is None else each.settings.sampler for each in terms], device=device
     )
     heard = Companions([Accompanied(each) for each in companions])
-    return _policy(settings, terms, samplers, heard, vocab_size=vocab_size)
+    return _policy(terms, samplers, heard, vocab_size=vocab_size)
 
 
 def _policy(
-    settings: Sequence[DecodingSettings],
     terms: Sequence[RowTerms],
     samplers: RowSamplers,
     companions: Companions,
@@ -88,10 +80,9 @@ def _policy(
 ) -> Policy:
     device = samplers.device
     return Policy(
-        settings=tuple(settings),
-        rules=logit_rules(settings, terms, vocab_size=vocab_size, device=device),
+        rules=logit_rules(terms, vocab_size=vocab_size, device=device),
         samplers=samplers,
-        draws=draws_of(settings, vocab_size=vocab_size, device=device),
+        draws=draws_of([each.settings for each in terms], vocab_size=vocab_size, device=device),
         companions=companions,
         vocab_size=vocab_size,
     )

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from setblock.decoding.settings.defaults import draft_lookup_for
+from setblock.decoding.settings.defaults import decided
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined, open_state, taken
 from setblock.decoding.state.state import BatchState
@@ -64,19 +64,15 @@ class BlockSlots:
             ends: token ids that end its answer.
         """
         self.close(slot)
-        settings, ends = self._with_own_tokens(settings), [each for each in ends if 0 <= each < self.vocab_size]
-        assert settings.block_size is not None
         terms = RowTerms(
-            method=settings.method,
+            settings=decided(self._with_own_tokens(settings), self.facts),
             prompt_length=prompt_length,
             limit=limit,
-            ends=tuple(ends),
-            block_size=1 if settings.method == "ntp" else settings.block_size,
-            draft_lookup=draft_lookup_for(self.facts, settings),
+            ends=tuple(each for each in ends if 0 <= each < self.vocab_size),
         )
         state = open_state([written], [terms], facts=self.facts, device=self.device)
-        companions = companions_of(settings, terms, vocab_size=self.vocab_size)
-        policy = open_policy([settings], [terms], [companions], vocab_size=self.vocab_size, device=self.device)
+        companions = companions_of(terms, vocab_size=self.vocab_size)
+        policy = open_policy([terms], [companions], vocab_size=self.vocab_size, device=self.device)
         policy.companions.hear(state)
         if self._state is not None and self._policy is not None:
             state = joined([self._state, state])
@@ -164,7 +160,7 @@ class BlockSlots:
             is_prefill=is_prefill,
             queries=self.block_size,
             width=state.terms.block_width,
-            checked=state.terms.block_width - 1 if state.terms.has("exact") else 0,
+            checked=state.terms.block_width - 1 if state.terms.has_exact else 0,
             visible=state.tokens.shape[1],
             fuses_commit=False,
             is_fixed=True,
@@ -172,11 +168,11 @@ class BlockSlots:
 
     def _with_own_tokens(self, settings: DecodingSettings) -> DecodingSettings:
         """Drop token ids that the model lacks, which it can't write anyway: where requests are checked, its vocabulary
-        is not known."""
+        is not known. Drafts are fixed, as the sizes of passes are."""
         own = range(self.vocab_size)
         bias = {token_id: bias for token_id, bias in settings.logit_bias.items() if token_id in own}
         banned = [token_id for token_id in settings.banned_tokens if token_id in own]
-        return replace(settings, logit_bias=bias, banned_tokens=banned)
+        return replace(settings, logit_bias=bias, banned_tokens=banned, drafts="fixed")
 
     def _is_causal(self, plan: PassPlan) -> Tensor:
         """Return [A] bool, whether the next pass of each row is causal."""
