@@ -259,6 +259,16 @@ def _count(model: nn.Module, *, trained: bool) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
 
 
+class _WholeMemTracker(MemTracker):  # type: ignore[no-untyped-call]
+    """Track the peak of the whole model alone: PyTorch's tracker goes through all modules at each operation, and an adapter
+    has thousands."""
+
+    def _update_peak_stats(self, peak_state: Any) -> None:
+        modules, self.memory_tracking = self.memory_tracking, type(self.memory_tracking)()
+        super()._update_peak_stats(peak_state)
+        self.memory_tracking = modules
+
+
 def _peak(
     model: Any, frozen: FrozenModel | None, args: SBDConfig, inputs: TrainingInputs, mesh: DeviceMesh | None
 ) -> dict[str, int]:
@@ -271,7 +281,7 @@ def _peak(
     for p in trained:
         moments = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
         optimizer.state[p] = {"step": torch.tensor(0.0), **moments}
-    tracker = MemTracker() if mesh is None else FSDPMemTracker(model, optimizer)
+    tracker = _WholeMemTracker() if mesh is None else FSDPMemTracker(model, optimizer)
     tracker.track_external(*([model, optimizer] if mesh is None else [optimizer]))
     head = SplitHead(model.get_output_embeddings(), lambda logits: logits)
     cast = torch.autocast("cpu", dtype=torch.bfloat16) if half and mesh is None else nullcontext()
