@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 TIMEOUT, GRACE = 600, 1  # seconds
 
 
@@ -74,6 +76,8 @@ def _forked(rank: int, count: int, nodes: int, port: int, work: Callable[[], Non
                 "MASTER_PORT": port,
             }
             os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
+        # PyTorch makes the thread pool that a fork lost anew at its next use, which must not be by two threads at once
+        torch.set_num_threads(1)
         forget_processes()
         work()
         code = 0
