@@ -70,7 +70,7 @@ def read_chat(path: Path) -> list[dict[str, Any]]:
     Raises:
         SetBlockError: the file can't be read, or holds no chat that can be answered.
     """
-    from setblock.decoding.answer.text import checked_messages
+    from setblock.decoding.answer.text import messages_at
 
     text = read_text(path)
     try:
@@ -81,10 +81,7 @@ def read_chat(path: Path) -> list[dict[str, Any]]:
         found = found.get("messages")
     if not isinstance(found, list) or not found:
         raise SetBlockError(f'{path} must be a list of messages, such as [{{"role": "user", "content": "..."}}]')
-    try:
-        chat = checked_messages(found)
-    except SetBlockError as error:
-        raise SetBlockError(f"{path}: {error}") from error
+    chat = messages_at(found, str(path))
     if chat[-1]["role"] == "assistant":
         raise SetBlockError(f"{path} ends in an assistant's message: the last message must be one to answer")
     return chat

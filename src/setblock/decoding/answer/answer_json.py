@@ -1,12 +1,10 @@
-"""Convert an answer, and what a pass did to it, to the JSON objects that commands print and files of answers hold."""
+"""Convert an answer to the JSON object that commands print and files of answers hold."""
 
-from dataclasses import asdict
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from setblock.decoding.answer.generation import Generation, Reveal
-from setblock.decoding.generate import StreamChunk
+from setblock.decoding.answer.generation import Generation
 
 
 def generation_json(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -26,22 +24,6 @@ def generation_json(generation: Generation, tokenizer: PreTrainedTokenizerBase) 
         "method": generation.method,
         **({} if generation.error is None else {"error": generation.error.message}),
         **({} if generation.logprobs is None else {"logprobs": _logprobs_json(generation, tokenizer)}),
-    }
-
-
-def event_json(chunk: StreamChunk, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return the JSON object of one forward pass."""
-
-    def reveal(found: Reveal) -> dict[str, Any]:
-        return {**asdict(found), "text": tokenizer.decode([found.token_id])}
-
-    event = chunk.event
-    return {
-        "pass": event.number,
-        "kind": event.kind,
-        "revealed": [reveal(each) for each in event.revealed],
-        "corrected": None if event.corrected is None else reveal(event.corrected),
-        "text": chunk.text,
     }
 
 

@@ -83,6 +83,20 @@ def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     return checked
 
 
+def messages_at(found: Any, where: str) -> list[dict[str, Any]]:
+    """Return the chat messages that a file has at some place.
+
+    Raises:
+        SetBlockError: it is no list of one or more messages, or as in `checked_messages`; the message names the place.
+    """
+    if not isinstance(found, list) or not found:
+        raise SetBlockError(f"{where}: messages must be a list of objects with role and content")
+    try:
+        return checked_messages(found)
+    except SetBlockError as error:
+        raise SetBlockError(f"{where}: {error}") from error
+
+
 def _is_text_part(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 

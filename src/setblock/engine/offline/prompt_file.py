@@ -67,14 +67,9 @@ def _line(content: str, number: int, where: str) -> PromptLine:
 
 
 def _messages(found: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(found, list) or not found:
-        raise SetBlockError(f"{where}: messages must be a list of objects with role and content")
-    from setblock.decoding.answer.text import checked_messages
+    from setblock.decoding.answer.text import messages_at
 
-    try:
-        chat = checked_messages(found)
-    except SetBlockError as error:
-        raise SetBlockError(f"{where}: {error}") from error
+    chat = messages_at(found, where)
     if chat[-1]["role"] == "assistant":
         raise SetBlockError(f"{where}: messages end in an assistant's message: the last one must be one to answer")
     return chat

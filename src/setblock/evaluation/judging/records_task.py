@@ -12,7 +12,7 @@ from typing import Any
 from setblock.data.records import SUFFIXES, FileRecords, SourceRecord
 from setblock.data.splits import Split
 from setblock.data.tasks import Example, Task, Verdict
-from setblock.decoding.answer.text import checked_messages
+from setblock.decoding.answer.text import messages_at
 from setblock.errors import SetBlockError, check_one_of
 from setblock.evaluation.judging.judges import DEFAULT_JUDGE, JUDGES
 
@@ -117,12 +117,7 @@ def _example(record: SourceRecord) -> RecordExample:
 
 
 def _chat(messages: Any, where: str) -> RecordExample:
-    if not isinstance(messages, list) or not messages:
-        raise SetBlockError(f"{where}: messages must be a list of objects with role and content")
-    try:
-        chat = checked_messages(messages)
-    except SetBlockError as error:
-        raise SetBlockError(f"{where}: {error}") from error
+    chat = messages_at(messages, where)
     reference = str(chat.pop()["content"]) if chat[-1]["role"] == "assistant" else None
     if not chat:
         raise SetBlockError(f"{where}: messages has an assistant's message alone, which answers nothing")
