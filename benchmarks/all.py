@@ -42,10 +42,7 @@ class Command:
 # SBDModel.prepack is for CPUs; what a GPU should answer is asked by benchmarks/gpu.py.
 LAYOUTS = "--weights,float32,float32 prepacked,bfloat16,bfloat16 prepacked"
 
-REAL_MODEL = (
-    "--subjects,trained,--rounds,1,--answer-tokens,220,--block-size,8,--gammas,0.1,--prepack,"
-    "--llama-types,bf16,q8_0,q4_0"
-)
+REAL_MODEL = "--rounds,1,--answer-tokens,220,--block-size,8,--gammas,0.1,--prepack,--llama-types,bf16,q8_0,q4_0"
 """A small pretrained model as fast as each contender can run it: `setblock fetch` brings it."""
 
 COMMANDS = tuple(
@@ -59,11 +56,11 @@ COMMANDS = tuple(
             "--weights,float32,float32 int8,bfloat16,bfloat16 int8,--block-sizes,16,--compile",
             6,
         ),
-        ("side_by_side_trained", "side_by_side", "--subjects,trained", 3),
+        ("side_by_side_trained", "side_by_side", "", 3),
         (
             "side_by_side_trained_compiled",
             "side_by_side",
-            "--threads,1,--subjects,trained,--rounds,3,--problems,10,--compile",
+            "--threads,1,--rounds,3,--problems,10,--compile",
             3,
         ),
         (
@@ -78,20 +75,9 @@ COMMANDS = tuple(
             f"--checkpoint,smollm2,--task,humaneval,--allow-code-execution,--problems,40,{REAL_MODEL}",
             50,
         ),
-        ("side_by_side_100m", "side_by_side", "--subjects,100m-bfloat16,--compile", 6),
-        ("side_by_side_400m", "side_by_side", "--subjects,400m-bfloat16,--tokens,64,--rounds,3", 7),
-        ("side_by_side_400m_float32", "side_by_side", "--subjects,400m-float32,--tokens,64,--rounds,3", 8),
-        (
-            "side_by_side_400m_prepacked",
-            "side_by_side",
-            "--subjects,400m-bfloat16,400m-float32,--tokens,64,--rounds,3,--acceptance,0.95,--prepack",
-            9,
-        ),
-        ("side_by_side_1b", "side_by_side", "--subjects,1b-bfloat16,--tokens,64,--rounds,2,--acceptance,0.8", 9),
         ("growth_batch", "growth", "--batches,1,2,4,8,16,32,--kv-lengths,512", 9),
         ("growth_kv", "growth", "--batches,1,8,--kv-lengths,128,512,2048,8192,--rounds,2", 9),
         ("breakdown", "breakdown", "", 2),
-        ("prefill", "prefill", "", 9),
         ("training_step", "training_step", "", 9),
         (
             "training_step_adapter",

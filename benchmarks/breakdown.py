@@ -21,10 +21,9 @@ from unittest.mock import patch
 
 import torch
 
-from measuring.forced import FixedCount
 from measuring.operations import Operations
 from measuring.output import at_least_one, begin, finish, parser_of, show
-from measuring.subjects import SIZES, random_model, random_prompt
+from measuring.subjects import SIZES, FixedCount, random_model, random_prompt
 from measuring.synchronisations import Synchronisations, as_on_an_accelerator
 from measuring.tables import markdown
 from measuring.timing import synchronise

@@ -13,10 +13,7 @@ exit status then is 1.
 - machine: bandwidth and peak that simple kernels reach, and the data sheet's.
 - checks: FlexAttention's forward and backward pass, exact mode, compiled passes, batches and quantised weights compute what
   plain ones do.
-- launches: operations and waits of a pass, and its calls of CUDA.
 - passes: an 8B model in bfloat16: passes over blocks of 1 to 64, batches of 1 to 32, two lengths; and the roofline.
-- side_by_side: one request: ours, eager and compiled, and Transformers' `generate`, its static cache and assisted
-  generation.
 - graphs: the same passes eagerly, as CUDA graphs, and through torch.compile.
 - breakdown: where a pass's time goes.
 - growth: whole decoding of the 8B model at batches of 1 to 32, and Transformers' `generate` and the roofline.
@@ -45,7 +42,7 @@ from measuring.subjects import SIZES
 from stages import STAGES
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "smollm2-extraction-sbd.yaml"
-HALF_HOUR = ("machine", "checks", "recipe", "training", "passes", "side_by_side", "growth")
+HALF_HOUR = ("machine", "checks", "recipe", "training", "passes", "growth")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -22,10 +22,9 @@ from typing import Any
 
 import torch
 
-from measuring.forced import FixedCount
 from measuring.hardware import prediction_of, roofline_hardware
 from measuring.output import at_least_one, begin, finish, note, parser_of, resumed, write
-from measuring.subjects import SIZES, dynamic_cache, opened, random_model, random_prompt
+from measuring.subjects import SIZES, FixedCount, dynamic_cache, opened, random_model, random_prompt
 from measuring.timing import seconds, spread
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel

@@ -6,18 +6,16 @@ Knows how each is called. Each is given token ids and gives token ids, so that n
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measuring.forced import Script, ScriptedDrafts, scripted
 from measuring.plain import transformers_answer
 from measuring.timing import synchronise
 from setblock.decoding.generate import open_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.export.gguf_file import WeightType, write_numbered_gguf
 from setblock.model.protocol.language_model import LanguageModel
-from setblock.model.sbd_model import SBDModel
 
 
 @dataclass(frozen=True)
@@ -55,21 +53,10 @@ def ours(name: str, model: LanguageModel, settings: DecodingSettings) -> Contend
     return Contender(name, lambda prompt: _decoded(model, prompt, settings), settings.method != "sbd")
 
 
-def ours_scripted(name: str, sbd: SBDModel, settings: DecodingSettings, script: Callable[[], Script]) -> Contender:
-    """Return method `exact` with drafts as the script has them."""
-
-    def decode(prompt: list[int]) -> Answer:
-        return _decoded(sbd, prompt, replace(settings, sampler=ScriptedDrafts(script()), drafts="fixed"))
-
-    return Contender(name, decode, True)
-
-
 def _decoded(model: LanguageModel, prompt: list[int], settings: DecodingSettings) -> Answer:
     """Decode with everything that belongs to decoding except the text."""
     started = time.perf_counter()
     batch = open_batch(model, [prompt], [settings])
-    if isinstance(settings.sampler, ScriptedDrafts):
-        settings.sampler.state = batch.state
     prefill = 0.0
     for step in batch.steps():
         if bool(step.reading.is_prefill.all()):
@@ -84,31 +71,22 @@ def transformers(
     *,
     max_new_tokens: int,
     assistant: Any = None,
-    draft_tokens: int | None = None,
-    script: Callable[[], Script] | None = None,
     **options: Any,
 ) -> Contender:
     """Return Transformers' `generate`.
 
     Args:
-        assistant: a draft model, for assisted generation.
-        draft_tokens: how many it drafts at a time, always as many; None for Transformers' own rule, which adapts the number.
-        script: what it drafts, where that is forced.
+        assistant: a draft model, for assisted generation. Transformers' rule adapts how many tokens it drafts at a time.
         options: of `generate`.
     """
     if assistant is not None:
         options["assistant_model"] = assistant
-        if draft_tokens is not None:
-            assistant.generation_config.num_assistant_tokens = draft_tokens
-            assistant.generation_config.num_assistant_tokens_schedule = "constant"
-            assistant.generation_config.assistant_confidence_threshold = 0.0
 
     # A hook would be compiled with the model, and a new one is a new compilation
     counted = None if options.get("cache_implementation") == "static" else _PassCounter(model)
 
     def decode(prompt: list[int]) -> Answer:
-        drafting = nullcontext() if script is None else scripted(assistant, script())
-        with drafting, nullcontext() if counted is None else counted:
+        with nullcontext() if counted is None else counted:
             written = transformers_answer(model, prompt, max_new_tokens=max_new_tokens, **options)
         return Answer(written, None if counted is None else counted.count - 1)
 
@@ -127,7 +105,6 @@ def llama_cpp(
     weights: WeightType,
     draft: Any = None,
     ngram: bool = False,
-    never_ends: bool,
 ) -> Contender:
     """Return the same weights in llama.cpp. Writes them to `folder` first.
 
@@ -149,7 +126,7 @@ def llama_cpp(
     server = LlamaCpp(paths[0], build=build, threads=threads, context=context, draft=drafts, ngram=ngram)
 
     def decode(prompt: list[int]) -> Answer:
-        return Answer(server.decode(prompt, max_new_tokens=max_new_tokens, never_ends=never_ends))
+        return Answer(server.decode(prompt, max_new_tokens=max_new_tokens))
 
     return Contender(name, decode, True)
 

@@ -21,7 +21,7 @@ PACKAGES = {"from source": "llama_cpp", "AVX2 wheel": "xllamacpp"}
 """By the build of llama.cpp that each has."""
 _DRAFT_TOKENS = 8  # that a draft model drafts at a time
 
-Decode = Callable[[list[int], int, bool], list[int]]
+Decode = Callable[[list[int], int], list[int]]
 
 
 def is_installed(build: str) -> bool:
@@ -68,10 +68,10 @@ class LlamaCpp:
         self._receive()
         os.kill(self._pid, signal.SIGSTOP)
 
-    def decode(self, prompt: list[int], *, max_new_tokens: int, never_ends: bool) -> list[int]:
+    def decode(self, prompt: list[int], *, max_new_tokens: int) -> list[int]:
         """Return the token ids of the answer, its end-of-text included."""
         os.kill(self._pid, signal.SIGCONT)
-        self._pipe.send((prompt, max_new_tokens, never_ends))
+        self._pipe.send((prompt, max_new_tokens))
         answer = self._receive()
         os.kill(self._pid, signal.SIGSTOP)
         return answer
@@ -101,12 +101,12 @@ def _from_source(path: Path, *, threads: int, context: int) -> Decode:
         str(path), n_ctx=context, n_threads=threads, n_threads_batch=threads, n_gpu_layers=layers, verbose=False
     )
 
-    def decode(prompt: list[int], max_new_tokens: int, never_ends: bool) -> list[int]:
+    def decode(prompt: list[int], max_new_tokens: int) -> list[int]:
         llama.reset()  # else it keeps what the prompt has in common with the last one
         written: list[int] = []
         for token_id in llama.generate(prompt, temp=0.0, repeat_penalty=1.0):
             written.append(token_id)
-            if len(written) == max_new_tokens or (token_id == llama.token_eos() and not never_ends):
+            if len(written) == max_new_tokens or (token_id == llama.token_eos()):
                 break
         return written
 
@@ -133,14 +133,13 @@ def _wheel(path: Path, *, threads: int, context: int, draft: Path | None, ngram:
         params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
     server = xllamacpp.Server(params)
 
-    def decode(prompt: list[int], max_new_tokens: int, never_ends: bool) -> list[int]:
+    def decode(prompt: list[int], max_new_tokens: int) -> list[int]:
         answer = server.handle_completions(
             {
                 "prompt": prompt,
                 "max_tokens": max_new_tokens,
                 "temperature": 0,
                 "repeat_penalty": 1.0,
-                "ignore_eos": never_ends,
                 "cache_prompt": False,
             }
         )

@@ -5,6 +5,7 @@ Knows how to make models of random weights and how to fill a cache with noise, s
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ from transformers.cache_utils import DynamicCache
 from measuring.hardware import DEVICE
 from setblock.data.tokenizer import train_tokenizer
 from setblock.decoding.generate import OpenBatch, open_batch
+from setblock.decoding.samplers import BlockView, EntropyBounded, Selection
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.feed import next_feed
 from setblock.decoding.step.logits import read_logits
@@ -56,14 +58,18 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 """What random models there are: Llama shapes; 135m is SmolLM2-135M's own, 8b Llama-3.1-8B's."""
 
-DRAFTS: dict[str, dict[str, Any]] = {
-    "tiny": _llama(64, 1, 768),
-    "100m": _llama(256, 4),
-    "400m": _llama(384, 5),
-    "1b": _llama(640, 6),
-    "8b": _llama(2048, 12, 128_256),
-}
-"""To each of them a draft model for speculative decoding, about a tenth of its size, with the same vocabulary."""
+
+@dataclass(frozen=True)
+class FixedCount:
+    """Reveal the first `count` masked positions of each block, whatever their logits: forces the passes a block takes. What
+    the entropy bound computes is computed all the same, so that a pass costs what it costs in use."""
+
+    count: int
+
+    def select(self, block: BlockView) -> Selection:
+        """See `setblock.decoding.samplers.Sampler`."""
+        EntropyBounded().select(block)
+        return Selection(block.candidates & (block.candidates.cumsum(dim=1) <= self.count))
 
 
 def random_model(

@@ -60,8 +60,6 @@ def subject_table(subject: Json) -> str:
     split = any("after_prefill_over_ours_plain" in row for row in subject["contenders"].values())
     rows = []
     for name, row in subject["contenders"].items():
-        if says_nothing(name, row):
-            continue
         cells = [
             *(
                 name.replace("llama.cpp", f"llama.cpp ({subject.get('llama_cpp_build', 'AVX2 wheel')})").replace(
@@ -100,14 +98,6 @@ def interval(row: Json, name: str) -> str:
         return spread(row[name])
     low, high = row[f"{name}_interval"]
     return spread({"median": row[name]["median"], "lower_quartile": low, "upper_quartile": high})
-
-
-def says_nothing(name: str, row: Json) -> bool:
-    """Return whether a row is of drafts that were to be right in a fixed share, and were right for another text.
-
-    A random model in half precision has near-ties, so another order of summation gives another text.
-    """
-    return "% right" in name and row["same_as_plain"] < 1
 
 
 def structured_table(found: Json) -> str:
@@ -197,23 +187,6 @@ def methods_table(methods: Json) -> str:
     return markdown(["ms of a pass", *methods], rows)
 
 
-def prefill_table(found: Json) -> str:
-    """Return a table with a row for each way and prompt."""
-    rows = [
-        [
-            each["dtype"],
-            f"{each['length']:,}",
-            way,
-            spread(row["seconds"]),
-            f"{row['over_transformers']:.2f}",
-            "yes" if row["same_token"] else "no",
-        ]
-        for each in found["lengths"].values()
-        for way, row in each["ways"].items()
-    ]
-    return markdown(["type", "prompt", "way", "seconds", "over Transformers", "same token"], rows)
-
-
 def training_table(found: Json) -> str:
     """Return a table with a row for each share of prompt tokens."""
     more = ("adapter_seconds", "adapter_ratio") if "adapter_ratio" in found["shares"][0] else ()
@@ -290,16 +263,6 @@ def gpu_table(found: Json) -> str:
     return "\n\n".join(parts)
 
 
-def engine_table(found: Json) -> str:
-    """Return a table with a row for each contender, and a column for each number of requests at once."""
-    at_once = list(dict.fromkeys(row["concurrency"] for row in found["rows"]))
-    rows: dict[str, list[str]] = {}
-    for row in found["rows"]:
-        rows.setdefault(row["contender"], []).append("-" if "failed" in row else spread(row["tokens_per_second"]))
-    title = f"Tokens per second of {found['requests']} requests, by requests at once."
-    return f"{title}\n\n{markdown(['', *map(str, at_once)], [[name, *cells] for name, cells in rows.items()])}"
-
-
 def lines_of(cells: Json, across: str, other: str) -> Iterator[tuple[str, dict[str, list[float]]]]:
     """Yield what to draw: for each value of `other` and each way of ours, speed-ups over Transformers and over our
     plain decoding."""
@@ -329,8 +292,6 @@ TABLES: dict[str, Callable[[Json], str]] = {
     "structured": structured_table,
     "growth": growth_table,
     "breakdown": breakdown_table,
-    "engine": engine_table,
-    "prefill": prefill_table,
     "training_step": training_table,
 }
 GPU_TABLES: dict[str, Callable[[Json], str]] = {
@@ -340,7 +301,6 @@ GPU_TABLES: dict[str, Callable[[Json], str]] = {
     "passes": gpu_passes_table,
     "graphs": graphs_table,
     "growth": cells_table,
-    "side_by_side": lambda pieces: "\n\n".join(f"{k}: {subject_table(v)}" for k, v in pieces.items()),
     "training": lambda pieces: "\n\n".join(training_table(piece) for piece in pieces.values()),
     "recipe": lambda pieces: "\n\n".join(
         f"{name}:\n\n{subject_table({**piece, 'tokens': 128, 'prompt': 128})}"

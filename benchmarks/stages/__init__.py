@@ -3,19 +3,15 @@
 import argparse
 from collections.abc import Callable
 
-from stages.decoding import growth_pieces, side_by_side_pieces
-from stages.host import breakdown_pieces, launch_pieces
 from stages.machine import check_pieces, machine_pieces
-from stages.passes import graph_pieces, pass_pieces
+from stages.passes import breakdown_pieces, graph_pieces, growth_pieces, pass_pieces
 from stages.piece import Pieces
 from stages.training import recipe_pieces, training_pieces
 
 STAGES: dict[str, Callable[[argparse.Namespace], Pieces]] = {
     "machine": machine_pieces,
     "checks": check_pieces,
-    "launches": launch_pieces,
     "passes": pass_pieces,
-    "side_by_side": side_by_side_pieces,
     "graphs": graph_pieces,
     "breakdown": breakdown_pieces,
     "growth": growth_pieces,

@@ -1,4 +1,4 @@
-"""Measure single passes: with the roofline's, and in each way in which a GPU can be given them."""
+"""Measure passes: with the roofline's, in each way in which a GPU can be given them, part by part, and in whole decoding."""
 
 import argparse
 import itertools
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import breakdown
+import growth
 from measuring import checks
 from measuring.hardware import DEVICE, prediction_of
 from measuring.subjects import SIZES, PassKind, compiled, noisy_cache, passes, random_model
@@ -96,3 +98,32 @@ def graphed(action: Callable[[], Tensor]) -> Callable[[], Tensor]:
         return result
 
     return replay
+
+
+def breakdown_pieces(options: argparse.Namespace) -> Pieces:
+    """Yield where the time of a pass goes."""
+    for size in ("tiny",) if options.quick else ("135m", "100m", "8b"):
+
+        def piece(size: str = size) -> dict[str, Any]:
+            arguments = ["--size", size, "--dtype", options.dtype, "--tokens", "16" if options.quick else "128"]
+            its = breakdown.parse_options(arguments)
+            sbd = random_model(SIZES[size], dtype=getattr(torch, options.dtype))
+            return {"methods": {method: breakdown.measured(sbd, method, its) for method in breakdown.METHODS}}
+
+        yield size, piece
+
+
+def growth_pieces(options: argparse.Namespace) -> Pieces:
+    """Yield whole decoding over batches and lengths."""
+    numbers = ["--tokens", "16", "--rounds", "1"] if options.quick else ["--tokens", "48", "--rounds", "3"]
+    sizes = ["--size", options.size, "--dtype", options.dtype, "--gib", "90"]
+    nfe = ["--nfe", *(["4"] if options.quick else ["2", "4", "8"])]
+    its = growth.parse_options([*sizes, *numbers, *nfe])
+    its.quick = options.quick
+    shared = once(lambda: random_model(SIZES[options.size], dtype=getattr(torch, options.dtype)))
+    for kv_length, batch in itertools.product(options.kv_lengths, options.batches):
+
+        def piece(kv_length: int = kv_length, batch: int = batch) -> dict[str, Any]:
+            return growth.cell(shared(), batch, kv_length, its)
+
+        yield f"batch {batch}, {kv_length} cached", piece

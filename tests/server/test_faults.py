@@ -1,4 +1,4 @@
-"""What clients and models do wrong, and that it hurts nobody else. The slow faults are in benchmarks/faults.py."""
+"""What clients and models do wrong, and that it hurts nobody else."""
 
 import json
 import logging
