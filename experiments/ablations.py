@@ -90,11 +90,12 @@ STUDIES: dict[str, dict[str, Overrides]] = {
         "two": {"noisy_copies": 2},
         "five": {"noisy_copies": 5},
     },
-    "distillation": {
+    "masked-loss": {
         AS_IT_IS: {},
-        "clean half": {"distillation_weight": 1.0},
-        "clean half alone": {"distillation_weight": 1.0, "matp_weight": 0.0},
-        "base": {"distillation_weight": 1.0, "teacher": "base"},
+        "KL": {"masked_loss": "kl"},
+        "total variation": {"masked_loss": "total_variation"},
+        "total variation and KL": {"masked_loss": "total_variation_kl"},
+        "falling with the place": {"place_decay": 0.8},
     },
     "logits": {
         AS_IT_IS: {},
@@ -156,15 +157,13 @@ def steps_of(options: argparse.Namespace, overrides: Overrides) -> int:
 
 
 def cost_of_step(options: argparse.Namespace, overrides: Overrides) -> float:
-    """Return the documents' worth of tokens that a step takes: the clean half, its noisy copies, and a frozen teacher.
+    """Return the documents' worth of tokens that a step takes: the clean half and its noisy copies.
 
     Copies are of answers alone where `noise_on` is `targets`: those are `--answer-share` of the tokens.
     """
     training = yaml.load(Path(options.recipe).read_text(), Loader=YAMLLoader)["training"] | dict(overrides)
     noisy = options.answer_share if training.get("noise_on") == "targets" else 1.0
-    is_taught = training.get("distillation_weight", 0) > 0 and training.get("teacher") == "base"
-    of_document = 1 + training.get("noisy_copies", 1) * noisy + is_taught / 3
-    return float(training["per_device_train_batch_size"] * of_document)  # a forward pass without a backward one
+    return float(training["per_device_train_batch_size"] * (1 + training.get("noisy_copies", 1) * noisy))
 
 
 def train(options: argparse.Namespace, folder: Path, study: str, variant: str, overrides: Overrides, seed: int) -> None:

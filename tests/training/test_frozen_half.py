@@ -15,12 +15,12 @@ from setblock.model.adapter.gate import Gate, gate_of
 from setblock.model.attention.document_attention import document_attention
 from setblock.training import inputs as inputs_module
 from setblock.training.adapters import AdapterSection, add_adapter
-from setblock.training.distillation import Distillation
 from setblock.training.forward import training_loss
 from setblock.training.frozen import FrozenModel
 from setblock.training.head import split_head
 from setblock.training.inputs import Targets, TrainingInputs
 from setblock.training.loss import SBDLoss
+from setblock.training.masked_loss import MaskedLoss
 from setblock.training.noising import Noising
 from training import doubling
 from training.doubling import batch_of
@@ -70,7 +70,13 @@ def doubled(mask: int, *, copies: int, logit_shift: bool, idle_blocks: bool) -> 
 
 
 def gradients(
-    model: Any, gate: Gate, inputs: TrainingInputs, *, frozen: bool, distilled: bool = False, at_once: int = 1 << 30
+    model: Any,
+    gate: Gate,
+    inputs: TrainingInputs,
+    *,
+    frozen: bool,
+    masked_loss: MaskedLoss = "cross_entropy",
+    at_once: int = 1 << 30,
 ) -> tuple[SBDLoss, dict[str, Tensor]]:
     model.zero_grad()
     gate.set(None)
@@ -87,7 +93,8 @@ def gradients(
             ntp_weight=1.0,
             matp_weight=0.5,
             logits_at_once=at_once,
-            distillation=Distillation(0.7) if distilled else None,
+            masked_loss=masked_loss,
+            place_decay=0.8,
             clean_half=clean_half if frozen else None,
         )
         torch.autograd.backward(loss.total)
@@ -97,7 +104,7 @@ def gradients(
 def check(model: Any, gate: Gate, inputs: TrainingInputs, **how: Any) -> None:
     expected, of_one_graph = gradients(model, gate, inputs, frozen=False, **how)
     loss, found = gradients(model, gate, inputs, frozen=True, **how)
-    for name in ("total", "matp_sum", "matp_count", "distillation_sum", "distillation_count"):
+    for name in ("total", "matp_sum", "matp_count"):
         torch.testing.assert_close(getattr(loss, name), getattr(expected, name))
     assert found.keys() == of_one_graph.keys() == {n for n, p in model.named_parameters() if p.requires_grad}
     assert any("trainable_tokens" in name for name in found)
@@ -124,12 +131,14 @@ def test_copies_and_runs(
     check(model, gate, doubled(mask, copies=copies, logit_shift=True, idle_blocks=True))
 
 
-@pytest.mark.parametrize("distilled", [False, True])
+@pytest.mark.parametrize("masked_loss", ["cross_entropy", "total_variation_kl"])
 @pytest.mark.parametrize("at_once", [7 * 300, 1 << 30])
-def test_in_chunks_and_distilled(tokenizer: PreTrainedTokenizerBase, at_once: int, distilled: bool) -> None:
+def test_in_chunks_and_from_a_teacher(
+    tokenizer: PreTrainedTokenizerBase, at_once: int, masked_loss: MaskedLoss
+) -> None:
     model, gate, mask = trainable(tokenizer, "llama")
     inputs = doubled(mask, copies=2, logit_shift=False, idle_blocks=False)
-    check(model, gate, inputs, distilled=distilled, at_once=at_once)
+    check(model, gate, inputs, masked_loss=masked_loss, at_once=at_once)
 
 
 def test_layers_that_run_again(tokenizer: PreTrainedTokenizerBase) -> None:

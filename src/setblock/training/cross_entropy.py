@@ -23,8 +23,8 @@ Head = Callable[[Tensor], Tensor]
 LossesOf = Callable[[Tensor, slice], Tensor]
 """From the logits [m, V] of a slice of some outputs, and that slice, to their losses [m]."""
 
-Weighted = Callable[[Tensor, Tensor, LossesOf], tuple[Tensor, Tensor]]
-"""From outputs [M], by number, a weight [M] for each and a loss of their logits to the weighted sum, and each loss."""
+Weighted = Callable[[Tensor, LossesOf], tuple[Tensor, Tensor]]
+"""From a weight [M] for each output and a loss of their logits to the weighted sum, and each loss."""
 
 
 def in_float32(logits: Tensor) -> Tensor:
@@ -59,9 +59,8 @@ def cross_entropies(targets: Tensor) -> LossesOf:
 def losses_at_once(logits: Tensor) -> Weighted:
     """Return weighted losses of logits [M, V] that are there already."""
 
-    def weighted(outputs: Tensor, weights: Tensor, losses_of: LossesOf) -> tuple[Tensor, Tensor]:
-        chosen = logits if len(outputs) == len(logits) else logits[outputs]
-        losses = losses_of(chosen, slice(None))
+    def weighted(weights: Tensor, losses_of: LossesOf) -> tuple[Tensor, Tensor]:
+        losses = losses_of(logits, slice(0, len(logits)))
         return (losses * weights).sum(), losses
 
     return weighted
@@ -70,8 +69,8 @@ def losses_at_once(logits: Tensor) -> Weighted:
 def losses_in_chunks(hidden: Tensor, *, head: Head, parameters: Sequence[Tensor], chunk: int) -> Weighted:
     """Return weighted losses of the logits that a head makes of hidden states [M, D]; see `chunked_loss`."""
 
-    def weighted(outputs: Tensor, weights: Tensor, losses_of: LossesOf) -> tuple[Tensor, Tensor]:
-        return chunked_loss(hidden[outputs], weights, losses_of, head=head, parameters=parameters, chunk=chunk)
+    def weighted(weights: Tensor, losses_of: LossesOf) -> tuple[Tensor, Tensor]:
+        return chunked_loss(hidden, weights, losses_of, head=head, parameters=parameters, chunk=chunk)
 
     return weighted
 

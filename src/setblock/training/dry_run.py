@@ -305,6 +305,8 @@ def _peak(
                 head=None if args.cross_entropy == "plain" else head,
                 ntp_weight=args.ntp_weight,
                 matp_weight=args.matp_weight,
+                masked_loss=args.masked_loss,
+                place_decay=args.place_decay,
                 logits_at_once=LOGITS_AT_ONCE if args.cross_entropy == "auto" else 0,
                 clean_half=None if frozen is None else clean_half,
             )

@@ -22,10 +22,10 @@ from setblock.model.attention.document_attention import (
 )
 from setblock.model.runners.forward import Take, logits_at
 from setblock.training.cross_entropy import LOGITS_AT_ONCE, losses_at_once, losses_in_chunks
-from setblock.training.distillation import Distillation, LogitsOf, logits_of_hidden
 from setblock.training.head import SplitHead
-from setblock.training.inputs import TrainingInputs
+from setblock.training.inputs import Targets, TrainingInputs
 from setblock.training.loss import Objective, SBDLoss
+from setblock.training.masked_loss import LogitsOf, MaskedLoss, logits_of_hidden
 
 LARGEST_DENSE_MASK = 1 << 30
 """Bytes that the attention masks of a pass may take where they are dense."""
@@ -90,7 +90,8 @@ def training_loss(
     wrapped: nn.Module | None = None,
     logits_at_once: int = LOGITS_AT_ONCE,
     by_liger: bool = False,
-    distillation: Distillation | None = None,
+    masked_loss: MaskedLoss = "cross_entropy",
+    place_decay: float = 1.0,
     clean_half: CleanHalf | None = None,
 ) -> SBDLoss:
     """Return eq. 14 over one batch, from one forward pass of both halves, or of each where the clean one is frozen.
@@ -99,27 +100,31 @@ def training_loss(
 
     Args:
         head: the model's, to compute the logits in chunks where there are more than `logits_at_once`; None to never do.
-        by_liger: compute them by Liger's kernel instead; the head must be one linear layer then.
-        distillation: the third term, if there is one.
+        by_liger: compute them by Liger's kernel instead; the head must be one linear layer then, and the loss the paper's.
+        masked_loss: of masked tokens. Those that no clean output predicts have only a cross entropy: the others leave them out.
+        place_decay: the j-th token that a block predicts, from j = 0, has `matp_weight` times this to the power of j.
         clean_half: runs the clean half, where nothing of it is trained and there is no next-token term.
         model, wrapped: see `training_logits`, which also says what is raised.
     """
     # 1. What is learned, and who teaches
-    learned = torch.cat([inputs.ntp.index, inputs.matp.index])  # [M]
-    objective = Objective(inputs.ntp.token_ids, inputs.matp.token_ids, ntp_weight, matp_weight)
-    if distillation is not None:
-        objective = replace(objective, taught=inputs.taught, taught_weight=distillation.weight)
+    matp = inputs.matp
+    has_teacher = masked_loss != "cross_entropy"
+    if has_teacher:
+        matp = Targets(matp.index[inputs.taught], matp.token_ids[inputs.taught])
+    weight: float | Tensor = matp_weight
+    if place_decay != 1:
+        place = inputs.position_ids.flatten()[matp.index] - inputs.limits.flatten()[matp.index]  # [M2], in its block
+        weight = matp_weight * place_decay**place
+    objective = Objective(inputs.ntp.token_ids, matp.token_ids, ntp_weight, weight, masked_loss)
+    learned = torch.cat([inputs.ntp.index, matp.index])  # [M]
     teacher: LogitsOf | None = None
-    half: Half = "both"
     run = partial(training_logits, model, inputs, wrapped=wrapped)
     if clean_half is not None:
-        clean_keys, teacher = clean_half(inputs, inputs.causal, wrapped=wrapped)
-        half = "noisy"
-        run = partial(run, half=half, clean_keys=clean_keys)
-    elif distillation is not None and distillation.teacher is not None:
-        teacher = distillation.teacher(inputs, inputs.causal)
-    teaches_itself = distillation is not None and teacher is None
-    index = torch.cat([learned, inputs.causal]) if teaches_itself else learned  # [M], or [M + M3]
+        clean_keys, frozen = clean_half(inputs, inputs.causal, wrapped=wrapped)
+        teacher = frozen if has_teacher else None
+        run = partial(run, half="noisy", clean_keys=clean_keys)
+    teaches_itself = has_teacher and teacher is None
+    index = torch.cat([learned, inputs.causal]) if teaches_itself else learned  # [M], or [M + M2]
 
     # 2. From all logits at once, where they are few
     chunk = max(1, logits_at_once // int(model.config.get_text_config().vocab_size))
@@ -131,12 +136,11 @@ def training_loss(
     # 3. Else inside of the forward pass, where what wraps the model has its weights ready
     def loss_of(hidden: Tensor) -> SBDLoss:
         ours = hidden[: len(learned)]
-        theirs = logits_of_hidden(hidden[len(learned) :].detach(), head) if teaches_itself else teacher
-        weighted = losses_in_chunks(ours, head=head, parameters=head.trained, chunk=chunk)
         if by_liger:
             assert isinstance(head.module, nn.Linear)
-            return objective.loss_by_liger(ours, head.module, weighted, theirs)
-        return objective.loss(weighted, theirs)
+            return objective.loss_by_liger(ours, head.module)
+        theirs = logits_of_hidden(hidden[len(learned) :], head) if teaches_itself else teacher
+        return objective.loss(losses_in_chunks(ours, head=head, parameters=head.trained, chunk=chunk), theirs)
 
     found: list[SBDLoss] = []
 

@@ -3,44 +3,34 @@
 Knows models, adapters and how they are run. Knows nothing of losses.
 """
 
-import copy
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.clean_keys import CleanKeys
-from setblock.training.distillation import LogitsOf, logits_of_hidden
 from setblock.training.forward import training_logits
 from setblock.training.head import split_head
 from setblock.training.inputs import TrainingInputs
+from setblock.training.masked_loss import LogitsOf, logits_of_hidden
 
 
 class FrozenModel:
-    """Hold the model without the adapter where one is trained (the mask token's embedding aside), else a copy of all
-    weights.
+    """Hold a model whose adapter acts on noisy tokens alone, as it is without the adapter.
 
-    Where an adapter acts on noisy tokens alone, the clean half of every step is this model's: it needs no gradient then, and
-    all noisy copies attend to its keys. It is also a teacher (`setblock.training.distillation.Teacher`).
+    The clean half of every step is this model's: it needs no gradient, and all noisy copies attend to its keys. Its logits are
+    those of the teacher, where masked tokens have one (`setblock.training.masked_loss`).
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Take the model that is about to be trained, in PEFT's wrapper if it has an adapter."""
+        """Take the model that is about to be trained, in PEFT's wrapper."""
         wrapper: Any = model
-        self._wrapper = wrapper if hasattr(model, "disable_adapter") else None
-        self._model: PreTrainedModel = (
-            copy.deepcopy(model).requires_grad_(False) if self._wrapper is None else self._wrapper.get_base_model()
-        )
+        self._model = wrapper.get_base_model()
         self._head = split_head(self._model)
-        self._gate = gate_of(self._model)
-
-    def _without_adapter(self) -> AbstractContextManager[Any]:
-        if self._gate is not None:
-            return self._gate.closed()
-        return nullcontext() if self._wrapper is None else self._wrapper.disable_adapter()
+        gate = gate_of(self._model)
+        assert gate is not None
+        self._gate = gate
 
     def clean_half(
         self, inputs: TrainingInputs, causal: Tensor, *, wrapped: nn.Module | None = None
@@ -60,7 +50,7 @@ class FrozenModel:
             return hidden[:0]
 
         try:
-            with torch.no_grad(), self._without_adapter():
+            with torch.no_grad(), self._gate.closed():
                 logits = training_logits(
                     self._model.eval(),
                     inputs,
@@ -73,7 +63,3 @@ class FrozenModel:
         finally:
             self._model.train(training)
         return keys, logits.__getitem__ if head is None else logits_of_hidden(kept[0], head)
-
-    def __call__(self, inputs: TrainingInputs, causal: Tensor) -> LogitsOf:
-        """Return what comes after the clean outputs [M] of the flattened [B * T]."""
-        return self.clean_half(inputs, causal)[1]

@@ -1,4 +1,4 @@
-"""Compute the SBD loss: next-token plus masked-token prediction (eq. 14), and distillation as a third term.
+"""Compute the SBD loss: next-token plus masked-token prediction (eq. 14).
 
 Knows logits, or hidden states and a head, and targets. Knows nothing of how they came to be.
 """
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from setblock.training.cross_entropy import Weighted, cross_entropies, liger_cross_entropy
-from setblock.training.distillation import LogitsOf, divergences
+from setblock.training.cross_entropy import LossesOf, Weighted, cross_entropies, liger_cross_entropy
+from setblock.training.masked_loss import DISTANCES, LogitsOf, MaskedLoss
 
 
 @dataclass(frozen=True)
 class SBDLoss:
-    """Hold eq. 14 over some targets, in nats.
+    """Hold eq. 14 over some targets.
 
     Attributes:
-        total: what is learned from: the sums, each times its weight.
-        ntp_sum, matp_sum: the terms as sums over their targets, to be looked at.
+        total: what is learned from: the terms, each target times its weight.
+        ntp_sum, matp_sum: the terms as sums over their targets, each of weight 1, to be looked at. In nats; total variations
+            have no unit.
         ntp_count, matp_count: how many targets each has.
-        distillation_sum, distillation_count: of the divergences from a teacher, where there is one.
     """
 
     total: Tensor
@@ -28,8 +28,6 @@ class SBDLoss:
     matp_sum: Tensor
     ntp_count: int
     matp_count: int
-    distillation_sum: Tensor | float = 0.0
-    distillation_count: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,61 +36,51 @@ class Objective:
 
     Attributes:
         ntp_targets, matp_targets: [M1] and [M2] token ids.
-        ntp_weight, matp_weight: of each of them.
-        taught: [M3] which of the masked tokens have a teacher, by number; None without distillation.
-        taught_weight: of each of those.
+        ntp_weight: of each next token.
+        matp_weight: of each masked token, or one for all.
+        masked_loss: of masked tokens; all but `cross_entropy` have a teacher.
     """
 
     ntp_targets: Tensor
     matp_targets: Tensor
     ntp_weight: float = 1.0
-    matp_weight: float = 1.0
-    taught: Tensor | None = None
-    taught_weight: float = 0.0
+    matp_weight: float | Tensor = 1.0
+    masked_loss: MaskedLoss = "cross_entropy"
 
     def loss(self, weighted: Weighted, teacher: LogitsOf | None = None) -> SBDLoss:
         """Return the loss, by whichever way there is to the outputs' logits.
 
         Args:
-            weighted: gives weighted sums of what is computed from the logits of the outputs.
-            teacher: the other logits of those that are taught.
+            weighted: gives the weighted sum of what is computed from the logits of the outputs.
+            teacher: the other logits of the masked tokens, where their loss has a teacher.
         """
         split, targets = len(self.ntp_targets), torch.cat([self.ntp_targets, self.matp_targets])
         weights = torch.full((len(targets),), self.ntp_weight, device=targets.device)
         weights[split:] = self.matp_weight
-        total, losses = weighted(torch.arange(len(targets), device=targets.device), weights, cross_entropies(targets))
-        return self._with_teacher(total, losses[:split].sum(), losses[split:].sum(), weighted, teacher)
+        total, losses = weighted(weights, cross_entropies(targets) if teacher is None else self._losses_of(teacher))
+        return self._of(total, losses[:split].sum(), losses[split:].sum())
 
-    def loss_by_liger(
-        self, hidden: Tensor, head: nn.Linear, weighted: Weighted, teacher: LogitsOf | None = None
-    ) -> SBDLoss:
-        """Return the same, with the cross entropies by Liger's kernel, from hidden states [M, D] and a head of one
-        linear layer."""
+    def _losses_of(self, teacher: LogitsOf) -> LossesOf:
+        """Return a function to the cross entropies of next tokens, and the distances from a teacher at masked ones."""
+        split, distances = len(self.ntp_targets), DISTANCES[self.masked_loss]
+
+        def losses_of(logits: Tensor, here: slice) -> Tensor:
+            targets = self.ntp_targets[here]  # none where the slice begins at a masked token
+            masked = slice(max(0, here.start - split), max(0, here.start + len(logits) - split))
+            of_next = cross_entropies(targets)(logits[: len(targets)], slice(None))
+            return torch.cat([of_next, distances(logits[len(targets) :], teacher(masked))])
+
+        return losses_of
+
+    def loss_by_liger(self, hidden: Tensor, head: nn.Linear) -> SBDLoss:
+        """Return the same, by Liger's kernel, from hidden states [M, D] and a head of one linear layer. For cross entropies of
+        one weight only."""
         split = len(self.ntp_targets)
         ntp_sum, matp_sum = (
             liger_cross_entropy(part, targets, weight=head.weight, bias=head.bias)
             for part, targets in ((hidden[:split], self.ntp_targets), (hidden[split:], self.matp_targets))
         )
-        total = self.ntp_weight * ntp_sum + self.matp_weight * matp_sum
-        return self._with_teacher(total, ntp_sum, matp_sum, weighted, teacher)
+        return self._of(self.ntp_weight * ntp_sum + self.matp_weight * matp_sum, ntp_sum, matp_sum)
 
-    def _with_teacher(
-        self, total: Tensor, ntp_sum: Tensor, matp_sum: Tensor, weighted: Weighted, teacher: LogitsOf | None
-    ) -> SBDLoss:
-        divergence: Tensor | float = 0.0
-        if self.taught is not None and teacher is not None:
-            more, each = weighted(
-                len(self.ntp_targets) + self.taught,
-                torch.full((len(self.taught),), self.taught_weight, device=self.taught.device),
-                lambda logits, here: divergences(logits, teacher(here)),
-            )
-            total, divergence = total + more, each.detach().sum()
-        return SBDLoss(
-            total=total,
-            ntp_sum=ntp_sum,
-            matp_sum=matp_sum,
-            ntp_count=len(self.ntp_targets),
-            matp_count=len(self.matp_targets),
-            distillation_sum=divergence,
-            distillation_count=0 if self.taught is None or teacher is None else len(self.taught),
-        )
+    def _of(self, total: Tensor, ntp_sum: Tensor, matp_sum: Tensor) -> SBDLoss:
+        return SBDLoss(total, ntp_sum, matp_sum, len(self.ntp_targets), len(self.matp_targets))

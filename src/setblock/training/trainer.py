@@ -26,7 +26,6 @@ from setblock.training.adapters import AdapterSection, add_adapter
 from setblock.training.collator import EVALUATION, Preparation, SBDCollator
 from setblock.training.config import SBDConfig
 from setblock.training.cross_entropy import LOGITS_AT_ONCE
-from setblock.training.distillation import Distillation
 from setblock.training.forward import CleanHalf, training_loss
 from setblock.training.frozen import FrozenModel
 from setblock.training.head import SplitHead, split_head
@@ -37,7 +36,7 @@ from setblock.training.sharding import is_sharded, set_up, share_buffers, with_t
 from setblock.training.throughput import StepClock, token_cost
 from setblock.training.trained import Completeness
 
-_TERMS = ("ntp", "matp", "distillation")  # of `SBDLoss`, each with a sum and a count
+_TERMS = ("ntp", "matp")  # of `SBDLoss`, each with a sum and a count
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -47,19 +46,34 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def prepare(sbd: SBDModel, args: SBDConfig, adapter: AdapterSection | None) -> None:
-    """Prepare a model for the objective: it gets a mask token if it has none. Nothing happens a second time."""
+    """Prepare a model for the objective: it gets a mask token if it has none. Nothing happens a second time.
+
+    Raises:
+        SetBlockError: it can't be trained, or what is to be learned has no teacher.
+    """
     if args.objective == "sbd":
+        is_frozen = adapter is not None and adapter.only_noisy
+        if args.masked_loss != "cross_entropy" and not (is_frozen or args.ntp_weight):
+            raise SetBlockError(
+                f"training.masked_loss {args.masked_loss} learns from the clean half, which nothing holds to the text at "
+                "ntp_weight 0: set ntp_weight above 0, or adapter.only_noisy"
+            )
         sbd.prepare_for_training(
             block_sizes=args.block_sizes,
             logit_shift=args.logit_shift,
             first_token_from_causal=args.first_token_from_causal,
-            noisy_adapter=adapter is not None and adapter.only_noisy,
+            noisy_adapter=is_frozen,
         )
 
 
 def _check_cross_entropy(args: SBDConfig, head: SplitHead | None) -> None:
-    """Refuse a way of computing the loss that this model or this machine has not."""
+    """Refuse a way of computing the loss that this model, this machine or this loss has not."""
     wanted = args.cross_entropy
+    if wanted == "liger" and (args.masked_loss != "cross_entropy" or args.place_decay != 1):
+        raise SetBlockError(
+            f"training.cross_entropy liger has cross entropies of one weight only, not masked_loss {args.masked_loss} with "
+            f"place_decay {args.place_decay:g}: use auto"
+        )
     if wanted in ("chunked", "liger") and head is None:
         raise SetBlockError(
             f"training.cross_entropy {wanted}: what the model does to its logits is not known; use auto"
@@ -104,8 +118,8 @@ class SBDTrainer(Trainer):
     """Train on packed rows (`setblock.data.packing.RowDataset`).
 
     The loss is the sum of eq. 14 over the batch divided by its number of next-token targets, over all processes and
-    accumulation steps. Logs `ntp_loss` and `matp_loss`, and with distillation `distillation_loss`, each a mean in nats per
-    target, in addition to `loss`. It also logs `tokens_per_second`, which counts the texts' tokens without noisy copies.
+    accumulation steps. In addition to `loss`, logs `ntp_loss` and `matp_loss`, each a mean over its targets: in nats, but for
+    total variations. It also logs `tokens_per_second`, which counts the texts' tokens without noisy copies.
 
     The collator draws the noise (`setblock.training.collator`). Only logged values are read back from the device.
     """
@@ -164,7 +178,6 @@ class SBDTrainer(Trainer):
         self._head = None if args.cross_entropy == "plain" else split_head(self.model)
         _check_cross_entropy(args, self._head)
         self._logits_at_once = LOGITS_AT_ONCE if args.cross_entropy == "auto" else 0
-        self._distillation = self._make_distillation()
         self._peak = peak
         self._cost = token_cost(unwrapped(self.model), head=self.model.get_output_embeddings())
         self._clock = StepClock()
@@ -175,16 +188,6 @@ class SBDTrainer(Trainer):
         self._sums: defaultdict[str, Tensor | float] = defaultdict(
             float
         )  # tensors stay on the device until they are logged
-
-    def _make_distillation(self) -> Distillation | None:
-        """Return the third term, if the configuration wants it; its teacher is the model as it is now."""
-        args = self.args
-        if not args.distillation_weight or args.objective == "ntp":
-            return None
-        if args.teacher == "base" and self.is_fsdp_enabled:
-            raise SetBlockError("training.teacher base needs all weights in each process; use clean_half")
-        teacher = FrozenModel(self.model) if args.teacher == "base" else None
-        return Distillation(args.distillation_weight / args.noisy_copies, teacher)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -272,7 +275,8 @@ class SBDTrainer(Trainer):
             wrapped=model,
             logits_at_once=self._logits_at_once,
             by_liger=self.args.cross_entropy == "liger",
-            distillation=self._distillation,
+            masked_loss=self.args.masked_loss,
+            place_decay=self.args.place_decay,
             clean_half=clean_half,
         )
 

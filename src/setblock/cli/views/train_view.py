@@ -17,7 +17,6 @@ _SHOWN = {
     "loss": ("loss", "{:.3f}"),
     "ntp_loss": ("ntp", "{:.3f}"),
     "matp_loss": ("matp", "{:.3f}"),
-    "distillation_loss": ("kl", "{:.3f}"),
     "eval_ntp_loss": ("ntp", "{:.3f}"),
     "eval_matp_loss": ("matp", "{:.3f}"),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
