@@ -13,7 +13,7 @@ from torch import Tensor
 from setblock.decoding.drafts.lookup import SURE
 from setblock.decoding.samplers import BlockView, Memory, Sampler
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.step.choice import choose_tokens, draws_of
+from setblock.decoding.step.choice import choose_tokens, draws_of, random_tokens
 from setblock.model.adapter.gate import block_only
 from setblock.model.attention.attention import layer_windows
 from setblock.model.protocol.draft_text import LONGEST_MATCH
@@ -27,14 +27,17 @@ FullLogits = Callable[[Any, list[int], int], Tensor]
 
 @torch.inference_mode()
 def full_logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
-    """Return the logits [T, V] of one full pass; the tokens from `block_start` on attend each other in both directions."""
+    """Return the logits [T, V] of one full pass; the tokens from `block_start` on attend each other in both directions, unless
+    the model's blocks are causal."""
+    assert model.facts is not None
     config = model.model.config.get_text_config()
     length = len(tokens)
     masks = {}
     for kind, window in layer_windows(config).items():
         allowed = torch.zeros((length, length), dtype=torch.bool)
         for query in range(length):
-            last = length if query >= block_start else query + 1
+            sees_all = query >= block_start and not model.facts.causal_block
+            last = length if sees_all else query + 1
             first = 0 if window is None else max(0, query - window + 1)
             allowed[query, first:last] = True
         zero = torch.zeros((), dtype=model.model.dtype)
@@ -49,8 +52,8 @@ def full_logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
             use_cache=False,
         )
     logits: Tensor = output.logits[0].float().cpu()
-    assert model.facts is not None
-    logits[:, model.facts.mask_token_id] = -torch.inf
+    if model.facts.mask_token_id is not None:
+        logits[:, model.facts.mask_token_id] = -torch.inf
     return logits
 
 
@@ -77,7 +80,9 @@ def naive_decode(
     while True:
         # 1. One pass, in which only the block is bidirectional
         start = len(written)
-        logits = _block_logits(model, forward(model, written + _masked(model, block), start), start, len(block))
+        logits = _block_logits(
+            model, forward(model, written + _masked(model, block, settings, start), start), start, len(block)
+        )
         # 2. The first token of the answer is known as soon as the prompt is: the prefill gives it
         at_prefill = facts.first_token_from_causal and start == len(prompt) and block[0] is None
         passes += not at_prefill
@@ -129,7 +134,7 @@ def naive_exact(
         start = len(kept) + len(draft)
         room = 0 if draft[-1] in model.end_of_text_ids else limit - start
         block = _refilled([], block_size, room)
-        logits = forward(model, kept + draft + _masked(model, block), start)
+        logits = forward(model, kept + draft + _masked(model, block, settings, start), start)
         passes += 1
         # 3. Check the draft against the causal logits: keep what agrees, and correct the first that does not
         causal = _choose(logits[len(kept) : start - 1], settings, len(kept) + 1)
@@ -210,9 +215,13 @@ def _nothing() -> Memory:
     return {}
 
 
-def _masked(model: LanguageModel, block: Block) -> list[int]:
+def _masked(model: LanguageModel, block: Block, settings: DecodingSettings, start: int) -> list[int]:
     assert model.facts is not None
-    return [model.facts.mask_token_id if token is None else token for token in block]
+    noise = [model.facts.mask_token_id] * len(block)
+    if model.facts.noise_vocab_size is not None:
+        seeds, positions = torch.tensor([settings.seed]), start + torch.arange(len(block))[None]
+        noise = random_tokens(seeds, positions, vocab_size=model.facts.noise_vocab_size)[0].tolist()
+    return [instead if token is None else token for token, instead in zip(block, noise, strict=True)]
 
 
 def _needed(model: LanguageModel, block: Block) -> int:

@@ -44,7 +44,7 @@ def layouts(draw: st.DrawFn, longest: int = 7) -> list[list[Token]]:
     return [row + [Token(-1, 0, None)] * (longest_row - len(row)) for row in rows]
 
 
-def mask_of(rows: list[list[Token]], window: int | None, device: str = "cpu") -> MaskMod:
+def mask_of(rows: list[list[Token]], window: int | None, device: str = "cpu", *, causal_block: bool = False) -> MaskMod:
     def column(read: Callable[[Token], int]) -> Tensor:
         return torch.tensor([[read(token) for token in row] for row in rows], device=device)
 
@@ -54,6 +54,7 @@ def mask_of(rows: list[list[Token]], window: int | None, device: str = "cpu") ->
         block_ids=column(lambda t: CLEAN if t.block is None else t.block),
         limits=column(lambda t: t.position + 1 if t.block is None else t.block_start),
         window=window,
+        causal_block=causal_block,
     )
 
 
@@ -73,6 +74,18 @@ def may_attend(query: Token, key: Token, window: int | None) -> bool:
 def dense(rows: list[list[Token]], window: int | None = None) -> Tensor:
     length = len(rows[0])
     return to_dense(mask_of(rows, window), batch=len(rows), queries=length, keys=length)[:, 0]
+
+
+@given(layouts(), st.one_of(st.none(), st.integers(1, 6)))
+def test_a_causal_block_hides_its_later_tokens_and_nothing_else(rows: list[list[Token]], window: int | None) -> None:
+    length = len(rows[0])
+    mask_mod = mask_of(rows, window, causal_block=True)
+    found = to_dense(mask_mod, batch=len(rows), queries=length, keys=length)[:, 0]
+    expected = [
+        [[may_attend(q, k, window) and (k.block is None or k.position <= q.position) for k in row] for q in row]
+        for row in rows
+    ]
+    assert found.tolist() == expected
 
 
 @given(layouts(), st.one_of(st.none(), st.integers(1, 6)))

@@ -87,7 +87,13 @@ def slot_window(query_positions: Tensor, *, window: int) -> MaskMod:
 
 
 def train_mask(
-    *, position_ids: Tensor, document_ids: Tensor, block_ids: Tensor, limits: Tensor, window: int | None = None
+    *,
+    position_ids: Tensor,
+    document_ids: Tensor,
+    block_ids: Tensor,
+    limits: Tensor,
+    window: int | None = None,
+    causal_block: bool = False,
 ) -> MaskMod:
     """Return the training mask over a clean sequence followed by any number of noisy blocks (paper, section 3, figure
     2).
@@ -101,9 +107,13 @@ def train_mask(
         block_ids: [B, T] `CLEAN`, or an id that is unique in its row to one noisy block.
         limits: [B, T] position + 1 for clean tokens, the position of the block's first token for noisy ones.
         window: the sliding window of the attention layer, in tokens; None for full attention.
+        causal_block: noisy queries attend no later token of their block.
     """
     earlier = and_masks(clean_keys(block_ids), before_limit(limits, position_ids))
-    mask_mods = [same_document(document_ids), or_masks(earlier, same_block(block_ids))]
+    own = same_block(block_ids)
+    if causal_block:
+        own = and_masks(own, before_limit(position_ids + 1, position_ids))
+    mask_mods = [same_document(document_ids), or_masks(earlier, own)]
     if window is not None:
         mask_mods.append(sliding_window(position_ids, position_ids, window=window))
     return and_masks(*mask_mods)

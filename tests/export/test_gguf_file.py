@@ -41,6 +41,14 @@ def sbd(tokenizer: PreTrainedTokenizerBase) -> SBDModel:
     return tiny_sbd("llama", tokenizer, mode="shifted")
 
 
+@pytest.mark.parametrize("form", [{"noise": "uniform"}, {"causal_block": True}])
+def test_blocks_that_llama_cpp_has_not_are_refused(sbd: SBDModel, tmp_path: Path, form: dict[str, Any]) -> None:
+    sbd.prepare_for_training(block_sizes=[4], logit_shift=True, **form)
+    with pytest.raises(SetBlockError, match=r"with (uniform noise|causal blocks) can't be exported"):
+        write_gguf(sbd, tmp_path / "model.gguf")
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_written_is_read_back(sbd: SBDModel, tmp_path: Path) -> None:
     assert sbd.facts is not None
     sbd.facts = SBDFacts(**{**vars(sbd.facts), "calibrations": (CALIBRATED,)})

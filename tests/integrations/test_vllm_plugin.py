@@ -246,6 +246,10 @@ def test_the_configuration_becomes_that_of_a_block_decoder() -> None:
             {"setblock": {"mask_token_id": 1, "block_sizes": [4], "noisy_adapter": True, "version": 1}},
             "adapter on its future block",
         ),
+        (
+            {"setblock": {"noise_vocab_size": 9, "causal_block": True, "block_sizes": [4], "version": 1}},
+            "trained with uniform noise and causal blocks",
+        ),
     ],
 )
 def test_what_can_not_be_served_is_refused_with_what_to_do(changes: dict[str, Any], message: str) -> None:

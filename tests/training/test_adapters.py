@@ -22,6 +22,7 @@ from setblock.masks import CLEAN
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
 from setblock.model.adapter.gate import Gate
 from setblock.model.loading.loading import load
+from setblock.model.protocol.facts import SBDFacts
 from setblock.model.sbd_model import SBDModel
 from setblock.training import result
 from setblock.training.adapters import AdapterSection, add_adapter
@@ -179,6 +180,27 @@ def test_the_cache_and_the_causal_logits_of_block_decoding_are_the_base_models(n
         for method in ("exact", "ntp")
     ]
     assert texts[0] == texts[1]
+
+
+def test_unos_form_trains_no_row_and_adds_no_token(
+    base: Path, tmp_path: Path, trained_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """The weights and the tokenizer stay what they were; the adapter is plain LoRA; and the facts say how it is decoded."""
+    form = {"noise": "uniform", "block_attention": "causal", "full_mask_share": 1.0, "logit_shift": True}
+    folder = train(*load_recipe(recipe_of(base, tmp_path, training=form, only_noisy=True)))
+    sbd, before = load(folder), load_quietly(base)
+    size = len(trained_tokenizer)
+    assert sbd.facts == SBDFacts(
+        None, (4,), True, True, noisy_adapter=True, noise_vocab_size=before.vocab_size, causal_block=True
+    )
+    assert (len(sbd.tokenizer), sbd.vocab_size) == (size, size)
+    assert torch.equal(plain_logits(folder, trained_tokenizer), plain_logits(base, trained_tokenizer))
+    weights = load_file(folder / ADAPTER_FOLDER / "adapter_model.safetensors")
+    assert weights
+    assert all("lora_A" in name or "lora_B" in name for name in weights)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["matp_loss"] for line in lines if "matp_loss" in line]
+    assert losses[-1] < losses[0]
 
 
 def test_block_decoding_uses_the_adapter_as_the_naive_twin_does(

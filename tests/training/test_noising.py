@@ -11,7 +11,7 @@ from setblock.data.documents import Document
 from setblock.data.packing import IGNORE, PADDING, Row, pack
 from setblock.training.noising import Noising, NoisyHalf, _masked, noise_row, noised_runs
 
-MASK, END, CONTEXT = 1, 0, 64
+MASK, END, CONTEXT, VOCABULARY = 1, 0, 64, 100
 
 
 @st.composite
@@ -38,12 +38,22 @@ NOISINGS = st.builds(
 NOISINGS |= NOISINGS.map(lambda noising: replace(noising, noisy_copies=2, complementary_masks=True))
 
 
-def noised(row: Row, noising: Noising, *, block_size: int, seed: int = 0, context_length: int = CONTEXT) -> NoisyHalf:
+def noised(
+    row: Row,
+    noising: Noising,
+    *,
+    block_size: int,
+    seed: int = 0,
+    context_length: int = CONTEXT,
+    mask_token_id: int | None = MASK,
+    noise_vocab_size: int | None = None,
+) -> NoisyHalf:
     return noise_row(
         **vars(row),
         block_size=block_size,
         noising=noising,
-        mask_token_id=MASK,
+        mask_token_id=mask_token_id,
+        noise_vocab_size=noise_vocab_size,
         end_of_text_id=END,
         context_length=context_length,
         rng=np.random.default_rng(seed),
@@ -63,6 +73,30 @@ def runs_by_hand(row: Row, noise_on: str) -> list[list[int]]:
         else:
             runs.append([i])
     return runs
+
+
+@given(rows(), NOISINGS, st.integers(1, 8), st.integers(0, 99))
+def test_uniform_noise_stands_where_the_mask_token_does_and_nowhere_else(
+    row: Row, noising: Noising, block_size: int, seed: int
+) -> None:
+    """What is masked does not change with it, and what is not is the text's own token, to the bit."""
+    masked = noised(row, noising, block_size=block_size, seed=seed)
+    half = noised(row, noising, block_size=block_size, seed=seed, mask_token_id=None, noise_vocab_size=VOCABULARY)
+    for name, column in vars(masked).items():
+        if name != "input_ids":
+            assert np.array_equal(getattr(half, name), column), name
+    assert np.array_equal(half.input_ids[~half.is_masked], masked.input_ids[~half.is_masked])
+    assert ((half.input_ids >= 0) & (half.input_ids < VOCABULARY)).all()
+
+
+def test_uniform_noise_is_uniform_and_drawn_anew_in_each_copy() -> None:
+    row = pack([Document([9] * 4000, [True] * 4000)], row_length=4000, pad_token_id=END)[0]
+    noising = Noising(full_mask_share=1.0, noisy_copies=2)
+    half = noised(row, noising, block_size=8, context_length=4000, mask_token_id=None, noise_vocab_size=10)
+    counts = np.bincount(half.input_ids, minlength=10)
+    assert len(counts) == 10
+    assert (abs(counts - 800) < 5 * 800**0.5).all()
+    assert (half.input_ids[:4000] != half.input_ids[4000:]).any()
 
 
 @given(rows(), st.sampled_from(["document", "targets"]))

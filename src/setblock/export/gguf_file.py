@@ -39,6 +39,11 @@ def write_gguf(sbd: SBDModel, path: Path, *, weights: WeightType = "f16") -> Non
             "a model with an adapter on its future block can't be exported: llama.cpp has no place for it; "
             "--runtime transformers decodes the checkpoint"
         )
+    if sbd.facts is not None and sbd.facts.special_form:
+        raise SetBlockError(
+            f"a model with {sbd.facts.special_form} can't be exported: llama.cpp's blocks are not so; --runtime transformers "
+            "decodes the checkpoint"
+        )
     if sbd.quantization is not None or sbd.prepacked:
         raise SetBlockError(
             "a model whose weights are quantised or prepacked can't be exported: load it without --quantization and --prepack"

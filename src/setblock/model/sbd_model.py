@@ -7,8 +7,8 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -159,11 +159,15 @@ class SBDModel:
         block_sizes: Sequence[int],
         logit_shift: bool,
         first_token_from_causal: bool = False,
+        noise: Literal["mask", "uniform"] = "mask",
+        causal_block: bool = False,
         noisy_adapter: bool = False,
     ) -> SBDFacts:
-        """Add a mask token if the model has none, and record the training settings in its facts.
+        """Record the training settings in the model's facts, and add a mask token if it has none and the noise is `mask`.
 
         Args:
+            noise: `mask`, or `uniform` for random token ids.
+            causal_block: no token of a block sees a later one.
             noisy_adapter: the training updates an adapter that acts on the future block only.
 
         Raises:
@@ -175,14 +179,17 @@ class SBDModel:
         if self.quantization != "nf4":
             self._refuse_stored("trained")
         self._refuse_adapter("trained")
-        facts = self.facts or SBDFacts(mask_token_id=add_mask_token(self.model, self.tokenizer))
-        self.facts = replace(
-            facts,
+        mask_token_id = None if self.facts is None or noise == "uniform" else self.facts.mask_token_id
+        if mask_token_id is None and noise == "mask":
+            mask_token_id = add_mask_token(self.model, self.tokenizer)
+        self.facts = SBDFacts(  # without calibrations, which were of other weights
+            mask_token_id=mask_token_id,
+            noise_vocab_size=self.model.config.get_text_config().vocab_size if mask_token_id is None else None,
+            causal_block=causal_block,
             block_sizes=tuple(sorted(set(block_sizes))),
             logit_shift=logit_shift,
             first_token_from_causal=first_token_from_causal or logit_shift,
             noisy_adapter=noisy_adapter,
-            calibrations=(),  # they were of other weights
         )
         self.facts.write_to(self.model.config)
         return self.facts

@@ -41,13 +41,14 @@ def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise SetBlockError("training an adapter needs PEFT: pip install 'setblock[peft]'") from error
+    mask_token_id = None if sbd.facts is None else sbd.facts.mask_token_id
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=section.r,
         lora_alpha=section.alpha,
         lora_dropout=section.dropout,
         target_modules=section.target_modules,
-        trainable_token_indices=None if sbd.facts is None else [sbd.facts.mask_token_id],
+        trainable_token_indices=None if mask_token_id is None else [mask_token_id],
     )
     try:
         with quiet_peft():

@@ -30,7 +30,8 @@ class Preparation:
 
     Attributes:
         args: what of it the training arguments say.
-        mask_token_id: None where the objective is `ntp`.
+        mask_token_id: None where the objective is `ntp`, or noise is uniform.
+        noise_vocab_size: as in `noise_row`.
         end_of_text_id: also what rows are padded with.
         context_length: positions stay below it.
         is_flat: make one row of all, without padding, as attention by documents can have it.
@@ -41,6 +42,7 @@ class Preparation:
     end_of_text_id: int
     context_length: int
     is_flat: bool = False
+    noise_vocab_size: int | None = None
 
     def block_size(self, step: int, *, max_steps: int) -> int:
         """Return the block size drawn for an optimiser step (Algorithm 1)."""
@@ -62,17 +64,18 @@ class Preparation:
     def _inputs(self, rows: dict[str, Tensor], *, step: int, block_size: int) -> TrainingInputs:
         if self.args.objective == "ntp":
             return ntp_inputs(rows)
-        assert self.mask_token_id is not None
         return doubled_inputs(
             rows,
             block_size=block_size,
             noising=Noising.of(self.args),
             logit_shift=self.args.logit_shift,
             mask_token_id=self.mask_token_id,
+            noise_vocab_size=self.noise_vocab_size,
             end_of_text_id=self.end_of_text_id,
             context_length=self.context_length,
             seed=(self.args.seed, step),
             idle_blocks=False,
+            causal_block=self.args.block_attention == "causal",
         )
 
 

@@ -23,6 +23,10 @@ class SBDConfig(Noising, TrainingArguments):
         matp_weight: the weight of the masked-token term.
         logit_shift: False: the output at a masked position predicts that position (the paper). True: it predicts the next
             one, as in pretraining, so a model learns blocks from far fewer tokens.
+        noise: what stands at masked positions. `mask`: the mask token. `uniform`: random token ids, so that there is no mask
+            token, and the vocabulary stays as it is (UNO, arXiv 2609.04010).
+        block_attention: `bidirectional`: the tokens of a noisy block see all of it (the paper). `causal`: none sees a later
+            one (UNO, arXiv 2609.04010).
         first_token_from_causal: with unshifted logits, decode the first token of a block from the causal logit that the
             commit pass computes anyway. Always on with `logit_shift`. It changes decoding only, and the checkpoint records it.
         matrix_optimizer: `adamw`: Transformers' `optim` for all parameters. `muon`: Muon for the matrices inside the model,
@@ -47,6 +51,8 @@ class SBDConfig(Noising, TrainingArguments):
     ntp_weight: float = 1.0
     matp_weight: float = 1.0
     logit_shift: bool = False
+    noise: Literal["mask", "uniform"] = "mask"
+    block_attention: Literal["bidirectional", "causal"] = "bidirectional"
     first_token_from_causal: bool = False
     matrix_optimizer: Literal["adamw", "muon"] = "adamw"
     cross_entropy: Literal["auto", "plain", "chunked", "liger"] = "auto"

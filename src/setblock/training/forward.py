@@ -186,6 +186,7 @@ def _train_mask(inputs: TrainingInputs, window: int | None) -> MaskMod:
         block_ids=inputs.block_ids,
         limits=inputs.limits,
         window=window,
+        causal_block=inputs.causal_block,
     )
 
 

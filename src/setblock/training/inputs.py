@@ -34,7 +34,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """Hold the inputs of one forward pass of training. All [B, T] int64 but the last five; see `masks.train_mask` for
+    """Hold the inputs of one forward pass of training. All [B, T] int64 but the last six; see `masks.train_mask` for
     the meaning.
 
     `rows` says which runs of tokens are attended together, where attention is not by a mask over whole rows. `taught` [M3] are
@@ -52,6 +52,7 @@ class TrainingInputs:
     taught: Tensor
     causal: Tensor
     rows: tuple[RowRuns, ...]
+    causal_block: bool = False
 
     @property
     def clean_length(self) -> int:
@@ -128,9 +129,9 @@ class TrainingInputs:
         changed: dict[str, Any] = {
             name: Targets(change(value.index), change(value.token_ids)) if isinstance(value, Targets) else change(value)
             for name, value in vars(self).items()
-            if name != "rows"
+            if name not in ("rows", "causal_block")
         }
-        return TrainingInputs(**changed, rows=self.rows)
+        return replace(self, **changed)
 
 
 def ntp_inputs(rows: dict[str, Tensor]) -> TrainingInputs:
@@ -161,11 +162,13 @@ def doubled_inputs(
     block_size: int,
     noising: Noising,
     logit_shift: bool,
-    mask_token_id: int,
+    mask_token_id: int | None,
+    noise_vocab_size: int | None = None,
     end_of_text_id: int,
     context_length: int,
     seed: tuple[int, ...],
     idle_blocks: bool = True,
+    causal_block: bool = False,
 ) -> TrainingInputs:
     """Return the doubled input [x ‖ x̂] of eq. 14, for any number of noisy copies.
 
@@ -176,7 +179,9 @@ def doubled_inputs(
             and a block's first token is left to the clean stream, whose NTP term already carries it.
         seed: with the row's id, all that the noise depends on: the same row is noised the same way however rows are
             spread over processes and accumulation steps.
+        mask_token_id, noise_vocab_size: as in `noise_row`.
         idle_blocks: keep blocks of which nothing is learned. No other token sees them, so nothing changes without them.
+        causal_block: as in `masks.train_mask`.
     """
     arrays = {name: tensor.numpy() for name, tensor in rows.items()}
     halves = [
@@ -185,6 +190,7 @@ def doubled_inputs(
             block_size=block_size,
             noising=noising,
             mask_token_id=mask_token_id,
+            noise_vocab_size=noise_vocab_size,
             end_of_text_id=end_of_text_id,
             context_length=context_length,
             rng=np.random.default_rng((*seed, int(arrays["row_ids"][b]))),
@@ -237,6 +243,7 @@ def doubled_inputs(
             RowRuns(_clean_runs(document_ids), _noisy_runs(half, padding=noisy - len(half.input_ids)))
             for document_ids, half in zip(arrays["document_ids"], halves, strict=True)
         ),
+        causal_block=causal_block,
     )
 
 

@@ -3,7 +3,7 @@
 Knows rows of tokens, block sizes and random draws. Knows nothing of models or attention.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -70,7 +70,7 @@ class NoisyHalf:
     """Hold the noisy tokens of one row; arrays of one length N.
 
     Attributes:
-        input_ids: int, x̂: the token, or the mask token where `is_masked`.
+        input_ids: int, x̂: the token, or noise where `is_masked`.
         labels: int, the token that belongs there, or `IGNORE` where it carries no loss.
         is_masked: bool.
         position_ids: int, position in the document.
@@ -106,7 +106,8 @@ def noise_row(
     document_ids: np.ndarray,
     block_size: int,
     noising: Noising,
-    mask_token_id: int,
+    mask_token_id: int | None,
+    noise_vocab_size: int | None = None,
     end_of_text_id: int,
     context_length: int,
     rng: np.random.Generator,
@@ -116,6 +117,8 @@ def noise_row(
     Args:
         input_ids, labels, position_ids, document_ids: int arrays [L], as in `setblock.data.packing.Row`.
         block_size: k.
+        mask_token_id: the token at masked positions; None for uniform noise.
+        noise_vocab_size: uniform noise has random ids below this at masked positions.
         context_length: positions stay below it, also those of completed blocks.
         rng: the only source of randomness.
     """
@@ -139,7 +142,7 @@ def noise_row(
             tokens = np.concatenate([input_ids[start:end], np.full(extra, end_of_text_id)])
             parts.append(
                 NoisyHalf(
-                    input_ids=np.where(is_masked, mask_token_id, tokens),
+                    input_ids=tokens,
                     labels=np.concatenate([labels[start:end], np.full(extra, end_of_text_id)]),
                     is_masked=is_masked,
                     position_ids=first + np.arange(length + extra),
@@ -150,7 +153,14 @@ def noise_row(
             )
             blocks += int(block_of[-1]) + 1
         before = draws
-    return _concatenate(parts)
+    half = _concatenate(parts)
+    noise: int | np.ndarray
+    if mask_token_id is None:  # drawn last, so that the same positions are masked as with a mask token
+        assert noise_vocab_size is not None
+        noise = rng.integers(noise_vocab_size, size=len(half.input_ids))
+    else:
+        noise = mask_token_id
+    return replace(half, input_ids=np.where(half.is_masked, noise, half.input_ids))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def prepare(sbd: SBDModel, args: SBDConfig, adapter: AdapterSection | None) -> None:
-    """Prepare a model for the objective: it gets a mask token if it has none. Nothing happens a second time.
+    """Prepare a model for the objective: it gets a mask token if it needs one and has none. Nothing happens a second time.
 
     Raises:
         SetBlockError: it can't be trained, or what is to be learned has no teacher.
@@ -62,6 +62,8 @@ def prepare(sbd: SBDModel, args: SBDConfig, adapter: AdapterSection | None) -> N
             block_sizes=args.block_sizes,
             logit_shift=args.logit_shift,
             first_token_from_causal=args.first_token_from_causal,
+            noise=args.noise,
+            causal_block=args.block_attention == "causal",
             noisy_adapter=is_frozen,
         )
 
@@ -158,6 +160,7 @@ class SBDTrainer(Trainer):
         self._preparation = Preparation(
             args,
             mask_token_id=None if sbd.facts is None else sbd.facts.mask_token_id,
+            noise_vocab_size=None if sbd.facts is None else sbd.facts.noise_vocab_size,
             end_of_text_id=sbd.end_of_text_ids[0],
             context_length=sbd.context_length or 1 << 30,
             is_flat=attends_runs(sbd.model),

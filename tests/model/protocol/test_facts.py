@@ -49,6 +49,21 @@ def test_calibrations_are_recorded_where_there_are_any() -> None:
     assert "calibrations" not in getattr(of, CONFIG_KEY)
 
 
+@pytest.mark.parametrize("causal_block", [False, True])
+@pytest.mark.parametrize("mask_token_id", [0, 3, None])
+def test_unos_form_is_recorded_and_keys_of_others_stay_as_they_were(
+    mask_token_id: int | None, causal_block: bool
+) -> None:
+    of, size = config(), 10 if mask_token_id is None else None
+    facts = SBDFacts(mask_token_id, (4,), noise_vocab_size=size, causal_block=causal_block)
+    facts.write_to(of)
+    assert read_facts(LlamaConfig.from_dict(of.to_dict())) == facts
+    usual = {"mask_token_id", "block_sizes", "logit_shift", "first_token_from_causal", "version"}
+    expected = usual - {"mask_token_id"} | {"noise_vocab_size"} if mask_token_id is None else usual
+    assert getattr(of, CONFIG_KEY).keys() == expected | ({"causal_block"} if causal_block else set())
+    assert bool(facts.special_form) == (mask_token_id is None or causal_block)
+
+
 def test_none_recorded() -> None:
     assert read_facts(config()) is None
 
@@ -64,6 +79,11 @@ def test_none_recorded() -> None:
         ({"mask_token_id": None}, r"setblock.mask_token_id must be in 0..9, not None"),
         ({"mask_token_id": True}, r"setblock.mask_token_id must be in 0..9, not True"),
         ({"mask_token_id": "3"}, r"setblock.mask_token_id must be in 0..9, not '3'"),
+        ({"noise_vocab_size": 10}, "either mask_token_id or noise_vocab_size must be given, and not both"),
+        ({"mask_token_id": None, "noise_vocab_size": 11}, r"noise_vocab_size must be in 1..10, not 11"),
+        ({"mask_token_id": None, "noise_vocab_size": 0}, r"noise_vocab_size must be in 1..10, not 0"),
+        ({"mask_token_id": None, "noise_vocab_size": None}, r"noise_vocab_size must be in 1..10, not None"),
+        ({"causal_block": "yes"}, "causal_block must be true or false, not 'yes'"),
         ({"block_sizes": [0]}, r"setblock.block_sizes must be a list of integers of at least 1, not \[0\]"),
         ({"block_sizes": 8}, "setblock.block_sizes must be a list"),
         ({"block_sizes": ["8"]}, "setblock.block_sizes must be a list"),

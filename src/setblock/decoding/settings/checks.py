@@ -58,7 +58,8 @@ def check_that_tokens_are_left(
     """Raise `ParameterError` if a request bans every token. `ends` are those that end its answer."""
     if not settings.banned_tokens:
         return
-    out = {*settings.banned_tokens, *([model.facts.mask_token_id] if model.facts else [])}
+    mask_token_id = model.facts.mask_token_id if model.facts else None
+    out = {*settings.banned_tokens, *([] if mask_token_id is None else [mask_token_id])}
     if len(out | {*ends} if settings.min_new_tokens else out) >= vocab_size:
         before = " that does not end the answer before min_new_tokens" if len(out) < vocab_size else ""
         raise ParameterError(f"banned_tokens must leave the model a token{before}, not ban all {vocab_size}")

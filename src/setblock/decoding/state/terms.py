@@ -76,6 +76,7 @@ class Terms:
             known. None where no row is exact.
         first_is_causal: [B] bool, rows whose block's first token is predicted by the last token before the block; None where no
             row's is.
+        seeds: [B] of each row's draws.
         shifts: [B, k] how far before a position of the block stands the output that predicts it.
         confidences: the bounds between the kinds of what the model drafts, float32.
         is_all_exact, is_all_causal, feeds_whole: whether all rows are exact, or never fed a block, or always a whole one.
@@ -101,6 +102,7 @@ class Terms:
         self.is_ntp = column([each.method == "ntp" for each in rows])
         self.is_exact = column([each.method == "exact" for each in rows])
         self.draft_lookup = column([each.settings.draft_lookup or 0 for each in rows])
+        self.seeds = column([each.settings.seed for each in rows])
         self.confidences = column(CONFIDENCES)
         self.is_all_exact = methods == {"exact"}
         self.is_all_causal = facts is None or methods == {"ntp"}
@@ -121,4 +123,4 @@ class Terms:
 
 def mask_of(facts: SBDFacts | None) -> int:
     """Return the token that is written where nothing is revealed."""
-    return NO_TOKEN if facts is None else facts.mask_token_id
+    return NO_TOKEN if facts is None or facts.mask_token_id is None else facts.mask_token_id

@@ -136,6 +136,15 @@ def keyed_uniform(*keys: Tensor) -> Tensor:
     return uniform.clamp(max=1 - 2.0**-24)
 
 
+def random_tokens(seeds: Tensor, positions: Tensor, *, vocab_size: int) -> Tensor:
+    """Return uniform noise [B, n], int64 token ids below `vocab_size`, for `positions` [B, n] of rows with `seeds` [B].
+
+    A position's noise is the same in each pass and each batch, and independent of that which its token is drawn with.
+    """
+    no_token = torch.full_like(positions, -1)
+    return (keyed_uniform(seeds[:, None], positions, no_token) * vocab_size).long()
+
+
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed integer; int64 arithmetic wraps around
 
 

@@ -16,6 +16,8 @@ is cut into several.
 import torch
 
 from setblock.decoding.state.state import BatchState
+from setblock.decoding.state.terms import NO_TOKEN
+from setblock.decoding.step.choice import random_tokens
 from setblock.model.protocol.feed import Feed, PassPlan
 
 
@@ -49,9 +51,13 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
     if plan.is_prefill is not None:  # of a prompt no draft is checked, nor is anything wanted that was given before
         wanted &= ~(plan.is_prefill & plan.of(state.cache.prefilled))[:, None]
         wanted[:, plan.width :] &= ~plan.is_prefill[:, None]
+    tokens = plan.of(state.tokens).gather(1, positions)
+    if state.facts is not None and state.facts.noise_vocab_size is not None:  # there is no mask token to feed
+        noise = random_tokens(plan.of(state.terms.seeds), positions, vocab_size=state.facts.noise_vocab_size)
+        tokens = noise.where(tokens == NO_TOKEN, tokens)
     return Feed(
         plan=plan,
-        tokens=plan.of(state.tokens).gather(1, positions),
+        tokens=tokens,
         positions=positions,
         block_start=block_start[:, 0],
         is_real=is_real,

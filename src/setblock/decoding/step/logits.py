@@ -77,7 +77,7 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
     Keeps in the state the causal logit of a block's first token, which the block's later passes need; the state is that from
     which the feed was made."""
     plan, size = feed.plan, feed.plan.width
-    if state.facts is not None:
+    if state.facts is not None and state.facts.mask_token_id is not None:
         logits[..., state.facts.mask_token_id].fill_(-torch.inf)  # a mask is never an answer
     best = most_likely(logits)
     if logits.dim() == 2:  # read as few, and where nothing is wanted never

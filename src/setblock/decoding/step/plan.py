@@ -148,7 +148,7 @@ def plan_pass(
         queries, fixed_width, checked = fixed_sizes(state.terms, queries)
         width = state.terms.block_width if whole_blocks else fixed_width
         fed, visible = list(range(state.batch)), fixed_keys
-    device = state.tokens.device
+    device, causal_block = state.tokens.device, state.facts is not None and state.facts.causal_block
     is_full = not (is_ahead or is_fixed) and all(spans[row].tokens == queries for row in fed)
     is_everyone = len(fed) == state.batch
     rows = state.rows if is_everyone else torch.tensor(fed, device=device)
@@ -167,8 +167,11 @@ def plan_pass(
         checked=checked,
         visible=visible,
         fuses_commit=fuses_commit,
+        causal_block=causal_block,
         is_full=is_full,
-        sees_all=is_full and all(spans[row].end == visible and spans[row].is_alike for row in fed),
+        sees_all=is_full
+        and (queries == 1 or not causal_block)
+        and all(spans[row].end == visible and spans[row].is_alike for row in fed),
         is_fixed=is_fixed,
         spans=None if is_ahead or is_fixed else [(spans[row].start, spans[row].end) for row in fed],
     )

@@ -117,6 +117,9 @@ def _refuse(vllm_config: Any, facts: SBDFacts) -> None:
         "this checkpoint has an adapter on its future block, which vLLM can't load: use `setblock serve`": (
             facts.noisy_adapter
         ),
+        f"this checkpoint was trained with {facts.special_form}, which blocks in vLLM don't have: use `setblock serve`": (
+            facts.special_form is not None
+        ),
     }
     for reason, holds in refusals.items():
         if holds:

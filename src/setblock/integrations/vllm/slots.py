@@ -139,6 +139,7 @@ class BlockSlots:
         """Return [R, k] what the next pass of each request is fed: the block's tokens, and the mask token where none is
         revealed."""
         assert self._state is not None
+        assert self.facts.mask_token_id is not None
         row_of = {slot: row for row, slot in enumerate(self._slots)}
         plan = self._plan(self._state.rows, fed=torch.full_like(self._state.rows, self.block_size))
         feed = next_feed(self._state, plan)

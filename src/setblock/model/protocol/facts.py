@@ -20,27 +20,41 @@ class SBDFacts:
     """Hold what SBD fine-tuning fixed.
 
     Attributes:
-        mask_token_id: id of the mask token m.
+        mask_token_id: id of the mask token m; None where noise is uniform.
         block_sizes: the block sizes that were trained, sorted; empty before any training.
         logit_shift: whether the output at a masked position predicts that position (False, the paper) or the next (True).
         first_token_from_causal: whether a block's first token is read from the causal logit of the last committed token.
             Always so with `logit_shift`, where no block output predicts it.
         noisy_adapter: whether the checkpoint holds, in a separate folder, an adapter that acts on the future block alone.
+        noise_vocab_size: of uniform noise: random ids below this stand where others have the mask token, in training and in
+            decoding. None where there is a mask token.
+        causal_block: whether a token of a block sees no later one of it (False, the paper: each sees all of its block).
         calibrations: settings that were found to keep a tolerance, one for each domain and method at most.
         version: version of this format.
     """
 
-    mask_token_id: int
+    mask_token_id: int | None
     block_sizes: tuple[int, ...] = ()
     logit_shift: bool = False
     first_token_from_causal: bool = False
     noisy_adapter: bool = False
+    noise_vocab_size: int | None = None
+    causal_block: bool = False
     calibrations: tuple[CalibratedSetting, ...] = ()
     version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
         if self.logit_shift and not self.first_token_from_causal:
             raise SetBlockError("logit_shift needs first_token_from_causal: no block output predicts the first token")
+        if (self.mask_token_id is None) == (self.noise_vocab_size is None):
+            raise SetBlockError("either mask_token_id or noise_vocab_size must be given, and not both")
+
+    @property
+    def special_form(self) -> str | None:
+        """Return what of the blocks is as in UNO (arXiv 2609.04010) and not as in the paper, for messages; None where
+        nothing is."""
+        parts = ["uniform noise"] * (self.mask_token_id is None) + ["causal blocks"] * self.causal_block
+        return " and ".join(parts) or None
 
     def write_to(self, config: PretrainedConfig) -> None:
         """Record the facts in a model's config."""
@@ -50,8 +64,8 @@ class SBDFacts:
         """Return the facts as `config.json` holds them, without unneeded keys that earlier releases don't know."""
         recorded = {**asdict(self), "block_sizes": list(self.block_sizes)}
         recorded["calibrations"] = calibrations_to_json(self.calibrations)
-        for name in ("noisy_adapter", "calibrations"):
-            if not recorded[name]:
+        for name in ("mask_token_id", "noise_vocab_size", "causal_block", "noisy_adapter", "calibrations"):
+            if recorded[name] is None or recorded[name] is False or recorded[name] == []:
                 del recorded[name]
         return recorded
 
@@ -89,17 +103,21 @@ def facts_from_json(recorded: Any, *, vocab_size: int, where: str) -> SBDFacts:
     unknown = sorted(fields.keys() - SBDFacts.__dataclass_fields__.keys())
     if unknown:
         raise SetBlockError(f"{where}: unknown key {CONFIG_KEY}.{unknown[0]}")
-    mask_token_id = fields.get("mask_token_id")
-    if type(mask_token_id) is not int or not 0 <= mask_token_id < vocab_size:
+    mask_token_id = fields.setdefault("mask_token_id", None)
+    is_uniform = mask_token_id is None and "noise_vocab_size" in fields
+    if not is_uniform and (type(mask_token_id) is not int or not 0 <= mask_token_id < vocab_size):
         raise SetBlockError(
             f"{where}: {CONFIG_KEY}.mask_token_id must be in 0..{vocab_size - 1}, not {mask_token_id!r}"
         )
+    size = fields.get("noise_vocab_size", 1)
+    if type(size) is not int or not 1 <= size <= vocab_size:
+        raise SetBlockError(f"{where}: {CONFIG_KEY}.noise_vocab_size must be in 1..{vocab_size}, not {size!r}")
     sizes = fields.get("block_sizes", [])
     if not isinstance(sizes, list) or not all(type(k) is int and k >= 1 for k in sizes):
         raise SetBlockError(
             f"{where}: {CONFIG_KEY}.block_sizes must be a list of integers of at least 1, not {sizes!r}"
         )
-    for name in ("logit_shift", "first_token_from_causal", "noisy_adapter"):
+    for name in ("logit_shift", "first_token_from_causal", "noisy_adapter", "causal_block"):
         if not isinstance(fields.get(name, False), bool):
             raise SetBlockError(f"{where}: {CONFIG_KEY}.{name} must be true or false, not {fields[name]!r}")
     fields["block_sizes"] = tuple(sorted(sizes))

@@ -36,6 +36,7 @@ class PassPlan:
         visible: the position past the last that any row sees; all that a row sees it has been fed.
         is_fixed: whether sizes are of the few that a compiled model is made for, at the price of padding.
         fuses_commit: whether what is committed is fed with the block behind it; otherwise the commit is a separate pass.
+        causal_block: whether a token of a block sees no later one of it.
         is_full: whether it is known to have no padding.
         sees_all: whether it is known, too, that each token sees all that is visible.
         spans: of each row the positions from which, and up to which, it is fed, for the host; None where only the device knows
@@ -52,6 +53,7 @@ class PassPlan:
     checked: int = 0
     is_fixed: bool = False
     fuses_commit: bool = True
+    causal_block: bool = False
     is_full: bool = False
     sees_all: bool = False
     spans: Sequence[tuple[int, int]] | None = None
@@ -109,6 +111,8 @@ class Feed:
     @property
     def limits(self) -> Tensor:
         """Return [A, Q] int64, the first position that each token must not see."""
+        if self.plan.causal_block:
+            return self.positions + 1
         return torch.where(self.in_block, self.plan.ends[:, None], self.positions + 1)
 
     def padded(self) -> "Feed":
