@@ -66,7 +66,7 @@ def _started(arguments, **how):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-@pytest.mark.parametrize("output", [[], ["--json"]])
+@pytest.mark.parametrize("output", [pytest.param([], marks=pytest.mark.nightly), ["--json"]])
 def test_a_full_disk_behind_stdout(sbd_folder, output):
     with open("/dev/full", "w") as full:
         process = _started(["generate", "Tom", "--model", sbd_folder, "--max-new-tokens", 4, *output], stdout=full)

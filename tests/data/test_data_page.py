@@ -18,6 +18,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.readme
 def test_the_commands_run(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(blocks("yaml")[0])
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -52,7 +52,12 @@ def decoded(sbd: SBDModel, prompts: list[str], settings: list[DecodingSettings] 
 
 
 @pytest.mark.parametrize(
-    ("family", "mode"), [*(("llama", mode) for mode in MODES), ("gemma2", "shifted"), ("gpt2", "unshifted")]
+    ("family", "mode"),
+    [
+        *(pytest.param("llama", mode, marks=[] if mode == "unshifted" else pytest.mark.nightly) for mode in MODES),
+        ("gemma2", "shifted"),
+        pytest.param("gpt2", "unshifted", marks=pytest.mark.nightly),
+    ],
 )
 def test_decodes_the_same_without_compiling_anew(tokenizer: PreTrainedTokenizerBase, family: str, mode: str) -> None:
     """In one batch, every method; rows end at different passes. What comes later is padded to shapes that are there."""

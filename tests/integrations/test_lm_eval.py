@@ -21,6 +21,7 @@ from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded, Factor, FixedCount
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
+from setblock.integrations.lm_eval.__main__ import main as command
 from setblock.integrations.lm_eval.arguments import request_settings, settings_from
 from setblock.integrations.lm_eval.model import SetBlockLM, ShortenedRequest, figures_of
 
@@ -269,13 +270,17 @@ class TestCommand:
         (written,) = (tmp_path / "results").rglob("results_*.json")
         assert "word_problems_gsm8k" in json.loads(written.read_text())["results"]
 
-    def test_a_mistake_is_one_line(self, tmp_path):
-        told = self.run(
-            "--model", "setblock", "--model_args", "gamma=-1", "--tasks", write_tasks(tmp_path, problems=1) / "0.yaml"
-        )
-        assert told.returncode == 2
-        assert told.stderr.splitlines()[-1].startswith("setblock: error: gamma")
-        assert "Traceback" not in told.stderr
+
+def test_a_mistake_in_the_command_is_one_line(tmp_path, monkeypatch, capsys):
+    task = write_tasks(tmp_path, problems=1) / "0.yaml"
+    words = ["run", "--model", "setblock", "--model_args", "gamma=-1", "--tasks", str(task)]
+    monkeypatch.setattr("sys.argv", ["lm_eval", *words])
+    with pytest.raises(SystemExit) as ended:
+        command()
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.splitlines()[-1].startswith("setblock: error: gamma")
+    assert "Traceback" not in told
 
 
 def test_prepacked_weights_are_all_counted():
