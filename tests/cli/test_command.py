@@ -83,33 +83,10 @@ def test_help_has_what_most_need_and_help_all_the_rest(run, monkeypatch):
     assert all(f" {name} " in told for name in ("--model", "--method", "--max-new-tokens", "--input", "--help-all"))
     assert "--top-k" not in told
     parameters = get_command(app).commands["generate"].params
-    names = {name for each in parameters if not each.name.startswith("gone_") for name in each.opts if name[:2] == "--"}
+    names = {name for each in parameters for name in each.opts if name[:2] == "--"}
     monkeypatch.setenv("COLUMNS", "160")
     whole = run("generate", "--help-all").stdout
     assert {name for name in names if f" {name} " not in whole} == set()
-    assert "--n-ctx" not in whole
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("trace", "Tom", "--model", "a"), "the command trace is gone: use setblock generate --trace"),
-        (("generate", "Tom", "--n-ctx", 5), "--n-ctx is gone: use --runtime-option n_ctx=VALUE"),
-        (("compare", "--type-k", "f32"), "--type-k is gone: use --runtime-option type_k=VALUE"),
-        (("sweep", "--out", "a"), "--out is gone: give the file to --output"),
-        (("sweep", "--from", "a"), "--from is gone: give the file to --results"),
-        (("calibrate", "--sweep", "a"), "--sweep is gone: give the file to --results"),
-        (("export", "a", "--output", "b"), "MODEL is gone: give the model to --model"),
-        (("export", "--model", "a", "--output", "b", "--gguf", "c"), "--gguf is gone: give the file to --output"),
-        (("merge", "a", "--output", "b", "--base", "c"), "--base is gone: give the model to --model"),
-        (("serve", "--name", "a"), "--name is gone: use --served-model-name"),
-        (("serve", "--max-running", 3), "--max-running is gone: use --max-num-seqs"),
-        (("serve", "--tokens-per-pass", 3), "--tokens-per-pass is gone: use --max-num-batched-tokens"),
-    ],
-)
-def test_what_options_were_called_before(run, arguments, said):
-    outcome = run(*arguments)
-    assert (outcome.code, outcome.message) == (2, f"setblock: error: {said}")
 
 
 def test_evaluate_says_what_it_counts(run):

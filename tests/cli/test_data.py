@@ -160,11 +160,6 @@ def test_what_is_shown_is_what_is_trained_on(run, recipe, monkeypatch):
         (("--row", "99"), 2, "--row must be in 0.."),
         (("--set", "data.row_length=8"), 1, "line 1: the document has"),
         (("--set", "data.sauce=x"), 1, "unknown key 'data.sauce'"),
-        (
-            ("--set", "data.evaluation={fraction: 0.1}"),
-            1,
-            "unknown key 'data.evaluation.fraction'; write data.evaluation_fraction instead",
-        ),
         (("--set", "data.loss_on=user"), 1, "data.loss_on: Input should be 'assistant' or 'all'"),
         (("--set", "data.evaluation_fraction=1.5"), 1, "data.evaluation_fraction: Input should be less than 1"),
         (("--set", "data.source=null"), 1, "give either source, such as word-problems, or mixture"),

@@ -100,18 +100,6 @@ def test_every_kind_of_task_runs(run, sbd_folder, monkeypatch):
     assert "nats a token" in run("evaluate", *arguments).stdout
 
 
-def test_tasks_of_the_harness_are_its_own_command_s(run):
-    outcome = run("evaluate", "--tasks", "gsm8k")
-    assert (outcome.code, outcome.stdout) == (2, "")
-    assert "--tasks is gone: " in outcome.message
-    assert "python -m setblock.integrations.lm_eval run --model setblock" in outcome.message
-
-
-@pytest.mark.parametrize("command", ["evaluate", "sweep", "calibrate"])
-def test_the_sandbox_says_what_takes_its_place(run, command):
-    assert "--sandbox is gone: --allow-code-execution" in run(command, "--sandbox", "confined").message
-
-
 @pytest.mark.parametrize("command", ["evaluate", "sweep", "calibrate"])
 def test_a_task_that_runs_programs_asks_first(run, command):
     assert "allow it with --allow-code-execution" in run(command, "--task", "humaneval", "--limit", "1").message

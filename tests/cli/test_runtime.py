@@ -57,21 +57,6 @@ def test_both_runtimes_write_the_same(run, file):
     assert answers["transformers"] == answers["llama-cpp"]
 
 
-@pytest.mark.parametrize(
-    ("command", "option", "said"),
-    [
-        ("generate", "--tune", "method exact decides how much it drafts while it decodes"),
-        ("generate", "--no-tune", "method exact decides how much it drafts while it decodes"),
-        ("generate", "--events", "use --trace --json"),
-        ("evaluate", "--continuous-batching", "leave it out"),
-    ],
-)
-def test_what_was_removed_says_what_to_do(run, sbd_folder, command, option, said):
-    outcome = run(command, "--model", sbd_folder, option)
-    assert outcome.code == 2
-    assert f"{option} is not known: {said}" in outcome.message
-
-
 @needs_llama
 def test_evaluate(run, file):
     outcome = run("evaluate", "--model", file, "--limit", 2, *LENGTH, "--block-size", 4, "--json")

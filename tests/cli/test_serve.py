@@ -138,11 +138,3 @@ def test_a_port_in_use_is_named(run, served):
         assert run("serve", "--port", port).message.startswith(
             f"setblock: error: can't listen on 127.0.0.1 port {port}"
         )
-
-
-def test_the_engine_is_not_an_option(run):
-    outcome = run("serve", "--engine", "vllm", "--port", 0)
-    assert outcome.code == 2
-    assert "--engine is gone: " in outcome.message
-    assert "run vllm serve MODEL --hf-overrides" in outcome.message
-    assert "--engine" not in run("serve", "--help").stdout

@@ -345,7 +345,6 @@ def test_overrides_reach_every_section(run, recipe, tmp_path):
             "data.rows=3",
             "unknown key 'data.rows'; there are name, split, revision, documents, ",
         ),
-        ("data.evaluation_documents=3", "write evaluation: {split: validation, documents: N} instead"),
         ("data.max_length=32", "unknown key 'data.max_length', did you mean 'row_length'?"),
         ("data.documents=0", "data.documents: "),
         ("data.source.name=x", "'source' is not a section"),

@@ -84,15 +84,6 @@ def test_of_several_tasks_the_one_with_the_name_of_the_file_needs_none(doubles: 
         task_named(str(other))
 
 
-@pytest.mark.parametrize("name", ["extraction", "extraction-any-ask"])
-def test_a_task_that_left_the_package_says_where_it_is(name: str) -> None:
-    message = f"the task {name!r} is no longer in the package: take the folder tasks/extraction of its repository"
-    with pytest.raises(ParameterError, match=message):
-        task_named(name)
-    with pytest.raises(ParameterError, match=message):
-        records_of(SourceSection(source=name, documents=2))
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -308,7 +308,6 @@ def test_a_model_by_its_name() -> None:
         (generate, ["a"], {"settings": {"seed": 1}}, "settings must be DecodingSettings, not {'seed': 1}"),
         (DecodingSettings, [], {"gamma": 0.1}, "gamma is no setting: .* such as gamma, go .* by name to generate"),
         (DecodingSettings, [], {"max_token": 3}, "max_token is no setting, did you mean 'max_new_tokens'"),
-        (DecodingSettings, [], {"draft_passes": 2}, "draft_passes is no setting.*: drafts are made by one pass"),
     ],
 )
 def test_what_people_type(

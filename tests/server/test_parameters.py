@@ -26,7 +26,6 @@ WRONG = {
     "max_completion_tokens": ({"max_completion_tokens": 0}, "max_completion_tokens must be at least 1, not 0"),
     "min_tokens": ({"min_tokens": 9, "max_tokens": 8}, "min_tokens must be at most max_tokens, 8, not 9"),
     "block_size": ({"block_size": 65}, "block_size must be between 1 and 64, not 65"),
-    "draft_passes": ({"draft_passes": 1}, "unknown parameter: 'draft_passes' (drafts are made by one pass"),
     "gamma": ({"gamma": -0.1}, "gamma must be at least 0, not -0.1"),
     "sampler": ({"sampler": "luck"}, "sampler must be one of confidence-threshold, "),
     "method": ({"method": "fast"}, "method must be one of 'sbd', 'exact' or 'ntp', not 'fast'"),

@@ -25,21 +25,11 @@ from setblock.cli.messages import (
     writable_stdout,
 )
 from setblock.cli.options.groups import with_option_groups
-from setblock.cli.options.runtime import OF_LLAMA
 from setblock.cli.training.data import inspect, prompts, regenerate, tokenise
 from setblock.cli.training.export import export
 from setblock.cli.training.merge import merge
 from setblock.cli.training.train import train
-from setblock.decoding.settings.table import REMOVED as REMOVED_SETTINGS
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
-
-_TUNING = "method exact decides how much it drafts while it decodes: leave it out, or give --drafts fixed"
-REMOVED = REMOVED_SETTINGS | {
-    "tune": _TUNING,
-    "no_tune": _TUNING,
-    "events": "use --trace --json, which has all of it when the answer is finished",
-    "continuous_batching": "leave it out: it changed no answer, and batches are faster",
-}
 
 
 class _Commands(TyperGroup):
@@ -62,12 +52,6 @@ class _Commands(TyperGroup):
             except KeyboardInterrupt as error:
                 print_message("interrupted")
                 raise typer.Exit(INTERRUPTED) from error
-            except Exception as error:  # typer does not export the one for an unknown option
-                unknown = str(getattr(error, "option_name", ""))
-                if (name := unknown.strip("-").replace("-", "_")) not in REMOVED:
-                    raise
-                print_error(ParameterError(f"{unknown} is not known: {REMOVED[name]}"))
-                raise typer.Exit(2) from error
 
 
 app = typer.Typer(
@@ -94,46 +78,8 @@ def _setblock(
     """Set Block Decoding: several tokens per forward pass from any Hugging Face causal LM."""
 
 
-# Options that commands had before, and what helps instead.
-_OF_RUNTIMES = {f"--{name.replace('_', '-')}": f"use --runtime-option {name}=VALUE" for name in OF_LLAMA}
-_SANDBOX = {
-    "--sandbox": "--allow-code-execution runs programs of coding tasks, confined by bubblewrap where it is installed"
-}
-GONE: dict[Any, dict[str, str]] = {
-    generate: _OF_RUNTIMES,
-    compare: _OF_RUNTIMES,
-    evaluate: {
-        **_OF_RUNTIMES,
-        **_SANDBOX,
-        "--tasks": "tasks of lm-evaluation-harness run by its own command: python -m setblock.integrations.lm_eval run "
-        "--model setblock --model_args pretrained=MODEL,method=exact --tasks gsm8k",
-    },
-    sweep: {
-        **_SANDBOX,
-        "--figure": "experiments/sweep_figure.py of the repository draws the file of --output",
-        "--out": "give the file to --output",
-        "--from": "give the file to --results",
-    },
-    calibrate: {**_SANDBOX, "--prompts": "give the file to --input", "--sweep": "give the file to --results"},
-    export: {"--gguf": "give the file to --output", "MODEL": "give the model to --model"},
-    merge: {"--base": "give the model to --model"},
-    serve: {
-        **_OF_RUNTIMES,
-        "--name": "use --served-model-name",
-        "--max-running": "use --max-num-seqs",
-        "--tokens-per-pass": "use --max-num-batched-tokens",
-        "--engine": "`setblock serve` runs this package's engine. In vLLM, run vllm serve MODEL --hf-overrides "
-        '\'{"architectures": ["SetBlockLlamaForCausalLM"], "canvas_length": 16}\'; docs/vllm.md says more',
-    },
-}
 for command in (generate, compare, evaluate, sweep, calibrate, train, merge, export, fetch, serve, roofline):
-    app.command()(with_option_groups(command, GONE.get(command, {})))
-
-
-@app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def trace() -> None:
-    """Refuse what was a command."""
-    raise ParameterError("the command trace is gone: use setblock generate --trace")
+    app.command()(with_option_groups(command))
 
 
 data = typer.Typer(

@@ -52,15 +52,11 @@ class EvaluationSection(_Texts):
     """Choose texts to evaluate on. Keys that are left out, except `documents`, are those of the training data. With a
     mixture and no `source` here, this holds for each of its sources."""
 
-    moved = {"fraction": "data.evaluation_fraction"}  # noqa: RUF012
-
     source: str | None = Field(None, description="as `data.source`; null: the source of the training data")
 
 
 class DataSection(_Texts):
     """Choose the texts: one source or a mixture of tasks, local files and hub data sets."""
-
-    moved = {"evaluation_documents": "evaluation: {split: validation, documents: N}"}  # noqa: RUF012
 
     source: str | None = Field(None, description="a file, folder or glob pattern, a task, or a hub id")
     mixture: tuple[SourceSection, ...] | None = Field(None, min_length=1, description="several sources in one epoch")

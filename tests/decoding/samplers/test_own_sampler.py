@@ -15,8 +15,6 @@ from hypothesis import given
 from decoding.samplers.cases import EXAMPLES, FOLDER, KINDS, Passes, passes, run
 from setblock.cli.app import app
 from setblock.decoding.samplers import SAMPLERS, Sampler
-from setblock.decoding.samplers.named import parameters_of
-from setblock.errors import ParameterError
 
 ROOT = Path(__file__).parents[3]
 PROMPT = "Ben has 30 cards. Ben loses 9 of them. How many cards does Ben have now?"
@@ -77,12 +75,3 @@ def test_each_file_of_the_examples_works_as_a_plug_in(name: str) -> None:
         assert 1 <= json.loads(outcome.stdout)["num_forwards"] <= 9
     finally:
         SAMPLERS.pop(file, None)
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_name_of_one_says_where_its_file_is(name: str) -> None:
-    with pytest.raises(ParameterError, match=r"no longer in the package: take ([^ ]*) of its repository") as error:
-        parameters_of(name)
-    path, _, kind = re.findall(r"take ([^ ]*) of", str(error.value))[0].partition(":")
-    assert (ROOT / path).is_file()
-    assert kind == EXAMPLES[name].__name__

@@ -5,18 +5,15 @@ Knows typer. Knows nothing of what an option does.
 
 import inspect
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin
 
 import typer
 from typer.models import OptionInfo
-
-from setblock.errors import ParameterError
 
 DECODING, SAMPLING, TASK, OUTPUT = "Decoding", "Sampling", "Task", "Output"  # panels of several groups or commands
 
@@ -87,16 +84,10 @@ def offering(
     return filled
 
 
-def with_option_groups(
-    command: Callable[..., None], gone: Mapping[str, str] = MappingProxyType({})
-) -> Callable[..., None]:
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command that typer understands: its parameters that are option groups are replaced by their fields.
 
     The command itself gets each group, filled in.
-
-    Args:
-        gone: options that the command had before, and arguments in capitals, each with what helps instead. They are refused,
-            and no help shows them.
     """
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
@@ -106,15 +97,12 @@ def with_option_groups(
             parameters += map(_completed, inspect.signature(groups[parameter.name]).parameters.values())
         else:
             parameters.append(_completed(parameter))
-    hidden = [_refused(name, told) for name, told in gone.items()]
     if any(getattr(info, "hidden", False) for each in parameters for info in get_args(each.annotation)[1:]):
-        hidden.append(_HELP_ALL)
-    parameters += hidden
+        parameters.append(_HELP_ALL)
 
     @wraps(command)
     def expanded(**values: Any) -> None:
-        for parameter in hidden:
-            del values[parameter.name]
+        values.pop(_HELP_ALL.name, None)
         filled = {
             name: group(**{field.name: values.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
@@ -129,7 +117,7 @@ def with_option_groups(
 def show_all(command: Any) -> None:
     """Let the help of a command show all that it takes, rare options, too."""
     for parameter in command.params:
-        parameter.hidden = parameter.name.startswith(_GONE)
+        parameter.hidden = False
 
 
 def _help_all(context: typer.Context, is_wanted: bool) -> None:
@@ -147,27 +135,6 @@ _HELP_ALL = inspect.Parameter(
     ],
     default=False,
 )
-_GONE = "gone_"
-"""How the names of parameters begin that no help shows."""
-
-
-def _refused(name: str, told: str) -> inspect.Parameter:
-    """Return an option, or an argument, whose use is an error."""
-
-    def refuse(value: str | None) -> None:
-        if value is not None:
-            raise ParameterError(f"{name} is gone: {told}")
-
-    if name.startswith("-"):
-        info = typer.Option(name, hidden=True, callback=refuse, help=told)
-    else:
-        info = typer.Argument(hidden=True, callback=refuse, help=told)
-    return inspect.Parameter(
-        f"{_GONE}{name.strip('-').replace('-', '_').lower()}",
-        inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[str | None, info],
-        default=None,
-    )
 
 
 def _completed(parameter: inspect.Parameter) -> inspect.Parameter:

@@ -10,7 +10,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from setblock.data.tasks.files import split_path, task_of_file
-from setblock.data.tasks.names import MOVED, unknown_task
+from setblock.data.tasks.names import unknown_task
 from setblock.data.tasks.task import ChatExample, Example, Program, Task, TextExample, Verdict
 
 
@@ -36,8 +36,8 @@ def task_named(name: str) -> Task[Any]:
 
 
 def is_task(source: str) -> bool:
-    """Return whether a source of data is a task, by its name or its file, or was one."""
-    return source in TASKS or source in MOVED or split_path(source) is not None
+    """Return whether a source of data is a task, by its name or its file."""
+    return source in TASKS or split_path(source) is not None
 
 
 __all__ = ["TASKS", "ChatExample", "Example", "Program", "Task", "TextExample", "Verdict", "is_task", "task_named"]

@@ -10,18 +10,11 @@ from setblock.errors import ParameterError
 
 _MOST = 5
 _ALL_TOLD = 20
-MOVED = ("extraction", *(f"extraction-{each}" for each in ("unseen", "any-ask", "any-kind", "handwritten")))
-"""Tasks that were in the package."""
 
 
 def unknown_task(name: str, known: Iterable[str]) -> ParameterError:
     """Return the error for a name that is none of the `known` ones: it lists those near it, or all where none is and
     they are few."""
-    if name in MOVED:
-        return ParameterError(
-            f"the task {name!r} is no longer in the package: take the folder tasks/extraction of its repository, as "
-            f"PATH/tasks/extraction:{name}"
-        )
     known = sorted(known)
     told = f"; near it: {', '.join(near)}" if (near := near_names(name, known)) else ""
     if not near and len(known) <= _ALL_TOLD:

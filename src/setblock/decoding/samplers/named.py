@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 PLUG_INS = "setblock.samplers"
 """The group of entry points under which other packages name their samplers."""
 
-_MOVED = ("adaptive-confidence", "credit-decoding", "dilated", "distance-penalty", "klass", "spaced")
-"""Those that are now plug-ins in the repository: `examples/samplers/`."""
 
 _FOLDER, _NO_RULES = Path(__file__).parent, ("base", "named")
 
@@ -127,11 +125,6 @@ def parameters_of(name: Any) -> list[str]:
     Raises:
         ParameterError: there is no such sampler.
     """
-    if name in _MOVED and name not in SAMPLERS:
-        file = f"examples/samplers/{name.replace('-', '_')}.py:{name.title().replace('-', '')}"
-        raise ParameterError(
-            f"sampler {name!r} is no longer in the package: take {file} of its repository, as FILE.py:CLASS"
-        )
     if not isinstance(name, str) or name not in SAMPLERS:
         near = did_you_mean(name, SAMPLERS) if isinstance(name, str) else ""
         raise ParameterError(f"sampler must be one of {', '.join(SAMPLERS)}, not {name!r}{near}")

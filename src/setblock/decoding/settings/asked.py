@@ -9,7 +9,7 @@ from typing import Any
 
 from setblock.decoding.samplers.named import name_of, options_of, parameters_of, sampler_asked
 from setblock.decoding.settings.defaults import sampler_for
-from setblock.decoding.settings.table import HYPERPARAMETERS, REMOVED, SETTINGS, DecodingSettings
+from setblock.decoding.settings.table import HYPERPARAMETERS, SETTINGS, DecodingSettings
 from setblock.errors import ParameterError, did_you_mean
 
 
@@ -62,8 +62,6 @@ def sampler_told(settings: DecodingSettings) -> dict[str, Any]:
 def _check_known(name: str, sampler: Any, *, offered: Collection[str], told: str) -> None:
     own = parameters_of(sampler)
     if name not in own:
-        if name in REMOVED:
-            raise ParameterError(f"{told} {name!r} is not known: {REMOVED[name]}")
         known = [*offered, "sampler"] if "sampler" not in offered else list(offered)
         raise ParameterError(
             f"{told} {name!r} is not known{did_you_mean(name, [*known, *own])}; there are {', '.join(known)}, and of sampler "

@@ -204,11 +204,10 @@ class DecodingSettings:
             ParameterError: there is one.
         """
         for name in named.keys() - SETTINGS.keys():
-            helps = REMOVED.get(name) or (
-                "parameters of a sampler, such as gamma, go to the sampler, or by name to generate; settings are "
-                + ", ".join(SETTINGS)
+            raise ParameterError(
+                f"{name} is no setting{did_you_mean(name, SETTINGS)}: parameters of a sampler, such as gamma, go to the "
+                f"sampler, or by name to generate; settings are {', '.join(SETTINGS)}"
             )
-            raise ParameterError(f"{name} is no setting{did_you_mean(name, SETTINGS)}: {helps}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -243,12 +242,6 @@ class DecodingSettings:
 
 SETTINGS: dict[str, Setting] = table_of(DecodingSettings)
 """The table: a row for each field of `DecodingSettings`, in their order."""
-
-REMOVED = {
-    "adaptive_blocks": "adaptive blocks are gone, which lost accuracy: use a larger gamma for fewer passes",
-    "draft_passes": "drafts are made by one pass, since a second one gained nothing: leave it out",
-}
-"""What earlier releases had, and what to do instead."""
 
 POINT = tuple(name for name, row in SETTINGS.items() if row.group == "point" and name != "method")
 """The settings that, with the method, say where decoding trades accuracy for passes."""

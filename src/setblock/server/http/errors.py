@@ -10,7 +10,6 @@ from typing import Any
 
 from starlette.responses import Response
 
-from setblock.decoding.settings.table import REMOVED
 from setblock.errors import SetBlockError
 
 UNKNOWN = "unknown_parameter"
@@ -120,8 +119,7 @@ def from_validation(errors: Iterable[Mapping[str, Any]]) -> ApiError:
     context, given = error.get("ctx", {}), _shown(error.get("input"))
     if kind == UNKNOWN:
         param = ".".join([*place, context["name"]])
-        instead = f" ({REMOVED[param]})" if param in REMOVED else context["near"]
-        return bad_request(f"unknown parameter: {param!r}{instead}", param=param, code=UNKNOWN)
+        return bad_request(f"unknown parameter: {param!r}{context['near']}", param=param, code=UNKNOWN)
     valid = {
         "greater_than_equal": "at least {ge}",
         "greater_than": "above {gt}",
