@@ -25,7 +25,7 @@ from setblock import DecodingSettings, generate
 from setblock.data.tasks import Example, Verdict, task_named
 from setblock.model.sbd_model import SBDModel
 from setblock.structure import JsonSchema
-from setblock.structure.matcher import Matcher
+from setblock.structure.compiled import Matcher
 
 _WORD = {"type": "string", "maxLength": 24}
 

@@ -13,9 +13,8 @@ from data.conftest import CHATML, MARKED, chat
 from setblock.data import encoding
 from setblock.data.census import DocumentLimits
 from setblock.data.packing import IGNORE, PADDING, RowDataset
-from setblock.data.rows import RecipeRows, corpus_texts, rows_of, use_chat_template
+from setblock.data.rows import RecipeRows, corpus_texts, rows_of, statistics_of, use_chat_template
 from setblock.data.section import DataSection
-from setblock.data.statistics import statistics_of
 from setblock.errors import SetBlockError, SetBlockWarning
 
 

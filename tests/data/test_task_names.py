@@ -1,6 +1,6 @@
 import pytest
 
-from setblock.data.tasks.names import near_names, unknown_task
+from setblock.data.tasks.task import near_names, unknown_task
 
 NAMES = [
     "gsm8k",

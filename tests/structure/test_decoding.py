@@ -23,7 +23,7 @@ from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.sbd_model import SBDModel
 from setblock.structure import Choice, Grammar, JsonObject, JsonSchema, Regex, compiled
-from setblock.structure.matcher import Matcher
+from setblock.structure.compiled import Matcher
 from structure.oracle import by_transformers
 from structure.schemas import SCHEMAS, drawn_schemas
 

@@ -23,7 +23,7 @@ from setblock.model.sbd_model import SBDModel
 from setblock.training.adapters import AdapterSection
 from setblock.training.collator import Preparation
 from setblock.training.config import SBDConfig
-from setblock.training.evaluation_section import DecodingEvaluationSection
+from setblock.training.recipe import DecodingEvaluationSection
 from setblock.training.trainer import SBDTrainer
 
 MASK, END, VOCABULARY = 1, 0, 60

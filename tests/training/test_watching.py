@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState, 
 from families import tiny_model
 from setblock.errors import SetBlockWarning
 from setblock.roofline.hardware import HARDWARE, hardware_of_device
-from setblock.training.alarms import NTPLossAlarm
-from setblock.training.metrics import MetricsFile, read_metrics
+from setblock.training.metrics import MetricsFile, NTPLossAlarm, read_metrics
 from setblock.training.throughput import token_cost
 
 

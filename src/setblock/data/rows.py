@@ -1,4 +1,4 @@
-"""Make the rows that a recipe's data section gives a trainer.
+"""Make the rows that a recipe's data section gives a trainer, and count them.
 
 Knows which stage follows which: records -> documents -> corpus or stream -> rows. Knows nothing of noise or models.
 """
@@ -9,7 +9,7 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.census import DocumentLimits
+from setblock.data.census import Census, DocumentLimits
 from setblock.data.chat import read_template
 from setblock.data.corpus import Corpus, cached, mixed, refuse_ids
 from setblock.data.corpus_rows import CorpusRows
@@ -124,3 +124,25 @@ def _stream(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: Do
         shuffle_buffer=section.shuffle_buffer,
     )
     return RowStream(documents, limits, row_length=section.row_length, pad_token_id=tokenizer.eos_token_id)
+
+
+@dataclass
+class Statistics(Census):
+    """Hold what a user wants to know before a long run: the census (of a stream, so far), and the rows.
+
+    Attributes:
+        rows: how many; None of a stream, which has no end.
+        padding: share of the rows' tokens that are padding, in 0..1; None of a stream. Unpacked rows have no padding.
+    """
+
+    rows: int | None = None
+    padding: float | None = None
+
+
+def statistics_of(rows: RowDataset | RowStream) -> Statistics:
+    """Return the statistics of a recipe's rows, none of which is read for them."""
+    if isinstance(rows, RowStream):
+        return Statistics(**vars(rows.census))
+    assert isinstance(rows.rows, CorpusRows)
+    census = rows.rows.census
+    return Statistics(**vars(census), rows=len(rows), padding=1 - census.tokens / rows.rows.room)

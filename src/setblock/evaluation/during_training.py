@@ -21,7 +21,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.evaluation.exam import Exam, exam_of
 from setblock.model.sbd_model import SBDModel
-from setblock.training.evaluation_section import DecodingEvaluationSection
+from setblock.training.recipe import DecodingEvaluationSection
 from setblock.training.trainer import SBDTrainer, unwrapped
 
 _PATIENCE = 3  # evaluations after which blocks should save passes

@@ -20,7 +20,7 @@ from setblock.model.adapter.gate import gate_of
 from setblock.model.adapter.joined import join_adapted
 from setblock.model.attention.attention import context_length, plan_of
 from setblock.model.attention.invariant import CHUNK, is_invariant
-from setblock.model.loading.custom_generate import write_custom_generate
+from setblock.model.loading.checkpoint_facts import write_custom_generate
 from setblock.model.loading.mask_token import add_mask_token
 from setblock.model.probe.probe import check_stored, plan_attention, remember
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, DraftText, draft_text_of, read_texts

@@ -1,15 +1,19 @@
-"""Compile a form for a tokenizer to a grammar, and keep it for the next request.
+"""Compile a form for a tokenizer to a grammar, keep it for the next request, and follow an answer through it.
 
-Knows the engine of grammars, llguidance, and imports it when it is first needed. Knows nothing of answers.
+Knows the engine of grammars, llguidance, and imports it when it is first needed. Knows nothing of models or rows. No text that
+a matcher receives is checked: only tokens that may come are given to it.
 """
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from setblock.errors import ParameterError, SetBlockError
@@ -121,3 +125,44 @@ def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> "LLTokenizer":
         return from_tokenizer(tokenizer)
     except ValueError as error:
         raise SetBlockError(f"structured output is not possible with this model's tokenizer: {error}") from error
+
+
+class Matcher:
+    """Walk through a grammar, back too."""
+
+    def __init__(self, structure: Structure, tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int]) -> None:
+        """Compile the form, unless that was done before. `ends` are the token ids that end an answer.
+
+        Raises:
+            SetBlockError: see `Grammars`.
+        """
+        grammars = grammars_of(tokenizer)
+        self._matcher = grammars.matcher(structure)
+        self._ends, self._own_ends = list(ends), grammars.end_ids
+        self._beyond = 0  # tokens that were received from the one on that ended the answer
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Append these tokens to the text."""
+        for token_id in token_ids:
+            if self._beyond or token_id in self._ends:
+                self._beyond += 1
+            else:
+                self._matcher.consume_token(token_id)
+
+    def go_back(self, count: int) -> None:
+        """Drop the last `count` tokens."""
+        ended = min(count, self._beyond)
+        self._beyond -= ended
+        if count > ended:
+            self._matcher.rollback(count - ended)
+
+    def fill(self, allowed: Tensor) -> None:
+        """Say what may come next: `allowed` [V] bool on the CPU is written to. An end is, where the text may end."""
+        can_end = self._matcher.is_accepting()
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        found = torch.from_numpy(np.unpackbits(bits, count=min(len(allowed), 8 * len(bits)), bitorder="little")).bool()
+        allowed.fill_(False)
+        allowed[: len(found)] = found
+        allowed[self._own_ends] = False  # of a text that can't be finished, the engine allows these
+        if can_end:
+            allowed[self._ends] = True

@@ -1,4 +1,4 @@
-"""Collate rows into the inputs of a forward pass, noise included.
+"""Collate rows into the inputs of a forward pass: noise of a block size that is drawn for the step (Algorithm 1).
 
 Knows rows, seeds and steps. Knows nothing of models or devices: it runs on the CPU, in a data loader's workers where there are
 any, which draw the noise of later batches while the device computes.
@@ -7,15 +7,16 @@ What a batch holds is a function of its rows, the seed and the optimiser step al
 accumulation steps and workers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from setblock.data.packing import IGNORE, RowCollator
-from setblock.training.block_sizes import drawn_block_size
 from setblock.training.config import SBDConfig
 from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.noising import Noising
@@ -124,3 +125,23 @@ class SBDCollator:
         worker = get_worker_info()
         batch = first + (made if worker is None else made * worker.num_workers + worker.id)
         return int(step + batch // self._preparation.args.gradient_accumulation_steps)
+
+
+def drawn_block_size(block_sizes: Sequence[int], *, seed: int, step: int, progress: float, curriculum: float) -> int:
+    """Return the block size of a step, which depends on these arguments only.
+
+    With a curriculum, only the smaller ones are drawn from at first: the share `progress / curriculum` of `block_sizes` in
+    order of size, rounded up, and at least one. Small blocks are close to what a next-token model does already; LLaDA 2.0
+    (arXiv 2512.15745) and T* (arXiv 2601.11214) go from small to large, too.
+
+    Args:
+        block_sizes: what is drawn from, evenly; one that is there twice is drawn twice as often.
+        seed: of the whole training.
+        step: optimiser steps done.
+        progress: share of the training that is done, in 0..1.
+        curriculum: share of the training after which all sizes are drawn from; 0: from its beginning.
+    """
+    sizes = list(block_sizes)
+    if progress < curriculum:
+        sizes = sorted(sizes)[: max(1, int(np.ceil(len(sizes) * progress / curriculum)))]
+    return int(np.random.default_rng((seed, step)).choice(sizes))

@@ -11,8 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus_rows import CorpusRows
 from setblock.data.packing import RowCollator, RowDataset
-from setblock.data.rows import rows_of, use_chat_template
-from setblock.data.statistics import Statistics, statistics_of
+from setblock.data.rows import Statistics, rows_of, statistics_of, use_chat_template
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.facts import read_facts
 from setblock.training.collator import Preparation

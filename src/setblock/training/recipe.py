@@ -16,7 +16,6 @@ from setblock.errors import SetBlockError, did_you_mean, one_line
 from setblock.section import UNKNOWN_KEY, Section
 from setblock.training.adapters import AdapterSection
 from setblock.training.config import SBDConfig
-from setblock.training.evaluation_section import DecodingEvaluationSection
 from setblock.yaml_loader import YAMLLoader, read_yaml
 
 
@@ -56,6 +55,26 @@ class ModelSection(Section):
         if self.config is not None and ("model_type" not in self.config or self.vocab_size is None):
             raise ValueError("config needs a model_type, and vocab_size next to config")
         return self
+
+
+class DecodingEvaluationSection(Section):
+    """Decode a few held-out examples periodically, one token a pass and in blocks, so that speed is seen to grow."""
+
+    task: str = Field(
+        "word-problems", description="a task of `setblock evaluate`; the evaluation uses its validation split"
+    )
+    allow_code_execution: bool = Field(  # a permission, and no part of what is trained
+        False, exclude=True, description="run the programs that the model writes for a coding task"
+    )
+    limit: int = Field(32, ge=1, description="how many examples")
+    every: int = Field(
+        250, ge=1, description="optimiser steps between two evaluations; one comes before the first step"
+    )
+    gammas: tuple[float, ...] = Field((0.1,), min_length=1, description="entropy bounds to decode with")
+    exact: bool = Field(True, description="also decode in method exact")
+    block_size: int | None = Field(None, ge=1, description="null: the default of decoding")
+    max_new_tokens: int | None = Field(None, ge=1, description="null: the default of decoding")
+    batch_size: int = Field(32, ge=1, description="examples decoded at once")
 
 
 class Recipe(Section):

@@ -28,7 +28,6 @@ from setblock.errors import SetBlockError, one_line
 from setblock.model.loading.loading import NotTrainedForBlocks, load, load_tokenizer, refuse_unsupported
 from setblock.model.probe.probe import plan_attention
 from setblock.model.sbd_model import SBDModel
-from setblock.training.alarms import NTPLossAlarm
 from setblock.training.card import write_card
 from setblock.training.checkpoints import (
     check_finished,
@@ -40,7 +39,7 @@ from setblock.training.checkpoints import (
 )
 from setblock.training.config import SBDConfig
 from setblock.training.heap import keep_freed_memory
-from setblock.training.metrics import MetricsFile
+from setblock.training.metrics import MetricsFile, NTPLossAlarm
 from setblock.training.nodes import earlier_run
 from setblock.training.recipe import ModelSection, Recipe
 from setblock.training.result import save_result

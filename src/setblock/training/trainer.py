@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from setblock.data.row_order import RowOrder
+from setblock.data.corpus_rows import RowOrder
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
 from setblock.model.adapter.adapter import uncast_inputs

@@ -86,7 +86,7 @@ def comparison_json(
 ) -> dict[str, Any]:
     """Return the JSON object of a comparison: each side under the name of its method."""
     from setblock.data.tasks.word_problems import answer_in
-    from setblock.decoding.answer.answer_json import generation_json
+    from setblock.decoding.answer.generation import generation_json
 
     sides = {
         side.method: {

@@ -132,7 +132,7 @@ def generate(
 
 
 def _print_stream(chunks: "Iterator[StreamChunk]", tokenizer: Any, *, as_json: bool) -> None:
-    from setblock.decoding.answer.answer_json import generation_json
+    from setblock.decoding.answer.generation import generation_json
 
     for chunk in chunks:
         if not as_json:
@@ -147,7 +147,7 @@ def _print_stream(chunks: "Iterator[StreamChunk]", tokenizer: Any, *, as_json: b
 
 
 def _print_answers(answers: "Sequence[Generation]", tokenizer: Any, *, as_json: bool) -> None:
-    from setblock.decoding.answer.answer_json import generation_json
+    from setblock.decoding.answer.generation import generation_json
 
     if (failure := next((answer.error for answer in answers if answer.error is not None), None)) is not None:
         raise SetBlockError(failure.message)

@@ -43,8 +43,7 @@ def train(
     from transformers import PrinterCallback
 
     from setblock.cli.training.interruption import Interruption, Stopped
-    from setblock.cli.views.dry_run import show_dry_run
-    from setblock.cli.views.train_view import TrainView
+    from setblock.cli.views.train_view import TrainView, show_dry_run
     from setblock.evaluation.during_training import DecodingEvaluator
     from setblock.roofline.hardware import HARDWARE
     from setblock.training.checkpoints import check_finished, newest_checkpoint, step_of

@@ -10,8 +10,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from setblock.data.tasks.files import split_path, task_of_file
-from setblock.data.tasks.names import unknown_task
-from setblock.data.tasks.task import ChatExample, Example, Program, Task, TextExample, Verdict
+from setblock.data.tasks.task import ChatExample, Example, Program, Task, TextExample, Verdict, unknown_task
 
 
 def _tasks_of_this_folder() -> Iterator[Task[Any]]:

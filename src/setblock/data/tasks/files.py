@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from setblock.data.tasks.names import unknown_task
-from setblock.data.tasks.task import Task
+from setblock.data.tasks.task import Task, unknown_task
 from setblock.errors import ParameterError
 from setblock.files import module_of
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.state.terms import RowTerms
 from setblock.errors import SetBlockError
+from setblock.structure.compiled import Matcher
 from setblock.structure.kinds import Structure
-from setblock.structure.matcher import Matcher
 
 
 class GrammarGuide(Companion):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from setblock.decoding.answer.answer_json import generation_json
+from setblock.decoding.answer.generation import generation_json
 from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.settings.checks import limit_of
 from setblock.decoding.settings.table import DecodingSettings

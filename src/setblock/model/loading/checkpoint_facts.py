@@ -1,4 +1,9 @@
-"""Write the SBD facts of a checkpoint on disk, and change nothing else of it."""
+"""Write what this package adds to a checkpoint on disk: its SBD facts, and the lines by which Transformers' `generate` finds
+the package.
+
+No list of requirements goes with those. Transformers would refuse by that list even to load the model, which needs none of
+this.
+"""
 
 import json
 import os
@@ -48,3 +53,10 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
             os.replace(whole, folder)
     except OSError as error:
         raise SetBlockError(f"can't write {folder}: {error}") from error
+
+
+def write_custom_generate(checkpoint: Path) -> None:
+    """Write `custom_generate/generate.py` into a checkpoint, as the bundled model has it."""
+    path = Path("custom_generate", "generate.py")
+    (checkpoint / path).parent.mkdir()
+    shutil.copyfile(BUNDLED_MODEL / path, checkpoint / path)
