@@ -8,7 +8,7 @@ import json
 import os
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,8 +116,13 @@ CASES = [
     Case("future block", tied=False, loss="chunked", precision="bfloat16", checkpointing=False, optimizer="adamw"),
     Case("future block", tied=True, loss="plain", precision="bfloat16", checkpointing=True, optimizer="sgd"),
 ]
-USUAL = {0, 1, 4, 7, 9, 10}  # each value of a column is in some row; the others run nightly
-GROWING = [CASES[0], CASES[4], CASES[1]]  # stopped on two processes, ended on four
+USUAL = {1, 4, 7, 10}  # each value of a column is in some row; the others run nightly
+GROWING = (0, 4, 1)  # stopped on two processes, ended on four
+
+
+def params(numbers: Sequence[int], usual: Collection[int]) -> list[Any]:
+    marks = {number: [] if number in usual else [pytest.mark.nightly] for number in numbers}
+    return [pytest.param(CASES[number], id=str(CASES[number]), marks=marks[number]) for number in numbers]
 
 
 class StoppedError(Exception):
@@ -212,21 +217,26 @@ class Runs:
 @pytest.fixture(scope="module")
 def runs(models: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runs:
     folder = tmp_path_factory.mktemp("runs")
-    asked = {str(item.callspec.params["case"]) for item in request.session.items if "runs" in item.fixturenames}  # type: ignore[attr-defined]
-    cases = [case for case in CASES if str(case) in asked]
+    wanted: list[Any] = [item for item in request.session.items if item.path == request.path and "[" in item.name]
+    asked = {"runs": set[str](), "growing": set[str]()}
+    for item in wanted:
+        if "case" in item.callspec.params:
+            asked["growing" if "two_processes" in item.name else "runs"].add(str(item.callspec.params["case"]))
+    cases = [case for case in CASES if str(case) in asked["runs"] | asked["growing"]]
+    growing = [CASES[number] for number in GROWING if str(CASES[number]) in asked["growing"]]
 
     def all_of(kind: str, cases: Sequence[Case], **options: Any) -> dict[str, str]:
         return {str(case): run(case, models, folder / f"{kind}-{CASES.index(case)}", **options) for case in cases}
 
     def by_two() -> dict[str, str]:
-        started = all_of("growing", GROWING, stop=True)
+        started = all_of("growing", growing, stop=True)
         return all_of("ours", cases) | {f"growing {name}": each for name, each in started.items()}
 
     said = {
         "alone": in_group(1, lambda: all_of("alone", cases, is_one=True), folder / "group-1"),
         "four": in_group(4, lambda: all_of("ours", cases, stop=True), folder / "group-4", nodes=2),
         "two": in_group(2, by_two, folder / "group-2"),
-        "four again": in_group(4, lambda: all_of("growing", GROWING), folder / "group-4-again", nodes=2),
+        "four again": in_group(4, lambda: all_of("growing", growing), folder / "group-4-again", nodes=2),
     }
     return Runs(folder, said)
 
@@ -266,10 +276,7 @@ def assert_same(case: Case, ours: Path, alone: Path, start: Path) -> None:
             assert (found[name] - weight).float().norm() <= tolerance * weight.float().norm(), name
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=str(case), marks=[] if i in USUAL else pytest.mark.nightly) for i, case in enumerate(CASES)],
-)
+@pytest.mark.parametrize("case", params(range(len(CASES)), USUAL))
 def test_a_run_stopped_on_four_processes_ends_on_two_as_on_one(runs: Runs, models: Path, case: Case) -> None:
     for group, end in (("alone", "trained"), ("four", "stopped"), ("two", "trained")):
         for said in runs.said[group]:
@@ -279,7 +286,7 @@ def test_a_run_stopped_on_four_processes_ends_on_two_as_on_one(runs: Runs, model
     assert_same(case, runs.folder / f"ours-{number}", runs.folder / f"alone-{number}", start)
 
 
-@pytest.mark.parametrize("case", GROWING, ids=str)
+@pytest.mark.parametrize("case", params(GROWING, {4}))
 def test_a_run_stopped_on_two_processes_ends_on_four_as_on_one(runs: Runs, models: Path, case: Case) -> None:
     assert [said[f"growing {case}"] for said in runs.said["two"]] == ["stopped"] * 2
     assert [said[str(case)] for said in runs.said["four again"]] == ["trained"] * 4

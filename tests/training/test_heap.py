@@ -92,6 +92,7 @@ print(early - before, resident() - early)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="Linux says what is resident")
 def test_rows_of_changing_length_do_not_grow_the_process() -> None:
     """2,000 steps of 680 lengths: PyTorch's matrix products would keep memory for each of the last 1,024 shapes."""

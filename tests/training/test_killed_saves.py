@@ -1,9 +1,9 @@
 """A process is killed while checkpoints are written: the next run resumes from a whole one, and nothing of the end differs.
 
-    SETBLOCK_KILLS=20 pytest -s tests/training/test_killed_saves.py
+    SETBLOCK_KILLS=20 pytest -s -m nightly tests/training/test_killed_saves.py
 
 Four processes train by Accelerate's FSDP2 and save after each step. One of them gets SIGKILL in a save, and the others soon
-after it, as torchrun does. Chance draws the process and the moment. One kill where nothing else is said.
+after it, as torchrun does. Chance draws the process and the moment. Two kills where nothing else is said.
 """
 
 import json
@@ -16,13 +16,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from setblock.training.checkpoints import newest_checkpoint, step_of
 from setblock.training.trainer import SBDTrainer
 from training.fsdp_on_cpu import allow_fsdp_on_cpu
 from training.processes import ends_of, in_processes
 from training.test_fsdp import Case, losses, models, run, tensors_of  # noqa: F401
 
-KILLS = int(os.environ.get("SETBLOCK_KILLS", "1"))
+KILLS = int(os.environ.get("SETBLOCK_KILLS", "2"))
 STEPS = 2 * KILLS + 2
 TRAINING: dict[str, Any] = {"max_steps": STEPS, "save_steps": 1, "save_total_limit": 2}
 CASE = Case(optimizer="adamw", loss="chunked")
@@ -57,6 +59,7 @@ def killing(save: Any, number: int, delay: float) -> Any:
     return saving
 
 
+@pytest.mark.nightly
 def test_a_process_killed_in_a_save_loses_nothing(models: Path, tmp_path: Path) -> None:  # noqa: F811
     whole, broken = tmp_path / "whole", tmp_path / "broken"
 
