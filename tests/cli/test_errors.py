@@ -35,7 +35,6 @@ def _edit_config(folder, edit):
         (["--sampler", "magic"], "sampler must be one of confidence-threshold, "),
         (["--sampler-option", "gama=1"], "did you mean 'gamma'?"),
         (["--block-size", "0"], "block_size must be at least 1, not 0"),
-        (["--draft-passes", "2"], "--draft-passes is not known: drafts are made by one pass"),
         (["--max-new-tokens", "0"], "max_new_tokens must be at least 1, not 0"),
         (["--max-new-tokens", "5", "--min-new-tokens", "6"], "min_new_tokens must be at most max_new_tokens, 5, not 6"),
         (["--temperature", "-1"], "temperature must be a finite number of at least 0, not -1.0"),
