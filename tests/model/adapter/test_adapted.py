@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from families import tiny_sbd
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.model.adapter.adapted import AdaptedLinear, InnerProduct
+from setblock.model.adapter.adapted import Update
+from setblock.model.adapter.gate import block_only
 from setblock.model.loading.loading import load
 from setblock.model.weights.prepacked import PrepackedLinear, is_supported
 from setblock.training.adapters import AdapterSection, add_adapter
@@ -66,10 +68,60 @@ def test_computes_what_peft_does(tmp_path, tokenizer, family):
 def test_nothing_of_peft_is_left(checkpoint):
     model = load(checkpoint[0]).model
     assert not [name for name, each in model.named_modules() if type(each).__module__.startswith("peft")]
-    adapted = [each for each in model.modules() if isinstance(each, AdaptedLinear)]
-    inner = {id(each) for each in model.modules() if isinstance(each, InnerProduct)}
+    updates = [each for each in model.modules() if isinstance(each, Update)]
     layers = model.config.num_hidden_layers
-    assert (len(adapted), len(inner)) == (7 * layers, 4 * layers)
+    assert (sum(len(each.layers) for each in updates), len(updates)) == (7 * layers, 4 * layers)
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operators that compute or copy something, which views do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def operations(model, in_block):
+    with torch.inference_mode(), block_only(model, in_block), Operations() as counted:
+        model(TOKENS)
+    return counted.count
+
+
+def test_a_prepacked_pass_has_one_small_operation_more_for_each_input(tmp_path, tokenizer):
+    """And one fewer for each product that siblings share: q, k and v; gate and up. Those of the mask token's row, and of asking
+    where the block is, are there once."""
+    folder, _ = saved(tmp_path, tokenizer)
+    base, sbd = tiny_sbd("llama", tokenizer, mode="shifted"), load(folder)
+    if is_supported(torch.float32):
+        for each in (base, sbd):
+            each.prepack()
+        plain, drafting = operations(base.model, IN_BLOCK), operations(sbd.model, IN_BLOCK)
+        assert drafting - plain <= sbd.model.config.num_hidden_layers * (4 - 3) + 8
+
+
+@pytest.mark.parametrize("prepacked", [False, True])
+@pytest.mark.parametrize("in_block", [[0, 0, 0, 0, 1, 1, 1], [0, 1, 0, 0, 1, 0, 1], [1] * 7], ids=str)
+def test_only_rows_of_the_block_change(checkpoint, prepacked, in_block):
+    """Wherever they are, and whichever way the gate is told."""
+    sbd = load(checkpoint[0])
+    if prepacked and is_supported(torch.float32):
+        sbd.prepack()
+    rows, where = torch.tensor([in_block]).bool(), {}
+    with torch.inference_mode():
+        plain = sbd.model(TOKENS, output_hidden_states=True).hidden_states
+        for fixed in (False, True):
+            with block_only(sbd.model, rows, is_fixed=fixed):
+                where[fixed] = sbd.model(TOKENS, output_hidden_states=True).hidden_states
+    torch.testing.assert_close(where[False], where[True], atol=1e-3, rtol=1e-3)
+    first = min(i for i, inside in enumerate(in_block) if inside)
+    for layer, (before, after) in enumerate(zip(plain, where[False], strict=True)):
+        assert torch.equal(before[0, :first], after[0, :first])
+        if layer:
+            assert not torch.isclose(before[0, rows[0]], after[0, rows[0]]).all(dim=-1).any()
 
 
 def test_layers_that_see_a_part_of_the_tokens_are_refused(checkpoint):
@@ -96,9 +148,9 @@ def test_prepacked_and_compiled_it_decodes_the_same(checkpoint, prompts, compile
     sbd = load(checkpoint[0])
     if is_supported(torch.float32):
         sbd.prepack()
-        assert not [each for each in sbd.model.modules() if isinstance(each, AdaptedLinear) or type(each) is nn.Linear]
+        assert not [each for each in sbd.model.modules() if isinstance(each, Update) or type(each) is nn.Linear]
         packed = [each for each in sbd.model.modules() if isinstance(each, PrepackedLinear)]
-        assert len(packed) == 8 * sbd.model.config.num_hidden_layers + 1, "two for each input, and the head"
+        assert len(packed) == 4 * sbd.model.config.num_hidden_layers + 1, "one for each input, and the head"
     if compiled:
         sbd.compile(backend="eager")
     assert answers(sbd, prompts) == expected

@@ -1,9 +1,10 @@
-"""Run an adapter of the future block in decoding: few products of the model's own type for each layer.
+"""Run an adapter of the future block in decoding: few small products of the model's own type for each layer.
 
-Knows what PEFT has loaded, and takes its layers' place. Knows nothing of training (`setblock.model.adapter.adapter`).
+Knows what PEFT has loaded, and leaves nothing of it. Knows nothing of training (`setblock.model.adapter.adapter`).
 
-LoRA adds `B A x`. Layers that read one input x have one product `x Aᵀ`, which is zero for tokens outside the block; so what a
-layer adds to their outputs is zero, and they stay exactly the base model's.
+LoRA adds `B A x`. Layers that read one input x have one product with A, of the block's rows alone, and each adds its part to
+these rows of its output. All other rows are exactly the base model's. Hooks of the base layers do so, whatever these are.
+`setblock.model.adapter.joined` has a faster way, for weights that are prepacked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,66 +22,48 @@ from setblock.model.adapter.gate import Gate
 from setblock.model.adapter.siblings import SharedProduct, sharing_input
 
 
-class InnerProduct(nn.Module):
-    """Compute `x Aᵀ` for the layers that read one input, with zeros for tokens that the gate leaves out."""
+class Update(nn.Module):
+    """Hold the adapter's update of layers that read one input, and add it to what they give where the gate is open.
 
-    def __init__(self, gate: Gate, weights: Sequence[Tensor]) -> None:
-        """Take the matrices A [r, in_features], one for each layer."""
-        super().__init__()
-        self.weight: Tensor
-        self.register_buffer("weight", torch.cat([*weights]))
-        self.gate = gate
-        self._sizes = [len(weight) for weight in weights]
-        self._shared = SharedProduct()
+    Attributes:
+        gate: says which rows.
+        layers: the base layers, each with a hook.
+        inner: [R, in_features], their matrices A, stacked.
+    """
 
-    def part(self, index: int, hidden: Tensor) -> Tensor:
-        """Return [..., r] of one of the layers, for its input [..., in_features]."""
-        return self._shared.part(index, hidden, self.forward)
-
-    def forward(self, hidden: Tensor) -> Sequence[Tensor]:
-        """Map [..., in_features] to [..., r] for each layer."""
-        return torch.split(self.gate.gated(linear(hidden, self.weight)), self._sizes, dim=-1)
-
-
-class AdaptedLinear(nn.Module):
-    """Add an adapter's update to a linear layer where the gate is open."""
-
-    def __init__(self, base_layer: nn.Module, inner: InnerProduct, index: int, outer: Tensor) -> None:
-        """Take the parts of the layer.
+    def __init__(
+        self, gate: Gate, layers: Sequence[nn.Module], inner: Sequence[Tensor], outer: Sequence[Tensor]
+    ) -> None:
+        """Put a hook on each layer.
 
         Args:
-            base_layer: the model's own.
-            inner: has the product with A.
-            index: this layer's place in it.
-            outer: [r, out_features], the transposed B, with LoRA's factor in it.
+            gate, layers: see above.
+            inner: A [r, in_features] of each layer.
+            outer: [r, out_features] of each layer: the transposed B, with LoRA's factor in it.
         """
         super().__init__()
-        self.base_layer: Any = base_layer
-        self.inner = inner
-        self.outer: Tensor
-        self.register_buffer("outer", outer)
-        self.index = index
+        self.gate, self.layers = gate, tuple(layers)
+        self.ranks = [len(each) for each in inner]
+        self.inner: Tensor
+        self.register_buffer("inner", torch.cat([*inner]))
+        for index, (layer, each) in enumerate(zip(layers, outer, strict=True)):
+            self.register_buffer(f"outer_{index}", each)
+            layer.register_forward_hook(partial(self._add, index))
+        layers[0].add_module("update", self)  # it goes where the model goes
+        self._shared = SharedProduct()
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map [..., in_features] to [..., out_features]."""
-        output: Tensor = self.base_layer(hidden)
-        if not self.inner.gate.is_open:
-            return output
-        inside = self.inner.part(self.index, hidden)
-        flat = output.reshape(-1, output.shape[-1])
-        return torch.addmm(flat, inside.reshape(len(flat), -1), self.outer).view(output.shape)
+    def outer(self, index: int) -> Tensor:
+        """Return [r, out_features] of one of the layers."""
+        return self.get_buffer(f"outer_{index}")
 
-    @property
-    def weight(self) -> Tensor:
-        """Return the base layer's weight."""
-        weight: Tensor = self.base_layer.weight
-        return weight
+    def _inside(self, hidden: Tensor) -> Sequence[Tensor]:
+        """Map [..., in_features] to [n, r] for each layer."""
+        return torch.split(self.gate.gated(linear(self.gate.rows(hidden), self.inner)), self.ranks, dim=-1)
 
-    @property
-    def bias(self) -> Tensor | None:
-        """Return the base layer's bias."""
-        bias: Tensor | None = self.base_layer.bias
-        return bias
+    def _add(self, index: int, base: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        if self.gate.is_open:
+            inside = self._shared.part(index, args[0], self._inside)
+            self.gate.rows(output).addmm_(inside, self.outer(index))
 
 
 def load_adapter(model: PreTrainedModel, source: str) -> Gate:
@@ -100,11 +83,10 @@ def load_adapter(model: PreTrainedModel, source: str) -> Gate:
 
 
 def _taken_over(model: PreTrainedModel) -> Gate:
-    """Put layers of ours in the place of PEFT's, and return their gate."""
+    """Put the base layers back in the place of PEFT's, with hooks of ours, and return their gate."""
     from peft.tuners.lora import LoraLayer
     from peft.utils import TrainableTokensWrapper
 
-    gate = Gate(model)
     layers: dict[str, Any] = {}
     replaced: dict[nn.Module, nn.Module] = {}
     for name, layer in model.named_modules():
@@ -114,30 +96,29 @@ def _taken_over(model: PreTrainedModel) -> Gate:
                 _set_row(layer.original_module, *trained_row(layer.token_adapter))
         elif isinstance(layer, LoraLayer):
             check_layer(layer, name)
-            layer.enable_adapters(False)
             layers[name] = layer
     bases: dict[str, nn.Module] = {name: layer.get_base_layer() for name, layer in layers.items()}
+    replace_modules(model, replaced | {layers[name]: base for name, base in bases.items()})
     checks = [base.register_forward_hook(lambda base, _, output: check_output(output, base)) for base in bases.values()]
     groups = sharing_input(model, bases)
     for check in checks:
         check.remove()
+    gate = Gate(model)
     for group in groups:
-        of_group = [layers[name] for name in group]
-        adapters = [layer.active_adapters[0] for layer in of_group]
-        inner = InnerProduct(
-            gate,
-            [
-                layer.lora_A[name].weight.detach().to(model.dtype)
-                for layer, name in zip(of_group, adapters, strict=True)
-            ],
-        )
-        for index, (layer, name) in enumerate(zip(of_group, adapters, strict=True)):
-            outer = layer.lora_B[name].weight.detach() * layer.scaling[name]
-            replaced[layer] = AdaptedLinear(
-                layer.get_base_layer(), inner, index, outer.t().to(model.dtype).contiguous()
-            )
-    replace_modules(model, replaced)
+        for is_linear in (True, False):  # what can be joined, and what can't
+            names = [name for name in group if (type(bases[name]) is nn.Linear) is is_linear]
+            if names:
+                factors = [_factors(layers[name], model.dtype) for name in names]
+                Update(gate, [bases[name] for name in names], *zip(*factors, strict=True))
     return gate
+
+
+def _factors(layer: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return A [r, in_features] and the transposed B [r, out_features], with LoRA's factor in it, of one of PEFT's
+    layers."""
+    (name,) = layer.active_adapters
+    inner, outer = layer.lora_A[name].weight.detach(), layer.lora_B[name].weight.detach() * layer.scaling[name]
+    return inner.to(dtype), outer.t().to(dtype).contiguous()
 
 
 def replace_modules(model: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> None:

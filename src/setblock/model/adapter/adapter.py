@@ -71,9 +71,9 @@ def _updated(layer: Any, gate: Gate, base: nn.Module, args: tuple[Any, ...], out
     inside = first(layer.lora_dropout[name](args[0] if is_cast else args[0].to(first.weight.dtype)))
     if torch.is_grad_enabled() and inside.dtype == output.dtype and type(base) is nn.Linear:
         add: Any = _AddedUpdate.apply
-        updated: Tensor = add(output, gate.gated(inside), second.weight.to(output.dtype), scaling)
+        updated: Tensor = add(output, gate.gated(gate.rows(inside)), second.weight.to(output.dtype), scaling)
         return updated
-    summed: Tensor = output + gate.gated(second(inside)) * scaling
+    summed: Tensor = output + gate.gated(gate.rows(second(inside))).view_as(output) * scaling
     return summed.to(output.dtype)
 
 

@@ -18,8 +18,7 @@ class Gate:
 
     def __init__(self, model: nn.Module) -> None:
         """Become the gate of a model."""
-        self.is_open = False
-        self._left_out: Tensor | None = None  # [B, T] bool; None where there are none
+        self.set(None)
         setattr(model, _GATE, self)
 
     def set(self, tokens: Tensor | None) -> None:
@@ -27,48 +26,64 @@ class Gate:
 
         Stays so until it is said otherwise: with activation checkpointing, the backward pass runs layers again.
         """
-        self.is_open, self._left_out = tokens is not None, None if tokens is None else ~tokens
+        self.is_open, self._rows = tokens is not None, slice(0, None)
+        self._left_out = (
+            None if tokens is None else ~tokens.flatten()
+        )  # of `_rows`, [N] bool; None where there are none
+        self._tokens = None if tokens is None else tokens.numel()
+
+    def set_rows(self, tokens: Tensor) -> None:
+        """Do as `set` does, for `tokens` [B, T] on a CPU of which some are True: what is before the first and after the
+        last costs nothing."""
+        self.set(tokens)
+        assert self._left_out is not None
+        places = tokens.flatten().nonzero()
+        self._rows = slice(int(places[0]), int(places[-1]) + 1)
+        has_gaps = len(places) < self._rows.stop - self._rows.start
+        self._left_out = self._left_out[self._rows] if has_gaps else None
 
     def open(self) -> None:
         """Let it act on all tokens of the next passes, until it is said otherwise."""
-        self.is_open, self._left_out = True, None
+        self.set(None)
+        self.is_open = True
 
     @contextmanager
     def closed(self) -> Iterator[None]:
         """Act on none for a while."""
-        before = self.is_open, self._left_out
+        before = dict(vars(self))
         self.set(None)
         try:
             yield
         finally:
-            self.is_open, self._left_out = before
+            vars(self).update(before)
 
     @contextmanager
-    def open_at(self, tokens: Tensor) -> Iterator[None]:
-        """Open the gate as `set` does, for a while."""
-        self.set(tokens)
+    def open_at(self, tokens: Tensor, *, by_rows: bool = False) -> Iterator[None]:
+        """Open the gate as `set` does, or as `set_rows`, for a while."""
+        (self.set_rows if by_rows else self.set)(tokens)
         try:
             yield
         finally:
             self.set(None)
 
-    def gated(self, update: Tensor) -> Tensor:
-        """Return an update with zeros for tokens that the adapter does not act on.
-
-        Args:
-            update: [B, T, ...] or, where a layer sees its tokens in a row, [B * T, ...].
+    def rows(self, tokens: Tensor) -> Tensor:
+        """Return the rows [n, D] of [..., D] that the adapter may act on: those of `gated` too, where n is less than
+        all.
 
         Raises:
             SetBlockError: they are not all tokens of the pass.
         """
-        if self._left_out is None:
-            return update
-        if update.shape[:-1].numel() != self._left_out.numel():
+        flat = tokens.flatten(0, -2)
+        if self._tokens is not None and len(flat) != self._tokens:
             raise SetBlockError(
                 "an adapter on noisy tokens only needs layers that see every token of a pass, and one sees a part"
             )
+        return flat[self._rows]
+
+    def gated(self, rows: Tensor) -> Tensor:
+        """Return what `rows` gave, or was computed from that, with zeros for tokens that the adapter does not act on."""
         # Not a product: what is not a number stays so when multiplied by 0.
-        return update.masked_fill(self._left_out.reshape(*update.shape[:-1], 1), 0)
+        return rows if self._left_out is None else rows.masked_fill(self._left_out[:, None], 0)
 
 
 def gate_of(model: nn.Module) -> Gate | None:
@@ -80,10 +95,11 @@ def block_only(model: nn.Module, in_block: Tensor, *, is_fixed: bool = False) ->
     """Make the adapter, if there is one, act where `in_block` [B, T] is True, in the future block.
 
     Args:
-        is_fixed: don't look whether it is True anywhere. A pass where it is not then costs what one with a block does.
+        is_fixed: don't look where it is True. A pass without a block then costs what one with a block does.
     """
     gate = gate_of(model)
-    # Where nothing is in a block, a pass is the base model's. Only a CPU can say so without a wait.
-    if gate is None or (not is_fixed and in_block.device.type == "cpu" and not in_block.any()):
+    # Where nothing is in a block, a pass is the base model's. Only a CPU can say so, and where it is, without a wait.
+    by_rows = in_block.device.type == "cpu" and not is_fixed
+    if gate is None or (by_rows and not in_block.any()):
         return nullcontext()
-    return gate.open_at(in_block)
+    return gate.open_at(in_block, by_rows=by_rows)
