@@ -38,6 +38,16 @@ def test_export(run, sbd_folder, tmp_path):
         assert reason in outcome.message
 
 
+def test_an_adapter_of_another_form_is_no_export_for_sglang(run, sbd_folder, tmp_path):
+    for options, reason in (
+        (("--uno", tmp_path / "uno"), "only an adapter on the future block"),
+        ((), "give either --output FILE.gguf or --uno FOLDER"),
+    ):
+        outcome = run("export", "--model", sbd_folder, *options)
+        assert outcome.code == 1
+        assert reason in outcome.message
+
+
 @needs_llama
 def test_k_quants(run, file, tmp_path):
     assert run("export", "--model", file, "--output", tmp_path / "x.gguf", "--type", "q4_k_m").code == 0

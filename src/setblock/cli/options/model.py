@@ -30,6 +30,12 @@ class ModelOptions:
         "Folder, hub id or name (`setblock fetch`) of a causal LM, or a GGUF file. Default: `bundled`, the included model.",
         "--model",
     )
+    adapter: Path | None = option(
+        None,
+        "Folder with a UNO adapter of the model (plain LoRA). It drafts for method exact; the text stays the model's.",
+        metavar="FOLDER",
+        is_rare=True,
+    )
     dtype: Dtype = option("auto", "Type of the weights. auto: as in the checkpoint.", is_rare=True)
     device: str | None = option(
         None,
@@ -123,6 +129,7 @@ def _loaded(options: ModelOptions, *, blocks: bool, fastest: bool) -> "SBDModel"
             device=options.device,
             trust_remote_code=options.trust_remote_code,
             quantization=options.quantization,
+            adapter=options.adapter,
         ),
         str(options.source),
         blocks=blocks,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from setblock.model.protocol.language_model import LanguageModel
 
 RuntimeName = Literal["transformers", "llama-cpp"]
-_OF_TRANSFORMERS = ("dtype", "device", "trust_remote_code", "quantization", "compile", "prepack")
+_OF_TRANSFORMERS = ("adapter", "dtype", "device", "trust_remote_code", "quantization", "compile", "prepack")
 OF_LLAMA = {each.name: each.type for each in fields(LlamaOptions) if each.name != "use_extra_bufts"}
 
 

@@ -1,4 +1,4 @@
-"""Export a checkpoint as a GGUF file for llama.cpp (`setblock export`)."""
+"""Export a checkpoint as a GGUF file for llama.cpp, or its adapter for SGLang (`setblock export`)."""
 
 import tempfile
 from pathlib import Path
@@ -17,7 +17,13 @@ FileType = Literal[CacheType, KQuant]
 
 def export(
     model: str = option(..., "Folder, hub id or name of a checkpoint, or `bundled`.", show_default=False),
-    file: Path = option(..., "The GGUF file to write.", "--output", show_default=False),
+    file: Path | None = option(None, "The GGUF file to write.", "--output", show_default=False),
+    uno: Path | None = option(
+        None,
+        "A new folder for the checkpoint's adapter, as SGLang's --uno-lora-path reads it, instead of a GGUF file.",
+        metavar="FOLDER",
+        show_default=False,
+    ),
     weights: FileType = option(
         "f16",
         "Type of the stored matrices, by llama.cpp's names. Types with a k in their names need llama.cpp (pip install "
@@ -30,7 +36,15 @@ def export(
 
     The file contains the tokenizer, the mask token, and the block sizes and calibrations of the model. `setblock generate
     --model FILE` decodes it in blocks. llama.cpp alone decodes it plainly, like any other model.
+
+    --uno writes the adapter alone, if it was trained in UNO's form, and prints the command that serves it.
     """
+    if (file is None) == (uno is None):
+        raise SetBlockError("give either --output FILE.gguf or --uno FOLDER")
+    if uno is not None:
+        _export_uno(model, uno, as_json=as_json)
+        return
+    assert file is not None
     import torch
 
     from setblock.export.gguf_file import WeightType, write_gguf
@@ -58,3 +72,35 @@ def export(
         print_json({"file": str(file), "type": weights, "bytes": size, "trained_for_blocks": loaded.facts is not None})
     else:
         typer.echo(f"saved to {file}: {size / 1e6:,.1f} MB, {weights}")
+
+
+def _export_uno(model: str, folder: Path, *, as_json: bool) -> None:
+    import shlex
+
+    from setblock.decoding.settings.defaults import usual_block_size
+    from setblock.model.adapter.adapter import ADAPTER_FOLDER
+    from setblock.model.adapter.uno import write_uno
+    from setblock.model.loading.loading import load_tokenizer
+    from setblock.model.protocol.facts import read_facts
+
+    silence_libraries()
+    config, _ = load_tokenizer(model)
+    facts = read_facts(config)
+    try:
+        write_uno(Path(model) / ADAPTER_FOLDER, facts, folder)
+    except SetBlockError as error:
+        raise SetBlockError(f"model {model}: {error}") from error
+    assert facts is not None
+    options = {
+        "model-path": model,
+        "speculative-algorithm": "UNO",
+        "uno-lora-path": folder,
+        "speculative-num-draft-tokens": usual_block_size(facts.block_sizes),
+        "attention-backend": "fa3",
+    }
+    given = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items())
+    command = f"python -m sglang.launch_server {given}"
+    if as_json:
+        print_json({"folder": str(folder), "command": command})
+    else:
+        typer.echo(f"saved to {folder}. To serve it with SGLang on one GPU:\n{command}")

@@ -66,8 +66,11 @@ class Update(nn.Module):
             self.gate.rows(output).addmm_(inside, self.outer(index))
 
 
-def load_adapter(model: PreTrainedModel, source: str) -> Gate:
+def load_adapter(model: PreTrainedModel, source: str, *, subfolder: str = ADAPTER_FOLDER) -> Gate:
     """Put the adapter that lies in the checkpoint `source` into the model that was loaded from it, to decode with.
+
+    Args:
+        subfolder: where in the checkpoint; empty where `source` is the folder of an adapter.
 
     Raises:
         SetBlockError: PEFT is not installed, or a layer is of a kind that can't act on some tokens only.
@@ -78,7 +81,7 @@ def load_adapter(model: PreTrainedModel, source: str) -> Gate:
     except ImportError as error:
         raise SetBlockError("the checkpoint's adapter needs PEFT: pip install 'setblock[peft]'") from error
     with quiet_peft():
-        PeftModel.from_pretrained(model, source, subfolder=ADAPTER_FOLDER)  # changes the model's layers in place
+        PeftModel.from_pretrained(model, source, subfolder=subfolder)  # changes the model's layers in place
     return _taken_over(model)
 
 

@@ -21,6 +21,7 @@ from transformers.utils import cached_file
 
 from setblock.errors import SetBlockError, SetBlockWarning, warn
 from setblock.model.adapter.adapted import load_adapter
+from setblock.model.adapter.uno import read_plain_lora, uno_facts
 from setblock.model.attention.attention import layer_windows
 from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.loading.gguf import (
@@ -60,6 +61,7 @@ def load(
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
     quantization: Quantization | None = None,
+    adapter: str | Path | None = None,
 ) -> SBDModel:
     """Load a causal LM from a local folder, a hub id, a GGUF file or by a short name such as `smollm2`.
 
@@ -76,6 +78,8 @@ def load(
         quantization: `int8`: weights of linear layers in eight bits, by torchao (`pip install 'setblock[quantize]'`). Such a
             model can decode, but it cannot be trained or saved. `nf4`: in four bits, by bitsandbytes, on a GPU; an
             adapter can be trained on such a model.
+        adapter: a folder with a UNO adapter (arXiv 2609.04010) of this model: it drafts, by causal blocks of uniform noise, and
+            the model's own text stays what it is.
 
     Raises:
         SetBlockError: the model does not exist, one of its files is damaged, its architecture does not support blocks,
@@ -98,6 +102,12 @@ def load(
         facts = read_facts(config) if metadata is None else facts_in(metadata, source, vocab_size=vocab_size)
     except SetBlockError as error:
         raise SetBlockError(f"model {source}: {error}") from error
+
+    if adapter is not None:
+        if facts is not None and facts.noisy_adapter:
+            raise SetBlockError(f"model {source} has an adapter on its future block already: load it without another")
+        read_plain_lora(Path(adapter))
+        facts = uno_facts(vocab_size)
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -130,7 +140,10 @@ def load(
             facts.write_to(model.config)
     if facts is not None and facts.noisy_adapter:
         with _reading(source, "its adapter"):
-            load_adapter(model, source)
+            if adapter is None:
+                load_adapter(model, source)
+            else:
+                load_adapter(model, str(adapter), subfolder="")
 
     # 3. How its weights are stored, and where it runs
     if quantization == "int8":
@@ -153,7 +166,8 @@ def load(
     sbd = SBDModel(model, tokenizer, facts=facts, quantization=quantization)
     if metadata is None and (texts := _draft_text_in(source)) is not None:
         sbd.draft_text = draft_text_of(read_texts(texts), sbd)
-    warn_if_untrained(source, facts)
+    if adapter is None:
+        warn_if_untrained(source, facts)
     return sbd
 
 

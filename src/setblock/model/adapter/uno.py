@@ -1,0 +1,107 @@
+"""Read and write adapters in UNO's form (arXiv 2609.04010): plain LoRA of PEFT, which acts on uniform noise in causal blocks.
+
+Knows PEFT's two files, and what SGLang's `--uno-lora-path` reads of them. Knows nothing of models.
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from setblock.errors import SetBlockError
+from setblock.model.protocol.facts import SBDFacts
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+# More than A and B of each layer, or another factor than alpha / r
+_MORE = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices")
+
+
+def uno_facts(vocab_size: int) -> SBDFacts:
+    """Return the facts of a base model with V tokens and a UNO adapter, which records no block size."""
+    return SBDFacts(
+        None,
+        logit_shift=True,
+        first_token_from_causal=True,
+        noisy_adapter=True,
+        noise_vocab_size=vocab_size,
+        causal_block=True,
+    )
+
+
+def read_plain_lora(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the config and the weights of a plain LoRA adapter of PEFT.
+
+    Raises:
+        SetBlockError: it is not there, is broken, or is more than plain LoRA.
+    """
+    try:
+        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        weights = load_file(folder / _WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise SetBlockError(f"{folder} must hold an adapter, {_CONFIG} and {_WEIGHTS}: {error}") from error
+    kind = config.get("peft_type") if isinstance(config, dict) else None
+    if kind != "LORA":
+        raise SetBlockError(f"{folder}: the adapter must be LORA, not {kind}")
+    more = next(
+        (name for name in _MORE if config.get(name)), "bias" if config.get("bias") not in (None, "none") else None
+    )
+    if more is None and not all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in weights):
+        more = "other weights"
+    if more is not None:
+        raise SetBlockError(f"{folder}: the adapter must be plain LoRA, and has {more}")
+    return config, weights
+
+
+def write_uno(source: Path, facts: SBDFacts | None, folder: Path) -> None:
+    """Write the adapter of a checkpoint as SGLang reads it, in bfloat16. The folder appears once it is whole.
+
+    Args:
+        source: the folder of the adapter.
+        facts: of the checkpoint.
+        folder: must not exist.
+
+    Raises:
+        SetBlockError: the checkpoint has no such adapter, the form is another, or the folder can't be written.
+    """
+    if facts is None or not facts.noisy_adapter:
+        raise SetBlockError("only an adapter on the future block (adapter.only_noisy) can be exported for UNO")
+    wrong = [
+        name
+        for name, holds in (
+            ("training.noise uniform", facts.noise_vocab_size is not None),
+            ("training.block_attention causal", facts.causal_block),
+            ("training.logit_shift true", facts.logit_shift),
+        )
+        if not holds
+    ]
+    if wrong:
+        raise SetBlockError(f"the adapter was not trained in UNO's form: it needs {', '.join(wrong)}")
+    config, weights = read_plain_lora(source)
+    layers = {name.split(".")[-3] for name in weights}
+    attention = layers & {"q_proj", "k_proj", "v_proj"}
+    if layers - _PROJECTIONS or (attention and not {"q_proj", "v_proj"} <= layers):
+        raise SetBlockError(
+            f"SGLang takes adapters of {', '.join(sorted(_PROJECTIONS))}, q_proj with v_proj, "
+            f"not of {', '.join(sorted(layers))}"
+        )
+    if folder.exists():
+        raise SetBlockError(f"{folder} exists already: --uno must name a new folder")
+    config |= {"target_modules": sorted(layers), "base_model_name_or_path": None}
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+            whole = Path(temporary) / folder.name
+            whole.mkdir()
+            (whole / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            rounded = {name: weight.to(torch.bfloat16).contiguous() for name, weight in weights.items()}
+            save_file(rounded, whole / _WEIGHTS, metadata={"format": "pt"})
+            (whole / _WEIGHTS).chmod((whole / _CONFIG).stat().st_mode)
+            os.replace(whole, folder)
+    except OSError as error:
+        raise SetBlockError(f"can't write {folder}: {error}") from error

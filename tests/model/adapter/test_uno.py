@@ -1,0 +1,196 @@
+"""UNO adapters: what is exported is what PEFT reads, and what is loaded decodes as a plain two-pass UNO does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from families import tiny_sbd
+from setblock.decoding.generate import generate_batch
+from setblock.decoding.samplers import ConfidenceThreshold
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.step.choice import choose_tokens, draws_of, random_tokens
+from setblock.errors import SetBlockError
+from setblock.model.adapter.adapter import ADAPTER_FOLDER, quiet_peft
+from setblock.model.adapter.uno import write_uno
+from setblock.model.loading.loading import load
+from setblock.model.protocol.facts import SBDFacts
+from setblock.model.sbd_model import SBDModel
+from setblock.training.adapters import AdapterSection, add_adapter
+
+peft = pytest.importorskip("peft")
+
+UNO: dict[str, Any] = {"noise": "uniform", "causal_block": True, "logit_shift": True, "noisy_adapter": True}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """Holds `base`, without facts; and `model`, the same with an adapter in UNO's form."""
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted", initializer_range=0.2)
+    sbd.facts = None
+    sbd.model.config.setblock = None
+    SBDModel(sbd.model, tokenizer).save(tmp_path / "base")
+    sbd.prepare_for_training(block_sizes=[4], **UNO)
+    state = {name: weight.clone() for name, weight in sbd.model.state_dict().items()}
+    wrapped: Any = add_adapter(sbd, AdapterSection(r=4, alpha=64, only_noisy=True))
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in wrapped.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_(std=0.1, generator=generator)
+    wrapped.save_pretrained(tmp_path / "trained")
+    sbd.save(tmp_path / "model", state=state, adapter=tmp_path / "trained")
+    return tmp_path
+
+
+def by_peft(base: Path, adapter: Path) -> Any:
+    with quiet_peft():
+        return peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+
+
+def test_an_exported_adapter_comes_back_equal_through_peft(folder: Path) -> None:
+    sbd = load(folder / "model")
+    write_uno(folder / "model" / ADAPTER_FOLDER, sbd.facts, folder / "uno")
+    ours = load_file(folder / "model" / ADAPTER_FOLDER / "adapter_model.safetensors")
+    written = load_file(folder / "uno" / "adapter_model.safetensors")
+    assert written.keys() == ours.keys()
+    for name, weight in written.items():
+        assert weight.dtype == torch.bfloat16
+        assert torch.equal(weight, ours[name].bfloat16()), name
+    config = json.loads((folder / "uno" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["peft_type"]) == (4, 64, "LORA")
+    projections = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert config["target_modules"] == projections
+    wrapped = by_peft(folder / "base", folder / "uno")
+    found = peft.get_peft_model_state_dict(wrapped)
+    assert found.keys() == ours.keys()
+    assert all(torch.equal(found[name].float(), weight.bfloat16().float()) for name, weight in ours.items())
+    layers = [each for each in wrapped.modules() if isinstance(each, peft.tuners.lora.LoraLayer)]
+    assert len(layers) == 7 * 3
+    assert {each.scaling["default"] for each in layers} == {16.0}
+    with pytest.raises(SetBlockError, match="exists already"):
+        write_uno(folder / "model" / ADAPTER_FOLDER, sbd.facts, folder / "uno")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"noise_vocab_size": None, "mask_token_id": 3}, "needs training.noise uniform$"),
+        ({"causal_block": False}, "needs training.block_attention causal$"),
+        ({"logit_shift": False}, "needs training.logit_shift true$"),
+        ({"noisy_adapter": False}, "only an adapter on the future block"),
+    ],
+)
+def test_another_form_is_refused(folder: Path, change: dict[str, Any], message: str) -> None:
+    facts = SBDFacts(**(vars(load(folder / "model").facts) | change))
+    with pytest.raises(SetBlockError, match=message):
+        write_uno(folder / "model" / ADAPTER_FOLDER, facts, folder / "uno")
+    assert not (folder / "uno").exists()
+
+
+@pytest.mark.parametrize(
+    "change", ["use_rslora", "use_dora", "trainable_token_indices", "peft_type", "weights", "k_proj"]
+)
+def test_what_is_no_plain_lora_is_refused_and_not_read(folder: Path, change: str) -> None:
+    trained = folder / "trained"
+    config = json.loads((trained / "adapter_config.json").read_text())
+    weights = load_file(trained / "adapter_model.safetensors")
+    if change == "weights":
+        weights["base_model.model.model.embed_tokens.weight"] = torch.zeros(1)
+    elif change == "k_proj":
+        weights = {name: each for name, each in weights.items() if change in name}
+    else:
+        config[change] = "IA3" if change == "peft_type" else [3]
+    (trained / "adapter_config.json").write_text(json.dumps(config))
+    save_file(weights, trained / "adapter_model.safetensors")
+    with pytest.raises(SetBlockError, match=r"must be plain LoRA|must be LORA|q_proj with v_proj"):
+        write_uno(trained, load(folder / "model").facts, folder / "uno")
+    if change != "k_proj":
+        with pytest.raises(SetBlockError, match=r"must be plain LoRA|must be LORA"):
+            load(folder / "base", adapter=trained)
+
+
+def test_a_folder_without_safetensors_is_refused(folder: Path) -> None:
+    (folder / "trained" / "adapter_model.safetensors").rename(folder / "trained" / "adapter_model.bin")
+    with pytest.raises(SetBlockError, match="must hold an adapter"):
+        load(folder / "base", adapter=folder / "trained")
+    with pytest.raises(SetBlockError, match="has an adapter on its future block already"):
+        load(folder / "model", adapter=folder / "trained")
+
+
+class TwoPasses:
+    """UNO by Transformers and PEFT alone: a pass that drafts F candidates, and a pass that checks them. After a block that
+    was right to its end, the next one begins at its last token, as ours does."""
+
+    def __init__(self, folder: Path, settings: DecodingSettings) -> None:
+        self.model, self.settings = by_peft(folder / "base", folder / "trained").eval(), settings
+        self.passes = self.right = self.saved = 0
+
+    def chosen(self, logits: torch.Tensor, start: int) -> list[int]:
+        draws = draws_of([self.settings], vocab_size=logits.shape[-1], device=logits.device)
+        positions = start + torch.arange(len(logits))[None]
+        found: list[int] = choose_tokens(logits[None].float(), draws, positions=positions)[0].tolist()
+        return found
+
+    @torch.inference_mode()
+    def answer(self, prompt: list[int], new_tokens: int) -> list[int]:
+        limit, vocabulary, was_right = len(prompt) + new_tokens, self.model.config.vocab_size, False
+        with self.model.disable_adapter():  # the prefill gives the first seed
+            kept = [*prompt, *self.chosen(self.model(input_ids=torch.tensor([prompt])).logits[0, -1:], len(prompt))]
+        while len(kept) < limit:
+            start, size = len(kept), min(self.settings.block_size or 0, limit - len(kept))
+            # 1. The seed and what is before it by the base model; then noise, by the adapter
+            with self.model.disable_adapter():
+                before = self.model(input_ids=torch.tensor([kept]), use_cache=True)
+            candidates = self.chosen(before.logits[0, -1:], start)
+            if size > 1:
+                positions = start + torch.arange(size - 1)[None]
+                noise = random_tokens(torch.tensor([self.settings.seed]), positions, vocab_size=vocabulary)
+                drafted = self.model(input_ids=noise, position_ids=positions, past_key_values=before.past_key_values)
+                candidates += self.chosen(drafted.logits[0], start + 1)
+            self.passes += 1
+            self.saved += was_right
+            # 2. The check
+            if start + 1 == limit:
+                return [*kept[len(prompt) :], candidates[0]]
+            with self.model.disable_adapter():
+                logits = self.model(input_ids=torch.tensor([kept + candidates])).logits[0, start:-1]
+            causal = self.chosen(logits, start + 1)
+            self.passes += 1
+            agreed = next((i for i, right in enumerate(causal) if right != candidates[i + 1]), len(causal))
+            was_right = agreed == len(causal)
+            self.right += agreed
+            kept += candidates[: agreed + 1] if was_right else [*candidates[: agreed + 1], causal[agreed]]
+        return kept[len(prompt) :][:new_tokens]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 4.0])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_drafts_are_those_of_two_passes_and_a_right_block_saves_one(
+    folder: Path, prompts: list[list[int]], temperature: float, seed: int
+) -> None:
+    sbd = load(folder / "base", adapter=folder / "trained")
+    sbd.end_of_text_ids = ()
+    settings = DecodingSettings(
+        method="exact",
+        block_size=4,
+        max_new_tokens=40,
+        temperature=temperature,
+        seed=seed,
+        sampler=ConfidenceThreshold(threshold=0.0),  # all of a block
+        drafts="fixed",
+        draft_lookup=0,
+    )
+    plain = DecodingSettings(method="ntp", max_new_tokens=40, temperature=temperature, seed=seed)
+    expected = [answer.token_ids for answer in generate_batch(sbd, prompts, settings=plain)]
+    saved = 0
+    for prompt, tokens in zip(prompts, expected, strict=True):
+        (answer,) = generate_batch(sbd, [prompt], settings=settings)
+        twin = TwoPasses(folder, settings)
+        assert list(answer.token_ids) == list(tokens) == twin.answer(prompt, 40)
+        assert answer.passes.decoding == twin.passes - twin.saved
+        saved += twin.saved
+    assert (saved > 0) == (temperature > 0)
