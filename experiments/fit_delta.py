@@ -78,7 +78,7 @@ def main() -> None:
 
     def write() -> None:
         vectors = {name: each.detach() for name, each in sbd.model.named_parameters() if name in start}
-        ship_changes(changes, vectors, facts, options.to)
+        ship_changes(changes, vectors, facts, options.to, base=options.base)
 
     class Writes(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -10,7 +10,6 @@ import argparse
 from pathlib import Path
 
 from deltas.shipping import ship_adapter, ship_delta
-from setblock.model.loading.named import resolved
 
 
 def main() -> None:
@@ -23,7 +22,7 @@ def main() -> None:
     if options.base is None:
         ship_adapter(options.run, options.to)
     else:
-        ship_delta(options.run, options.to, base=Path(resolved(options.base)))
+        ship_delta(options.run, options.to, base=options.base)
     print(f"{sum(file.stat().st_size for file in options.to.iterdir()):,} bytes in {options.to}")
 
 

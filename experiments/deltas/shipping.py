@@ -16,7 +16,7 @@ from deltas.packing import Form, packed_delta, to_few_bits
 from deltas.trained import TrainedChange
 from setblock.errors import SetBlockError
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
-from setblock.model.loading.named import CONFIG_NAME, DELTA_FILE, FACTS_FILE, WEIGHTS_NAME
+from setblock.model.loading.named import BASE_KEY, CONFIG_NAME, DELTA_FILE, FACTS_FILE, WEIGHTS_NAME, resolved
 from setblock.model.protocol.facts import CONFIG_KEY
 
 FORM, FORMS = Form(92, bits=3), {"embed_tokens": Form(16, bits=8)}
@@ -42,13 +42,13 @@ def ship_adapter(run: Path, folder: Path) -> None:
     _save(to_few_bits(load_file(source / WEIGHTS_NAME), bits=8), folder / WEIGHTS_NAME)
 
 
-def ship_delta(run: Path, folder: Path, *, base: Path) -> None:
+def ship_delta(run: Path, folder: Path, *, base: str) -> None:
     """Make of a run that trained all weights what the package ships: their delta from the base model, and the facts.
 
     Args:
         run: a folder that `setblock train` wrote.
         folder: where to; made if need be.
-        base: the checkpoint that the run, or the first of several, started from.
+        base: the named model that the run, or the first of several, started from.
 
     Raises:
         SetBlockError: the run was not trained for blocks, or not all of its weights were.
@@ -56,14 +56,19 @@ def ship_delta(run: Path, folder: Path, *, base: Path) -> None:
     facts = _facts_of(run)
     if not facts or facts.get("noisy_adapter"):
         raise SetBlockError(f"{run} holds no model whose weights were all trained for blocks")
-    tuned, start = load_file(run / "model.safetensors"), load_file(base / "model.safetensors")
+    tuned, start = load_file(run / "model.safetensors"), load_file(Path(resolved(base)) / "model.safetensors")
     _write_facts(facts, folder)
     packed = packed_delta(start, tuned, form=FORM, forms=FORMS, rows=rows_of_facts(facts, start))
-    _save(packed, folder / DELTA_FILE)
+    _save(packed, folder / DELTA_FILE, base=base)
 
 
 def ship_changes(
-    changes: Mapping[str, TrainedChange], vectors: Mapping[str, Tensor], facts: dict[str, Any], folder: Path
+    changes: Mapping[str, TrainedChange],
+    vectors: Mapping[str, Tensor],
+    facts: dict[str, Any],
+    folder: Path,
+    *,
+    base: str,
 ) -> None:
     """Make of a delta that was trained in the form in which it is stored what the package ships.
 
@@ -72,12 +77,13 @@ def ship_changes(
         vectors: all other weights, by name.
         facts: the model's, as its config has them.
         folder: where to; made if need be.
+        base: the named model that the first run started from.
     """
     packed = {name: vector.float() for name, vector in vectors.items()}
     for name, change in changes.items():
         packed |= change.packed(name)
     _write_facts(facts, folder)
-    _save(packed, folder / DELTA_FILE)
+    _save(packed, folder / DELTA_FILE, base=base)
 
 
 def rows_of_facts(facts: Mapping[str, Any], weights: Iterable[str]) -> dict[str, list[int]]:
@@ -85,8 +91,8 @@ def rows_of_facts(facts: Mapping[str, Any], weights: Iterable[str]) -> dict[str,
     return {name: [facts["mask_token_id"]] for name in weights if "embed_tokens" in name}
 
 
-def _save(tensors: dict[str, Tensor], file: Path) -> None:
-    save_file(tensors, file)
+def _save(tensors: dict[str, Tensor], file: Path, *, base: str | None = None) -> None:
+    save_file(tensors, file, metadata=None if base is None else {BASE_KEY: base})
     file.chmod(0o644)  # safetensors leaves its files to their owner alone
 
 

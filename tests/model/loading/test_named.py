@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerBase
 
 import setblock
@@ -170,9 +171,7 @@ def test_an_adapter_goes_with_the_model_and_leaves_plain_decoding_alone(
     assert not torch.equal(plain[:, 3:], drafted[:, 3:])
 
 
-def test_a_delta_makes_the_model_that_was_trained(
-    tiny: NamedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_delta_makes_the_model_that_was_trained(tiny: NamedModel, tmp_path: Path) -> None:
     base = fetch("tiny")
     trained = setblock.load(base, dtype=torch.float32)
     trained.prepare_for_training(block_sizes=[4, 8], logit_shift=True)
@@ -181,10 +180,9 @@ def test_a_delta_makes_the_model_that_was_trained(
         for parameter in trained.model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
     trained.save(tmp_path / "run")
-    ship_delta(tmp_path / "run", tmp_path / "shipped", base=base)
-    monkeypatch.setitem(NAMED_MODELS, "tiny", dataclasses.replace(tiny, shipped=tmp_path / "shipped"))
+    ship_delta(tmp_path / "run", tmp_path / "shipped", base="tiny")
 
-    sbd = setblock.load("tiny")
+    sbd = setblock.load(tmp_path / "shipped")  # the folder is a model's name, too
     assert sbd.facts == trained.facts
     of_base = dict(setblock.load(base).model.named_parameters())
     for name, weight in sbd.model.named_parameters():
@@ -196,8 +194,33 @@ def test_a_run_that_trained_an_adapter_has_no_delta(tiny: NamedModel, tmp_path: 
     base = fetch("tiny")
     run = _trained_run(setblock.load(base), tmp_path / "run")
     with pytest.raises(SetBlockError, match="holds no model whose weights were all trained for blocks"):
-        ship_delta(run, tmp_path / "shipped", base=base)
+        ship_delta(run, tmp_path / "shipped", base="tiny")
     assert not (tmp_path / "shipped").exists()
+
+
+@pytest.mark.parametrize(
+    ("base", "facts", "message"),
+    [
+        ("tiny", False, "has a delta of weights, and no facts.json"),
+        ("huge", True, "is a delta from huge, and only one from .*tiny can be read"),
+        (None, True, "is a delta from None"),
+    ],
+)
+def test_a_delta_that_can_not_be_read_is_refused(
+    tiny: NamedModel, tmp_path: Path, base: str | None, facts: bool, message: str
+) -> None:
+    save_file({"x": torch.zeros(1)}, tmp_path / "delta.safetensors", metadata=None if base is None else {"base": base})
+    if facts:
+        (tmp_path / "facts.json").write_text("{}")
+    with pytest.raises(SetBlockError, match=message):
+        setblock.load(tmp_path)
+
+
+def test_a_damaged_delta_is_refused(tiny: NamedModel, tmp_path: Path) -> None:
+    (tmp_path / "delta.safetensors").write_bytes(b"no tensors")
+    (tmp_path / "facts.json").write_text("{}")
+    with pytest.raises(SetBlockError, match=r"delta\.safetensors is damaged"):
+        setblock.load(tmp_path)
 
 
 def base_logits(

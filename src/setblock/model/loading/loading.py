@@ -70,7 +70,7 @@ def load(
 
     Args:
         path: a folder, a hub id, a GGUF file, or a name: `bundled` or one of `NAMED_MODELS`. The default is the bundled
-            model. The weights of a GGUF file are dequantised.
+            model. Or a folder with a delta from one of these (`models/`). The weights of a GGUF file are dequantised.
         dtype: the type of the weights. The default is the checkpoint's own type.
         device: the device of the model. The default is a GPU if there is one. `meta`: its weights are not read.
         attn_implementation: `sdpa`, `flex_attention` or `eager`; the default is the fastest that the model allows.

