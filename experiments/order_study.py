@@ -88,7 +88,7 @@ def answer(options: argparse.Namespace) -> None:
     points = [NTP, *(point for path in options.grid for point in points_of(model, read_grids(path)))]
     examples = list(islice(task.examples(options.split, seed=options.seed), options.limit))
     done = {(line["number"], line["label"]) for line in read_lines(options.out)}
-    shared = DecodingSettings(max_new_tokens=options.max_new_tokens, drafts="fixed")  # so that no clock decides on passes
+    shared = DecodingSettings(max_new_tokens=options.max_new_tokens, drafts="fixed")  # no clock decides on passes
     numbered = list(enumerate(examples))[options.skip :]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for first in range(0, len(numbered), TOGETHER):
