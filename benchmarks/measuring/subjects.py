@@ -232,6 +232,7 @@ def passes(
         dtype=sbd.model.dtype,
     )
     assert sbd.facts is not None
+    assert sbd.facts.mask_token_id is not None  # no measured model is of UNO's form
     tokens = state.tokens[:, kv_length:fed].masked_fill(in_block, sbd.facts.mask_token_id)
     places = torch.arange(positions.numel(), device=sbd.device).view(batch, -1)[:, -block_size:]
     outputs = places.flatten()
