@@ -48,7 +48,6 @@ def test_a_file_and_json(run, sbd_folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--figure", "f.gif"), "experiments/sweep_figure.py of the repository draws the file of --output"),
         (("--results", "a", "--output", "b"), "--results decodes nothing, so there is nothing for --output"),
         (("--grid", "gamma"), "--grid must be KEY=VALUE,VALUE,..., such as factor=0.5,1, not 'gamma'"),
         (("--grid", "gamma=1,,2"), "--grid must be KEY=VALUE,VALUE,..."),
