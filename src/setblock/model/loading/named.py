@@ -191,14 +191,13 @@ def _with_delta(folder: Path) -> NamedModel:
     """Return the named model that a folder has a delta from, with that delta."""
     from safetensors import SafetensorError, safe_open
 
-    missing = [name for name in (DELTA_FILE, FACTS_FILE) if not (folder / name).is_file()]
     try:
         with safe_open(folder / DELTA_FILE, framework="np") as delta:
             base = (delta.metadata() or {}).get(BASE_KEY)
     except SafetensorError as error:
         raise SetBlockError(f"model {folder}: {DELTA_FILE} is damaged: {error}") from error
-    if missing:
-        raise SetBlockError(f"model {folder} has a delta of weights, and no {missing[0]}, which says how it decodes")
+    if not (folder / FACTS_FILE).is_file():
+        raise SetBlockError(f"model {folder} has a delta of weights, and no {FACTS_FILE}, which says how it decodes")
     if base not in NAMED_MODELS:
         raise SetBlockError(
             f"model {folder} is a delta from {base}, and only one from {', '.join(NAMED_MODELS)} can be read"
