@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from setblock.errors import SetBlockError
+from setblock.model.loading.named import CONFIG_NAME, WEIGHTS_NAME
 from setblock.model.protocol.facts import SBDFacts
 
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 # More than A and B of each layer, or another factor than alpha / r
 _MORE = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices")
@@ -42,10 +42,10 @@ def read_plain_lora(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         SetBlockError: it is not there, is broken, or is more than plain LoRA.
     """
     try:
-        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-        weights = load_file(folder / _WEIGHTS)
+        config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+        weights = load_file(folder / WEIGHTS_NAME)
     except (OSError, ValueError, SafetensorError) as error:
-        raise SetBlockError(f"{folder} must hold an adapter, {_CONFIG} and {_WEIGHTS}: {error}") from error
+        raise SetBlockError(f"{folder} must hold an adapter, {CONFIG_NAME} and {WEIGHTS_NAME}: {error}") from error
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise SetBlockError(f"{folder}: the adapter must be LORA, not {kind}")
@@ -98,10 +98,10 @@ def write_uno(source: Path, facts: SBDFacts | None, folder: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
             whole = Path(temporary) / folder.name
             whole.mkdir()
-            (whole / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            (whole / CONFIG_NAME).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
             rounded = {name: weight.to(torch.bfloat16).contiguous() for name, weight in weights.items()}
-            save_file(rounded, whole / _WEIGHTS, metadata={"format": "pt"})
-            (whole / _WEIGHTS).chmod((whole / _CONFIG).stat().st_mode)
+            save_file(rounded, whole / WEIGHTS_NAME, metadata={"format": "pt"})
+            (whole / WEIGHTS_NAME).chmod((whole / CONFIG_NAME).stat().st_mode)
             os.replace(whole, folder)
     except OSError as error:
         raise SetBlockError(f"can't write {folder}: {error}") from error
