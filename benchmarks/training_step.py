@@ -34,14 +34,14 @@ from setblock.data.packing import RowCollator, RowDataset, pack
 from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.document_attention import attends_runs, document_attention
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapters import AdapterSection, add_adapter
-from setblock.training.cross_entropy import LOGITS_AT_ONCE
-from setblock.training.forward import training_loss
-from setblock.training.frozen import FrozenModel
-from setblock.training.head import split_head
-from setblock.training.heap import keep_freed_memory
-from setblock.training.inputs import Targets, TrainingInputs, doubled_inputs, ntp_inputs
-from setblock.training.noising import Noising
+from setblock.training.adapter.adapter import AdapterSection, add_adapter
+from setblock.training.adapter.frozen import FrozenModel
+from setblock.training.inputs.doubled import Targets, TrainingInputs, doubled_inputs, ntp_inputs
+from setblock.training.inputs.noising import Noising
+from setblock.training.loss.cross_entropy import LOGITS_AT_ONCE
+from setblock.training.loss.forward import training_loss
+from setblock.training.loss.head import split_head
+from setblock.training.trainer.heap import keep_freed_memory
 
 OBJECTIVES = ("ntp", "sbd", "adapter")
 END = 0

@@ -23,8 +23,8 @@ from typing import Any
 import yaml
 
 from setblock.cli.app import app
-from setblock.training.checkpoints import is_finished
-from setblock.training.metrics import read_metrics
+from setblock.training.run.checkpoints import is_finished
+from setblock.training.trainer.metrics import read_metrics
 from setblock.yaml_loader import YAMLLoader
 
 Overrides = Mapping[str, Any]

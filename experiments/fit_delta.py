@@ -21,12 +21,12 @@ from transformers import TrainerCallback
 from deltas.shipping import FORM, FORMS, rows_of_facts, ship_changes
 from deltas.trained import hold_changes
 from setblock.model.loading.named import DELTA_FILE, resolved
-from setblock.training.checkpoints import claim, newest_checkpoint
-from setblock.training.heap import keep_freed_memory
-from setblock.training.metrics import MetricsFile
 from setblock.training.recipe import load_recipe, parse_override
-from setblock.training.train import prepared_model, recipe_rows
-from setblock.training.trainer import SBDTrainer
+from setblock.training.run.checkpoints import claim, newest_checkpoint
+from setblock.training.run.train import prepared_model, recipe_rows
+from setblock.training.trainer.heap import keep_freed_memory
+from setblock.training.trainer.metrics import MetricsFile
+from setblock.training.trainer.trainer import SBDTrainer
 
 EVERY = 50
 """Optimiser steps between two times that the folder is written."""

@@ -16,7 +16,7 @@ from extraction.kinds import Kind, Wording, kinds
 from extraction.records import written
 from extraction.values import Values
 from extraction.writing import Writer
-from setblock.data.splits import Split
+from setblock.data.tasks.splits import Split
 from setblock.data.tasks.task import Task
 
 KEYS = {

@@ -27,7 +27,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
 from setblock.roofline.shape import shape_of
 from setblock.training.recipe import load_recipe, parse_override
-from setblock.training.train import train
+from setblock.training.run.train import train
 
 ROOT = Path(__file__).parent.parent
 TINY = SIZES["tiny"] | {"tie_word_embeddings": False, "initializer_range": 0.2}

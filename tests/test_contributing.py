@@ -17,7 +17,7 @@ import pytest
 import setblock
 from setblock.data.tasks import TASKS
 from setblock.decoding.samplers import SAMPLERS
-from setblock.training.noising import Noising
+from setblock.training.inputs.noising import Noising
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(setblock.__file__).parent
@@ -64,9 +64,9 @@ def test_no_other_file_names_a_task() -> None:
 def test_no_other_file_names_a_noising_option() -> None:
     """But for the two that change more than which tokens are noise: the loss is divided by the copies, and a text that is cut
     must not be completed."""
-    more = {"noisy_copies": {"training/trainer.py"}, "complete_last_block": {"training/recipe.py"}}
+    more = {"noisy_copies": {"training/trainer/trainer.py"}, "complete_last_block": {"training/recipe.py"}}
     for name in Noising.__dataclass_fields__:
-        assert naming(name) == {"training/noising.py"} | more.get(name, set()), name
+        assert naming(name) == {"training/inputs/noising.py"} | more.get(name, set()), name
 
 
 # One of each, added in a copy of the package. Of a file that is there already: what is replaced, and by what.
@@ -111,7 +111,7 @@ CHANGED = {
                 bias[row, each.without_token] = -torch.inf
 """,
     },
-    "training/noising.py": {
+    "training/inputs/noising.py": {
         "    mask_rate_per: MaskRatePer": "    keep_first: bool = False\n    mask_rate_per: MaskRatePer",
         "        mask_rate_per: the unit": (
             "        keep_first: leave the first token of each block.\n        mask_rate_per: the unit"
@@ -144,7 +144,7 @@ from setblock.integrations.vllm.parameters import settings_of as of_vllm
 from setblock.server.api.protocol import ChatBody
 from setblock.server.api.settings import settings_of as of_the_server
 from setblock.model.protocol.calibrations import CalibratedSetting
-from setblock.training.noising import Noising, noise_row
+from setblock.training.inputs.noising import Noising, noise_row
 from setblock.training.recipe import load_recipe
 
 package, recipe, keys = sys.argv[1:]

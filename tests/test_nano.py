@@ -12,9 +12,9 @@ from setblock import DecodingSettings, generate, load
 from setblock.data.documents import Document
 from setblock.data.packing import RowCollator, RowDataset, pack
 from setblock.decoding.samplers import EntropyBounded
-from setblock.training.forward import training_loss
-from setblock.training.inputs import doubled_inputs
-from setblock.training.noising import Noising
+from setblock.training.inputs.doubled import doubled_inputs
+from setblock.training.inputs.noising import Noising
+from setblock.training.loss.forward import training_loss
 
 FILE = Path(__file__).parent.parent / "examples" / "nano.py"
 NANO = runpy.run_path(str(FILE))

@@ -20,7 +20,7 @@ from setblock.decoding.settings.table import METHODS, DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.model.sbd_model import SBDModel
 from setblock.model.weights.quantization import quantize
-from setblock.training.forward import training_loss
+from setblock.training.loss.forward import training_loss
 
 # Weights that are neither tied nor small: a random model whose outputs are all but certain would pass anything.
 _LIVELY = {"tie_word_embeddings": False, "initializer_range": 0.06}

@@ -23,7 +23,7 @@ from measuring.output import note
 from setblock.data.rows import rows_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.training.recipe import load_recipe, parse_override
-from setblock.training.train import context_length_of
+from setblock.training.run.train import context_length_of
 from stages.piece import Pieces
 
 PACE_STEPS = 40

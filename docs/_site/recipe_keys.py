@@ -55,7 +55,7 @@ def training() -> list[str]:
     from transformers import TrainingArguments
 
     from setblock.training.config import SBDConfig
-    from setblock.training.noising import Noising
+    from setblock.training.inputs.noising import Noising
 
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
     meanings = attributes(SBDConfig) | attributes(Noising)

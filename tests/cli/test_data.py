@@ -13,13 +13,13 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from setblock.data.corpus_rows import CorpusRows
+from setblock.data.corpus.corpus_rows import CorpusRows
 from setblock.data.packing import PADDING
 from setblock.masks import CLEAN
-from setblock.training.collator import Preparation
+from setblock.training.inputs.collator import Preparation
 from setblock.training.inspection import inspected_row
 from setblock.training.recipe import load_recipe
-from setblock.training.trainer import SBDTrainer
+from setblock.training.trainer.trainer import SBDTrainer
 
 
 @pytest.fixture(autouse=True)

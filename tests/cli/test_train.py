@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from families import SMALLEST_LLAMA
-from setblock.training.trainer import SBDTrainer
+from setblock.training.trainer.trainer import SBDTrainer
 from training.processes import in_processes
 
 STEPS = 6  # 12 documents, 2 batches of 2 a step: 3 steps an epoch

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from conftest import TEXTS
 from data.conftest import CHATML, MARKED, chat
-from setblock.data.chat import chat_pieces
+from setblock.data.texts.chat import chat_pieces
 from setblock.data.tokenizer import QUESTION_ANSWER_TEMPLATE, train_tokenizer
 from setblock.errors import SetBlockError
 

@@ -10,11 +10,11 @@ from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
 
 from data.conftest import CHATML, MARKED, chat
-from setblock.data import encoding
-from setblock.data.census import DocumentLimits
+from setblock.data.corpus.census import DocumentLimits
 from setblock.data.packing import IGNORE, PADDING, RowDataset
 from setblock.data.rows import RecipeRows, corpus_texts, rows_of, statistics_of, use_chat_template
 from setblock.data.section import DataSection
+from setblock.data.texts import encoding
 from setblock.errors import SetBlockError, SetBlockWarning
 
 

@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerBase
 
 from conftest import TEXTS
 from data.conftest import CHATML, chat
-from setblock.data.encoding import EncodedDocument, Encoder, tokenizer_fingerprint
-from setblock.data.records import SourceRecord
 from setblock.data.section import SourceSection
+from setblock.data.texts.encoding import EncodedDocument, Encoder, tokenizer_fingerprint
+from setblock.data.texts.records import SourceRecord
 from setblock.data.tokenizer import train_tokenizer
 from setblock.decoding.answer.text import encode_prompt
 from setblock.errors import SetBlockError
@@ -79,7 +79,7 @@ def test_a_prompt_has_the_tokens_that_it_has_in_use(contents: list[str]) -> None
 
 def test_a_tokenizer_that_writes_pieces_otherwise_is_cut_where_it_can_be(monkeypatch):
     """As those do that put a space before any text: the tokens of the whole are kept."""
-    from setblock.data import encoding
+    from setblock.data.texts import encoding
 
     tokenise = encoding._tokenise
     space = TOKENIZER(" ").input_ids

@@ -14,10 +14,10 @@ from families import tiny_model
 from setblock.data.documents import Document
 from setblock.data.packing import PADDING, RowDataset, pack, unpacked
 from setblock.masks import CLEAN, to_dense, train_mask
-from setblock.training import inputs as inputs_module
-from setblock.training.inputs import TrainingInputs
-from setblock.training.loss import SBDLoss
-from setblock.training.noising import Noising
+from setblock.training.inputs import doubled as inputs_module
+from setblock.training.inputs.doubled import TrainingInputs
+from setblock.training.inputs.noising import Noising
+from setblock.training.loss.loss import SBDLoss
 from training import doubling
 from training.doubling import END, batch_of
 

@@ -8,9 +8,9 @@ from typing import Any
 import datasets
 import pytest
 
-from setblock.data import records as module
-from setblock.data.records import SourceRecord, local_files, records_of
 from setblock.data.section import SourceSection
+from setblock.data.texts import records as module
+from setblock.data.texts.records import SourceRecord, local_files, records_of
 from setblock.errors import SetBlockError
 
 ROWS = [{"text": f"text {i}", "n": i} for i in range(5)]

@@ -3,7 +3,7 @@
 import pytest
 from accelerate.data_loader import SeedableRandomSampler
 
-from setblock.data.corpus_rows import RowOrder
+from setblock.data.corpus.corpus_rows import RowOrder
 
 
 @pytest.mark.parametrize("rows", [1, 7, 4096, 10_000])

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from setblock.data.corpus.stream import RowStream
 from setblock.data.documents import Document
 from setblock.data.packing import RowCollator, fill, pack, row_of
 from setblock.data.rows import rows_of
 from setblock.data.section import DataSection
-from setblock.data.stream import RowStream
 from setblock.errors import SetBlockError, SetBlockWarning
 
 

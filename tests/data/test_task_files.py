@@ -7,9 +7,9 @@ import pytest
 import typer.testing
 
 from setblock.cli.app import app
-from setblock.data.records import records_of
 from setblock.data.section import SourceSection
 from setblock.data.tasks import is_task, task_named
+from setblock.data.texts.records import records_of
 from setblock.errors import ParameterError
 
 SOURCE = """

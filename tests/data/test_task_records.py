@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 
-from setblock.data.encoding import Encoder
-from setblock.data.records import records_of
 from setblock.data.rows import corpus_texts, rows_of
 from setblock.data.section import DataSection, SourceSection
 from setblock.data.tasks import TASKS
+from setblock.data.texts.encoding import Encoder
+from setblock.data.texts.records import records_of
 from setblock.errors import SetBlockError
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 import setblock.data.tasks
-from setblock.data.records import records_of
 from setblock.data.section import SourceSection
-from setblock.data.splits import SPLITS, split_of
 from setblock.data.tasks import TASKS, ChatExample, Example, TextExample, Verdict, task_named
+from setblock.data.tasks.splits import SPLITS, split_of
 from setblock.data.tasks.task import drawn
+from setblock.data.texts.records import records_of
 from setblock.errors import ParameterError
 
 GENERATED = [name for name, task in TASKS.items() if task.splits == SPLITS and not name.startswith("installed")]

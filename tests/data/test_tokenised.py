@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data import corpus_rows
+from setblock.data.corpus import corpus_rows
+from setblock.data.corpus.tokenised import tokenise
 from setblock.data.packing import RowDataset
 from setblock.data.rows import RecipeRows, limits_of, rows_of
 from setblock.data.section import DataSection
-from setblock.data.tokenised import tokenise
 from setblock.errors import SetBlockError
 
 LIMITS: dict[str, Any] = {"context_length": 512, "vocabulary": 300, "mask_token_id": 1}

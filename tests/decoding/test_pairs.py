@@ -45,7 +45,7 @@ from setblock.server.api.settings import settings_of
 from setblock.server.http.errors import ApiError
 from setblock.structure import Regex
 from setblock.structure.calls import call_form
-from setblock.training.adapters import AdapterSection, add_adapter
+from setblock.training.adapter.adapter import AdapterSection, add_adapter
 from structure.templates import HERMES
 
 CITY = {"type": "string", "maxLength": 9}

@@ -26,10 +26,10 @@ from setblock.model.adapter.gate import block_only
 from setblock.model.loading.loading import load
 from setblock.model.protocol.feed import Feed, PassPlan
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapters import AdapterSection, add_adapter
-from setblock.training.forward import training_logits
-from setblock.training.inputs import doubled_inputs
-from setblock.training.noising import Noising
+from setblock.training.adapter.adapter import AdapterSection, add_adapter
+from setblock.training.inputs.doubled import doubled_inputs
+from setblock.training.inputs.noising import Noising
+from setblock.training.loss.forward import training_logits
 
 pytest.importorskip("peft")
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from families import SMALLEST_LLAMA
 from setblock.model.weights.delta import with_delta
 from setblock.training.recipe import load_recipe
-from setblock.training.train import train
+from setblock.training.run.train import train
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "fit_delta.py"
 LLAMA = SMALLEST_LLAMA | {"tie_word_embeddings": True}

@@ -13,10 +13,10 @@ from setblock.data.packing import RowCollator, RowDataset, pack
 from setblock.model.attention.document_attention import document_attention
 from setblock.model.loading.loading import load
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapters import AdapterSection, add_adapter
-from setblock.training.forward import training_logits, training_loss
-from setblock.training.inputs import doubled_inputs, ntp_inputs
-from setblock.training.noising import Noising
+from setblock.training.adapter.adapter import AdapterSection, add_adapter
+from setblock.training.inputs.doubled import doubled_inputs, ntp_inputs
+from setblock.training.inputs.noising import Noising
+from setblock.training.loss.forward import training_logits, training_loss
 
 
 def check_training(sbd: SBDModel, prompts: Sequence[list[int]]) -> None:

@@ -9,11 +9,11 @@ from transformers import PreTrainedModel
 
 from setblock.data.documents import Document
 from setblock.data.packing import RowCollator, RowDataset, pack
-from setblock.training.cross_entropy import losses_at_once
-from setblock.training.forward import training_logits
-from setblock.training.inputs import TrainingInputs, doubled_inputs
-from setblock.training.loss import Objective, SBDLoss
-from setblock.training.noising import Noising
+from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs
+from setblock.training.inputs.noising import Noising
+from setblock.training.loss.cross_entropy import losses_at_once
+from setblock.training.loss.forward import training_logits
+from setblock.training.loss.loss import Objective, SBDLoss
 
 MASK, END, VOCABULARY = 1, 0, 60
 

@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from families import tiny_sbd
 from setblock.data.documents import Document
 from setblock.data.packing import RowDataset, unpacked
-from setblock.training.adapters import AdapterSection
+from setblock.training.adapter.adapter import AdapterSection
 from setblock.training.config import SBDConfig
-from setblock.training.trainer import SBDTrainer
+from setblock.training.trainer.trainer import SBDTrainer
 
 
 def gradients(

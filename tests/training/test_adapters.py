@@ -24,14 +24,14 @@ from setblock.model.adapter.gate import Gate
 from setblock.model.loading.loading import load
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.sbd_model import SBDModel
-from setblock.training import result
-from setblock.training.adapters import AdapterSection, add_adapter
-from setblock.training.checkpoints import newest_checkpoint
-from setblock.training.collator import Preparation
-from setblock.training.inputs import TrainingInputs
+from setblock.training.adapter.adapter import AdapterSection, add_adapter
+from setblock.training.inputs.collator import Preparation
+from setblock.training.inputs.doubled import TrainingInputs
 from setblock.training.recipe import load_recipe
-from setblock.training.train import train
-from setblock.training.trainer import SBDTrainer
+from setblock.training.run import result
+from setblock.training.run.checkpoints import newest_checkpoint
+from setblock.training.run.train import train
+from setblock.training.trainer.trainer import SBDTrainer
 
 pytest.importorskip("peft")
 
@@ -118,7 +118,7 @@ def test_a_merged_adapter_computes_what_the_unmerged_one_did(
         models.append(trainer.model.eval())
         save(trainer, *args, **kwargs)
 
-    monkeypatch.setattr("setblock.training.train.save_result", keep)
+    monkeypatch.setattr("setblock.training.run.train.save_result", keep)
     folder = trained(base, tmp_path, keep_adapter=True)
     sbd = load(folder)
     assert sbd.facts is not None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from setblock.training.collator import drawn_block_size
+from setblock.training.inputs.collator import drawn_block_size
 
 SIZES = [4, 16, 8, 16]
 

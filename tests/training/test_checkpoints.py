@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from setblock.errors import SetBlockError
-from setblock.training.checkpoints import check_finished, claim, recorded_recipe
 from setblock.training.recipe import Recipe
+from setblock.training.run.checkpoints import check_finished, claim, recorded_recipe
 
 
 def recipe(documents: int = 10, **training: Any) -> Recipe:

@@ -9,9 +9,9 @@ from families import FAMILIES, tiny_model
 from setblock.data.documents import Document
 from setblock.data.packing import PADDING, RowDataset, pack, unpacked
 from setblock.masks import CLEAN
-from setblock.training.forward import training_logits
-from setblock.training.inputs import TrainingInputs
-from setblock.training.noising import Noising
+from setblock.training.inputs.doubled import TrainingInputs
+from setblock.training.inputs.noising import Noising
+from setblock.training.loss.forward import training_logits
 from training import doubling
 from training.doubling import END, MASK, batch_of
 

@@ -18,10 +18,9 @@ from safetensors.torch import load_file
 from families import SMALLEST_LLAMA
 from setblock.cli.app import app
 from setblock.errors import SetBlockWarning
-from setblock.training import train as train_module
-from setblock.training.checkpoints import RECORD, whole_checkpoints
 from setblock.training.config import SBDConfig
-from setblock.training.nodes import EarlierRun
+from setblock.training.run import train as train_module
+from setblock.training.run.checkpoints import RECORD, EarlierRun, whole_checkpoints
 from training.processes import in_processes
 from training.test_fsdp import Case, losses, models, tensors_of  # noqa: F401
 from training.test_fsdp import run as run_case

@@ -16,10 +16,10 @@ from setblock.cli.app import app
 from setblock.data.tokenizer import train_tokenizer
 from setblock.model.attention.document_attention import document_attention
 from setblock.training.dry_run import _inputs, dry_run
-from setblock.training.forward import training_loss
-from setblock.training.head import SplitHead
+from setblock.training.loss.forward import training_loss
+from setblock.training.loss.head import SplitHead
 from setblock.training.recipe import load_recipe
-from setblock.training.train import prepared_model, starting_tokenizer
+from setblock.training.run.train import prepared_model, starting_tokenizer
 
 SIZES: dict[str, dict[str, Any]] = {
     "wide": {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 1024, "num_attention_heads": 4},

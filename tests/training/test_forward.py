@@ -20,11 +20,11 @@ from setblock.masks import CLEAN, train_mask
 from setblock.model.attention.attention import attention_mask
 from setblock.model.attention.document_attention import RowRuns, Run
 from setblock.model.runners.forward import logits_at
-from setblock.training import forward
-from setblock.training import inputs as inputs_module
-from setblock.training.forward import training_logits
-from setblock.training.inputs import Targets, TrainingInputs, ntp_inputs
-from setblock.training.noising import Noising
+from setblock.training.inputs import doubled as inputs_module
+from setblock.training.inputs.doubled import Targets, TrainingInputs, ntp_inputs
+from setblock.training.inputs.noising import Noising
+from setblock.training.loss import forward
+from setblock.training.loss.forward import training_logits
 from training.doubling import batch_of, doubled, packed_rows
 
 

@@ -13,15 +13,14 @@ from setblock.data.packing import RowDataset, pack
 from setblock.masks import CLEAN
 from setblock.model.adapter.gate import Gate, gate_of
 from setblock.model.attention.document_attention import document_attention
-from setblock.training import inputs as inputs_module
-from setblock.training.adapters import AdapterSection, add_adapter
-from setblock.training.forward import training_loss
-from setblock.training.frozen import FrozenModel
-from setblock.training.head import split_head
-from setblock.training.inputs import Targets, TrainingInputs
-from setblock.training.loss import SBDLoss
-from setblock.training.masked_loss import MaskedLoss
-from setblock.training.noising import Noising
+from setblock.training.adapter.adapter import AdapterSection, add_adapter
+from setblock.training.adapter.frozen import FrozenModel
+from setblock.training.inputs import doubled as inputs_module
+from setblock.training.inputs.doubled import Targets, TrainingInputs
+from setblock.training.inputs.noising import Noising
+from setblock.training.loss.forward import training_loss
+from setblock.training.loss.head import split_head
+from setblock.training.loss.loss import MaskedLoss, SBDLoss
 from training import doubling
 from training.doubling import batch_of
 

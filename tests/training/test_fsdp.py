@@ -27,13 +27,14 @@ from families import tiny_model
 from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError
 from setblock.model.probe.probe import plan_attention
-from setblock.training import result, trainer
-from setblock.training import train as train_module
-from setblock.training.checkpoints import is_finished, newest_checkpoint
 from setblock.training.config import SBDConfig
 from setblock.training.recipe import checked_recipe
-from setblock.training.sharding import set_up
-from setblock.training.train import train
+from setblock.training.run import result
+from setblock.training.run import train as train_module
+from setblock.training.run.checkpoints import is_finished, newest_checkpoint
+from setblock.training.run.train import train
+from setblock.training.trainer import trainer
+from setblock.training.trainer.sharding import set_up
 from training.fsdp_on_cpu import allow_fsdp_on_cpu, environment
 from training.processes import forget_processes, in_processes
 

@@ -10,7 +10,7 @@ import pytest
 FAULTS = """
 import resource, sys
 import torch
-from setblock.training.heap import keep_freed_memory
+from setblock.training.trainer.heap import keep_freed_memory
 
 torch.set_num_threads(1)
 kept = keep_freed_memory() if sys.argv[1] == "keep" else None
@@ -62,7 +62,7 @@ STEPS = """
 import os, sys
 import torch
 from torch import nn
-from setblock.training.heap import keep_freed_memory
+from setblock.training.trainer.heap import keep_freed_memory
 
 torch.set_num_threads(1)
 keep_freed_memory()

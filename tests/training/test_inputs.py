@@ -9,9 +9,9 @@ from families import tiny_model
 from setblock.data.documents import Document
 from setblock.data.packing import IGNORE, PADDING, RowCollator, RowDataset, pack, unpacked
 from setblock.masks import CLEAN
-from setblock.training.forward import training_logits
-from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
-from setblock.training.noising import Noising
+from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs, ntp_inputs
+from setblock.training.inputs.noising import Noising
+from setblock.training.loss.forward import training_logits
 
 MASK, END = 1, 0
 

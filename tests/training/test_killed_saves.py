@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from setblock.training.checkpoints import newest_checkpoint, step_of
-from setblock.training.trainer import SBDTrainer
+from setblock.training.run.checkpoints import newest_checkpoint, step_of
+from setblock.training.trainer.trainer import SBDTrainer
 from training.fsdp_on_cpu import allow_fsdp_on_cpu
 from training.processes import ends_of, in_processes
 from training.test_fsdp import Case, losses, models, run, tensors_of  # noqa: F401

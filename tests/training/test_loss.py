@@ -11,10 +11,10 @@ from families import tiny_model
 from setblock.data.packing import IGNORE, PADDING
 from setblock.masks import CLEAN
 from setblock.model.attention.attention import layer_windows
-from setblock.training.cross_entropy import losses_at_once
-from setblock.training.inputs import TrainingInputs, ntp_inputs
-from setblock.training.loss import Objective
-from setblock.training.noising import Noising
+from setblock.training.inputs.doubled import TrainingInputs, ntp_inputs
+from setblock.training.inputs.noising import Noising
+from setblock.training.loss.cross_entropy import losses_at_once
+from setblock.training.loss.loss import Objective
 from training.doubling import END, MASK, VOCABULARY, doubled, loss_of, packed_rows
 
 

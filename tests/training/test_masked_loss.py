@@ -12,17 +12,16 @@ from families import tiny_model, tiny_sbd
 from setblock.data.packing import PADDING
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
-from setblock.training.adapters import AdapterSection
+from setblock.training.adapter.adapter import AdapterSection
 from setblock.training.config import SBDConfig
-from setblock.training.cross_entropy import chunked_loss
-from setblock.training.forward import training_logits, training_loss
-from setblock.training.head import split_head
-from setblock.training.inputs import TrainingInputs
-from setblock.training.loss import SBDLoss
-from setblock.training.masked_loss import DISTANCES, MaskedLoss, kl_divergences, total_variations
-from setblock.training.noising import Noising
+from setblock.training.inputs.doubled import TrainingInputs
+from setblock.training.inputs.noising import Noising
+from setblock.training.loss.cross_entropy import chunked_loss
+from setblock.training.loss.forward import training_logits, training_loss
+from setblock.training.loss.head import split_head
+from setblock.training.loss.loss import DISTANCES, MaskedLoss, SBDLoss, kl_divergences, total_variations
 from setblock.training.recipe import checked_recipe
-from setblock.training.trainer import prepare
+from setblock.training.trainer.trainer import prepare
 from training import doubling
 from training.doubling import VOCABULARY, packed_rows
 

@@ -10,7 +10,7 @@ from torch.optim import AdamW, Muon
 from torch.optim.lr_scheduler import LambdaLR
 
 from families import tiny_model
-from setblock.training.optimizer import MuonAdamW
+from setblock.training.trainer.optimizer import MuonAdamW
 
 BETAS, EPS = (0.9, 0.95), 1e-8
 

@@ -16,8 +16,8 @@ from families import tiny_model
 from setblock.cli.app import app
 from setblock.model.adapter.adapter import quiet_peft
 from setblock.model.sbd_model import SBDModel
-from setblock.training.card import model_card
-from setblock.training.metrics import read_metrics
+from setblock.training.run.card import model_card
+from setblock.training.trainer.metrics import read_metrics
 
 
 def run(*args: object) -> Result:
@@ -109,8 +109,8 @@ def test_a_merged_adapter_is_what_the_run_saved(trained: Path, tmp_path: Path) -
 def test_a_checkpoint_in_the_middle_can_be_merged_and_is_the_unmerged_model(trained: Path, tmp_path: Path) -> None:
     from peft import PeftModel
 
-    from setblock.training.checkpoints import recorded_recipe
-    from setblock.training.train import prepared_model
+    from setblock.training.run.checkpoints import recorded_recipe
+    from setblock.training.run.train import prepared_model
 
     assert run("merge", trained / "checkpoint-1", "--output", tmp_path / "merged").exit_code == 0
     recorded = recorded_recipe(trained)

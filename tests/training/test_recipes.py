@@ -6,7 +6,7 @@ import pytest
 import yaml
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.chat import chat_pieces, read_template
+from setblock.data.texts.chat import chat_pieces, read_template
 from setblock.training.recipe import load_recipe, parse_override
 
 ROOT = Path(__file__).parents[2]

@@ -20,11 +20,11 @@ from setblock.errors import SetBlockError
 from setblock.evaluation.during_training import DecodingEvaluator
 from setblock.model.protocol.facts import read_facts
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapters import AdapterSection
-from setblock.training.collator import Preparation
+from setblock.training.adapter.adapter import AdapterSection
 from setblock.training.config import SBDConfig
+from setblock.training.inputs.collator import Preparation
 from setblock.training.recipe import DecodingEvaluationSection
-from setblock.training.trainer import SBDTrainer
+from setblock.training.trainer.trainer import SBDTrainer
 
 MASK, END, VOCABULARY = 1, 0, 60
 

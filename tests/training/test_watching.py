@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState, 
 from families import tiny_model
 from setblock.errors import SetBlockWarning
 from setblock.roofline.hardware import HARDWARE, hardware_of_device
-from setblock.training.metrics import MetricsFile, NTPLossAlarm, read_metrics
-from setblock.training.throughput import token_cost
+from setblock.training.trainer.metrics import MetricsFile, NTPLossAlarm, read_metrics
+from setblock.training.trainer.throughput import token_cost
 
 
 def state_at(step: int) -> TrainerState:
@@ -105,9 +105,9 @@ def test_seconds_include_the_data_and_leave_evaluations_and_checkpoints_out(
     from setblock.data.documents import Document
     from setblock.data.packing import Row, RowDataset, unpacked
     from setblock.model.sbd_model import SBDModel
-    from setblock.training import throughput
     from setblock.training.config import SBDConfig
-    from setblock.training.trainer import SBDTrainer
+    from setblock.training.trainer import throughput
+    from setblock.training.trainer.trainer import SBDTrainer
 
     now = 0.0
 

@@ -9,16 +9,16 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.census import Census, DocumentLimits
-from setblock.data.chat import read_template
-from setblock.data.corpus import Corpus, cached, mixed, refuse_ids
-from setblock.data.corpus_rows import CorpusRows
-from setblock.data.encoding import encoders_of, texts_of
+from setblock.data.corpus.census import Census, DocumentLimits
+from setblock.data.corpus.corpus import Corpus, cached, mixed, refuse_ids
+from setblock.data.corpus.corpus_rows import CorpusRows
+from setblock.data.corpus.stream import DocumentStream, RowStream
+from setblock.data.corpus.tokenised import tokenised_rows
 from setblock.data.packing import RowDataset
-from setblock.data.records import records_of
 from setblock.data.section import DataSection
-from setblock.data.stream import DocumentStream, RowStream
-from setblock.data.tokenised import tokenised_rows
+from setblock.data.texts.chat import read_template
+from setblock.data.texts.encoding import encoders_of, texts_of
+from setblock.data.texts.records import records_of
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.evaluation.exam import Exam, exam_of
 from setblock.model.sbd_model import SBDModel
 from setblock.training.recipe import DecodingEvaluationSection
-from setblock.training.trainer import SBDTrainer, unwrapped
+from setblock.training.trainer.trainer import SBDTrainer, unwrapped
 
 _PATIENCE = 3  # evaluations after which blocks should save passes
 _LEAST_SPEEDUP = 1.1

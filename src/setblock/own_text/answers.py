@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from setblock.data.encoding import shape_of, value_of
-from setblock.data.records import records_of
 from setblock.data.section import DataSection
+from setblock.data.texts.encoding import shape_of, value_of
+from setblock.data.texts.records import records_of
 from setblock.decoding.answer.text import Prompt
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings

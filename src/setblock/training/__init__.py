@@ -8,12 +8,12 @@ from setblock.lazy import lazily
 if TYPE_CHECKING:
     from setblock.training.config import SBDConfig
     from setblock.training.recipe import Recipe, load_recipe
-    from setblock.training.trainer import SBDTrainer
+    from setblock.training.trainer.trainer import SBDTrainer
 
 check_installed("training", "accelerate", "datasets")
 
 __all__ = ["Recipe", "SBDConfig", "SBDTrainer", "load_recipe"]
 
 __getattr__, __dir__ = lazily(
-    __name__, {"config": "SBDConfig", "recipe": "Recipe load_recipe", "trainer": "SBDTrainer"}
+    __name__, {"config": "SBDConfig", "recipe": "Recipe load_recipe", "trainer.trainer": "SBDTrainer"}
 )

@@ -6,14 +6,14 @@ from typing import Literal, get_args, get_type_hints
 
 from transformers import TrainingArguments
 
-from setblock.training.masked_loss import MaskedLoss
-from setblock.training.noising import Noising
+from setblock.training.inputs.noising import Noising
+from setblock.training.loss.loss import MaskedLoss
 
 
 @dataclass
 class SBDConfig(Noising, TrainingArguments):
     """Hold the training arguments. Only what differs from `transformers.TrainingArguments` is described here. The
-    options of the noisy half are fields as well; `setblock.training.noising.Noising` describes them.
+    options of the noisy half are fields as well; `setblock.training.inputs.noising.Noising` describes them.
 
     Attributes:
         objective: `sbd`: next-token and masked-token prediction (eq. 14). `ntp`: next-token prediction only, for a base model

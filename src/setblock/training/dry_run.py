@@ -30,17 +30,17 @@ from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.attention import LAYERED
 from setblock.model.attention.document_attention import document_attention
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapters import add_adapter
-from setblock.training.collator import Preparation
+from setblock.training.adapter.adapter import add_adapter
+from setblock.training.adapter.frozen import FrozenModel
 from setblock.training.config import SBDConfig
-from setblock.training.cross_entropy import LOGITS_AT_ONCE
-from setblock.training.forward import training_loss
-from setblock.training.frozen import FrozenModel
-from setblock.training.head import SplitHead
-from setblock.training.inputs import Targets, TrainingInputs
+from setblock.training.inputs.collator import Preparation
+from setblock.training.inputs.doubled import Targets, TrainingInputs
+from setblock.training.loss.cross_entropy import LOGITS_AT_ONCE
+from setblock.training.loss.forward import training_loss
+from setblock.training.loss.head import SplitHead
 from setblock.training.recipe import Recipe
-from setblock.training.throughput import token_cost
-from setblock.training.train import context_length_of, starting_tokenizer
+from setblock.training.run.train import context_length_of, starting_tokenizer
+from setblock.training.trainer.throughput import token_cost
 
 DOCUMENT_LENGTH = 1024
 """Tokens of the documents that fill the rows of the step."""

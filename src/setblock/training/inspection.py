@@ -9,16 +9,16 @@ from itertools import islice
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.corpus_rows import CorpusRows
+from setblock.data.corpus.corpus_rows import CorpusRows
 from setblock.data.packing import RowCollator, RowDataset
 from setblock.data.rows import Statistics, rows_of, statistics_of, use_chat_template
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.facts import read_facts
-from setblock.training.collator import Preparation
 from setblock.training.config import SBDConfig
-from setblock.training.inputs import TrainingInputs
+from setblock.training.inputs.collator import Preparation
+from setblock.training.inputs.doubled import TrainingInputs
 from setblock.training.recipe import Recipe
-from setblock.training.train import context_length_of, starting_tokenizer
+from setblock.training.run.train import context_length_of, starting_tokenizer
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from setblock.data.section import DataSection
 from setblock.errors import SetBlockError, did_you_mean, one_line
 from setblock.section import UNKNOWN_KEY, Section
-from setblock.training.adapters import AdapterSection
+from setblock.training.adapter.adapter import AdapterSection
 from setblock.training.config import SBDConfig
 from setblock.yaml_loader import YAMLLoader, read_yaml
 

@@ -15,7 +15,7 @@ from setblock.model.adapter.adapted import Update
 from setblock.model.adapter.gate import block_only
 from setblock.model.loading.loading import load
 from setblock.model.weights.prepacked import PrepackedLinear, is_supported
-from setblock.training.adapters import AdapterSection, add_adapter
+from setblock.training.adapter.adapter import AdapterSection, add_adapter
 
 pytest.importorskip("peft")
 

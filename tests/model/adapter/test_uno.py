@@ -20,7 +20,7 @@ from setblock.model.adapter.uno import write_uno
 from setblock.model.loading.loading import load
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapters import AdapterSection, add_adapter
+from setblock.training.adapter.adapter import AdapterSection, add_adapter
 
 peft = pytest.importorskip("peft")
 

@@ -21,7 +21,7 @@ from setblock.model.loading import named
 from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.loading.named import NAMED_MODELS, NamedModel, example_prompt, fetch, resolved
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapters import AdapterSection, add_adapter
+from setblock.training.adapter.adapter import AdapterSection, add_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore::setblock.model.loading.loading.NotTrainedForBlocks")
 

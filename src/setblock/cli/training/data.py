@@ -58,9 +58,9 @@ def tokenise(
     Each process of a training then reads its rows from the folder alone, and a resumed run starts at once. The same command
     resumes after an interruption.
     """
+    from setblock.data.corpus.tokenised import tokenise as run
     from setblock.data.rows import limits_of, use_chat_template
-    from setblock.data.tokenised import tokenise as run
-    from setblock.training.train import context_length_of, starting_tokenizer
+    from setblock.training.run.train import context_length_of, starting_tokenizer
 
     checked, _ = recipe.load()
     config, tokenizer = starting_tokenizer(checked.model, checked.data)

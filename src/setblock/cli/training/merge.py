@@ -30,7 +30,7 @@ def merge(
     The result is an ordinary checkpoint. `setblock train` merges automatically at the end of a run. Use this command for the
     adapter of an unfinished run, or to merge again.
     """
-    from setblock.training.merging import merge_adapter
+    from setblock.training.adapter.merging import merge_adapter
 
     silence_libraries()
     typer.echo(f"saved to {merge_adapter(adapter, output, base=model)}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from setblock.model.sbd_model import SBDModel
     from setblock.training.config import SBDConfig
-    from setblock.training.trainer import SBDTrainer
+    from setblock.training.trainer.trainer import SBDTrainer
 
 
 def train(
@@ -46,9 +46,8 @@ def train(
     from setblock.cli.views.train_view import TrainView, show_dry_run
     from setblock.evaluation.during_training import DecodingEvaluator
     from setblock.roofline.hardware import HARDWARE
-    from setblock.training.checkpoints import check_finished, newest_checkpoint, step_of
-    from setblock.training.nodes import earlier_run
-    from setblock.training.train import train as run
+    from setblock.training.run.checkpoints import check_finished, earlier_run, newest_checkpoint, step_of
+    from setblock.training.run.train import train as run
 
     replaced = {} if output is None else {"training.output_dir": str(output)}
     if dry_run:  # a recipe for GPUs, on a machine that may have none

@@ -15,7 +15,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from setblock.data.splits import Split
+from setblock.data.tasks.splits import Split
 from setblock.data.tasks.task import ChatExample, Program, Task
 from setblock.errors import SetBlockError
 

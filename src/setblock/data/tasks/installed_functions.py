@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from setblock.data.splits import Split, split_of
+from setblock.data.tasks.splits import Split, split_of
 from setblock.data.tasks.task import Task, TextExample
 
 _SHORTEST, _LONGEST = 80, 2000  # characters of a body

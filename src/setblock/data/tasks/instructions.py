@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from importlib.resources import files
 
-from setblock.data.splits import Split
+from setblock.data.tasks.splits import Split
 from setblock.data.tasks.task import ChatExample, Task
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from setblock.data.splits import SPLITS, Split, split_of
+from setblock.data.tasks.splits import SPLITS, Split, split_of
 from setblock.errors import ParameterError
 
 Message = dict[str, str]
@@ -52,7 +52,7 @@ class Example:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the record to train on, in one of the shapes of `setblock.data.encoding`."""
+        """Return the record to train on, in one of the shapes of `setblock.data.texts.encoding`."""
         return {"prompt": self.prompt, "completion": self.completion}
 
 

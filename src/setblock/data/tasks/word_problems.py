@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from setblock.data.splits import Split
+from setblock.data.tasks.splits import Split
 from setblock.data.tasks.task import Example, Task, Verdict, drawn
 
 PEOPLE = (

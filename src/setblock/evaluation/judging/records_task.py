@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from setblock.data.records import SUFFIXES, FileRecords, SourceRecord
-from setblock.data.splits import Split
 from setblock.data.tasks import Example, Task, Verdict
+from setblock.data.tasks.splits import Split
+from setblock.data.texts.records import SUFFIXES, FileRecords, SourceRecord
 from setblock.decoding.answer.text import messages_at
 from setblock.errors import SetBlockError, check_one_of
 from setblock.evaluation.judging.judges import DEFAULT_JUDGE, JUDGES

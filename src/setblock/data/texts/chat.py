@@ -1,6 +1,6 @@
 """Write messages as a chat template does, and mark what the assistant says.
 
-Knows templates and text. Knows nothing of token ids: where a text is cut, `setblock.data.encoding` sees to its tokens.
+Knows templates and text. Knows nothing of token ids: where a text is cut, `setblock.data.texts.encoding` sees to its tokens.
 """
 
 import re

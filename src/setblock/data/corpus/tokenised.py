@@ -19,12 +19,12 @@ import numpy as np
 from datasets.arrow_writer import ArrowWriter
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.census import Census, DocumentLimits
-from setblock.data.corpus import FEATURES, Corpus, mixed
-from setblock.data.corpus_rows import CorpusRows
-from setblock.data.encoding import Encoder, encoders_of, shape_of, tokenizer_fingerprint
-from setblock.data.records import SourceRecord, records_of
+from setblock.data.corpus.census import Census, DocumentLimits
+from setblock.data.corpus.corpus import FEATURES, Corpus, mixed
+from setblock.data.corpus.corpus_rows import CorpusRows
 from setblock.data.section import DataSection
+from setblock.data.texts.encoding import Encoder, encoders_of, shape_of, tokenizer_fingerprint
+from setblock.data.texts.records import SourceRecord, records_of
 from setblock.errors import SetBlockError
 from setblock.files import differences, write_whole
 

@@ -17,9 +17,9 @@ from setblock.errors import SetBlockError
 from setblock.model.adapter.adapter import quiet_peft
 from setblock.model.sbd_model import SBDModel
 from setblock.model.weights.completeness import Sums, refuse_loss, stored_sums, sums_of
-from setblock.training.adapters import AdapterSection
-from setblock.training.trained import raise_together, trained_tensors
-from setblock.training.trainer import SBDTrainer
+from setblock.training.adapter.adapter import AdapterSection
+from setblock.training.run.completeness import raise_together, trained_tensors
+from setblock.training.trainer.trainer import SBDTrainer
 
 
 def save_result(

@@ -21,11 +21,10 @@ from setblock.model.attention.document_attention import (
     layout_of,
 )
 from setblock.model.runners.forward import Take, logits_at
-from setblock.training.cross_entropy import LOGITS_AT_ONCE, losses_at_once, losses_in_chunks
-from setblock.training.head import SplitHead
-from setblock.training.inputs import Targets, TrainingInputs
-from setblock.training.loss import Objective, SBDLoss
-from setblock.training.masked_loss import LogitsOf, MaskedLoss, logits_of_hidden
+from setblock.training.inputs.doubled import Targets, TrainingInputs
+from setblock.training.loss.cross_entropy import LOGITS_AT_ONCE, losses_at_once, losses_in_chunks
+from setblock.training.loss.head import SplitHead
+from setblock.training.loss.loss import LogitsOf, MaskedLoss, Objective, SBDLoss, logits_of_hidden
 
 LARGEST_DENSE_MASK = 1 << 30
 """Bytes that the attention masks of a pass may take where they are dense."""

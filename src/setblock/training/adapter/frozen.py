@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.clean_keys import CleanKeys
-from setblock.training.forward import training_logits
-from setblock.training.head import split_head
-from setblock.training.inputs import TrainingInputs
-from setblock.training.masked_loss import LogitsOf, logits_of_hidden
+from setblock.training.inputs.doubled import TrainingInputs
+from setblock.training.loss.forward import training_logits
+from setblock.training.loss.head import split_head
+from setblock.training.loss.loss import LogitsOf, logits_of_hidden
 
 
 class FrozenModel:
     """Hold a model whose adapter acts on noisy tokens alone, as it is without the adapter.
 
     The clean half of every step is this model's: it needs no gradient, and all noisy copies attend to its keys. Its logits are
-    those of the teacher, where masked tokens have one (`setblock.training.masked_loss`).
+    those of the teacher, where masked tokens have one (`setblock.training.loss.loss`).
     """
 
     def __init__(self, model: nn.Module) -> None:

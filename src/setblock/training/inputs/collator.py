@@ -18,8 +18,8 @@ from torch.utils.data import get_worker_info
 
 from setblock.data.packing import IGNORE, RowCollator
 from setblock.training.config import SBDConfig
-from setblock.training.inputs import TrainingInputs, doubled_inputs, ntp_inputs
-from setblock.training.noising import Noising
+from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs, ntp_inputs
+from setblock.training.inputs.noising import Noising
 
 EVALUATION = 1 << 31
 """Replaces the step in an evaluation's seed: the same noise every time, and no step's."""

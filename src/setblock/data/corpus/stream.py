@@ -13,11 +13,11 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from setblock.data.census import Census, DocumentLimits
+from setblock.data.corpus.census import Census, DocumentLimits
 from setblock.data.documents import Document
-from setblock.data.encoding import EncodedDocument, Encoder
 from setblock.data.packing import fill, row_item, row_of
-from setblock.data.records import SourceRecord
+from setblock.data.texts.encoding import EncodedDocument, Encoder
+from setblock.data.texts.records import SourceRecord
 from setblock.errors import SetBlockError, SetBlockWarning
 
 _FRUITLESS = 10_000  # so many documents in a row of which none is kept: a source that will never give one

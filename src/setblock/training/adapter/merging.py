@@ -7,9 +7,9 @@ from pathlib import Path
 
 from setblock.errors import SetBlockError, one_line
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
-from setblock.training.checkpoints import recorded_recipe
-from setblock.training.result import merge
-from setblock.training.train import prepared_model
+from setblock.training.run.checkpoints import recorded_recipe
+from setblock.training.run.result import merge
+from setblock.training.run.train import prepared_model
 
 
 def merge_adapter(adapter: Path, output: Path, *, base: str | None = None) -> Path:

@@ -15,8 +15,8 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from setblock.files import write_whole
 from setblock.model.loading.named import NAMED_MODELS, is_named
-from setblock.training.checkpoints import without_nulls
-from setblock.training.metrics import read_metrics
+from setblock.training.run.checkpoints import without_nulls
+from setblock.training.trainer.metrics import read_metrics
 
 CARD_FILE = "README.md"
 _PACKAGES = ("setblock", "torch", "transformers", "datasets", "tokenizers", "peft")

@@ -16,7 +16,7 @@ from torch import Tensor
 from setblock.data.packing import IGNORE, PADDING
 from setblock.masks import CLEAN
 from setblock.model.attention.document_attention import Half, RowRuns, Run
-from setblock.training.noising import Noising, NoisyHalf, noise_row
+from setblock.training.inputs.noising import Noising, NoisyHalf, noise_row
 
 RUN_LENGTH = 64
 """Noisy tokens of a document that are attended together, in whole blocks: fewer would be many small calls, more would see much

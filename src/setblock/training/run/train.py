@@ -28,23 +28,23 @@ from setblock.errors import SetBlockError, one_line
 from setblock.model.loading.loading import NotTrainedForBlocks, load, load_tokenizer, refuse_unsupported
 from setblock.model.probe.probe import plan_attention
 from setblock.model.sbd_model import SBDModel
-from setblock.training.card import write_card
-from setblock.training.checkpoints import (
+from setblock.training.config import SBDConfig
+from setblock.training.recipe import ModelSection, Recipe
+from setblock.training.run.card import write_card
+from setblock.training.run.checkpoints import (
     check_finished,
     claim,
+    earlier_run,
     make_folder,
     step_of,
     telling_of_full_disks,
     warn_of_incomplete,
 )
-from setblock.training.config import SBDConfig
-from setblock.training.heap import keep_freed_memory
-from setblock.training.metrics import MetricsFile, NTPLossAlarm
-from setblock.training.nodes import earlier_run
-from setblock.training.recipe import ModelSection, Recipe
-from setblock.training.result import save_result
-from setblock.training.sharding import is_sharded, loads_weights
-from setblock.training.trainer import SBDTrainer, prepare
+from setblock.training.run.result import save_result
+from setblock.training.trainer.heap import keep_freed_memory
+from setblock.training.trainer.metrics import MetricsFile, NTPLossAlarm
+from setblock.training.trainer.sharding import is_sharded, loads_weights
+from setblock.training.trainer.trainer import SBDTrainer, prepare
 
 _TOKENIZER_TEXTS = 20_000
 
@@ -60,7 +60,7 @@ def train(
 
     Resumes from the newest whole checkpoint there, if there is one, and leaves a finished run as it is. The final model
     appears only when it is whole. All that is logged is in `metrics.jsonl`. On a CPU, the process keeps from then on what
-    memory it frees (`setblock.training.heap`).
+    memory it frees (`setblock.training.trainer.heap`).
 
     Args:
         callbacks: makes more callbacks; the section `evaluate_decoding` needs one (`setblock.evaluation.during_training`).

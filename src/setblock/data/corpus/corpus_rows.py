@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from setblock.data.census import Census
-from setblock.data.corpus import Corpus
+from setblock.data.corpus.census import Census
+from setblock.data.corpus.corpus import Corpus
 from setblock.data.documents import Document
 from setblock.data.packing import Row, fill, row_of
 

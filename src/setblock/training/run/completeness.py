@@ -21,9 +21,9 @@ from transformers.trainer_utils import rotate_checkpoints
 from setblock.errors import SetBlockError
 from setblock.files import write_whole
 from setblock.model.weights.completeness import Sums, refuse_loss, stored_sums, sums_of
-from setblock.training.checkpoints import RECORD, step_of, whole_checkpoints
 from setblock.training.config import SBDConfig
-from setblock.training.sharding import is_sharded
+from setblock.training.run.checkpoints import RECORD, step_of, whole_checkpoints
+from setblock.training.trainer.sharding import is_sharded
 
 _WRAPPERS = re.compile(r"(?<![^.])(_checkpoint_wrapped_module|_orig_mod)\.")
 

@@ -15,10 +15,10 @@ import numpy as np
 from datasets import Features, List, Value
 from datasets.exceptions import DatasetGenerationError
 
-from setblock.data.census import Census, DocumentLimits
+from setblock.data.corpus.census import Census, DocumentLimits
 from setblock.data.documents import Document
-from setblock.data.encoding import Encoder
-from setblock.data.records import AnyRecords
+from setblock.data.texts.encoding import Encoder
+from setblock.data.texts.records import AnyRecords
 from setblock.errors import SetBlockError, SetBlockWarning
 
 BUCKETS = 1 << 32

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from setblock.data.corpus_rows import RowOrder
+from setblock.data.corpus.corpus_rows import RowOrder
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
 from setblock.model.adapter.adapter import uncast_inputs
@@ -22,19 +22,19 @@ from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.attention import plan_of
 from setblock.model.attention.document_attention import attends_runs, document_attention
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapters import AdapterSection, add_adapter
-from setblock.training.collator import EVALUATION, Preparation, SBDCollator
+from setblock.training.adapter.adapter import AdapterSection, add_adapter
+from setblock.training.adapter.frozen import FrozenModel
 from setblock.training.config import SBDConfig
-from setblock.training.cross_entropy import LOGITS_AT_ONCE
-from setblock.training.forward import CleanHalf, training_loss
-from setblock.training.frozen import FrozenModel
-from setblock.training.head import SplitHead, split_head
-from setblock.training.inputs import Targets, TrainingInputs
-from setblock.training.loss import SBDLoss
-from setblock.training.optimizer import MuonAdamW
-from setblock.training.sharding import is_sharded, set_up, share_buffers, with_tied_weights_visible
-from setblock.training.throughput import StepClock, token_cost
-from setblock.training.trained import Completeness
+from setblock.training.inputs.collator import EVALUATION, Preparation, SBDCollator
+from setblock.training.inputs.doubled import Targets, TrainingInputs
+from setblock.training.loss.cross_entropy import LOGITS_AT_ONCE
+from setblock.training.loss.forward import CleanHalf, training_loss
+from setblock.training.loss.head import SplitHead, split_head
+from setblock.training.loss.loss import SBDLoss
+from setblock.training.run.completeness import Completeness
+from setblock.training.trainer.optimizer import MuonAdamW
+from setblock.training.trainer.sharding import is_sharded, set_up, share_buffers, with_tied_weights_visible
+from setblock.training.trainer.throughput import StepClock, token_cost
 
 _TERMS = ("ntp", "matp")  # of `SBDLoss`, each with a sum and a count
 
@@ -123,7 +123,7 @@ class SBDTrainer(Trainer):
     accumulation steps. In addition to `loss`, logs `ntp_loss` and `matp_loss`, each a mean over its targets: in nats, but for
     total variations. It also logs `tokens_per_second`, which counts the texts' tokens without noisy copies.
 
-    The collator draws the noise (`setblock.training.collator`). Only logged values are read back from the device.
+    The collator draws the noise (`setblock.training.inputs.collator`). Only logged values are read back from the device.
     """
 
     args: SBDConfig
@@ -145,7 +145,7 @@ class SBDTrainer(Trainer):
             sbd: what is trained, in place.
             adapter: train LoRA layers, which are put into the model here, in place of all weights.
             peak: floating-point operations per second of each process's hardware at most, if that is known: logs `mfu`, the
-                share of it that the model's own arithmetic uses (see `setblock.training.throughput`).
+                share of it that the model's own arithmetic uses (see `setblock.training.trainer.throughput`).
             kwargs: the Trainer's own, `train_dataset` first of all.
 
         Raises:
@@ -204,7 +204,7 @@ class SBDTrainer(Trainer):
         return batches
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Create the Trainer's accelerator. FSDP2 is set up as `setblock.training.sharding` says."""
+        """Create the Trainer's accelerator. FSDP2 is set up as `setblock.training.trainer.sharding` says."""
         if is_sharded(self.args):
             # Whole gradients of all weights, kept over the passes of a step, are what sharding is to avoid.
             given = self.args.accelerator_config.gradient_accumulation_kwargs or {}

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.chat import Piece, chat_pieces
 from setblock.data.documents import Document
-from setblock.data.records import SourceRecord
 from setblock.data.section import DataSection, LossOn, SourceSection, SpecialTokens
+from setblock.data.texts.chat import Piece, chat_pieces
+from setblock.data.texts.records import SourceRecord
 from setblock.errors import SetBlockError
 
 

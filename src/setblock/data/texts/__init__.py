@@ -1,0 +1,1 @@
+"""Read files, data sets and tasks: records, then the text of each, then token ids."""

@@ -1,0 +1,1 @@
+"""Train an adapter in place of all weights."""

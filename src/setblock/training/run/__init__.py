@@ -1,0 +1,1 @@
+"""Take a recipe to a checkpoint with its card, and continue after a stop."""
