@@ -23,10 +23,10 @@ from setblock.decoding.step.logits import read_logits
 from setblock.decoding.step.plan import next_spans, plan_pass
 from setblock.masks import decode_mask
 from setblock.model.attention.attention import attention_mask
+from setblock.model.attention.grouped import grouped_attention
 from setblock.model.protocol.facts import SBDFacts
-from setblock.model.runners.cache import SlotCache
 from setblock.model.runners.forward import logits_at
-from setblock.model.runners.padded_runner import PaddedRunner
+from setblock.model.runners.padded_runner import PaddedRunner, SlotCache
 from setblock.model.sbd_model import SBDModel
 from setblock.roofline.presets import CONFIGS
 from setblock.roofline.shape import shape_of
@@ -236,7 +236,7 @@ def passes(
     tokens = state.tokens[:, kv_length:fed].masked_fill(in_block, sbd.facts.mask_token_id)
     places = torch.arange(positions.numel(), device=sbd.device).view(batch, -1)[:, -block_size:]
     outputs = places.flatten()
-    wrapped = sbd.compiled.model if sbd.compiled else None
+    wrapped, grouped = sbd.compiled.model if sbd.compiled else None, grouped_attention(sbd.model)
 
     @torch.inference_mode()
     def model() -> Tensor:
@@ -249,6 +249,7 @@ def passes(
             attention_mask=mask,
             cache=cache,
             wrapped=wrapped,
+            least=grouped.least,
         )
         return logits.view(batch, block_size, -1)
 

@@ -19,14 +19,11 @@ from setblock.model.adapter.adapter import ADAPTER_FOLDER
 from setblock.model.adapter.gate import gate_of
 from setblock.model.adapter.joined import join_adapted
 from setblock.model.attention.attention import context_length, plan_of
-from setblock.model.attention.invariant import CHUNK, is_invariant
 from setblock.model.loading.checkpoint_facts import write_custom_generate
 from setblock.model.loading.mask_token import add_mask_token
 from setblock.model.probe.probe import check_stored, plan_attention, remember
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, DraftText, draft_text_of, read_texts
 from setblock.model.protocol.facts import SBDFacts
-from setblock.model.protocol.feed import fixed_capacity
-from setblock.model.runners.cache import SlotCache
 from setblock.model.runners.compiled import CompiledModel
 from setblock.model.runners.packed_runner import PackedRunner
 from setblock.model.runners.padded_runner import PaddedRunner
@@ -130,13 +127,7 @@ class SBDModel:
 
     def runner(self, *, rows: int, capacity: int) -> PaddedRunner:
         """See `setblock.model.protocol.language_model.LanguageModel`."""
-        if self.compiled is not None:
-            capacity = fixed_capacity(capacity)
-        elif is_invariant(self.model.dtype, self.model.device):
-            capacity = -(-capacity // CHUNK) * CHUNK  # attention reads whole chunks
-        layers = self.model.config.get_text_config().num_hidden_layers
-        cache = SlotCache(layers=layers, batch=rows, capacity=capacity)
-        return PaddedRunner(self.model, cache, compiled=self.compiled)
+        return PaddedRunner(self.model, rows=rows, capacity=capacity, compiled=self.compiled)
 
     def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PackedRunner:
         """See `setblock.model.protocol.language_model.LanguageModel`.

@@ -46,6 +46,19 @@ def test_equals_sdpa(batch, groups, of_group, queries, keys, is_additive):
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("queries", [1, 16, 60])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("more", [{}, {"position_bias": None}, {"cache": None, "dropout": 0.0}])
+def test_no_mask_lets_each_query_see_every_key(queries, dtype, more):
+    module, *states, mask = inputs(batch=2, groups=2, of_group=3, queries=queries, keys=64)
+    states = [each.to(dtype) for each in states]
+    without, with_all = (
+        ALL_ATTENTION_FUNCTIONS[GROUPED_SDPA](module, *states, each, **more)[0]
+        for each in (None, torch.ones_like(mask))
+    )
+    torch.testing.assert_close(without, with_all)
+
+
 def test_reads_the_cache_where_it_is(monkeypatch):
     module, query, key, value, mask = inputs(batch=2, groups=2, of_group=3, queries=16, keys=64)
     read = []

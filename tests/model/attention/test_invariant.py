@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from families import tiny_model, tiny_sbd
 from setblock.decoding.generate import generate_batch, open_batch
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.model.attention.grouped import GROUPED_SDPA, grouped_attention
+from setblock.model.attention.grouped import grouped_attention
 from setblock.model.attention.invariant import invariant_attention
 
 SIZES = {
@@ -80,10 +80,13 @@ def test_a_mask_made_once_for_a_pass_is_the_one_made_in_each_layer(of_group, que
     query = torch.randn(1, queries, groups * of_group, size).transpose(1, 2).bfloat16()
     key, value = torch.randn(2, 1, groups, keys, size).bfloat16()
     mask = (torch.rand(1, 1, queries, keys) < 0.5).index_fill(3, torch.tensor([0]), True)
-    made = grouped_attention(model).mask(mask, queries=queries)
+    attention = grouped_attention(model)
+    made = attention.mask(mask, queries=queries)
     assert made.shape[2] == (queries if queries == 600 else 2 * queries)
     module = SimpleNamespace(num_key_value_groups=of_group, is_causal=True)
-    found, wanted = (ALL_ATTENTION_FUNCTIONS[GROUPED_SDPA](module, query, key, value, each)[0] for each in (made, mask))
+    found, wanted = (
+        ALL_ATTENTION_FUNCTIONS[attention.name](module, query, key, value, each)[0] for each in (made, mask)
+    )
     assert torch.equal(found, wanted)
 
 

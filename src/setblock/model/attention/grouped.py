@@ -5,11 +5,15 @@ Knows how Transformers calls attention. Knows nothing of blocks.
 Under a mask, with more than one query, Transformers' `sdpa` writes the keys and values of the whole cache out anew for each
 query head of a group, in every layer of every pass. Here a group's queries become queries of one head instead, [B, H', G Q, D]
 with the mask repeated for them: the same products, by the same kernels, of a cache that is not copied. (`enable_gqa` has no
-fast kernel on CUDA under a mask.) In half precision on a CPU the attention is `setblock.model.attention.invariant`'s.
+fast kernel on CUDA under a mask.) Where a pass must be invariant, its attention is `setblock.model.attention.invariant`'s.
+
+No mask is None, and says that each query sees every key. Transformers makes no mask for attention functions that it does not
+know, so None arrives here as it was given.
 """
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +22,11 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.model.attention.attention import OURS, AttentionMask, attention_by, layer_windows, plan_of
-from setblock.model.attention.invariant import added, invariant_attention, is_invariant
+from setblock.model.attention.invariant import CHUNK, LEAST_ROWS, added, invariant_attention, is_invariant
 from setblock.model.protocol.feed import PROMPT_PART
 
-GROUPED_SDPA = f"{OURS}grouped_sdpa"
+GROUPED_SDPA, INVARIANT_SDPA = f"{OURS}grouped_sdpa", f"{OURS}invariant_sdpa"
+"""Names of the attention functions below."""
 
 
 def _grouped_sdpa(
@@ -31,51 +36,48 @@ def _grouped_sdpa(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
+    must_be_invariant: bool = False,
     dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as Transformers asks: query [B, H, Q, D], key and value [B, H', K, D], mask [B, 1, Q, K] or `SEES_ALL`. Returns
-    [B, Q, H, D].
+    """Attend as Transformers asks: query [B, H, Q, D], key and value [B, H', K, D], mask [B, 1, Q, K] or [B, 1, G Q, K], or
+    None where each query sees every key. Returns [B, Q, H, D].
 
     Transformers' `sdpa` is left what is not plain masked attention, and so many queries that their masks outweigh the keys
     (`_most`).
     """
     (batch, heads, queries, size), groups = query.shape, key.shape[1]
-    is_plain = not dropout and all(kwargs.get(name) is None for name in _SPECIAL)
-    if attention_mask is not None and attention_mask.shape[-1] == 0:
-        if is_plain:
-            together = query.reshape(batch, groups, -1, size)
-            attended = torch.nn.functional.scaled_dot_product_attention(together, key, value, scale=scaling)
-            return attended.view(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
-        attention_mask = query.new_zeros((1, 1, queries, key.shape[2]))
     of_group = heads // groups  # G
-    must_be_invariant = is_invariant(query.dtype, query.device)
-    gains = of_group > 1 or must_be_invariant
-    if (
-        not gains
-        or attention_mask is None
-        or attention_mask.shape[1] > 1
+    is_plain = not dropout and all(kwargs.get(name) is None for name in _SPECIAL)
+    if attention_mask is None and not is_plain:
+        attention_mask = query.new_zeros((1, 1, queries, key.shape[2]))
+    is_usual = attention_mask is not None and (
+        attention_mask.shape[1] > 1
         or not is_plain
+        or (of_group == 1 and not must_be_invariant)
         or queries > _most(groups, size, must_be_invariant=must_be_invariant)
-    ):
-        if attention_mask is not None and attention_mask.shape[2] > queries:  # was made for a group
+    )
+    if is_usual:
+        assert attention_mask is not None
+        if attention_mask.shape[2] > queries:  # was made for a group
             attention_mask = attention_mask[:, :, :queries].to(query.dtype)
         result: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return result
-    query, mask = query.reshape(batch, groups, of_group * queries, size), attention_mask
-    if mask.shape[2] != of_group * queries:
+    together, mask = query.reshape(batch, groups, of_group * queries, size), attention_mask
+    if mask is not None and mask.shape[2] != of_group * queries:
         mask = mask[:, :, :queries].repeat(1, 1, of_group, 1)
-    if not (must_be_invariant or mask.dtype in (torch.bool, query.dtype)):
-        mask = mask.to(query.dtype)
-    if must_be_invariant:
-        attended = invariant_attention(query, key, value, mask, scale=size**-0.5 if scaling is None else scaling)
-    else:
-        attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
-    # [B, H', G Q, D]
+    attend = invariant_attention if must_be_invariant else _sdpa
+    attended = attend(together, key, value, mask, scale=scaling)  # [B, H', G Q, D]
     return attended.view(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
+
+
+def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None) -> Tensor:
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(query.dtype)
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
 
 
 @dataclass(frozen=True)
@@ -85,23 +87,33 @@ class GroupedAttention:
 
     Attributes:
         config: of the text model.
+        name: of the attention function that stands for Transformers' `sdpa`.
         is_used: whether the model's attention plan allows it; others keep theirs.
-        needs_masks: whether a pass whose queries see every key needs a mask; else `SEES_ALL` says so.
+        needs_masks: whether a pass whose queries see every key needs a mask, too.
         of_group: G, query heads that share a key head.
         most_queries: with more, a mask is left as it is.
         dtype: of what is added to the scores.
+        least: tokens of a pass, and outputs of its head, at least.
+        chunk: a pass reads keys in multiples of so many.
     """
 
     config: PretrainedConfig
+    name: str
     is_used: bool
     needs_masks: bool
     of_group: int
     most_queries: int
     dtype: torch.dtype
+    least: int
+    chunk: int
 
     def active(self) -> AbstractContextManager[None]:
         """Have the model's layers call it for a while."""
-        return attention_by(GROUPED_SDPA, self.config) if self.is_used else nullcontext()
+        return attention_by(self.name, self.config) if self.is_used else nullcontext()
+
+    def whole_chunks(self, keys: int) -> int:
+        """Return the keys that a pass reads to see so many: of whole chunks nothing is copied."""
+        return -(-keys // self.chunk) * self.chunk
 
     def mask(self, mask: AttentionMask, *, queries: int) -> AttentionMask:
         """Return the mask [B, 1, G Q, K] that is added to the scores of a group's queries, of a mask [B, 1, Q, K] of where they
@@ -117,10 +129,6 @@ class GroupedAttention:
         return mask.expand(-1, -1, self.of_group, -1) if mask.shape[2] == 1 else mask.repeat(1, 1, self.of_group, 1)
 
 
-SEES_ALL = (1, 1, 1, 0)
-"""The shape of a mask that leaves nothing out. Where Transformers is given none, it makes one of its own."""
-
-
 def grouped_attention(model: PreTrainedModel) -> GroupedAttention:
     """Return how a model's passes call it."""
     config, is_used = model.config.get_text_config(), plan_of(model).grouped
@@ -133,11 +141,14 @@ def grouped_attention(model: PreTrainedModel) -> GroupedAttention:
     most = _most(groups, size, must_be_invariant=must_be_invariant)
     return GroupedAttention(
         config,
+        name=INVARIANT_SDPA if must_be_invariant else GROUPED_SDPA,
         is_used=is_used,
         needs_masks=not is_used or must_be_invariant or set(layer_windows(config).values()) != {None},
         of_group=heads // groups,
         most_queries=most if is_used and (heads > groups or must_be_invariant) else 0,
         dtype=torch.float32 if must_be_invariant else model.dtype,
+        least=LEAST_ROWS if must_be_invariant else 1,
+        chunk=CHUNK if must_be_invariant else 1,
     )
 
 
@@ -153,3 +164,4 @@ _SPECIAL = ("position_bias", "softcap", "cache")
 """Arguments by which Transformers' `sdpa` does something else."""
 
 AttentionInterface.register(GROUPED_SDPA, _grouped_sdpa)
+AttentionInterface.register(INVARIANT_SDPA, partial(_grouped_sdpa, must_be_invariant=True))

@@ -19,22 +19,27 @@ CHUNK = 64
 """Keys whose values are summed by one product. Its size is the same for every length of the cache. Where the keys are whole
 chunks, and the mask is an addition in float32, nothing of them is written anew."""
 
+LEAST_ROWS = 2
+"""Tokens of a pass, and outputs of its head, at least: a product of one row has another kernel."""
+
 _ROWS = 4
 """Queries of a product at least. With fewer, float32 kernels sum in another order."""
 
 
-def invariant_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float) -> Tensor:
+def invariant_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None = None
+) -> Tensor:
     """Return masked attention [B, H, R, D] of queries [B, H, R, D] over keys and values [B, H, K, D], all of one
     half-precision type.
 
     A row that may see nothing is not allowed.
 
     Args:
-        mask: [B, 1, R, K], bool where each query may see a key, or what is added to its score.
-        scale: what the scores are multiplied with.
+        mask: [B, 1, R, K], bool where each query may see a key, or what is added to its score; None where it sees all.
+        scale: what the scores are multiplied with; by default 1 / √D.
     """
     (batch, heads, rows, size), keys = query.shape, key.shape[2]
-    bias = added(mask)
+    bias = query.new_zeros((batch, 1, rows, keys), dtype=torch.float32) if mask is None else added(mask)
     more, rest = max(0, _ROWS - rows), -keys % CHUNK
     chunks, groups = (keys + rest) // CHUNK, batch * heads
     if more:
@@ -47,7 +52,7 @@ def invariant_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor,
         bias.expand(-1, heads, -1, -1).reshape(groups, rows + more, -1),
         query.float().reshape(groups, -1, size),
         key.float().reshape(groups, -1, size).transpose(1, 2),
-        alpha=scale,
+        alpha=size**-0.5 if scale is None else scale,
     )
     weights = scores.softmax(dim=-1).view(groups, rows + more, chunks, CHUNK).transpose(1, 2)
     weights = weights.to(value.dtype, memory_format=torch.contiguous_format)
@@ -62,14 +67,6 @@ def added(mask: Tensor) -> Tensor:
 
 
 def is_invariant(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether a token gets the same bits in all passes of this type on this device: in half precision, on a CPU.
-    In float32 the differences are too small to decide a token."""
+    """Return whether a token must get the same bits in all passes of this type on this device: in half precision, on a CPU.
+    In float32 the differences are too small to decide a token. Asked once for each runner, by `grouped_attention`."""
     return dtype in (torch.bfloat16, torch.float16) and device.type == "cpu"
-
-
-def least_rows(dtype: torch.dtype, device: torch.device) -> int:
-    """Return the least number of tokens of a pass, and of outputs of its head.
-
-    Where passes are invariant these are two: a product of one row has another kernel.
-    """
-    return 2 if is_invariant(dtype, device) else 1

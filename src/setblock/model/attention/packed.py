@@ -22,7 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.masks import MaskMod
 from setblock.model.attention.attention import OURS, AttentionMask, attention_by, attention_mask
-from setblock.model.attention.grouped import GROUPED_SDPA
+from setblock.model.attention.grouped import GroupedAttention
 
 _NAME = f"{OURS}packed"
 
@@ -47,20 +47,24 @@ class _Layout:
     rectangles: Sequence[Rectangle]
     cells: Tensor
     implementation: str
+    sdpa: str  # the name of what stands for Transformers' own
 
 
 _LAYOUT: ContextVar[_Layout] = ContextVar("layout")
 
 
 @contextmanager
-def packed_attention(model: PreTrainedModel, rectangles: Sequence[Rectangle], cells: Tensor) -> Iterator[AttentionMask]:
+def packed_attention(
+    model: PreTrainedModel, attention: GroupedAttention, rectangles: Sequence[Rectangle], cells: Tensor
+) -> Iterator[AttentionMask]:
     """Make the model's attention that of the rectangles. Gives the `attention_mask` argument to call it with.
 
     Args:
+        attention: of the model.
         cells: [N] int64, where each token is a query, among the queries of all rectangles, one behind the other.
     """
-    config = model.config.get_text_config()
-    layout = _Layout(rectangles, cells, _implementation(config))
+    config = attention.config
+    layout = _Layout(rectangles, cells, _implementation(config), attention.name)
     mask = _flat_mask(config, layout, device=model.device, dtype=model.dtype)
     reset = _LAYOUT.set(layout)
     try:
@@ -115,7 +119,7 @@ def _attend(
     Returns [1, N, H, D].
     """
     layout = _LAYOUT.get()
-    base = _attention_function(module, layout.implementation)
+    base = _attention_function(module, layout)
     queries, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))  # [N or slots, H, D]
     attended, masks = [], attention_mask.flatten()
     for each in layout.rectangles:
@@ -133,11 +137,11 @@ def _attend(
     return torch.cat(attended)[layout.cells][None], None
 
 
-def _attention_function(module: nn.Module, implementation: str) -> Callable[..., tuple[Tensor, Any]]:
-    if implementation == "eager":  # each model's own, next to its attention layer
+def _attention_function(module: nn.Module, layout: _Layout) -> Callable[..., tuple[Tensor, Any]]:
+    if layout.implementation == "eager":  # each model's own, next to its attention layer
         eager: Callable[..., tuple[Tensor, Any]] = sys.modules[type(module).__module__].eager_attention_forward
         return eager
-    name = GROUPED_SDPA if implementation == "sdpa" else implementation
+    name = layout.sdpa if layout.implementation == "sdpa" else layout.implementation
     function: Callable[..., tuple[Tensor, Any]] = ALL_ATTENTION_FUNCTIONS[name]
     return function
 

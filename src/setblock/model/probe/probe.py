@@ -29,7 +29,6 @@ from setblock.model.probe.agreement import (
 )
 from setblock.model.probe.small_copy import Threshold, run_text, small_copy, thresholds_of, with_low
 from setblock.model.protocol.language_model import Runner
-from setblock.model.runners.cache import SlotCache
 from setblock.model.runners.packed_runner import PackedRunner
 from setblock.model.runners.padded_runner import PaddedRunner
 
@@ -171,8 +170,7 @@ def _tried(small: PreTrainedModel, implementation: str, own: str) -> AttentionPl
 
 
 def _padded(model: PreTrainedModel) -> Runner:
-    layers = model.config.get_text_config().num_hidden_layers
-    return PaddedRunner(model, SlotCache(layers=layers, batch=BATCH, capacity=CAPACITY))
+    return PaddedRunner(model, rows=BATCH, capacity=CAPACITY)
 
 
 def _packed(model: PreTrainedModel) -> Runner:

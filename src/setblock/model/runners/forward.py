@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from setblock.model.attention.attention import AttentionMask
-from setblock.model.attention.invariant import least_rows
 
 _FEW, _FULL = 6, 16
 """Outputs between these are filled up to the second: on CPUs a float32 product of 7 to 15 rows takes MKL up to twice the time
@@ -83,10 +82,10 @@ def logits_at(
     *,
     input_ids: Tensor,
     position_ids: Tensor,
-    attention_mask: AttentionMask,
+    attention_mask: AttentionMask | None,
     cache: Cache | None = None,
     wrapped: Callable[..., Any] | None = None,
-    least: int | None = None,
+    least: int = 1,
     take: Take | None = None,
     **more: Any,
 ) -> Tensor:
@@ -95,14 +94,15 @@ def logits_at(
     Args:
         model: the model itself.
         input_ids, position_ids: [B, T].
-        attention_mask: from `setblock.model.attention.attention.attention_mask`.
+        attention_mask: from `setblock.model.attention.attention.attention_mask`. None for none: the attention must be one of
+            ours, since Transformers makes one for its own.
         cache: where the keys and values go, and come from; None for a pass without a cache.
         wrapped: what to call in the model's stead, where a trainer has wrapped it, or it was compiled.
-        least: what `least_rows` says of the model, where it is known already.
+        least: outputs that the head must be given, for bits that do not depend on how many are wanted.
         take: receives the hidden states at `index`; the logits are of those that it returns.
         more: for the attention function, to which Transformers hands what it does not know.
     """
-    wanted, least = len(index), least_rows(model.dtype, model.device) if least is None else least
+    wanted = len(index)
     filled = index if take is not None else filled_up(index, least=least)
     with head_reads_only(model, filled, take=take):
         output = (model if wrapped is None else wrapped)(

@@ -5,21 +5,22 @@ Knows how a feed becomes the model's arguments. Knows nothing of who holds which
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from setblock import devices
 from setblock.masks import MaskMod, decode_mask
 from setblock.model.adapter.gate import block_only
-from setblock.model.attention.invariant import least_rows
+from setblock.model.attention.grouped import grouped_attention
 from setblock.model.attention.packed import Rectangle, packed_attention
 from setblock.model.protocol.feed import Feed
 from setblock.model.protocol.language_model import as_it_is
 from setblock.model.runners.forward import logits_at
-from setblock.model.runners.paged_cache import PagedCache
 
 
 class PackedRunner:
@@ -35,7 +36,7 @@ class PackedRunner:
         layers = model.config.get_text_config().num_hidden_layers
         self.page_tokens = page_tokens
         self.cache = PagedCache(layers=layers, slots=pages * page_tokens)
-        self._model = model
+        self._model, self._attention = model, grouped_attention(model)
         self._pages = torch.zeros((0, 0), dtype=torch.long)
 
     def place(self, pages: Sequence[Sequence[int]], ids: Sequence[int]) -> None:
@@ -78,7 +79,7 @@ class PackedRunner:
         real, of_cells = self._on_device(real), self._on_device(torch.cat(cells))  # [N]
         packed = [each.flatten()[real] for each in (feed.tokens, feed.positions, feed.in_block)]
         written = slots.gather(1, feed.positions).flatten()[real]
-        if len(written) < (least := least_rows(self._model.dtype, self._model.device)):
+        if len(written) < (least := self._attention.least):
             packed, of_cells = [each.repeat(least) for each in packed], of_cells.repeat(least)
             written = pad(written, (0, least - 1), value=self.cache.spill_slot)
         tokens, positions, in_block = packed
@@ -88,7 +89,7 @@ class PackedRunner:
         outputs, takes_all = place.gather(1, feed.outputs), devices.waits(place.device)  # [A, m]
         index = outputs.flatten() if takes_all else outputs[feed.wanted]  # [M]
         with (
-            packed_attention(self._model, rectangles, of_cells) as mask,
+            packed_attention(self._model, self._attention, rectangles, of_cells) as mask,
             block_only(self._model, in_block[None]),
         ):
             logits = logits_at(
@@ -98,6 +99,7 @@ class PackedRunner:
                 position_ids=positions[None],
                 attention_mask=mask,
                 cache=self.cache,
+                least=self._attention.least,
             ).float()  # [M, V]
         return logits.view(*outputs.shape, -1) if takes_all else logits[: len(index)]
 
@@ -141,3 +143,69 @@ def rectangles_of(queries: Sequence[int], keys: Sequence[int]) -> list[list[int]
 
 FEW_PAIRS = 1 << 15
 """What one more rectangle costs in addition to its pairs: calls that take their time however little they do."""
+
+
+class PagedCache(Cache):
+    """Hold a preallocated cache [slots + 2, H, D] for each layer. One slot more is never written and stays zero: it
+    is read wherever a rectangle of keys is wider than a request. Another is never read: padding is written there.
+
+    Before each forward pass `write_to` says in which slots its tokens go; the pass then gets, in every layer, the whole cache.
+    """
+
+    def __init__(self, *, layers: int, slots: int) -> None:
+        super().__init__(layers=[PagedLayer(slots=slots) for _ in range(layers)])
+        self.slots = slots
+
+    @property
+    def empty_slot(self) -> int:
+        """Return the slot that stays zero."""
+        return self.slots
+
+    @property
+    def spill_slot(self) -> int:
+        """Return the slot that is never read."""
+        return self.slots + 1
+
+    def write_to(self, slots: Tensor) -> None:
+        """Set the slots [N] of the tokens of the next forward pass."""
+        for layer in self.layers:
+            layer.written = slots
+
+
+class PagedLayer(CacheLayerMixin):
+    """Hold one layer of a `PagedCache`."""
+
+    is_sliding = False
+
+    def __init__(self, *, slots: int) -> None:
+        super().__init__()
+        self.slots = slots
+        self.written: Tensor | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate the slots."""
+        for name, states in (("keys", key_states), ("values", value_states)):
+            _, heads, _, size = states.shape
+            setattr(self, name, states.new_zeros((self.slots + 2, heads, size)))
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write [1, H, N, D] states to their slots; return all slots, [1, H, slots + 2, D]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.written is not None
+        self.keys[self.written] = key_states[0].transpose(0, 1)
+        self.values[self.written] = value_states[0].transpose(0, 1)
+        return self.keys.transpose(0, 1)[None], self.values.transpose(0, 1)[None]
+
+    def get_seq_length(self) -> int:
+        """Return no meaningful length: each request has its own, and positions are always given to the model."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the length and offset of the keys that a pass gets."""
+        return self.slots + 2, 0
+
+    def get_max_length(self) -> int:
+        """Return the number of slots."""
+        return self.slots

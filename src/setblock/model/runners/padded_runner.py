@@ -1,23 +1,25 @@
 """Run passes of a batch whose rows stay together: inputs padded to one rectangle, one row of the cache for each.
 
-Knows how a feed becomes the model's arguments.
+Knows how a feed becomes the model's arguments, and where keys and values are written: one slot for each position of each row. A
+future block's noisy entries are written to the slots of its positions, where the commit pass writes the exact ones over them,
+so a noisy entry never outlives its block.
 """
 
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from setblock import devices
 from setblock.masks import decode_mask
 from setblock.model.adapter.gate import block_only, gate_of
 from setblock.model.attention.attention import AttentionMask, mask_form
-from setblock.model.attention.grouped import SEES_ALL, grouped_attention
-from setblock.model.attention.invariant import CHUNK, is_invariant, least_rows
-from setblock.model.protocol.feed import Feed
+from setblock.model.attention.grouped import grouped_attention
+from setblock.model.protocol.feed import Feed, fixed_capacity
 from setblock.model.protocol.language_model import Compile, as_it_is
-from setblock.model.runners.cache import SlotCache
 from setblock.model.runners.compiled import CompiledModel
 from setblock.model.runners.forward import keep_hook, logits_at
 
@@ -28,18 +30,20 @@ class PaddedRunner:
     fuses_commit = True
     pads = True
 
-    def __init__(self, model: PreTrainedModel, cache: SlotCache, *, compiled: CompiledModel | None = None) -> None:
-        self.cache = cache
+    def __init__(
+        self, model: PreTrainedModel, *, rows: int, capacity: int, compiled: CompiledModel | None = None
+    ) -> None:
+        """Make an empty cache for `rows` rows of at most `capacity` positions. `compiled`: the model, where it is."""
         self._model, self._compiled = model, compiled
         # A model and its config take long to ask, so they are asked once
         config, device, dtype = model.config.get_text_config(), model.device, model.dtype
-        self._least, self._is_invariant = least_rows(dtype, device), is_invariant(dtype, device)
-        most = max(cache.batch, 2 * cache.capacity)  # a pass of padding feeds twice a block
-        self._form = mask_form(config, device=device, dtype=dtype, most=most)
         self._attention = grouped_attention(model)
+        capacity = self._attention.whole_chunks(capacity if compiled is None else fixed_capacity(capacity))
+        self.cache = SlotCache(layers=config.num_hidden_layers, batch=rows, capacity=capacity)
+        most = max(rows, 2 * capacity)  # a pass of padding feeds twice a block
+        self._form = mask_form(config, device=device, dtype=dtype, most=most)
         keep_hook(model)
         self._has_gate = gate_of(model) is not None
-        self._sees_all = torch.empty(SEES_ALL, dtype=dtype, device=device)
 
     @property
     def fixed_keys(self) -> int | None:
@@ -53,11 +57,11 @@ class PaddedRunner:
 
     def logits(self, feed: Feed) -> Tensor:
         """Run one pass over [A, Q] tokens."""
-        if feed.tokens.numel() < self._least:
+        least = self._attention.least
+        if feed.tokens.numel() < least:
             feed = feed.padded()
-        (rows, queries), visible = feed.tokens.shape, feed.plan.visible
-        if self._is_invariant:  # whole chunks of keys need no copy
-            visible = min(-(-visible // CHUNK) * CHUNK, self.cache.capacity)
+        rows, queries = feed.tokens.shape
+        visible = min(self._attention.whole_chunks(feed.plan.visible), self.cache.capacity)
         everyone = feed.plan.has_all
         self.cache.write_to(
             rows=None if everyone else feed.plan.rows,
@@ -73,7 +77,7 @@ class PaddedRunner:
         takes_all = feed.plan.is_fixed or outputs.numel() == 1 or devices.waits(outputs.device)
         index = outputs.flatten() if takes_all else outputs[feed.wanted]
         # Compiled passes of one token are without an adapter, all others with it, so that each size is compiled once.
-        is_fixed = compiled is not None and queries > self._least
+        is_fixed = compiled is not None and queries > least
         gate = block_only(self._model, feed.in_block, is_fixed=is_fixed) if self._has_gate else nullcontext()
         with gate, self._attention.active():
             logits = logits_at(
@@ -84,14 +88,15 @@ class PaddedRunner:
                 attention_mask=self._mask(feed, visible=visible),
                 cache=self.cache,
                 wrapped=None if compiled is None else compiled.model,
-                least=self._least,
+                least=least,
             )
         logits = logits.float()[: index.shape[0]]
         return logits.view(*outputs.shape, -1) if index.shape[0] == outputs.numel() else logits
 
-    def _mask(self, feed: Feed, *, visible: int) -> AttentionMask:
+    def _mask(self, feed: Feed, *, visible: int) -> AttentionMask | None:
+        """Return the mask of a pass; None where each token sees all of `visible`, and the attention takes that."""
         if feed.plan.sees_all and not self._attention.needs_masks:
-            return self._sees_all
+            return None
         (rows, queries), limits = feed.tokens.shape, feed.limits
         mask = self._form.mask(
             lambda window: decode_mask(position_ids=feed.positions, limits=limits, window=window),
@@ -100,3 +105,79 @@ class PaddedRunner:
             keys=visible,
         )
         return self._attention.mask(mask, queries=queries)
+
+
+class SlotCache(Cache):
+    """Hold a preallocated cache [B, H, capacity, D] for each layer, whose slot s holds the token at position s.
+
+    Before each forward pass `write_to` says which rows and positions its tokens are; the pass then gets, in every layer,
+    the first `visible` slots of those rows. What a token may see of them is the attention mask's business.
+    """
+
+    def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
+        super().__init__(layers=[SlotLayer(batch=batch, capacity=capacity) for _ in range(layers)])
+        self.batch, self.capacity = batch, capacity
+        self._everyone: Tensor | None = None
+
+    def write_to(self, *, rows: Tensor | None, slots: Tensor, visible: int) -> None:
+        """Set where the next forward pass writes.
+
+        Args:
+            rows: [A] rows that take part; None for all of them.
+            slots: [A, Q] slot of each token; a padding token's is `capacity`, which is never read.
+            visible: how many slots, from the first on, the pass reads.
+        """
+        if self._everyone is None:
+            self._everyone = torch.arange(self.batch, device=slots.device)
+        written = self._everyone if rows is None else rows
+        for layer in self.layers:
+            layer.rows, layer.written, layer.slots, layer.visible = rows, written[:, None], slots, visible
+
+
+class SlotLayer(CacheLayerMixin):
+    """Hold one layer of a `SlotCache`."""
+
+    is_sliding = False
+
+    def __init__(self, *, batch: int, capacity: int) -> None:
+        super().__init__()
+        self.batch, self.capacity = batch, capacity
+        self.rows: Tensor | None = None
+        self.written: Tensor | None = None
+        self.slots: Tensor | None = None
+        self.visible = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate the slots, and one more where padding is written."""
+        for name, states in (("keys", key_states), ("values", value_states)):
+            _, heads, _, size = states.shape
+            setattr(self, name, states.new_zeros((self.batch, heads, self.capacity + 1, size)))
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write [A, H, Q, D] states to their slots; return the visible slots [A, H, visible, D] of the same rows."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.slots is not None
+        if self.batch == 1:
+            self.keys.index_copy_(2, self.slots[0], key_states)
+            self.values.index_copy_(2, self.slots[0], value_states)
+        else:
+            where = (self.written, slice(None), self.slots)  # addresses [A, Q, H, D]
+            self.keys[where] = key_states.transpose(1, 2)
+            self.values[where] = value_states.transpose(1, 2)
+        keys, values = self.keys[:, :, : self.visible], self.values[:, :, : self.visible]
+        return (keys, values) if self.rows is None else (keys[self.rows], values[self.rows])
+
+    def get_seq_length(self) -> int:
+        """Return the slots in use; positions are always given to the model, so that it never needs this to number
+        tokens."""
+        return self.visible
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the length and offset of the keys that a pass gets."""
+        return self.visible, 0
+
+    def get_max_length(self) -> int:
+        """Return the number of slots of a row."""
+        return self.capacity
