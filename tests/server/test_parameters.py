@@ -125,7 +125,6 @@ def test_completions_refuse_theirs(live, name, value):
         (CHAT, {"messages": [{"rolle": "user", "content": "a"}]}, "messages.0.rolle", ", did you mean 'role'?"),
         (CHAT, {"stream_options": {"include_use": 1}}, "stream_options.include_use", ", did you mean 'include_usage'?"),
         (TEXT, {"promt": "Tom"}, "promt", ", did you mean 'prompt'?"),
-        ("/v1/responses", {"imput": "Tom"}, "imput", ", did you mean 'input'?"),
     ],
 )
 def test_an_unknown_parameter_is_an_error_that_names_the_near_one(live, path, body, param, near):
@@ -145,8 +144,6 @@ def test_without_a_limit_an_answer_has_the_room_that_is_left(served_model, monke
             several = live.post(TEXT, prompt=[short, long], method="sbd", gamma="inf").json()
             assert several["usage"]["total_tokens"] == 2 * most
             assert {each["finish_reason"] for each in several["choices"]} == {"length"}
-            answer = live.post("/v1/responses", input="Tom", method="sbd", gamma="inf").json()
-            assert answer["usage"]["total_tokens"] == most
 
 
 def test_requests_get_the_server_s_defaults(served_model):

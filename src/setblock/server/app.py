@@ -14,7 +14,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
 from starlette.types import Scope
 
-from setblock.decoding.samplers import SAMPLERS
+from setblock.decoding.samplers import SAMPLERS, EntropyPrefix
 from setblock.decoding.settings.table import METHODS, DecodingSettings
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
@@ -114,6 +114,7 @@ def _facts(model: LanguageModel) -> dict[str, Any]:
             for name, kind in SAMPLERS.items()
         },
         "block_sizes": list(trained),
+        "gammas": list(EntropyPrefix.dial.values),
         "context_length": model.context_length,
     }
 

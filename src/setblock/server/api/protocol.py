@@ -45,14 +45,13 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def joined_parts(content: Any, *kinds: str) -> Any:
-    """Return the text of a message that is given in parts, of one of `kinds`."""
+def _joined_parts(content: Any) -> Any:
+    """Return the text of a message that is given in parts."""
     if not isinstance(content, list):
         return content
     for part in content:
-        if not isinstance(part, Mapping) or part.get("type") not in kinds or not isinstance(part.get("text"), str):
-            wanted = " or ".join(map(repr, kinds))
-            raise ValueError(f"must be a text, or parts of type {wanted}; no images, audio or files")
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError("must be a text, or parts of type 'text'; no images, audio or files")
     return "".join(part["text"] for part in content)
 
 
@@ -78,7 +77,7 @@ _A_PROMPT = {"anyOf": [{"type": "string"}, _TOKEN_IDS]}
 
 Content = Annotated[
     str,
-    BeforeValidator(lambda content: joined_parts(content, "text")),
+    BeforeValidator(_joined_parts),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]}),
 ]
 Prompts = Annotated[
@@ -160,21 +159,16 @@ class Message(Body):
 
 
 _fields: dict[str, Any] = {called: _field(row) for called, row in OFFERED.items()}
-MOST_TOKENS = _number(
+_fields["max_tokens"] = int | None, _number(
     "Maximum number of tokens to generate, including the end of text. Default: as many as the model's context and the server's "
     "cache have room for.", 1,
 )  # fmt: skip
-_fields["max_tokens"] = (int | None, MOST_TOKENS)
-_OF_CHOICES = ("n", "max_tokens")  # the newer API has one answer, and another name for its limit
-_Settings: Any = create_model(
-    "_Settings", __base__=Body, **{name: each for name, each in _fields.items() if name not in _OF_CHOICES}
-)
+_Settings: Any = create_model("_Settings", __base__=Body, **_fields)
 
 
 class DecodingBody(_Settings):
     """Hold what all requests for answers take: the settings that the server offers, and OpenAI's other parameters."""
 
-    refused: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]] = REFUSED
     prompt_name: ClassVar[str]
     model: str = Field(description="The id of the model, as /v1/models lists it.")
     stream: bool | None = Field(default=None, description="Send the answer as server-sent events.")
@@ -186,39 +180,6 @@ class DecodingBody(_Settings):
         default=None,
         description="The form of the answer, as vLLM names it: one of `json`, `json_object`, `regex`, `choice`, `grammar`.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        for name, (neutral, reason) in cls.refused.items():
-            if name in value and value[name] not in neutral:
-                raise unsupported(name, reason)
-        return {key: each for key, each in value.items() if key not in cls.refused and key not in _IGNORED}
-
-    @property
-    def limit(self) -> tuple[str, int | None]:
-        """Return the name of the parameter that limits the tokens of an answer, and its value."""
-        raise NotImplementedError
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """Return how many alternatives of each token are reported; None for no log-probabilities."""
-        return None
-
-    @property
-    def form(self) -> dict[str, Any] | None:
-        """Return the form of the answer as `response_format` has it, where it is asked for in OpenAI's words."""
-        return None
-
-
-_Choices: Any = create_model("_Choices", __base__=DecodingBody, **{name: _fields[name] for name in _OF_CHOICES})
-
-
-class ChoicesBody(_Choices):
-    """Hold what both kinds of completions take."""
-
     response_format: dict[str, Any] | None = Field(
         default=None,
         description="The form that the answer has: of type `text`, `json_object`, or `json_schema` with a JSON schema.",
@@ -227,6 +188,16 @@ class ChoicesBody(_Choices):
         default=None, description="Report the tokens that each forward pass revealed, with positions and entropies."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        for name, (neutral, reason) in REFUSED.items():
+            if name in value and value[name] not in neutral:
+                raise unsupported(name, reason)
+        return {key: each for key, each in value.items() if key not in REFUSED and key not in _IGNORED}
+
     @property
     def wants_usage(self) -> bool:
         """Return whether a stream ends with its usage."""
@@ -234,16 +205,16 @@ class ChoicesBody(_Choices):
 
     @property
     def limit(self) -> tuple[str, int | None]:
-        """See `DecodingBody`."""
+        """Return the name of the parameter that limits the tokens of an answer, and its value."""
         return "max_tokens", self.max_tokens
 
     @property
-    def form(self) -> dict[str, Any] | None:
-        """See `DecodingBody`."""
-        return self.response_format
+    def num_logprobs(self) -> int | None:
+        """Return how many alternatives of each token are reported; None for no log-probabilities."""
+        raise NotImplementedError
 
 
-class ChatBody(ChoicesBody):
+class ChatBody(DecodingBody):
     """Hold the body of POST /v1/chat/completions."""
 
     prompt_name = "messages"
@@ -282,7 +253,7 @@ class ChatBody(ChoicesBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class CompletionBody(ChoicesBody):
+class CompletionBody(DecodingBody):
     """Hold the body of POST /v1/completions."""
 
     prompt_name = "prompt"

@@ -8,9 +8,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPBearer
 from starlette.responses import Response
 
-from setblock.server.api.protocol import ChatBody, ChoicesBody, CompletionBody, Message, TokenizeBody
-from setblock.server.api.replies import ChatCompletion, Completion, ErrorReply, Health, ModelCard, ModelList, Tokens
-from setblock.server.api.responses import ResponseReply, ResponsesBody, ResponseShape, response_frames
+from setblock.server.api.protocol import ChatBody, CompletionBody, DecodingBody, Message, TokenizeBody
 from setblock.server.api.shapes import CallingShape, ChatShape, CompletionShape, Shape, tokens_json, usage_of
 from setblock.server.api.streaming import ClientLeft, EventStream, frames, unless_left
 from setblock.server.api.tools import is_asked, tool_use
@@ -23,7 +21,7 @@ from setblock.structure.kinds import Structure
 # The check itself is the gate's, before a body is read; here it is named in the schema.
 _KEY = Depends(HTTPBearer(auto_error=False, description="An API key, where the server was given any."))
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorReply, "description": told}
+    status: {"description": told}
     for status, told in (
         (400, "A parameter is wrong; `param` names it."),
         (401, "No API key, or none of this server's."),
@@ -50,7 +48,7 @@ def _serving(request: Request) -> Serving:
 Served = Annotated[Serving, Depends(_serving)]
 
 
-@api.post("/v1/chat/completions", response_model=ChatCompletion, response_model_exclude_unset=True, responses=_STREAM)
+@api.post("/v1/chat/completions", responses=_STREAM)
 async def chat(body: ChatBody, request: Request, serving: Served) -> Any:
     """Answer a chat."""
     serving.check_model(body.model)
@@ -67,7 +65,7 @@ async def chat(body: ChatBody, request: Request, serving: Served) -> Any:
     return await _answer(request, serving, body, [prompt], shape, grammar=None if use is None else use.grammar)
 
 
-@api.post("/v1/completions", response_model=Completion, response_model_exclude_unset=True, responses=_STREAM)
+@api.post("/v1/completions", responses=_STREAM)
 async def completions(body: CompletionBody, request: Request, serving: Served) -> Any:
     """Continue texts."""
     serving.check_model(body.model)
@@ -77,34 +75,13 @@ async def completions(body: CompletionBody, request: Request, serving: Served) -
     return await _answer(request, serving, body, prompts, CompletionShape())
 
 
-@api.post("/v1/responses", response_model=ResponseReply, responses=_STREAM)
-async def responses(body: ResponsesBody, request: Request, serving: Served) -> Any:
-    """Answer a chat in text, by the newer of OpenAI's APIs."""
-    serving.check_model(body.model)
-    prompt = await serving.codec.encode_chat(body.messages())
-    account = _account(request)
-    if serving.logs_text:
-        account.fields["messages"] = body.messages()
-    reply = await serving.open(body, [prompt], account)
-    shape = ResponseShape(body, account.id, serving.name)
-    if body.stream:
-        events = response_frames(serving, reply, shape)
-        return EventStream(events, reply=reply, seconds=serving.limits.request_seconds)
-    try:
-        await unless_left(request.receive, reply, serving.limits.request_seconds)
-    except ClientLeft:
-        return Response(status_code=499)
-    (generation,) = (each for each in reply.generations if each is not None)
-    return shape.whole(reply.prompt_tokens, generation)
-
-
-@api.get("/v1/models", response_model=ModelList)
+@api.get("/v1/models")
 async def models(serving: Served) -> Any:
     """List the model that is served."""
     return {"object": "list", "data": [_card(serving)]}
 
 
-@api.get("/v1/models/{name:path}", response_model=ModelCard)
+@api.get("/v1/models/{name:path}")
 async def model(name: str, serving: Served) -> Any:
     """Describe the model of this id."""
     if name != serving.name:
@@ -112,7 +89,7 @@ async def model(name: str, serving: Served) -> Any:
     return _card(serving)
 
 
-@api.post("/tokenize", response_model=Tokens)
+@api.post("/tokenize")
 async def tokenize(body: TokenizeBody, serving: Served) -> Any:
     """Return the tokens of a prompt."""
     serving.check_model(body.model)
@@ -129,20 +106,20 @@ async def tokenize(body: TokenizeBody, serving: Served) -> Any:
     }
 
 
-@operations.get("/health", responses={500: {"model": ErrorReply}})
-async def health(serving: Served) -> Health:
+@operations.get("/health", responses={500: {"description": "The engine has failed."}})
+async def health(serving: Served) -> Any:
     """Return whether the process works; if not, start another."""
     if serving.worker.failure is not None:
         raise serving.why_stopped()
-    return Health(status="ok")
+    return {"status": "ok"}
 
 
-@operations.get("/ready", responses={503: {"model": ErrorReply}})
-async def ready(serving: Served) -> Health:
+@operations.get("/ready", responses={503: {"description": "The server is shutting down."}})
+async def ready(serving: Served) -> Any:
     """Return whether the server takes requests; it does not while it shuts down."""
     if serving.admission.is_closed or not serving.worker.is_well:
         raise unavailable()
-    return Health(status="ok")
+    return {"status": "ok"}
 
 
 @operations.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
@@ -154,7 +131,7 @@ async def metrics(serving: Served) -> Response:
 async def _answer(
     request: Request,
     serving: Serving,
-    body: ChoicesBody,
+    body: DecodingBody,
     prompts: list[list[int]],
     shape: Shape,
     *,

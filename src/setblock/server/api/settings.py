@@ -50,7 +50,7 @@ def structure_asked(body: DecodingBody) -> Structure | None:
     found = [
         _structure(name, asked)
         for name, asked in (
-            ("response_format", _of_openai(body.form)),
+            ("response_format", _of_openai(body.response_format)),
             ("structured_outputs", body.structured_outputs),
         )
         if asked is not None

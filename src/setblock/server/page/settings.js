@@ -3,7 +3,6 @@
 import { element } from "./elements.js";
 
 const at = (id) => document.getElementById(id);
-const GAMMAS = [0.002, 0.005, 0.01, 0.03, 0.1, 0.35, 1, 3, "inf"];
 const TITLES = { exact: "Checked blocks", sbd: "Blocks", ntp: "Plain decoding" };
 const NOTES = {
   exact: "Drafts several tokens and checks them: the text is plain decoding's.",
@@ -28,7 +27,7 @@ function fill(select, values, label) {
   }));
 }
 
-export function offer({ methods, method: usual, block_sizes: sizes }) {
+export function offer({ methods, method: usual, block_sizes: sizes, gammas }) {
   const isTrained = methods.includes("sbd");
   for (const option of at("method").options) {
     option.disabled = !methods.includes(option.value);
@@ -36,7 +35,7 @@ export function offer({ methods, method: usual, block_sizes: sizes }) {
   }
   at("method").value = usual;
   fill(at("block"), sizes, String);
-  fill(at("gamma"), GAMMAS, (value) => (value === "inf" ? "∞" : String(value)));
+  fill(at("gamma"), gammas, String);
   const show = () => {
     at("of-blocks").hidden = !isTrained || method() === "ntp";
     at("method-note").textContent = (isTrained ? NOTES : UNTRAINED)[method()];
@@ -51,7 +50,7 @@ export function body(name, seed) {
   if (at("most").value) asked.max_tokens = Number(at("most").value);
   if (isHeld()) asked.structured_outputs = { json: at("schema").value.trim() };
   if (name === "ntp" || at("of-blocks").hidden) return asked;
-  if (at("gamma").value) asked.gamma = at("gamma").value === "inf" ? "inf" : Number(at("gamma").value);
+  if (at("gamma").value) asked.gamma = Number(at("gamma").value);
   if (at("block").value) asked.block_size = Number(at("block").value);
   return asked;
 }
