@@ -257,7 +257,7 @@ def test_a_run_says_how_it_goes(run, recipe, tmp_path):
     """Losses and speed in lines and in the metrics; decoding now and then; a card. None of it changes what is learned."""
     recipe.write_text(
         recipe.read_text()
-        + "evaluate_decoding: {task: line-copy, limit: 2, every: 4, gammas: [0.1, inf], max_new_tokens: 12}\n"
+        + "evaluate_decoding: {task: word-problems, limit: 2, every: 4, gammas: [0.1, inf], max_new_tokens: 12}\n"
     )
     folder = tmp_path / "model"
     outcome = run("train", recipe, "--set", "training.logging_steps=2")

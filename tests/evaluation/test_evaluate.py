@@ -3,7 +3,6 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
 import pytest
-import torch
 
 from families import tiny_sbd
 from setblock.data.tasks import TASKS, Example, Task, Verdict
@@ -158,35 +157,16 @@ def test_agreement_is_an_average_over_answers(model):
         shares.append(agreeing / places)
     assert 0 < sum(shares) < 6
     assert found.token_agreement == pytest.approx(sum(shares) / 6)
-    assert found.nll is None
 
 
 CUT_TEXTS = [Example(text, " and so on") for text in ("Hi there", "Good morning")]
 CUT = Task("cut-texts", "how a text goes on", lambda split, seed: iter(CUT_TEXTS))
 
 
-@torch.inference_mode()
-def naive_nll(model, pairs):
-    """A token at a time, each by a pass of its own."""
-    losses = []
-    for context, continuation in pairs:
-        for place, token in enumerate(continuation):
-            logits = model.model(input_ids=torch.tensor([[*context, *continuation[:place]]]), use_cache=False).logits
-            losses.append(-float(logits[0, -1].log_softmax(dim=-1)[token]))
-    return sum(losses) / len(losses)
-
-
-def test_likelihoods_are_those_of_plain_decoding(model):
+def test_a_task_without_right_answers_has_no_accuracy(model):
     found = evaluate(model, CUT, settings=SETTINGS, limit=2)
     assert found.accuracy is found.accuracy_interval is found.ntp.accuracy is None
-    prompts = [encode_prompt(model.tokenizer, example.question) for example in CUT_TEXTS]
-    for method in ("sbd", "ntp"):
-        settings = replace(SETTINGS, method=method)
-        answers = [generate(model, e.question, settings=settings).token_ids for e in CUT_TEXTS]
-        expected = naive_nll(model, zip(prompts, answers, strict=True))
-        assert getattr(found.nll, "ntp" if method == "ntp" else "answers") == pytest.approx(expected, rel=1e-4)
-    references = [model.tokenizer(" and so on", add_special_tokens=False).input_ids] * 2
-    assert found.nll.reference == pytest.approx(naive_nll(model, zip(prompts, references, strict=True)), rel=1e-4)
+    assert 0 <= found.token_agreement <= 1
 
 
 def test_a_task_without_examples_is_an_error(model):

@@ -20,7 +20,6 @@ from setblock.training.loss.cross_entropy import chunked_loss
 from setblock.training.loss.forward import training_logits, training_loss
 from setblock.training.loss.head import split_head
 from setblock.training.loss.loss import DISTANCES, MaskedLoss, SBDLoss, kl_divergences, total_variations
-from setblock.training.recipe import checked_recipe
 from setblock.training.trainer.trainer import prepare
 from training import doubling
 from training.doubling import VOCABULARY, packed_rows
@@ -179,14 +178,3 @@ def test_without_a_frozen_clean_half_or_a_next_token_term_nothing_teaches(tokeni
 def test_a_decay_out_of_its_range_is_refused(decay: float, tmp_path: Any) -> None:
     with pytest.raises(ValueError, match=f"place_decay must be above 0 and at most 1, not {decay}"):
         SBDConfig(output_dir=str(tmp_path), place_decay=decay)
-
-
-@pytest.mark.parametrize(("key", "helps"), [("distillation_weight", "masked_loss: kl"), ("teacher", "the clean half")])
-def test_what_distillation_was_set_by_is_refused_with_what_helps(key: str, helps: str, tmp_path: Any) -> None:
-    content = {
-        "model": {"path": "bundled"},
-        "data": {"source": "word-problems"},
-        "training": {"output_dir": str(tmp_path), key: 1.0},
-    }
-    with pytest.raises(SetBlockError, match=f"training.{key} is gone: .*{helps}"):
-        checked_recipe(tmp_path / "r.yaml", content, overrides={})

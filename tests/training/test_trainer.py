@@ -362,7 +362,7 @@ def test_decoding_while_training_is_not_under_autocast(make: Make, tokenizer: Pr
     """Exact mode's text is plain decoding's only in one type throughout. Training steps keep their autocast."""
     trainer = make(bf16=True, max_steps=2, vocabulary=len(tokenizer))
     model = SBDModel(trainer.model, tokenizer, facts=read_facts(trainer.model.config))
-    section = DecodingEvaluationSection(task="line-copy", limit=2, every=1, gammas=[0.1], max_new_tokens=4)
+    section = DecodingEvaluationSection(task="word-problems", limit=2, every=1, gammas=[0.1], max_new_tokens=4)
     trainer.add_callback(DecodingEvaluator(trainer, model, section))
     seen = {(True, True): 0, (False, False): 0, (True, False): 0, (False, True): 0}
 

@@ -11,16 +11,14 @@ from typing import Any
 
 from setblock.data.tasks import Example, Task
 from setblock.decoding.answer.generation import Generation
-from setblock.decoding.answer.text import Prompt, encode_prompt
+from setblock.decoding.answer.text import Prompt
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError, check_at_least
 from setblock.evaluation.judging.judges import check_judge, verdicts_on
-from setblock.evaluation.judging.likelihood import Likelihoods, mean_nll
 from setblock.evaluation.result import Result, outcomes_of
 from setblock.evaluation.sweeps.fingerprint import provenance, task_identity
 from setblock.model.protocol.language_model import LanguageModel
-from setblock.model.sbd_model import SBDModel
 
 
 @dataclass(frozen=True)
@@ -87,24 +85,7 @@ class Exam:
             ntp=ntp,
             made=provenance(),
             token_ids=own if ntp is None else None,
-            nll=self._likelihoods(self.model, own, reference)
-            if verdicts is None and isinstance(self.model, SBDModel)
-            else None,
         )
-
-    def _likelihoods(
-        self, model: SBDModel, answers: Sequence[Sequence[int]], ntp: Sequence[Sequence[int]]
-    ) -> Likelihoods:
-        prompts = [encode_prompt(model.tokenizer, prompt, raw=self.raw) for prompt in self.prompts]
-        written = [(each.completion if self.raw else each.answer) or "" for each in self.examples]
-        tokenizer = model.tokenizer
-        references = [
-            tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids for text in written
-        ]
-        answers_nll, ntp_nll, reference_nll = (
-            mean_nll(model, zip(prompts, texts, strict=True)) for texts in (answers, ntp, references)
-        )
-        return Likelihoods(answers_nll, ntp_nll, reference_nll)
 
 
 def exam_of(

@@ -6,7 +6,7 @@ from the outcomes of the examples, here and nowhere else. Knows nothing of how a
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -16,7 +16,6 @@ from setblock.decoding.answer.generation import Generation
 from setblock.decoding.settings.operating_point import NTP, point_from_json, point_to_json
 from setblock.decoding.settings.table import HYPERPARAMETERS, DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.evaluation.judging.likelihood import Likelihoods
 
 _COUNTS = ("tokens", "prefill", "block", "commit", "differing")
 
@@ -136,7 +135,6 @@ class Result:
         ntp: plain decoding's result on the same examples. None if this is plain decoding's result.
         made: date, hardware and versions.
         token_ids: the answers of NTP, which the others are compared with; None for the others.
-        nll: how likely the model finds the answers, if the task has no right answer.
     """
 
     run: Mapping[str, Any]
@@ -146,7 +144,6 @@ class Result:
     ntp: "Result | None" = field(default=None, repr=False)
     made: Mapping[str, Any] = field(default_factory=dict)
     token_ids: Sequence[Sequence[int]] | None = field(default=None, repr=False)
-    nll: Likelihoods | None = None
 
     @property
     def plain(self) -> "Result":
@@ -245,7 +242,6 @@ class Result:
             "ntp_forwards": ntp.outcomes.num_forwards,
             "ntp_tokens": sum(ntp.outcomes.tokens),
             "ntp_seconds": ntp.seconds,
-            **({} if self.nll is None else {"nll": asdict(self.nll)}),
             "point": point,
             **self.made,
         }
@@ -269,14 +265,13 @@ def result_from_json(recorded: Any, *, ntp: Result | None) -> Result:
         made = {key: recorded[key] for key in ("date", "hardware", "versions")}
         seconds, token_ids, run = float(recorded["seconds"]), recorded.get("token_ids"), recorded["run"]
         point, outcomes = point_from_json(recorded["point"]), outcomes_from_json(recorded["outcomes"])
-        nll = Likelihoods(**recorded["nll"]) if "nll" in recorded else None
     except KeyError as error:
         raise SetBlockError(f"it has no {error}") from error
     except (TypeError, AttributeError) as error:
         raise SetBlockError(str(error)) from error
     if point == NTP and (token_ids is None or len(token_ids) != len(outcomes)):
         raise SetBlockError("its token_ids must be one list for each example")
-    return Result(run, point, outcomes, seconds, ntp, made, token_ids, nll)
+    return Result(run, point, outcomes, seconds, ntp, made, token_ids)
 
 
 def title_of(results: Sequence[Result]) -> str:

@@ -176,20 +176,11 @@ def _override(content: dict[str, Any], key: str, value: Any) -> None:
     content[last] = value
 
 
-_GONE = {
-    "distillation_weight": "use training.masked_loss: kl",
-    "teacher": "the clean half teaches, if training.masked_loss is not cross_entropy",
-}
-"""Training options that there were before, and what helps instead."""
-
-
 def _training_arguments(path: Path, training: dict[str, Any]) -> SBDConfig:
     known = {field.name for field in dataclasses.fields(SBDConfig) if field.init}
     types = get_type_hints(SBDConfig)
     checked = {}
     for key, value in training.items():
-        if key in _GONE:
-            raise SetBlockError(f"recipe {path}: training.{key} is gone: {_GONE[key]}")
         if key not in known:
             raise SetBlockError(f"recipe {path}: unknown key 'training.{key}'{did_you_mean(key, known)}")
         try:

@@ -95,15 +95,7 @@ def _report(result: "Result", batch_size: int) -> str:
     if result.ntp is not None:
         rows += [] if result.ntp.accuracy is None else [("accuracy of ntp", f"{result.ntp.accuracy:.1%}")]
         rows.append(("tokens as in ntp", f"{result.token_agreement:.1%} of an answer's, on average"))
-    if result.nll is not None:
-        told = [("of ntp's", result.nll.ntp), ("of the task's own", result.nll.reference)]
-        values = ", ".join(f"{_nats(value)} {whose}" for whose, value in told)
-        rows.append(("nats a token", f"{_nats(result.nll.answers)} of the answers, {values}"))
     return _in_lines([*rows, *_cost_rows(result.figures(), min(batch_size, result.num_examples))])
-
-
-def _nats(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def _cost_rows(figures: Mapping[str, Any], at_once: int) -> list[tuple[str, str]]:

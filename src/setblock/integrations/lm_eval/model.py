@@ -24,9 +24,9 @@ from setblock.decoding.generate import Generation, open_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 from setblock.evaluation.exam import TimedAnswers
-from setblock.evaluation.judging.likelihood import Likelihood, likelihoods
 from setblock.evaluation.result import nfe_speedup, outcomes_of
 from setblock.integrations.lm_eval.arguments import described, request_settings, settings_from
+from setblock.integrations.lm_eval.likelihood import Likelihood, likelihoods
 from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.loading.loading import load
 from setblock.model.sbd_model import SBDModel

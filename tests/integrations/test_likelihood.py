@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from families import CONTEXT, FAMILIES, tiny_sbd
 from setblock.errors import SetBlockError
-from setblock.evaluation.judging.likelihood import likelihoods
+from setblock.integrations.lm_eval.likelihood import likelihoods
 
 
 def naive(model, context, continuation):

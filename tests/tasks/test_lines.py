@@ -1,10 +1,14 @@
-"""Waiting lines: right by their own account, and by all right answers made one by one."""
+"""The repository's own task files: waiting lines, right by their own account and by all right answers made one by one; and
+functions of installed packages."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 
-from setblock.data.tasks.lines import OPERATIONS, WaitingLine, names_in, waiting_lines
+from lines import OPERATIONS, WaitingLine, names_in, waiting_lines
+from setblock.data.tasks import task_named
+from setblock.data.tasks.splits import split_of
 
 
 def naive_lines(operation: str, line: tuple[str, ...], newcomer: str) -> set[tuple[str, ...]]:
@@ -38,3 +42,13 @@ def test_the_answer_of_a_line_is_right(operation):
     for example in itertools.islice(waiting_lines(operation, "train"), 100):
         assert example.is_right(names_in(example.completion)), example
         assert example.newcomer not in example.line
+
+
+def test_functions_are_cut_after_their_docstring():
+    task = task_named(str(Path(__file__).parents[2] / "tasks" / "installed_functions.py"))
+    found = list(itertools.islice(task.examples("test"), 5))
+    assert len({each.question for each in found}) == 5
+    for each in found:
+        assert each.question.rstrip().endswith(('"""', "'''", '"', "'"))
+        assert split_of(each.identity) == "test"
+        assert each.answer[0] in " \t"
