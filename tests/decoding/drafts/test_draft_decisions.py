@@ -21,7 +21,7 @@ from setblock.decoding.drafts.chances import (
     kinds_of,
 )
 from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind, Standing
-from setblock.decoding.drafts.costs import LearnedCosts
+from setblock.decoding.drafts.costs import CostModel, LearnedCosts
 from setblock.roofline.hardware import HARDWARE
 from setblock.roofline.precision import Precision
 from setblock.roofline.prediction import Prediction, last_paying_batch
@@ -261,3 +261,20 @@ def test_a_row_whose_drafts_are_wrong_stops_drafting_and_others_do_not() -> None
     shares = control.decide(standings, PassKind("any", None, waits=False), others=0, prompts=0, padded_rows=2, cached=0)
     assert [share.drafted for share in shares] == [0, 3]
     assert (control.drafted, control.accepted) == (120, 60)
+
+
+def test_what_few_rows_gain_is_not_asked_of_many() -> None:
+    """A row alone gains several tokens a pass. A full batch, whose tokens cost more, drafts as if it had been there first."""
+    costs: dict[str, CostModel] = {"any": Given(on_a_cpu)}
+    kinds, before, fresh = [COPIED + 6] * 7, DraftControl(costs=costs), DraftControl(costs=costs)
+    row = before.new_row()
+    for _ in range(200):
+        share = before.decide(
+            [Standing(row, kinds, 0)], PassKind("any", None, waits=False), others=0, prompts=0, padded_rows=1, cached=0
+        )[0]
+        row.fed = FedDraft(10, kinds[: share.drafted], 0)
+        before.observe(row, 11 + share.drafted, ())
+    assert before.gain > 2
+    fresh.new_row().chances.learn(kinds * 30, right=7 * 30)
+    full, alone = decided(before, 20, size=0, kinds=kinds), decided(fresh, 20, size=0, kinds=kinds)
+    assert full == alone != [Share(0, 0)] * 20

@@ -74,6 +74,14 @@ class PassKind(NamedTuple):
 
 
 @dataclass
+class _Gain:
+    """Hold what recent passes gave: their tokens, and those that plain passes would have given in the same time."""
+
+    gained: float = 64.0
+    spent: float = 64.0
+
+
+@dataclass
 class DraftControl:
     """Decide for all requests to one model, which learn from each other.
 
@@ -91,8 +99,8 @@ class DraftControl:
     clock: PassClock = field(default_factory=PassClock)
     _chances: Chances = field(default_factory=lambda: Chances(memory=500.0))
     _expected: ExpectedDraft = field(default_factory=ExpectedDraft)
-    _gained: float = 64.0  # tokens of recent passes ...
-    _spent: float = 64.0  # ... and those that plain passes would have given in the same time
+    _gains: dict[int, "_Gain"] = field(default_factory=dict)  # by the binary digits of a plain pass's tokens
+    _load: int = 1  # that of the last decision
 
     def new_row(self) -> RowDrafts:
         """Return what is known of a row that begins."""
@@ -113,8 +121,14 @@ class DraftControl:
 
     @property
     def gain(self) -> float:
-        """Return how many times as many tokens as plain passes recent passes have given, by their costs."""
-        return max(1.0, self._gained / self._spent)
+        """Return how many times as many tokens as plain passes recent passes have given, by their costs: those of about as
+        many rows as the last decision was for, since drafts bring most where few rows share a pass."""
+        found = self._gain_here
+        return max(1.0, found.gained / found.spent)
+
+    @property
+    def _gain_here(self) -> "_Gain":
+        return self._gains.setdefault(self._load, _Gain())
 
     def observe(self, row: RowDrafts, committed: int, kinds: Sequence[int]) -> None:
         """Learn what became of the draft that a row's last pass was fed.
@@ -133,7 +147,7 @@ class DraftControl:
             row.expected.learn([*reached, *[0.0] * (fed.block - 1 - len(reached))])
         self.drafted += len(fed.kinds)
         self.accepted += right
-        self._gained += committed - fed.committed
+        self._gain_here.gained += committed - fed.committed
 
     def learn(self, timed: TimedPass) -> None:
         """Take the time of a pass into account."""
@@ -152,6 +166,7 @@ class DraftControl:
             cached: positions that the cache holds of all rows in the pass.
         """
         model, count = self.costs_of(kind.name), len(rows) + others
+        self._load = count.bit_length()
 
         def seconds(tokens: Sequence[int]) -> list[float]:
             return model.seconds(tokens, rows=count, cached=cached)
@@ -175,8 +190,9 @@ class DraftControl:
             tokens = padded_rows * (1 + max(each.drafted + each.fed for each in shares))
         self._chances.fade(_KEPT)
         self._expected.fade(_KEPT)
-        self._gained, self._spent = _FADING * self._gained, _FADING * self._spent
-        self._spent += len(rows) * seconds([tokens])[0] / plain
+        gain = self._gain_here
+        gain.gained *= _FADING
+        gain.spent = _FADING * gain.spent + len(rows) * seconds([tokens])[0] / plain
         return shares
 
 
