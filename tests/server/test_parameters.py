@@ -264,5 +264,6 @@ def test_text_that_is_no_unicode(live):
 
 
 def test_nothing_there_is_an_error_object_too(live):
-    assert error_of(live.client.get("/v2"), 404)["message"] == "there is nothing at /v2"
+    told = "there is nothing at /v1/responses: ask /v1/chat/completions or /v1/completions"
+    assert error_of(live.post("/v1/responses", input="Tom"), 404)["message"] == told
     error_of(live.client.get(CHAT), 405)

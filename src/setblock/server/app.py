@@ -141,10 +141,12 @@ async def _invalid(_: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    told = {404: f"there is nothing at {request.url.path}", 405: f"{request.url.path} has no {request.method}"}
-    return ApiError(
-        error.status_code, told.get(error.status_code, str(error.detail)), headers=error.headers
-    ).response()  # fmt: skip
+    told = {
+        404: f"there is nothing at {request.url.path}: ask /v1/chat/completions or /v1/completions",
+        405: f"{request.url.path} has no {request.method}",
+    }
+    message = told.get(error.status_code, str(error.detail))
+    return ApiError(error.status_code, message, headers=error.headers).response()
 
 
 async def _bug(_: Request, __: Exception) -> Response:
