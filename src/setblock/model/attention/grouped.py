@@ -87,7 +87,7 @@ class GroupedAttention:
 
     Attributes:
         config: of the text model.
-        name: of the attention function that stands for Transformers' `sdpa`.
+        name: of the attention function that replaces Transformers' `sdpa`.
         is_used: whether the model's attention plan allows it; others keep theirs.
         needs_masks: whether a pass whose queries see every key needs a mask, too.
         of_group: G, query heads that share a key head.
