@@ -11,8 +11,7 @@ from setblock.decoding.answer.generation import PassEvent
 from setblock.decoding.generate import Generation
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
-from setblock.engine.progress import Progress
-from setblock.engine.request import Request
+from setblock.engine.request import Progress, Request
 from setblock.model.sbd_model import SBDModel
 
 

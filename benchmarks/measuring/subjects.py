@@ -18,9 +18,8 @@ from setblock.data.tokenizer import train_tokenizer
 from setblock.decoding.generate import OpenBatch, open_batch
 from setblock.decoding.samplers import BlockView, EntropyBounded, Selection
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.step.feed import next_feed
+from setblock.decoding.step.feed import next_feed, next_spans, plan_pass
 from setblock.decoding.step.logits import read_logits
-from setblock.decoding.step.plan import next_spans, plan_pass
 from setblock.masks import decode_mask
 from setblock.model.attention.attention import attention_mask
 from setblock.model.attention.grouped import grouped_attention

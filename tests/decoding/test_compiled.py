@@ -20,7 +20,7 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.joining import open_state
 from setblock.decoding.state.terms import RowTerms
-from setblock.decoding.step.plan import Span, fixed_sizes, plan_pass
+from setblock.decoding.step.feed import Span, fixed_sizes, plan_pass
 from setblock.model.protocol.draft_text import indexed
 from setblock.model.protocol.feed import fixed_capacity
 from setblock.model.sbd_model import SBDModel

@@ -15,7 +15,7 @@ from measuring.synchronisations import Synchronisations, as_on_an_accelerator
 from setblock.decoding.generate import OpenBatch, open_batch
 from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.decoding.settings.table import DecodingSettings, Method
-from setblock.decoding.step.plan import spans_ahead
+from setblock.decoding.step.feed import spans_ahead
 
 SETTINGS = {
     "ntp": DecodingSettings(method="ntp", max_new_tokens=64),

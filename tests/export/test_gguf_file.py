@@ -20,8 +20,7 @@ from setblock.errors import ParameterError, SetBlockError
 from setblock.export.gguf_file import WeightType, write_gguf
 from setblock.integrations.llama_cpp.library import ModelFile, is_installed
 from setblock.integrations.llama_cpp.options import LlamaOptions
-from setblock.model.protocol.calibrations import CalibratedSetting
-from setblock.model.protocol.facts import SBDFacts
+from setblock.model.protocol.facts import CalibratedSetting, SBDFacts
 from setblock.model.sbd_model import SBDModel
 
 CALIBRATED = CalibratedSetting(

@@ -23,8 +23,7 @@ from setblock.integrations.vllm.config import SetBlockConfig, overrides_for
 from setblock.integrations.vllm.parameters import Served, admitted, refuse_unsupported, settings_of
 from setblock.integrations.vllm.plugin import register
 from setblock.model.loading.bundled import BUNDLED_MODEL
-from setblock.model.protocol.calibrations import CalibratedSetting
-from setblock.model.protocol.facts import SBDFacts
+from setblock.model.protocol.facts import CalibratedSetting, SBDFacts
 
 
 def params(**fields: Any) -> SimpleNamespace:

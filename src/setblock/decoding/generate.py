@@ -15,7 +15,7 @@ from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.checks import BlockSizeNotTrained
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.absorb import DecodingStep
-from setblock.decoding.step.plan import Span, in_parts, span_of, spans_ahead, standing
+from setblock.decoding.step.feed import Span, in_parts, span_of, spans_ahead, standing
 from setblock.devices import HostCopy
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.language_model import LanguageModel, Runner

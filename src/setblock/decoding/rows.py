@@ -32,8 +32,7 @@ from setblock.decoding.state.joining import joined, open_state, taken
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.absorb import DecodingStep, absorb
-from setblock.decoding.step.feed import next_feed
-from setblock.decoding.step.plan import Span, next_spans, plan_pass
+from setblock.decoding.step.feed import Span, next_feed, next_spans, plan_pass
 from setblock.decoding.step.policy import Policy, companions_of, open_policy
 from setblock.model.protocol.feed import Feed
 from setblock.model.protocol.language_model import Compile, LanguageModel, Runner, as_it_is

@@ -7,11 +7,8 @@ from setblock.lazy import lazily
 if TYPE_CHECKING:
     from setblock.engine.engine import Engine
     from setblock.engine.limits import EngineLimits
-    from setblock.engine.progress import Progress
-    from setblock.engine.request import Request
+    from setblock.engine.request import Progress, Request
 
 __all__ = ["Engine", "EngineLimits", "Progress", "Request"]
 
-__getattr__, __dir__ = lazily(
-    __name__, {"engine": "Engine", "limits": "EngineLimits", "progress": "Progress", "request": "Request"}
-)
+__getattr__, __dir__ = lazily(__name__, {"engine": "Engine", "limits": "EngineLimits", "request": "Progress Request"})

@@ -12,13 +12,12 @@ import torch
 
 from setblock.decoding.drafts.control import control_of, pass_kind
 from setblock.decoding.rows import Rows, check_rows
-from setblock.decoding.step.plan import Span
+from setblock.decoding.step.feed import Span
 from setblock.engine.figures import EngineFigures
 from setblock.engine.job import Job
 from setblock.engine.limits import EngineLimits
 from setblock.engine.pages import PagePool
-from setblock.engine.progress import Progress
-from setblock.engine.request import QueueFull, Request
+from setblock.engine.request import Progress, QueueFull, Request
 from setblock.engine.schedule import Need, schedule
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.language_model import LanguageModel

@@ -1,8 +1,9 @@
-"""Define a request to the engine."""
+"""Define a request to the engine, and what a pass does to it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from setblock.decoding.answer.generation import Generation, PassEvent
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 
@@ -24,3 +25,20 @@ class Request:
     id: str
     prompt: Sequence[int]
     settings: DecodingSettings
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Hold the result of one pass for one request.
+
+    Attributes:
+        id: the id of the request.
+        text: the text that became final; may be empty.
+        event: the tokens that the pass revealed. None if it fed only a part of the prompt, or the request was cancelled.
+        generation: the finished answer, in a request's last progress only.
+    """
+
+    id: str
+    text: str
+    event: PassEvent | None
+    generation: Generation | None

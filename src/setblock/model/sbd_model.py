@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.model.adapter.adapted import join_adapted
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
 from setblock.model.adapter.gate import gate_of
-from setblock.model.adapter.joined import join_adapted
 from setblock.model.attention.attention import context_length, plan_of
 from setblock.model.loading.checkpoint_facts import write_custom_generate
 from setblock.model.loading.mask_token import add_mask_token

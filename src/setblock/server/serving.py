@@ -11,8 +11,7 @@ from typing import Any
 
 from setblock.decoding.generate import Generation
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.engine.progress import Progress
-from setblock.engine.request import QueueFull, Request
+from setblock.engine.request import Progress, QueueFull, Request
 from setblock.errors import SetBlockError
 from setblock.server.api.protocol import DecodingBody
 from setblock.server.api.settings import settings_of, told

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from setblock.engine.engine import Engine
 from setblock.engine.figures import EngineFigures
-from setblock.engine.progress import Progress
-from setblock.engine.request import Request
+from setblock.engine.request import Progress, Request
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from decoding.samplers.cases import KINDS, PARAMETERS, Passes, chosen, passes, run, samplers
 from setblock.decoding.samplers import Sampler
-from setblock.decoding.step.selection import RowSamplers
+from setblock.decoding.step.policy import RowSamplers
 from setblock.errors import ParameterError
 
 each_sampler = pytest.mark.parametrize("name", KINDS)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from families import tiny_model
-from setblock.model.adapter.siblings import SharedProduct, sharing_input
+from setblock.model.adapter.adapted import SharedProduct, sharing_input
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 from setblock.errors import SetBlockError
-from setblock.model.protocol.calibrations import CalibratedSetting
-from setblock.model.protocol.facts import CONFIG_KEY, SBDFacts, read_facts
+from setblock.model.protocol.facts import CONFIG_KEY, CalibratedSetting, SBDFacts, read_facts
 
 VALID = {"mask_token_id": 3, "block_sizes": [2, 8], "logit_shift": False, "first_token_from_causal": True, "version": 1}
 

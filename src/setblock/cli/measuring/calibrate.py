@@ -19,7 +19,7 @@ from setblock.errors import ParameterError, SetBlockError
 if TYPE_CHECKING:
     from setblock.evaluation.calibration import Calibration
     from setblock.evaluation.result import Result
-    from setblock.model.protocol.calibrations import CalibratedSetting
+    from setblock.model.protocol.facts import CalibratedSetting
     from setblock.model.sbd_model import SBDModel
 
 CALIBRATION = "Calibration"

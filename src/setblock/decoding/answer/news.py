@@ -14,7 +14,7 @@ from setblock.decoding.answer.generation import PassEvent, Reveal, kind_of
 from setblock.decoding.answer.record import Record
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.absorb import DecodingStep
-from setblock.decoding.step.plan import Span, span_of, standing
+from setblock.decoding.step.feed import Span, span_of, standing
 from setblock.devices import HostCopy
 
 

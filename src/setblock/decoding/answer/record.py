@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from setblock.decoding.state.ragged import fitted, stacked
+from setblock.decoding.state.joining import fitted, stacked
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.absorb import DecodingStep
 from setblock.decoding.step.logits import Logits

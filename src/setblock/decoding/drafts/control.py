@@ -12,7 +12,7 @@ from setblock.decoding.drafts.chances import Chances, ExpectedDraft
 from setblock.decoding.drafts.costs import KNOTS, CostModel, LearnedCosts, PassClock, TimedPass
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import RowTerms
-from setblock.decoding.step.plan import Span, fixed_widths
+from setblock.decoding.step.feed import Span, fixed_widths
 from setblock.model.protocol.feed import PassPlan
 from setblock.model.protocol.language_model import Runner
 

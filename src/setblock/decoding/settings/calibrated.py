@@ -9,8 +9,7 @@ from typing import Protocol
 from setblock.decoding.settings.operating_point import at_point, point_from_json
 from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
-from setblock.model.protocol.calibrations import CalibratedSetting
-from setblock.model.protocol.facts import SBDFacts
+from setblock.model.protocol.facts import CalibratedSetting, SBDFacts
 
 
 class Trained(Protocol):

@@ -10,7 +10,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from setblock.decoding.state.ragged import fitted, stacked
 from setblock.decoding.state.state import Answer, BatchState, Block, Cached
 from setblock.decoding.state.terms import RowTerms, Terms, mask_of
 from setblock.model.protocol.draft_text import DraftText
@@ -117,3 +116,19 @@ def _joined(groups: Sequence[Group]) -> Group:
 
 def _taken(group: Group, rows: Tensor) -> Group:
     return type(group)(**{each.name: getattr(group, each.name)[rows] for each in fields(group) if each.init})
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Stack `parts` [B, ...] as [sum of all B, ...]; they may differ in B and in the second dimension. Zeros fill it
+    up."""
+    if parts[0].dim() == 1:
+        return torch.cat(list(parts))
+    width = max(part.shape[1] for part in parts)
+    return torch.cat([fitted(part, width) for part in parts])
+
+
+def fitted(part: Tensor, width: int) -> Tensor:
+    """Return [B, width, ...] of `part` [B, n, ...], cut or padded with zeros on the right."""
+    missing = max(0, width - part.shape[1])
+    filling = part.new_zeros((part.shape[0], missing, *part.shape[2:]))
+    return torch.cat([part[:, :width], filling], dim=1)  # PyTorch 2.9 pads no tensor whose last dimension is empty

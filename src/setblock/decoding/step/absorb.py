@@ -18,13 +18,12 @@ from torch.nn.functional import pad
 from setblock.decoding.companions.guidance import GuidedBlock, guided_block, guided_commit, guided_copies
 from setblock.decoding.drafts.chances import kinds_of
 from setblock.decoding.drafts.lookup import Draft, with_copies
-from setblock.decoding.samplers.base import Moments, moments_of
+from setblock.decoding.samplers.base import Moments, Selection, moments_of
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import choose_tokens
 from setblock.decoding.step.exact import Check, check_drafts
 from setblock.decoding.step.logits import Logits, PassLogits, first_seen, read_logits
 from setblock.decoding.step.policy import Policy
-from setblock.decoding.step.selection import RowSelection
 from setblock.model.protocol.feed import Feed, PassPlan
 from setblock.model.protocol.language_model import Compile, as_it_is
 
@@ -181,7 +180,7 @@ def _guided(state: BatchState, reading: Reading, policy: Policy) -> tuple[Readin
 
 
 def write_pass(
-    state: BatchState, reading: Reading, selection: RowSelection, policy: Policy, guided: GuidedBlock | None
+    state: BatchState, reading: Reading, selection: Selection, policy: Policy, guided: GuidedBlock | None
 ) -> DecodingStep:
     """Reveal what a sampler said, and continue. Where next-token decoding's text is promised, a block's first token is its own,
     and known at once. Without a guided block, nothing here waits for the device."""

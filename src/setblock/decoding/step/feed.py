@@ -1,7 +1,7 @@
-"""Build the next pass's feed from the state: the arguments x_<t ; x̂ of eq. 9.
+"""Plan the next pass, and build what it feeds from the state: the arguments x_<t ; x̂ of eq. 9.
 
-Knows a state's tokens and positions. Knows nothing of models, nor of what is revealed next. Changes nothing, and does not wait
-for the device.
+Knows a state's tokens and positions. Knows nothing of models, nor of what is revealed next. All that the host must learn from
+the device for a pass it learns from `standing`, at once; then nothing waits for the device, and nothing of the state changes.
 
 The passes of Algorithm 3 are one: what a row feeds is `tokens[committed : end]`, and a token runs causally before
 `block_start` and as part of the block after it. Rows of one pass may be at any of them; where many share a machine, a prefill
@@ -13,12 +13,193 @@ is cut into several.
     commit                   committed = previous block's start, end = block_start  k tokens, where the runner can't fuse
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 import torch
+from torch import Tensor
 
 from setblock.decoding.state.state import BatchState
-from setblock.decoding.state.terms import NO_TOKEN
+from setblock.decoding.state.terms import NO_TOKEN, RowTerms, Terms
 from setblock.decoding.step.choice import random_tokens
-from setblock.model.protocol.feed import Feed, PassPlan
+from setblock.model.protocol.feed import PROMPT_PART, Feed, PassPlan
+
+
+@dataclass(frozen=True)
+class Span:
+    """Hold what a row's next pass feeds.
+
+    Attributes:
+        start, end: the positions, `end` not included; equal where the row is fed nothing.
+        block_start: those from here on are fed as a block, those before it causally.
+        is_prefill: whether it may be cut.
+        is_cut: whether it is.
+        stop_end: the position past the last token that the text can have, with the draft that is fed.
+        kinds: of the drafted tokens behind the first, where drafts vary in length.
+        fed_size: how much of the block is fed, now or next, where it was decided; else -1.
+    """
+
+    start: int
+    end: int
+    block_start: int
+    is_prefill: bool
+    is_cut: bool = False
+    stop_end: int = 0
+    kinds: tuple[int, ...] = ()
+    fed_size: int = -1
+
+    @property
+    def drafted(self) -> int:
+        """Return the number of tokens that the pass checks: those that it commits, but for the first."""
+        return 0 if self.is_prefill else max(0, min(self.end, self.block_start) - self.start - 1)
+
+    @property
+    def in_block(self) -> int:
+        """Return the number of tokens that are fed as a block."""
+        return 0 if self.is_prefill else max(0, self.end - self.block_start)
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens."""
+        return self.end - self.start
+
+    @property
+    def is_alike(self) -> bool:
+        """Return whether each of them sees as much as the last one."""
+        return self.end - self.start == 1 or self.start >= self.block_start
+
+
+def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
+    """Return what the next full pass feeds each row; a finished row is fed nothing. Waits for the device."""
+    spans = [span_of(row) for row in standing(state, fuses_commit=fuses_commit).tolist()]
+    state.may_prefill = any(span.is_prefill for span in spans)
+    return spans
+
+
+def standing(state: BatchState, *, fuses_commit: bool) -> Tensor:
+    """Return [B, 6] int64 from which `span_of` computes what the next pass feeds each row; and of rows whose drafts vary in
+    length [B, 6 + k], the kinds of their drafted tokens."""
+    end = state.next_end(fuses_commit=fuses_commit, commits_answers=True)
+    cache, answer = state.cache, state.answer
+    columns = (cache.committed, end, state.block.start, cache.prefill_end, answer.stop_end, answer.finished)
+    stands = torch.stack(columns, dim=1)
+    return torch.cat([stands, state.block.kinds], dim=1) if state.terms.adapts_drafts else stands
+
+
+def span_of(row: Sequence[int]) -> Span:
+    """Return the span that a row of `standing` describes."""
+    start, end, block_start, prefill_end, stop_end, is_finished, *kinds = map(int, row)
+    end = start if is_finished else end
+    is_prefill = start < min(end, prefill_end)
+    drafted = 0 if is_prefill or end == start else max(0, block_start - start - 1)
+    return Span(start, end, block_start, is_prefill, stop_end=stop_end, kinds=tuple(kinds[1 : drafted + 1]))
+
+
+def in_parts(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
+    """Return the spans with no more of each prompt than one pass is fed.
+
+    As long as any prompt has a whole part left, only whole parts are fed. A shorter one would be padded, and then other
+    kernels than alone would compute it.
+    """
+    chunks = [each.settings.prefill_chunk or PROMPT_PART for each in terms]
+    fills = [span.is_prefill and span.tokens >= chunk for span, chunk in zip(spans, chunks, strict=True)]
+    if not any(fills):
+        return list(spans)
+    ends = [span.start + (chunk if fill else 0) for span, chunk, fill in zip(spans, chunks, fills, strict=True)]
+    return [replace(span, end=end, is_cut=end < span.end) for span, end in zip(spans, ends, strict=True)]
+
+
+def spans_ahead(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
+    """Return the most that can be fed in the pass after the one that feeds `spans`; no part of a prompt is among them.
+    What is really fed is less where a block is not done, and nothing where an answer has ended."""
+    ahead = []
+    for span, each in zip(spans, terms, strict=True):
+        if each.method == "ntp":
+            end = min(span.end + 1, each.limit - 1)  # an answer's last token is never fed
+            bound = Span(span.end, end, end, is_prefill=False)
+        else:
+            # The block may be new, and the one before it be committed. Where a prompt ends, its pass may fill a block as well
+            size = each.block_size
+            first, reach = (span.end, span.end + size) if span.is_prefill else (span.start, span.end)
+            end = min(reach + size, each.limit)
+            start = max(first, end - 2 * size)
+            bound = Span(start, end, min(start + size, end), is_prefill=False)
+        ahead.append(bound if span.tokens else replace(bound, start=end))
+    return ahead
+
+
+def plan_pass(
+    state: BatchState,
+    spans: Sequence[Span],
+    *,
+    fixed_keys: int | None,
+    fuses_commit: bool = True,
+    is_ahead: bool = False,
+    whole_blocks: bool = False,
+) -> PassPlan:
+    """Return the plan of a pass over `spans`, at least one of which feeds something. Does not wait for the device.
+
+    Args:
+        fuses_commit: as in `BatchState.next_end`.
+        is_ahead: whether the spans are bounds, as `spans_ahead` gives them.
+        whole_blocks: whether all places of a block may be filled, whatever is fed.
+        fixed_keys: as a `Runner` has it. Prompts have lengths of all kinds, so sizes of their passes are never fixed.
+    """
+    fed = [row for row, span in enumerate(spans) if span.tokens]
+    queries = max(span.tokens for span in spans)
+    drafted = [span.drafted for span, terms in zip(spans, state.terms.rows, strict=True) if terms.method == "exact"]
+    checked, visible = max([0, *drafted]), max(spans[row].end for row in fed)
+    whole_blocks = whole_blocks or is_ahead or state.terms.has_sbd  # whose samplers remember all places
+    width = state.terms.block_width if whole_blocks else max(1, *(span.in_block for span in spans))
+    has_prefill = any(span.is_prefill for span in spans)
+    is_fixed = fixed_keys is not None and not has_prefill
+    if is_fixed:
+        assert fixed_keys is not None
+        queries, fixed_width, checked = fixed_sizes(state.terms, queries)
+        width = state.terms.block_width if whole_blocks else fixed_width
+        fed, visible = list(range(state.batch)), fixed_keys
+    device, causal_block = state.tokens.device, state.facts is not None and state.facts.causal_block
+    is_full = not (is_ahead or is_fixed) and all(spans[row].tokens == queries for row in fed)
+    is_everyone = len(fed) == state.batch
+    rows = state.rows if is_everyone else torch.tensor(fed, device=device)
+    if any(span.is_cut for span in spans):
+        ends = torch.tensor([spans[row].end for row in fed], device=device)
+    else:
+        ends = state.next_end(fuses_commit=fuses_commit)
+        ends = ends if is_everyone else ends[rows]
+    return PassPlan(
+        rows=rows,
+        batch=state.batch,
+        ends=ends,
+        is_prefill=torch.tensor([spans[row].is_prefill for row in fed], device=device) if has_prefill else None,
+        queries=queries,
+        width=width,
+        checked=checked,
+        visible=visible,
+        fuses_commit=fuses_commit,
+        causal_block=causal_block,
+        is_full=is_full,
+        sees_all=is_full
+        and (queries == 1 or not causal_block)
+        and all(spans[row].end == visible and spans[row].is_alike for row in fed),
+        is_fixed=is_fixed,
+        spans=None if is_ahead or is_fixed else [(spans[row].start, spans[row].end) for row in fed],
+    )
+
+
+def fixed_widths(terms: Terms) -> list[int]:
+    """Return the tokens of a row in passes of few sizes: one or two blocks, and one token where no row may be fed more."""
+    size = terms.block_width
+    return sorted({size, 2 * size, *([1] if terms.adapts_drafts and terms.is_all_exact else [])})
+
+
+def fixed_sizes(terms: Terms, queries: int) -> tuple[int, int, int]:
+    """Return sizes of which there are few: the tokens of a row, the places of its block that are read, and the outputs that
+    check a draft."""
+    size, queries = terms.block_width, next(each for each in fixed_widths(terms) if each >= queries)
+    is_single = queries < size
+    width = 1 if is_single or terms.is_all_causal else size
+    return queries, width, 0 if is_single or not terms.has_exact else size - 1
 
 
 def next_feed(state: BatchState, plan: PassPlan) -> Feed:

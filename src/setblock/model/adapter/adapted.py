@@ -3,11 +3,14 @@
 Knows what PEFT has loaded, and leaves nothing of it. Knows nothing of training (`setblock.model.adapter.adapter`).
 
 LoRA adds `B A x`. Layers that read one input x have one product with A, of the block's rows alone, and each adds its part to
-these rows of its output. All other rows are exactly the base model's. Hooks of the base layers do so, whatever these are.
-`setblock.model.adapter.joined` has a faster way, for weights that are prepacked.
+these rows of its output. All other rows are exactly the base model's. Hooks of the base layers do so, whatever these are
+(`Update`). Where weights will be prepacked, such layers become one (`JoinedLinear`): their weights and the adapter's, stacked.
+
+    x [Wq; Wk; Wv; A]ᵀ = q, k, v, inside        one product in the place of four
+    inside diag(Bq; Bk; Bv)ᵀ                    one in the place of three; zeros are less to read than products are to begin
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +22,35 @@ from transformers import PreTrainedModel
 from setblock.errors import SetBlockError
 from setblock.model.adapter.adapter import ADAPTER_FOLDER, check_layer, check_output, quiet_peft, trained_row, with_row
 from setblock.model.adapter.gate import Gate
-from setblock.model.adapter.siblings import SharedProduct, sharing_input
+
+
+class SharedProduct:
+    """Compute together what several layers make of one input: the first that is asked has it computed for all.
+
+    Each layer's part is given once; asked again, or for another input, it is computed again. So the parts are right whatever
+    the order of calls is, and nothing of a pass is kept when every layer has had its part.
+    """
+
+    def __init__(self) -> None:
+        self._input: Tensor | None = None
+        self._parts: list[Tensor | None] = []
+
+    def part(self, index: int, hidden: Tensor, product: Callable[[Tensor], Sequence[Tensor]]) -> Tensor:
+        """Return what one layer makes of its input.
+
+        Args:
+            hidden: [..., D] what it is called with.
+            product: gives all layers' parts [..., size].
+        """
+        part = self._parts[index] if self._input is hidden else None
+        if part is None:
+            self._input, self._parts = hidden, list(product(hidden))
+            part = self._parts[index]
+            assert part is not None
+        self._parts[index] = None
+        if not any(each is not None for each in self._parts):
+            self._input, self._parts = None, []
+        return part
 
 
 class Update(nn.Module):
@@ -140,3 +171,96 @@ def _set_row(embedding: nn.Module, token: int, row: Tensor) -> None:
 
 def _with_trained_row(token: int, base: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
     return with_row(output, base, ids=args[0], token=token, row=base.trained_row)
+
+
+@torch.inference_mode()
+def sharing_input(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> list[list[str]]:
+    """Return the names of `layers`, in groups that are called one behind the other with one tensor. Each is in one
+    group.
+
+    A layer that a short pass calls not once, such as an expert, is alone.
+    """
+    calls: list[tuple[Tensor, list[str]]] = []
+
+    def watch(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and calls and calls[-1][0] is args[0]:
+            calls[-1][1].append(name)
+        elif args:
+            calls.append((args[0], [name]))
+
+    handles = [layer.register_forward_pre_hook(partial(watch, name)) for name, layer in layers.items()]
+    try:
+        model(input_ids=torch.ones((1, 2), dtype=torch.long, device=model.device), use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    called = [name for _, group in calls for name in group]
+    groups = [[name for name in group if called.count(name) == 1] for _, group in calls]
+    grouped = {name for group in groups for name in group}
+    return [*filter(None, groups), *([name] for name in layers if name not in grouped)]
+
+
+class JoinedLinear(nn.Module):
+    """Compute what several adapted layers compute: by one product, and a small one where the gate is open."""
+
+    def __init__(self, update: Update) -> None:
+        """Join the layers of an update, which are all `nn.Linear`."""
+        super().__init__()
+        bases: list[nn.Linear] = [*update.layers]  # type: ignore[list-item]
+        self.gate = update.gate
+        self.sizes = [*(base.out_features for base in bases), len(update.inner)]
+        with torch.device("meta"):
+            self.joined = nn.Linear(bases[0].in_features, sum(self.sizes), bias=False)
+        self.joined.weight = _frozen([*(base.weight for base in bases), update.inner])
+        if any(base.bias is not None for base in bases):
+            zeros = [update.inner.new_zeros(size) for size in self.sizes]
+            biases = [zero if base.bias is None else base.bias for base, zero in zip(bases, zeros, strict=False)]
+            self.joined.bias = _frozen([*biases, zeros[-1]])
+        outers = [update.outer(index) for index in range(len(bases))]
+        self.outer: Tensor
+        self.register_buffer("outer", torch.block_diag(*outers))  # type: ignore[no-untyped-call]
+        self._shared = SharedProduct()
+
+    def part(self, index: int, hidden: Tensor) -> Tensor:
+        """Return [..., out_features] of one of the layers, for its input [..., in_features]."""
+        return self._shared.part(index, hidden, self.forward)
+
+    def forward(self, hidden: Tensor) -> Sequence[Tensor]:
+        """Map [..., in_features] to [..., out_features] for each layer."""
+        output = self.joined(hidden)
+        if self.gate.is_open:
+            rows, width = self.gate.rows(output), sum(self.sizes[:-1])
+            rows[:, :width].addmm_(self.gate.gated(rows[:, width:]), self.outer)
+        return torch.split(output, self.sizes, dim=-1)[:-1]
+
+
+class JoinedPart(nn.Module):
+    """Replace one of the layers in the model."""
+
+    def __init__(self, whole: JoinedLinear, index: int) -> None:
+        super().__init__()
+        self.whole, self._index = whole, index
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map [..., in_features] to [..., out_features]."""
+        return self.whole.part(self._index, hidden)
+
+    @property
+    def weight(self) -> Tensor:
+        """Return a weight of the layer's shape and type, for models that ask for these; its values are no numbers."""
+        outer = self.whole.outer
+        return outer.new_full((), torch.nan).expand(self.whole.sizes[self._index], self.whole.joined.in_features)
+
+
+def join_adapted(model: nn.Module) -> None:
+    """Put a `JoinedLinear` in the place of adapted layers that read one input."""
+    replaced: dict[nn.Module, nn.Module] = {}
+    for update in [module for module in model.modules() if isinstance(module, Update)]:
+        if all(type(layer) is nn.Linear for layer in update.layers):
+            whole = JoinedLinear(update)
+            replaced |= {layer: JoinedPart(whole, index) for index, layer in enumerate(update.layers)}
+    replace_modules(model, replaced)
+
+
+def _frozen(parts: Sequence[Tensor]) -> nn.Parameter:
+    return nn.Parameter(torch.cat([part.detach() for part in parts]), requires_grad=False)

@@ -47,7 +47,7 @@ class _Layout:
     rectangles: Sequence[Rectangle]
     cells: Tensor
     implementation: str
-    sdpa: str  # the name of what stands for Transformers' own
+    sdpa: str  # the name of what replaces Transformers' own
 
 
 _LAYOUT: ContextVar[_Layout] = ContextVar("layout")

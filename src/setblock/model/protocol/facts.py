@@ -3,13 +3,67 @@
 They are stored under one key of the checkpoint's own `config.json`, which stock Transformers keeps and ignores.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from transformers import PretrainedConfig
 
 from setblock.errors import SetBlockError
-from setblock.model.protocol.calibrations import CalibratedSetting, calibrations_from_json, calibrations_to_json
+
+
+@dataclass(frozen=True)
+class CalibratedSetting:
+    """Hold the setting of one method for one domain.
+
+    Attributes:
+        domain: what it was calibrated on: a task's name, or one given to a file of prompts.
+        point: the operating point, as `setblock.decoding.settings.operating_point` writes it.
+        tolerance: what it keeps, in words.
+        tested: whether that was shown by a test; exact mode keeps it by what it is.
+        nfe_speedup: on the examples of the test.
+        num_examples: how many these were.
+        fingerprint: of the model, to detect weights that were changed since.
+    """
+
+    domain: str
+    point: Mapping[str, Any]
+    tolerance: str
+    tested: bool
+    nfe_speedup: float
+    num_examples: int
+    fingerprint: str
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    @property
+    def method(self) -> str:
+        """Return the method of the point."""
+        return str(self.point["method"])
+
+
+_RECORDS = TypeAdapter(tuple[CalibratedSetting, ...])
+
+
+def calibrations_from_json(recorded: Any) -> tuple[CalibratedSetting, ...]:
+    """Return the calibrations that `SBDFacts.to_json` wrote.
+
+    Raises:
+        SetBlockError: it is no such list.
+    """
+    try:
+        found = _RECORDS.validate_json(json.dumps(recorded), strict=True)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, ("calibrations", *problem["loc"])))
+        raise SetBlockError(f"{where} is not valid: {problem['msg']}, not {problem['input']!r}") from error
+    for each in found:
+        if not isinstance(each.point.get("method"), str):
+            raise SetBlockError("point of calibrations must name a method")
+    return found
+
 
 CONFIG_KEY = "setblock"
 FORMAT_VERSION = 1
@@ -63,7 +117,7 @@ class SBDFacts:
     def to_json(self) -> dict[str, Any]:
         """Return the facts as `config.json` holds them, without unneeded keys that earlier releases don't know."""
         recorded = {**asdict(self), "block_sizes": list(self.block_sizes)}
-        recorded["calibrations"] = calibrations_to_json(self.calibrations)
+        recorded["calibrations"] = list(recorded["calibrations"])
         for name in ("mask_token_id", "noise_vocab_size", "causal_block", "noisy_adapter", "calibrations"):
             if recorded[name] is None or recorded[name] is False or recorded[name] == []:
                 del recorded[name]

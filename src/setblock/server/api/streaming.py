@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from setblock.decoding.generate import Generation
-from setblock.engine.progress import Progress
+from setblock.engine.request import Progress
 from setblock.server.api.shapes import Shape, pass_json, tokens_json, usage_of
 from setblock.server.http.errors import ApiError, timed_out
 from setblock.server.serving import Reply, Serving

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from setblock.model.adapter.gate import gate_of
-from setblock.model.attention.clean_keys import CleanKeys
+from setblock.model.attention.document_attention import CleanKeys
 from setblock.training.inputs.doubled import TrainingInputs
 from setblock.training.loss.forward import training_logits
 from setblock.training.loss.head import split_head

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from setblock.errors import SetBlockError
 from setblock.masks import MaskMod, train_mask
 from setblock.model.attention.attention import AttentionMask, attention_mask, layer_windows, plan_of
-from setblock.model.attention.clean_keys import CleanKeys
 from setblock.model.attention.document_attention import (
+    CleanKeys,
     Half,
     attends_runs,
     document_attention,
