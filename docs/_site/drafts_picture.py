@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 
 from setblock.decoding.drafts.allocation import Share
 from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind, RowDrafts, Standing
+from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE
-from setblock.roofline.precision import Precision
 from setblock.roofline.prediction import Prediction, block_speedup
-from setblock.roofline.presets import PRESETS
+from setblock.roofline.shape import PRESETS
 
 RIGHT, KIND, CACHED = 0.85, 4, 512  # how often a token is right; the kind whose prior that is; positions
 SIZES, LARGEST, PASSES = (4, 8, 16), 16, 300

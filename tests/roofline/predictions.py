@@ -1,9 +1,9 @@
 """Predictions that several tests make."""
 
+from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE
-from setblock.roofline.precision import Precision
 from setblock.roofline.prediction import Prediction
-from setblock.roofline.presets import PRESETS
+from setblock.roofline.shape import PRESETS
 
 
 def predicted(model="llama-3.1-8b", hardware="paper-h100", dtype="float8"):

@@ -29,7 +29,7 @@ def test_the_fastest_call_counts(monkeypatch):
 
 @pytest.mark.parametrize("heavy", ["torch", "transformers", "matplotlib", "numpy"])
 def test_the_library_is_pure(heavy):
-    names = "cost hardware machine precision prediction presets shape".split()
+    names = "cost hardware machine prediction shape".split()
     code = (
         f"import sys, {', '.join(f'setblock.roofline.{name}' for name in names)}; assert {heavy!r} not in sys.modules"
     )

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from roofline.predictions import predicted
 from setblock.errors import ParameterError
-from setblock.roofline.cost import experts_read
+from setblock.roofline.cost import Precision, experts_read
 from setblock.roofline.hardware import HARDWARE, hardware_named
-from setblock.roofline.precision import Precision
 from setblock.roofline.prediction import (
     Prediction,
     block_speedup,
@@ -19,7 +18,7 @@ from setblock.roofline.prediction import (
     predicted_speedup,
     slowdown,
 )
-from setblock.roofline.presets import PRESETS
+from setblock.roofline.shape import PRESETS
 
 MODELS, MACHINES = sorted(PRESETS), sorted(HARDWARE)
 TYPES = ["bfloat16", "float8", "int4"]

@@ -6,8 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from families import FAMILIES
 from setblock.errors import SetBlockError
-from setblock.roofline.presets import PRESETS
-from setblock.roofline.shape import shape_of
+from setblock.roofline.shape import PRESETS, shape_of
 
 MORE = {
     "olmoe": FAMILIES["llama"] | {"num_experts": 8, "num_experts_per_tok": 2},

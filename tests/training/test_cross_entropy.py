@@ -1,6 +1,5 @@
 """The cross entropy in chunks is the plain one: the same loss, the same gradients, in every family; and it keeps few logits."""
 
-import os
 from typing import Any
 
 import pytest
@@ -167,35 +166,3 @@ def test_a_scaling_that_is_not_known_is_found_out(inputs: TrainingInputs) -> Non
 
     model.forward = scaled  # type: ignore[method-assign]
     assert split_head(model) is None
-
-
-@pytest.mark.parametrize("family", ["llama", "phi"])
-def test_liger_changes_neither_loss_nor_gradients(family: str, inputs: TrainingInputs) -> None:
-    """Where its kernel runs: on a GPU, or under TRITON_INTERPRET=1."""
-    pytest.importorskip("liger_kernel", reason="liger-kernel is not installed")
-    if not torch.cuda.is_available() and not os.environ.get("TRITON_INTERPRET"):
-        pytest.skip("Liger's kernel needs a GPU")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = tiny(family, torch.float32, initializer_range=0.2).to(device)
-    weights: dict[str, Any] = {"ntp_weight": 0.5, "matp_weight": 3.0}
-    there = inputs.to(torch.device(device))
-    plain = training_loss(model, there, head=None, **weights)
-    expected = gradients(model, plain)
-    head = split_head(model)
-    assert head is not None
-    assert head.is_linear
-    fused = training_loss(model, there, head=head, logits_at_once=0, by_liger=True, **weights)
-    found = gradients(model, fused)
-    assert not model.lm_head._forward_pre_hooks
-    for name in ("total", "ntp_sum", "matp_sum"):
-        torch.testing.assert_close(getattr(fused, name), getattr(plain, name), rtol=1e-4, atol=1e-4)
-    for name, gradient in expected.items():
-        assert (found[name] - gradient).norm() < 1e-4 * gradient.norm(), name
-
-
-def test_liger_is_not_taken_where_it_would_be_wrong() -> None:
-    """A head that scales its logits afterwards is more than a linear layer."""
-    for family, is_linear in (("llama", True), ("gemma2", False)):
-        head = split_head(tiny(family))
-        assert head is not None
-        assert head.is_linear is is_linear

@@ -16,7 +16,6 @@ from families import tiny_model, with_mask_token
 from measuring.synchronisations import Synchronisations
 from setblock.data.documents import Document
 from setblock.data.packing import Row, RowDataset, pack, unpacked
-from setblock.errors import SetBlockError
 from setblock.evaluation.during_training import DecodingEvaluator
 from setblock.model.protocol.facts import read_facts
 from setblock.model.sbd_model import SBDModel
@@ -352,17 +351,12 @@ def test_the_defaults_are_the_papers(tmp_path: Path) -> None:
     assert (config.objective, config.ntp_weight, config.matp_weight, config.logit_shift) == ("sbd", 1.0, 1.0, False)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_liger_without_a_gpu_is_refused_in_one_line(make: Make) -> None:
-    with pytest.raises(SetBlockError, match=r"training.cross_entropy liger needs a GPU and `pip install liger-kernel`"):
-        make(cross_entropy="liger")
-
-
 def test_decoding_while_training_is_not_under_autocast(make: Make, tokenizer: PreTrainedTokenizerBase) -> None:
     """Exact mode's text is plain decoding's only in one type throughout. Training steps keep their autocast."""
     trainer = make(bf16=True, max_steps=2, vocabulary=len(tokenizer))
     model = SBDModel(trainer.model, tokenizer, facts=read_facts(trainer.model.config))
-    section = DecodingEvaluationSection(task="word-problems", limit=2, every=1, gammas=[0.1], max_new_tokens=4)
+    lines = Path(__file__).parents[2] / "tasks" / "lines.py"
+    section = DecodingEvaluationSection(task=f"{lines}:line-copy", limit=2, every=1, gammas=[0.1], max_new_tokens=4)
     trainer.add_callback(DecodingEvaluator(trainer, model, section))
     seen = {(True, True): 0, (False, False): 0, (True, False): 0, (False, True): 0}
 

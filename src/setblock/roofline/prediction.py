@@ -9,9 +9,8 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from setblock.roofline.cost import Operation, pass_operations
+from setblock.roofline.cost import Operation, Precision, pass_operations
 from setblock.roofline.hardware import Hardware
-from setblock.roofline.precision import Precision
 from setblock.roofline.shape import ModelShape
 
 

@@ -32,7 +32,7 @@ class SBDConfig(Noising, TrainingArguments):
         matrix_optimizer: `adamw`: Transformers' `optim` for all parameters. `muon`: Muon for the matrices inside the model,
             AdamW for the rest, at the same learning rate.
         cross_entropy: `plain`: compute all logits at once. `chunked`: compute them in chunks, which needs less memory.
-            `auto`: `chunked` for many logits, else `plain`. `liger`: Liger's kernel, on a GPU.
+            `auto`: `chunked` for many logits, else `plain`.
         block_size_curriculum: the share of the training over which the block sizes grow. The first step draws the smallest
             only, and after this share all are drawn. 0: all from the first step (the paper).
         masked_loss: the loss at a masked token. `cross_entropy`: that of the text's token (the paper). The others compare the
@@ -55,7 +55,7 @@ class SBDConfig(Noising, TrainingArguments):
     block_attention: Literal["bidirectional", "causal"] = "bidirectional"
     first_token_from_causal: bool = False
     matrix_optimizer: Literal["adamw", "muon"] = "adamw"
-    cross_entropy: Literal["auto", "plain", "chunked", "liger"] = "auto"
+    cross_entropy: Literal["auto", "plain", "chunked"] = "auto"
     block_size_curriculum: float = 0.0
     masked_loss: MaskedLoss = "cross_entropy"
     place_decay: float = 1.0

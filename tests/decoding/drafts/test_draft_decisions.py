@@ -22,10 +22,10 @@ from setblock.decoding.drafts.chances import (
 )
 from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind, Standing
 from setblock.decoding.drafts.costs import CostModel, LearnedCosts
+from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE
-from setblock.roofline.precision import Precision
 from setblock.roofline.prediction import Prediction, last_paying_batch
-from setblock.roofline.presets import PRESETS
+from setblock.roofline.shape import PRESETS
 
 
 class Given:

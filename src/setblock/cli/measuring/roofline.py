@@ -7,12 +7,11 @@ from setblock.cli.messages import print_json, silence_libraries, stdout_console
 from setblock.cli.options.groups import JsonOption, option, option_group
 from setblock.cli.views.roofline_view import print_prediction, roofline_json
 from setblock.errors import SetBlockError, SetBlockWarning, one_line
+from setblock.roofline.cost import BITS, NumberType, Precision
 from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, Hardware, hardware_named
 from setblock.roofline.machine import THIS_MACHINE
-from setblock.roofline.precision import BITS, NumberType, Precision
 from setblock.roofline.prediction import BLOCK_SIZE, KV_LENGTH, Prediction
-from setblock.roofline.presets import PAPER_MODEL, PRESETS
-from setblock.roofline.shape import ModelShape, shape_of
+from setblock.roofline.shape import PAPER_MODEL, PRESETS, ModelShape, shape_of
 
 _HARDWARE, _LOAD = "Hardware", "Load"  # panels
 

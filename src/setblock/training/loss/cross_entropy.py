@@ -32,21 +32,6 @@ def in_float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def liger_cross_entropy(hidden: Tensor, targets: Tensor, *, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the sum of the targets' cross entropies under a head that is one linear layer, by Liger's kernel (arXiv
-    2410.10989).
-
-    Does what `chunked_loss` does for cross entropies, on a GPU and in fewer kernels. `hidden` is [M, D], `targets` [M],
-    `weight` [V, D], `bias` [V].
-    """
-    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
-
-    if not len(hidden):
-        return hidden.sum()
-    total: Tensor = liger_fused_linear_cross_entropy(hidden, weight, targets, bias=bias, reduction="sum")
-    return total
-
-
 def cross_entropies(targets: Tensor) -> LossesOf:
     """Return a function from logits to the cross entropy of each target [M] int64, in nats."""
 

@@ -88,7 +88,6 @@ def training_loss(
     matp_weight: float,
     wrapped: nn.Module | None = None,
     logits_at_once: int = LOGITS_AT_ONCE,
-    by_liger: bool = False,
     masked_loss: MaskedLoss = "cross_entropy",
     place_decay: float = 1.0,
     clean_half: CleanHalf | None = None,
@@ -99,7 +98,6 @@ def training_loss(
 
     Args:
         head: the model's, to compute the logits in chunks where there are more than `logits_at_once`; None to never do.
-        by_liger: compute them by Liger's kernel instead; the head must be one linear layer then, and the loss the paper's.
         masked_loss: of masked tokens. Those that no clean output predicts have only a cross entropy: the others leave them out.
         place_decay: the j-th token that a block predicts, from j = 0, has `matp_weight` times this to the power of j.
         clean_half: runs the clean half, where nothing of it is trained and there is no next-token term.
@@ -135,9 +133,6 @@ def training_loss(
     # 3. Else inside of the forward pass, where what wraps the model has its weights ready
     def loss_of(hidden: Tensor) -> SBDLoss:
         ours = hidden[: len(learned)]
-        if by_liger:
-            assert isinstance(head.module, nn.Linear)
-            return objective.loss_by_liger(ours, head.module)
         theirs = logits_of_hidden(hidden[len(learned) :], head) if teaches_itself else teacher
         return objective.loss(losses_in_chunks(ours, head=head, parameters=head.trained, chunk=chunk), theirs)
 

@@ -38,11 +38,6 @@ class SplitHead:
         return logits
 
     @property
-    def is_linear(self) -> bool:
-        """Return whether it is one linear layer and nothing else."""
-        return type(self.module) is nn.Linear and self.scaling is _unchanged
-
-    @property
     def trained(self) -> list[nn.Parameter]:
         """Return the parameters of it that are trained."""
         return [p for p in self.module.parameters() if p.requires_grad]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from setblock.training.loss.cross_entropy import (
     Head,
@@ -22,7 +22,6 @@ from setblock.training.loss.cross_entropy import (
     Weighted,
     cross_entropies,
     in_float32,
-    liger_cross_entropy,
 )
 
 MaskedLoss = Literal["cross_entropy", "kl", "total_variation", "total_variation_kl"]
@@ -116,7 +115,8 @@ class Objective:
         weights = torch.full((len(targets),), self.ntp_weight, device=targets.device)
         weights[split:] = self.matp_weight
         total, losses = weighted(weights, cross_entropies(targets) if teacher is None else self._losses_of(teacher))
-        return self._of(total, losses[:split].sum(), losses[split:].sum())
+        ntp_sum, matp_sum = losses[:split].sum(), losses[split:].sum()
+        return SBDLoss(total, ntp_sum, matp_sum, split, len(self.matp_targets))
 
     def _losses_of(self, teacher: LogitsOf) -> LossesOf:
         """Return a function to the cross entropies of next tokens, and the distances from a teacher at masked ones."""
@@ -129,16 +129,3 @@ class Objective:
             return torch.cat([of_next, distances(logits[len(targets) :], teacher(masked))])
 
         return losses_of
-
-    def loss_by_liger(self, hidden: Tensor, head: nn.Linear) -> SBDLoss:
-        """Return the same, by Liger's kernel, from hidden states [M, D] and a head of one linear layer. For cross entropies of
-        one weight only."""
-        split = len(self.ntp_targets)
-        ntp_sum, matp_sum = (
-            liger_cross_entropy(part, targets, weight=head.weight, bias=head.bias)
-            for part, targets in ((hidden[:split], self.ntp_targets), (hidden[split:], self.matp_targets))
-        )
-        return self._of(self.ntp_weight * ntp_sum + self.matp_weight * matp_sum, ntp_sum, matp_sum)
-
-    def _of(self, total: Tensor, ntp_sum: Tensor, matp_sum: Tensor) -> SBDLoss:
-        return SBDLoss(total, ntp_sum, matp_sum, len(self.ntp_targets), len(self.matp_targets))

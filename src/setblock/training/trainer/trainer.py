@@ -1,6 +1,5 @@
 """Extend Transformers' `Trainer` (`SBDTrainer`): Transformers' `Trainer` with the doubled input and the loss of eq. 14."""
 
-import importlib.util
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -29,7 +28,7 @@ from setblock.training.inputs.collator import EVALUATION, Preparation, SBDCollat
 from setblock.training.inputs.doubled import Targets, TrainingInputs
 from setblock.training.loss.cross_entropy import LOGITS_AT_ONCE
 from setblock.training.loss.forward import CleanHalf, training_loss
-from setblock.training.loss.head import SplitHead, split_head
+from setblock.training.loss.head import split_head
 from setblock.training.loss.loss import SBDLoss
 from setblock.training.run.completeness import Completeness
 from setblock.training.trainer.optimizer import MuonAdamW
@@ -66,25 +65,6 @@ def prepare(sbd: SBDModel, args: SBDConfig, adapter: AdapterSection | None) -> N
             causal_block=args.block_attention == "causal",
             noisy_adapter=is_frozen,
         )
-
-
-def _check_cross_entropy(args: SBDConfig, head: SplitHead | None) -> None:
-    """Refuse a way of computing the loss that this model, this machine or this loss has not."""
-    wanted = args.cross_entropy
-    if wanted == "liger" and (args.masked_loss != "cross_entropy" or args.place_decay != 1):
-        raise SetBlockError(
-            f"training.cross_entropy liger has cross entropies of one weight only, not masked_loss {args.masked_loss} with "
-            f"place_decay {args.place_decay:g}: use auto"
-        )
-    if wanted in ("chunked", "liger") and head is None:
-        raise SetBlockError(
-            f"training.cross_entropy {wanted}: what the model does to its logits is not known; use auto"
-        )
-    if wanted == "liger":
-        if importlib.util.find_spec("liger_kernel") is None or args.device.type == "cpu":
-            raise SetBlockError("training.cross_entropy liger needs a GPU and `pip install liger-kernel`; use auto")
-        if head is not None and not head.is_linear:
-            raise SetBlockError("training.cross_entropy liger needs a head of one linear layer alone; use chunked")
 
 
 class _Epochs(TrainerCallback):
@@ -179,7 +159,10 @@ class SBDTrainer(Trainer):
         self._gate = gate_of(unwrapped(self.model))
         self._frozen = None if self._gate is None else FrozenModel(self.model)
         self._head = None if args.cross_entropy == "plain" else split_head(self.model)
-        _check_cross_entropy(args, self._head)
+        if args.cross_entropy == "chunked" and self._head is None:
+            raise SetBlockError(
+                "training.cross_entropy chunked: what the model does to its logits is not known; use auto"
+            )
         self._logits_at_once = LOGITS_AT_ONCE if args.cross_entropy == "auto" else 0
         self._peak = peak
         self._cost = token_cost(unwrapped(self.model), head=self.model.get_output_embeddings())
@@ -277,7 +260,6 @@ class SBDTrainer(Trainer):
             matp_weight=self.args.matp_weight / self.args.noisy_copies,
             wrapped=model,
             logits_at_once=self._logits_at_once,
-            by_liger=self.args.cross_entropy == "liger",
             masked_loss=self.args.masked_loss,
             place_decay=self.args.place_decay,
             clean_half=clean_half,
