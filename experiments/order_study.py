@@ -1,8 +1,10 @@
 """Study whether a block may have gaps: the same messages by plain decoding and by many rules, all answers kept.
 
     python experiments/order_study.py --model smollm2-records --task tasks/extraction --split validation --limit 300 \
-        --grid experiments/grids/order.yaml --out experiments/results/order_study.jsonl
-    python experiments/order_study.py --out experiments/results/order_study.jsonl --report
+        --grid experiments/grids/order.yaml --out experiments/results/records.jsonl
+    python experiments/order_study.py --out experiments/results/records.jsonl --report
+    python experiments/order_study.py --report --out experiments/results/records.jsonl \
+        --out experiments/results/orders.jsonl --picture docs/gaps.svg
 
 Each line of the file is one message by one rule: the answer, its passes, and what is right. A run that was ended continues
 where it stopped, and takes what is new in the grid. Messages are answered a few at a time by all rules, so every rule has the
@@ -75,22 +77,25 @@ def main() -> None:
     SAMPLERS[LeadingBound.name], SAMPLERS[WholeBound.name] = LeadingBound, WholeBound
     options = parse_options()
     if options.report:
-        print("\n".join(report_lines(read_lines(options.out))))
+        for path in options.out:
+            print("\n".join(report_lines(read_lines(path))))
+        if options.picture is not None:
+            draw(options.out, options.picture)
     else:
-        answer(options)
+        answer(options, options.out[0])
 
 
-def answer(options: argparse.Namespace) -> None:
-    """Answer messages by all rules, and append a line for each."""
+def answer(options: argparse.Namespace, out: Path) -> None:
+    """Answer messages by all rules, and append a line for each to `out`."""
     torch.set_num_threads(1)
     model = load(options.model, dtype=torch.bfloat16)
     task = task_named(options.task)
     points = [NTP, *(point for path in options.grid for point in points_of(model, read_grids(path)))]
     examples = list(islice(task.examples(options.split, seed=options.seed), options.limit))
-    done = {(line["number"], line["label"]) for line in read_lines(options.out)}
+    done = {(line["number"], line["label"]) for line in read_lines(out)}
     shared = DecodingSettings(max_new_tokens=options.max_new_tokens, drafts="fixed")  # no clock decides on passes
     numbered = list(enumerate(examples))[options.skip :]
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
     for first in range(0, len(numbered), TOGETHER):
         part = numbered[first : first + TOGETHER]
         # Plain decoding first: its prompts are then in the cache, for all other rules
@@ -102,7 +107,7 @@ def answer(options: argparse.Namespace) -> None:
                 if (number, label_of(point)) not in done
             }
             for line in lines_of(model, task, wanted, shared):
-                with options.out.open("a", encoding="utf-8") as file:
+                with out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
         print(f"{part[-1][0] + 1} of {len(examples)}", flush=True)
 
@@ -149,33 +154,123 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
 
-def report_lines(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a table of the rules, each over the messages that it has, and one of what was wrong."""
-    by_label: dict[str, dict[int, dict[str, Any]]] = {}
+@dataclass(frozen=True)
+class Row:
+    """Hold a rule's figures, over the messages that it and plain decoding have.
+
+    Attributes:
+        right, fields, same: shares of messages: the record is right, its fields are, the text is plain decoding's.
+        low, high: the 95% interval of how much the share of right records differs from plain decoding's.
+        saved: how many times fewer passes.
+    """
+
+    label: str
+    messages: int
+    right: float
+    difference: float
+    low: float
+    high: float
+    fields: float
+    saved: float
+    same: float
+
+
+def by_rule(lines: Sequence[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return the lines of each rule by the message's number."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
     for line in lines:
-        by_label.setdefault(line["label"], {})[line["number"]] = line
-    plain = by_label[label_of(NTP)]
-    yield "| rule | messages | records right | of plain decoding's, 95% interval | fields | passes saved | as plain |"
-    yield "|---|---|---|---|---|---|---|"
-    for label, own in by_label.items():
+        found.setdefault(line["label"], {})[line["number"]] = line
+    return found
+
+
+def rows_of(lines: Sequence[dict[str, Any]]) -> Iterator[Row]:
+    """Yield the figures of each rule."""
+    rules = by_rule(lines)
+    plain = rules[label_of(NTP)]
+    for label, own in rules.items():
         numbers = sorted(own.keys() & plain.keys())
         ours, theirs = [own[each] for each in numbers], [plain[each] for each in numbers]
         differences = [int(one["right"]) - int(other["right"]) for one, other in zip(ours, theirs, strict=True)]
         low, high = interval(differences)
-        saved = sum(each["passes"] for each in theirs) / sum(each["passes"] for each in ours)
-        same = mean([one["text"] == other["text"] for one, other in zip(ours, theirs, strict=True)])
-        yield (
-            f"| {label} | {len(numbers)} | {mean([each['right'] for each in ours]):.1%} | "
-            f"{100 * mean(differences):+.1f} points ({100 * low:+.1f} to {100 * high:+.1f}) | "
-            f"{mean([each['fields'] for each in ours]):.1%} | {saved:.2f} | {same:.1%} |"
+        yield Row(
+            label=label,
+            messages=len(numbers),
+            right=mean([each["right"] for each in ours]),
+            difference=mean(differences),
+            low=low,
+            high=high,
+            fields=mean([each["fields"] for each in ours]),
+            saved=sum(each["passes"] for each in theirs) / sum(each["passes"] for each in ours),
+            same=mean([one["text"] == other["text"] for one, other in zip(ours, theirs, strict=True)]),
         )
+
+
+def report_lines(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield a table of the rules, each over the messages that it has, and one of what was wrong."""
+    yield "| rule | messages | records right | of plain decoding's, 95% interval | fields | passes saved | as plain |"
+    yield "|---|---|---|---|---|---|---|"
+    for row in rows_of(lines):
+        yield (
+            f"| {row.label} | {row.messages} | {row.right:.1%} | "
+            f"{100 * row.difference:+.1f} points ({100 * row.low:+.1f} to {100 * row.high:+.1f}) | "
+            f"{row.fields:.1%} | {row.saved:.2f} | {row.same:.1%} |"
+        )
+    rules = by_rule(lines)
+    plain = rules[label_of(NTP)]
     yield ""
     yield f"| rule | {' | '.join(FAULTS)} |"
     yield f"|---|{'---|' * len(FAULTS)}"
-    for label, own in by_label.items():
+    for label, own in rules.items():
         pairs = [(own[each]["text"], plain[each]["text"]) for each in own.keys() & plain.keys() if plain[each]["right"]]
         counts = Counter(fault for text, right in pairs for fault in faults_of(text, right))
         yield f"| {label} | {' | '.join(str(counts[each]) for each in FAULTS)} |"
+
+
+def draw(paths: Sequence[Path], picture: Path) -> None:
+    """Draw right records against passes saved, a panel for each file, with paired 95% intervals."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    kinds = {"without gaps": ("o", "#0072B2"), "with gaps": ("s", "#D55E00"), "exact": ("D", "black")}
+    with rc_context({"font.size": 9, "svg.hashsalt": "setblock", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(4.4 * len(paths), 3.4), layout="constrained")
+        panels = figure.subplots(1, len(paths), squeeze=False)[0]
+        for path, axes in zip(paths, panels, strict=True):
+            rows = list(rows_of(read_lines(path)))
+            plain = next(row for row in rows if row.label == label_of(NTP))
+            axes.axhline(100 * plain.right, color="grey", linewidth=0.8)
+            axes.annotate(
+                "plain decoding", (1, 100 * plain.right), xytext=(0, 3), textcoords="offset points", fontsize=7
+            )
+            found = sorted((row for row in rows if row is not plain), key=lambda row: row.saved)
+            for place, row in enumerate(found):
+                kind = (
+                    "exact" if row.label.startswith("exact") else "with gaps" if has_gaps(row.label) else "without gaps"
+                )
+                marker, colour = kinds[kind]
+                at = row.saved, 100 * (plain.right + row.difference)
+                bars = [[100 * (row.difference - row.low)], [100 * (row.high - row.difference)]]
+                axes.errorbar(*at, bars, fmt=marker, ms=4, color=colour, elinewidth=0.8, label=kind)
+                is_left = place % 2 == 0  # names of neighbours lie on different sides
+                axes.annotate(
+                    row.label.partition(",")[0],
+                    at,
+                    xytext=(-5 if is_left else 5, -9),
+                    textcoords="offset points",
+                    ha="right" if is_left else "left",
+                    fontsize=6.5,
+                )
+            title = f"{path.stem}: {plain.messages} messages"
+            axes.set(title=title, xlabel="times fewer passes", xlim=(0.9, 1.3 * max(row.saved for row in rows)))
+        panels[0].set_ylabel("records right, %")
+        handles = dict(zip(*reversed(panels[-1].get_legend_handles_labels()), strict=True))
+        panels[-1].legend(handles.values(), handles.keys(), fontsize=7, loc="lower left")
+        figure.savefig(picture, metadata={"Date": None})
+
+
+def has_gaps(label: str) -> bool:
+    """Return whether a rule of the study may reveal a token before those on its left."""
+    return label.split()[0] not in ("entropy-prefix", "confident-prefix", LeadingBound.name)
 
 
 FAULTS = (
@@ -253,9 +348,13 @@ def parse_options() -> argparse.Namespace:
     add("--skip", type=int, default=0, help="messages to leave out at the beginning")
     add("--max-new-tokens", type=int, default=320)
     add("--grid", type=Path, action="append", default=[], help="as of `setblock sweep --grid-file`; can be repeated")
-    add("--out", type=Path, required=True, help="a JSON Lines file")
-    add("--report", action="store_true", help="print the table of a file, and answer nothing")
-    return parser.parse_args()
+    add("--out", type=Path, action="append", required=True, help="a JSON Lines file; with --report can be repeated")
+    add("--report", action="store_true", help="print the table of each file, and answer nothing")
+    add("--picture", type=Path, metavar="FILE", help="with --report: draw right records against passes saved")
+    options = parser.parse_args()
+    if len(options.out) > 1 and not options.report:
+        parser.error("only --report takes more than one --out")
+    return options
 
 
 if __name__ == "__main__":
