@@ -155,6 +155,30 @@ def test_packages_are_quick_to_import() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+MOST_FILES_OF_A_TOKEN = 23
+
+
+def test_a_token_of_exact_mode_passes_few_files() -> None:
+    """Passes of the bundled model that check a draft and make the next one."""
+    from setblock.decoding.generate import open_batch
+    from setblock.decoding.settings.table import DecodingSettings
+
+    model = setblock.load()
+    prompt = model.tokenizer("Tom has 3 apples and buys 4 more. How many has he now?").input_ids
+    steps = open_batch(model, [prompt], [DecodingSettings(max_new_tokens=40)]).steps()
+    next(steps)  # the prompt
+    entered: set[str] = set()
+    sys.setprofile(lambda frame, event, _: entered.add(frame.f_code.co_filename) if event == "call" else None)
+    try:
+        for _ in range(5):
+            next(steps)
+    finally:
+        sys.setprofile(None)
+    passed = sorted(str(path.relative_to(ROOT)) for path in map(Path, entered) if path.is_relative_to(ROOT))
+    assert {"decoding/step/exact.py", "model/runners/padded_runner.py"} <= {*passed}
+    assert len(passed) <= MOST_FILES_OF_A_TOKEN, passed
+
+
 def test_no_class_name_exists_twice() -> None:
     homes: dict[str, list[str]] = {}
     for path in FILES:

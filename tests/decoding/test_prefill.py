@@ -13,7 +13,7 @@ from measuring.synchronisations import as_on_an_accelerator
 from setblock.decoding.generate import OpenBatch, open_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
-from setblock.model.protocol.feed import Feed
+from setblock.model.protocol.runner import Feed
 
 LENGTHS = (3, 40, 17, 64)
 

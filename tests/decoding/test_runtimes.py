@@ -1,4 +1,4 @@
-"""A runtime that is no PyTorch module: what it needs is `setblock.model.protocol.language_model`, and nothing else.
+"""A runtime that is no PyTorch module: what it needs is `setblock.model.protocol`, and nothing else.
 
 Its model is a few functions of tokens and positions; its cache holds token ids. It commits in passes of their own, as llama.cpp
 and vLLM do, or with the next block, and either way gives what plain decoding by hand gives.
@@ -27,8 +27,8 @@ from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.facts import SBDFacts
-from setblock.model.protocol.feed import Feed
-from setblock.model.protocol.language_model import LanguageModel, as_it_is
+from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runner import Feed, as_it_is
 
 MASK = 1
 

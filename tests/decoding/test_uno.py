@@ -24,7 +24,7 @@ from setblock.engine.request import Request
 from setblock.masks import CLEAN
 from setblock.model.adapter.gate import block_only
 from setblock.model.loading.loading import load
-from setblock.model.protocol.feed import Feed, PassPlan
+from setblock.model.protocol.runner import Feed, PassPlan
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapter.adapter import AdapterSection, add_adapter
 from setblock.training.inputs.doubled import doubled_inputs

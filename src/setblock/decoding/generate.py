@@ -5,20 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from setblock import devices
 from setblock.decoding.answer.generation import Generation, PassEvent
 from setblock.decoding.answer.text import Prompt, encode_prompt
-from setblock.decoding.rows import Rows, open_rows
+from setblock.decoding.rows import OpenBatch, Rows
 from setblock.decoding.settings.asked import settings_asked
-from setblock.decoding.settings.checks import BlockSizeNotTrained
+from setblock.decoding.settings.checks import BlockSizeNotTrained, check_rows
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.absorb import DecodingStep
-from setblock.decoding.step.feed import Span, in_parts, span_of, spans_ahead, standing
-from setblock.devices import HostCopy
 from setblock.errors import ParameterError, SetBlockError
-from setblock.model.protocol.language_model import LanguageModel, Runner
+from setblock.model.protocol.language_model import LanguageModel
 
 __all__ = [
     "BlockSizeNotTrained",
@@ -52,73 +47,6 @@ class StreamChunk:
         return self.text
 
 
-@dataclass(kw_only=True)
-class OpenBatch(Rows):
-    """Hold a batch that is ready to decode: rows that stay together, and the runner of their passes."""
-
-    runner: Runner
-
-    def steps(self) -> Iterator[DecodingStep]:
-        """Decode to the end (Algorithm 3), a step for each forward pass."""
-        passes = 0
-        while (spans := self._spans()) and any(span.tokens for span in spans):
-            passes += not any(span.is_prefill for span in spans)
-            assert passes <= self._most_passes, "an answer does not end"
-            yield self.step(self.runner, spans)
-        assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
-
-    @property
-    def _most_passes(self) -> int:
-        return max(each.most_passes for each in self.state.terms.rows)
-
-    def _spans(self) -> list[Span]:
-        return in_parts(self.spans(self.runner), self.state.terms.rows)
-
-    def run(self) -> None:
-        """Decode to the end, where nobody looks at the steps. What is decoded is the same.
-
-        On a device that the host would have to wait for, it feeds each pass before it knows what the last one gave: the most
-        that can be needed, and one pass too many after the last answer has ended.
-        """
-        if not self._can_run_ahead:
-            for _ in self.steps():
-                pass
-            return
-        spans = self._spans()
-        self.step(self.runner, spans)
-        while any(span.is_cut for span in spans):
-            spans = self._spans()
-            self.step(self.runner, spans)
-        self.state.may_prefill, before, passes = False, self._where_rows_stand(), 0
-        while (ahead := spans_ahead(spans, self.state.terms.rows)) and any(span.tokens for span in ahead):
-            passes += 1
-            assert passes <= 1 + self._most_passes, "an answer does not end"  # one is fed before the end is known
-            self.step(self.runner, ahead, is_ahead=True)
-            spans, before = [span_of(row) for row in before.read()], self._where_rows_stand()
-        assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
-
-    @torch.inference_mode()
-    def _where_rows_stand(self) -> HostCopy:
-        return HostCopy(standing(self.state, fuses_commit=self.runner.fuses_commit))
-
-    @property
-    def _can_run_ahead(self) -> bool:
-        """Return whether a pass may be fed before the last one is read: no companion listens, and full size costs no
-        more."""
-        tokens = sum(2 * each.block_size for each in self.state.terms.rows)
-        return (
-            devices.waits(self.state.tokens.device)
-            and self.runner.fuses_commit
-            and not self.policy.companions.listens
-            and tokens <= _FREE_TOKENS
-        )
-
-
-_FREE_TOKENS = 256
-"""Tokens that a pass computes on a GPU in the time in which it reads the weights anyway: about its operations a second over its
-bytes a second, in half precision."""
-
-
 def open_batch(
     model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]
 ) -> OpenBatch:
@@ -128,7 +56,7 @@ def open_batch(
     Raises:
         SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.
     """
-    rows = open_rows(model, prompts, settings)
+    rows = Rows.opened(check_rows(model, prompts, settings))
     longest, count = max(terms.limit for terms in rows.state.terms.rows), len(prompts)
     runner = model.runner(rows=count, capacity=longest)
     if runner.fixed_keys is not None and (size := 1 << (count - 1).bit_length()) > count:

@@ -1,41 +1,32 @@
-"""Decode rows together: requests with their state, their rules and the record of their passes.
+"""Decode rows together: requests with their state, their rules and the record of their passes; and the loop of rows that stay
+together to the end (Algorithm 3).
 
-Knows how rows join and leave, and how what is revealed becomes text. Knows nothing of the cache, nor of who decides what a pass
-feeds.
+Knows how rows join and leave, and how what is revealed becomes text. Knows nothing of the cache.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
+from setblock import devices
 from setblock.decoding.answer.generation import Failure, FinishReason, Generation
 from setblock.decoding.answer.news import RowNews, read_news
 from setblock.decoding.answer.record import Record, open_record
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.companions.asking import Accompanied, Companions
-from setblock.decoding.companions.companion import Companion
 from setblock.decoding.drafts.control import RowDrafts, control_of, note_fed, observe, shared_spans, timed_pass
-from setblock.decoding.settings.calibrated import with_calibration
-from setblock.decoding.settings.checks import (
-    check_prompt,
-    check_that_tokens_are_left,
-    check_token_ids,
-    limit_of,
-    warn_if_not_trained,
-)
-from setblock.decoding.settings.defaults import decided
-from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.settings.checks import CheckedRows
 from setblock.decoding.state.joining import joined, open_state, taken
 from setblock.decoding.state.state import BatchState
-from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.absorb import DecodingStep, absorb
-from setblock.decoding.step.feed import Span, next_feed, next_spans, plan_pass
-from setblock.decoding.step.policy import Policy, companions_of, open_policy
-from setblock.model.protocol.feed import Feed
-from setblock.model.protocol.language_model import Compile, LanguageModel, Runner, as_it_is
+from setblock.decoding.step.feed import Span, in_parts, next_feed, next_spans, plan_pass, span_of, spans_ahead, standing
+from setblock.decoding.step.policy import Policy, open_policy
+from setblock.devices import HostCopy
+from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runner import Compile, Feed, Runner, as_it_is
 
 
 @dataclass
@@ -52,6 +43,24 @@ class Rows:
     next_spans: list[Span] | None = None  # where they are known already
     is_shared: bool = False  # whether they are decided, too
     answered: torch.Tensor | None = None  # where answers ended before the last step
+
+    @classmethod
+    @torch.inference_mode()  # as the passes are: what is compiled for tensors of one kind is not used for another
+    def opened(cls, checked: CheckedRows) -> "Rows":
+        """Return the rows of requests, with tensors of their full capacity on the model's device."""
+        model, terms = checked.model, checked.terms
+        state = open_state(checked.prompts, terms, facts=model.facts, device=model.device, draft_text=model.draft_text)
+        wanted = [each.settings.logprobs for each in terms if each.settings.logprobs is not None]
+        return cls(
+            model=model,
+            state=state,
+            policy=open_policy(terms, checked.companions, vocab_size=model.vocab_size, device=model.device),
+            record=open_record(state, num_alternatives=min(max(wanted), model.vocab_size) if wanted else None),
+            texts=checked.texts,
+            drafts=[control_of(model).new_row() if row.adapts_drafts else None for row in terms],
+            started=[checked.started] * len(terms),
+            next_spans=[Span(0, len(prompt), len(prompt), is_prefill=True) for prompt in checked.prompts],
+        )
 
     @classmethod
     @torch.inference_mode()
@@ -216,92 +225,68 @@ class Rows:
         return "stop" if self.state.has_stopped(row) else "length"
 
 
-@dataclass(frozen=True)
-class CheckedRows:
-    """Hold requests that a model can answer, before their rows are opened. Nothing of them is on the device yet.
+@dataclass(kw_only=True)
+class OpenBatch(Rows):
+    """Hold a batch that is ready to decode: rows that stay together, and the runner of their passes."""
 
-    Attributes:
-        prompts: token ids.
-        terms: what is fixed of each row: settings with what the model was calibrated to and with the grammar of its form.
-        companions: of each row; the last is its text, which is also in `texts`.
-        started: `time.perf_counter()` when they were checked.
-    """
+    runner: Runner
 
-    model: LanguageModel
-    prompts: Sequence[Sequence[int]]
-    terms: Sequence[RowTerms]
-    companions: Sequence[tuple[Companion, ...]]
-    texts: list[AnswerText]
-    started: float
+    def steps(self) -> Iterator[DecodingStep]:
+        """Decode to the end (Algorithm 3), a step for each forward pass."""
+        passes = 0
+        while (spans := self._spans()) and any(span.tokens for span in spans):
+            passes += not any(span.is_prefill for span in spans)
+            assert passes <= self._most_passes, "an answer does not end"
+            yield self.step(self.runner, spans)
+        assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
 
-    @torch.inference_mode()  # as the passes are: what is compiled for tensors of one kind is not used for another
-    def open(self) -> Rows:
-        """Return the rows, with tensors of their full capacity on the model's device."""
-        model, terms = self.model, self.terms
-        state = open_state(self.prompts, terms, facts=model.facts, device=model.device, draft_text=model.draft_text)
-        wanted = [each.settings.logprobs for each in terms if each.settings.logprobs is not None]
-        return Rows(
-            model=model,
-            state=state,
-            policy=open_policy(terms, self.companions, vocab_size=model.vocab_size, device=model.device),
-            record=open_record(state, num_alternatives=min(max(wanted), model.vocab_size) if wanted else None),
-            texts=self.texts,
-            drafts=[control_of(model).new_row() if row.adapts_drafts else None for row in terms],
-            started=[self.started] * len(terms),
-            next_spans=[Span(0, len(prompt), len(prompt), is_prefill=True) for prompt in self.prompts],
+    @property
+    def _most_passes(self) -> int:
+        return max(each.most_passes for each in self.state.terms.rows)
+
+    def _spans(self) -> list[Span]:
+        return in_parts(self.spans(self.runner), self.state.terms.rows)
+
+    def run(self) -> None:
+        """Decode to the end, where nobody looks at the steps. What is decoded is the same.
+
+        On a device that the host would have to wait for, it feeds each pass before it knows what the last one gave: the most
+        that can be needed, and one pass too many after the last answer has ended.
+        """
+        if not self._can_run_ahead:
+            for _ in self.steps():
+                pass
+            return
+        spans = self._spans()
+        self.step(self.runner, spans)
+        while any(span.is_cut for span in spans):
+            spans = self._spans()
+            self.step(self.runner, spans)
+        self.state.may_prefill, before, passes = False, self._where_rows_stand(), 0
+        while (ahead := spans_ahead(spans, self.state.terms.rows)) and any(span.tokens for span in ahead):
+            passes += 1
+            assert passes <= 1 + self._most_passes, "an answer does not end"  # one is fed before the end is known
+            self.step(self.runner, ahead, is_ahead=True)
+            spans, before = [span_of(row) for row in before.read()], self._where_rows_stand()
+        assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
+
+    @torch.inference_mode()
+    def _where_rows_stand(self) -> HostCopy:
+        return HostCopy(standing(self.state, fuses_commit=self.runner.fuses_commit))
+
+    @property
+    def _can_run_ahead(self) -> bool:
+        """Return whether a pass may be fed before the last one is read: no companion listens, and full size costs no
+        more."""
+        tokens = sum(2 * each.block_size for each in self.state.terms.rows)
+        return (
+            devices.waits(self.state.tokens.device)
+            and self.runner.fuses_commit
+            and not self.policy.companions.listens
+            and tokens <= _FREE_TOKENS
         )
 
 
-def check_rows(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]
-) -> CheckedRows:
-    """Check requests against the model; each is one answer. A row that says nothing of its sampler and its block gets what the
-    model was calibrated to, if it was.
-
-    Raises:
-        SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.
-    """
-    started = time.perf_counter()
-    asked = [_with_grammar(model, with_calibration(model, each)) for each in settings]
-    terms = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, asked, strict=True)]
-    warn_if_not_trained(model, max([each.block_size for each in terms if each.method == "sbd"], default=0))
-    for prompt, row in zip(prompts, terms, strict=True):
-        check_prompt(prompt, model.vocab_size)
-        check_token_ids(row.settings, model.vocab_size)
-        check_that_tokens_are_left(model, row.settings, ends=row.ends, vocab_size=model.vocab_size)
-    texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in asked]
-    companions = [
-        (*companions_of(row, vocab_size=model.vocab_size), text) for row, text in zip(terms, texts, strict=True)
-    ]
-    return CheckedRows(model, prompts, terms, companions, texts, started)
-
-
-def open_rows(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]) -> Rows:
-    """Check requests against the model, and open their rows: see `check_rows`."""
-    return check_rows(model, prompts, settings).open()
-
-
-def _with_grammar(model: LanguageModel, settings: DecodingSettings) -> DecodingSettings:
-    """Return the settings with the companion that holds the answer to its form, where one is asked for."""
-    if settings.structure is None:
-        return settings
-    from setblock.decoding.companions.grammar import GrammarMaker
-
-    return replace(settings, companions=(GrammarMaker(settings.structure, model.tokenizer), *settings.companions))
-
-
-def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> RowTerms:
-    """Return what is fixed of a request's row.
-
-    Raises:
-        SetBlockError: the prompt is empty or too long, or the model can't decode in blocks.
-    """
-    limit = limit_of(model, prompt_length, settings)
-    room = 1 << (limit - prompt_length - 1).bit_length()  # rounded up, so that a compiled model meets few block sizes
-    settings = decided(settings, model.facts, has_draft_text=model.draft_text is not None)
-    return RowTerms(
-        settings=replace(settings, block_size=min(settings.block_size or 1, room)),
-        prompt_length=prompt_length,
-        limit=limit,
-        ends=(*model.end_of_text_ids, *settings.stop_token_ids),
-    )
+_FREE_TOKENS = 256
+"""Tokens that a pass computes on a GPU in the time in which it reads the weights anyway: about its operations a second over its
+bytes a second, in half precision."""

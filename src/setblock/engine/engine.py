@@ -11,7 +11,8 @@ from dataclasses import replace
 import torch
 
 from setblock.decoding.drafts.control import control_of, pass_kind
-from setblock.decoding.rows import Rows, check_rows
+from setblock.decoding.rows import Rows
+from setblock.decoding.settings.checks import check_rows
 from setblock.decoding.step.feed import Span
 from setblock.engine.figures import EngineFigures
 from setblock.engine.job import Job

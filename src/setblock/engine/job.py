@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from setblock.decoding.answer.news import RowNews
-from setblock.decoding.rows import CheckedRows, Rows
+from setblock.decoding.rows import Rows
+from setblock.decoding.settings.checks import CheckedRows
 from setblock.engine.pages import PagePool, page_key
 from setblock.engine.request import Request
 
@@ -37,7 +38,7 @@ class Job:
     def opened(self) -> Rows:
         """Return its own row, while it waits. It is opened the first time: before, it needs no memory of the device."""
         if self.checked is not None:
-            self.rows, self.checked = self.checked.open(), None
+            self.rows, self.checked = Rows.opened(self.checked), None
         assert self.rows is not None
         return self.rows
 

@@ -87,11 +87,18 @@ class Accompanied:
 
 
 class Companions:
-    """Hold the companions of the rows of a batch."""
+    """Hold the companions of the rows of a batch.
+
+    Attributes:
+        rows: those of each.
+        listens: whether any companion has to hear of each pass at once.
+        constrained: rows with a companion that says what may come next.
+    """
 
     def __init__(self, rows: Sequence[Accompanied]) -> None:
         self.rows = list(rows)
         self._listening = [row for row, each in enumerate(self.rows) if not each.is_lazy]
+        self.listens = bool(self._listening)
         self.constrained = [row for row, each in enumerate(self.rows) if each.guides]
 
     @classmethod
@@ -102,11 +109,6 @@ class Companions:
     def taken(self, rows: Iterable[int]) -> "Companions":
         """Return the companions of `rows` only."""
         return Companions([self.rows[row] for row in rows])
-
-    @property
-    def listens(self) -> bool:
-        """Return whether any companion has to hear of each pass at once."""
-        return bool(self._listening)
 
     def hear(
         self, state: BatchState, rows: Sequence[int] | None = None, *, news: "Sequence[RowNews] | None" = None

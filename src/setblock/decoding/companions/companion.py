@@ -55,3 +55,12 @@ class CompanionMaker(Protocol):
     def companion(self, terms: RowTerms, *, vocab_size: int) -> Companion:
         """Return a companion for a row that is about to begin."""
         ...
+
+
+def companions_of(terms: RowTerms, *, vocab_size: int) -> tuple[Companion, ...]:
+    """Return new companions for a request's row.
+
+    Raises:
+        SetBlockError: one is not possible with this model.
+    """
+    return tuple(maker.companion(terms, vocab_size=vocab_size) for maker in terms.settings.companions)

@@ -13,8 +13,7 @@ from setblock.decoding.drafts.costs import KNOTS, CostModel, LearnedCosts, PassC
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.feed import Span, fixed_widths
-from setblock.model.protocol.feed import PassPlan
-from setblock.model.protocol.language_model import Runner
+from setblock.model.protocol.runner import PassPlan, Runner
 
 
 @dataclass(eq=False)

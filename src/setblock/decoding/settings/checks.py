@@ -1,9 +1,15 @@
-"""Check that a model can do what a request asks."""
+"""Check that a model can do what requests ask, and fix the terms of those that it can answer."""
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from setblock.decoding.settings.defaults import DEFAULT_MAX_NEW_TOKENS
+from setblock.decoding.answer.text import AnswerText
+from setblock.decoding.companions.companion import Companion, companions_of
+from setblock.decoding.settings.calibrated import with_calibration
+from setblock.decoding.settings.defaults import DEFAULT_MAX_NEW_TOKENS, decided
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.state.terms import RowTerms
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning, warn
 from setblock.model.protocol.language_model import LanguageModel
 
@@ -74,3 +80,72 @@ def warn_if_not_trained(model: LanguageModel, block_size: int) -> None:
             "expect worse text",
             BlockSizeNotTrained,
         )
+
+
+@dataclass(frozen=True)
+class CheckedRows:
+    """Hold requests that a model can answer, before their rows are opened. Nothing of them is on the device yet.
+
+    Attributes:
+        prompts: token ids.
+        terms: what is fixed of each row: settings with what the model was calibrated to and with the grammar of its form.
+        companions: of each row; the last is its text, which is also in `texts`.
+        started: `time.perf_counter()` when they were checked.
+    """
+
+    model: LanguageModel
+    prompts: Sequence[Sequence[int]]
+    terms: Sequence[RowTerms]
+    companions: Sequence[tuple[Companion, ...]]
+    texts: list[AnswerText]
+    started: float
+
+
+def check_rows(
+    model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]
+) -> CheckedRows:
+    """Check requests against the model; each is one answer. A row that says nothing of its sampler and its block gets what the
+    model was calibrated to, if it was.
+
+    Raises:
+        SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.
+    """
+    started = time.perf_counter()
+    asked = [_with_grammar(model, with_calibration(model, each)) for each in settings]
+    terms = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, asked, strict=True)]
+    warn_if_not_trained(model, max([each.block_size for each in terms if each.method == "sbd"], default=0))
+    for prompt, row in zip(prompts, terms, strict=True):
+        check_prompt(prompt, model.vocab_size)
+        check_token_ids(row.settings, model.vocab_size)
+        check_that_tokens_are_left(model, row.settings, ends=row.ends, vocab_size=model.vocab_size)
+    texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in asked]
+    companions = [
+        (*companions_of(row, vocab_size=model.vocab_size), text) for row, text in zip(terms, texts, strict=True)
+    ]
+    return CheckedRows(model, prompts, terms, companions, texts, started)
+
+
+def _with_grammar(model: LanguageModel, settings: DecodingSettings) -> DecodingSettings:
+    """Return the settings with the companion that holds the answer to its form, where one is asked for."""
+    if settings.structure is None:
+        return settings
+    from setblock.decoding.companions.grammar import GrammarMaker
+
+    return replace(settings, companions=(GrammarMaker(settings.structure, model.tokenizer), *settings.companions))
+
+
+def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> RowTerms:
+    """Return what is fixed of a request's row.
+
+    Raises:
+        SetBlockError: the prompt is empty or too long, or the model can't decode in blocks.
+    """
+    limit = limit_of(model, prompt_length, settings)
+    room = 1 << (limit - prompt_length - 1).bit_length()  # rounded up, so that a compiled model meets few block sizes
+    settings = decided(settings, model.facts, has_draft_text=model.draft_text is not None)
+    return RowTerms(
+        settings=replace(settings, block_size=min(settings.block_size or 1, room)),
+        prompt_length=prompt_length,
+        limit=limit,
+        ends=(*model.end_of_text_ids, *settings.stop_token_ids),
+    )

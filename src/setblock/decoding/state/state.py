@@ -14,7 +14,6 @@ most ids that end an answer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,18 +23,6 @@ from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.facts import SBDFacts
 
 NEVER = torch.iinfo(torch.long).max
-
-
-class Settled(NamedTuple):
-    """Hold what a pass has made of the blocks.
-
-    Attributes:
-        is_whole: [B] bool, rows whose block is.
-        has_first: [B] bool, rows whose block has its first token, right after what is committed; None where no row is exact.
-    """
-
-    is_whole: Tensor
-    has_first: Tensor | None
 
 
 @dataclass
@@ -200,9 +187,14 @@ class BatchState:
         self.block.revealed |= reveal
         return self.write(chosen, reveal, positions=self.block.positions)
 
-    def settle(self) -> "Settled":
+    def settle(self) -> tuple[Tensor, Tensor | None]:
         """Find how far the text goes without a gap, what of it is certain, and which answers are whole. Calling it again
-        changes nothing."""
+        changes nothing.
+
+        Returns:
+            [B] bool, rows whose block is whole; [B] bool, rows whose block has its first token, right after what is committed,
+            or None where no row is exact.
+        """
         block, answer, terms = self.block, self.answer, self.terms
         # 1. Is the block whole, and does it end in an end-of-text?
         first_stop = self._first_stop()
@@ -221,7 +213,7 @@ class BatchState:
         answer.stop_end = torch.where(answer.failed, answer.end, answer.stop_end)
         answer.finished = answer.end >= answer.stop_end
         answer.text_end = torch.minimum(end, answer.stop_end)
-        return Settled(end == block.needed_end, has_first)
+        return end == block.needed_end, has_first
 
     def advance(self, *, fuses_commit: bool = True) -> None:
         """Finish rows whose answer is whole after a pass, and open the next block of rows that have finished theirs.

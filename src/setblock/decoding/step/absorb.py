@@ -24,8 +24,7 @@ from setblock.decoding.step.choice import choose_tokens
 from setblock.decoding.step.exact import Check, check_drafts
 from setblock.decoding.step.logits import Logits, PassLogits, first_seen, read_logits
 from setblock.decoding.step.policy import Policy
-from setblock.model.protocol.feed import Feed, PassPlan
-from setblock.model.protocol.language_model import Compile, as_it_is
+from setblock.model.protocol.runner import Compile, Feed, PassPlan, as_it_is
 
 
 @dataclass(frozen=True)
@@ -115,9 +114,9 @@ def absorb(
     )
     # 3. On to the next block, or to the end
     step: DecodingStep = compiled(write_pass)(state, reading, selection, policy, guided)
-    policy.companions.hear(state)
-    if state.answer.finished is not step.finished:  # a stop string ends an answer, too
-        step = replace(step, finished=state.answer.finished)
+    if policy.companions.listens:
+        policy.companions.hear(state)
+        step = replace(step, finished=state.answer.finished)  # a stop string ends an answer, too
     return step
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from setblock.decoding.state.state import NEVER, BatchState
 from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.choice import MostLikely, most_likely
-from setblock.model.protocol.feed import Feed
+from setblock.model.protocol.runner import Feed
 
 
 @dataclass(frozen=True)

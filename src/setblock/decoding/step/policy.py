@@ -211,12 +211,3 @@ def open_policy(
     """Return the policy of requests before their first pass. The last of a row's companions is the last to hear."""
     samplers = RowSamplers([each.settings.sampler or EveryCandidate() for each in terms], device=device)
     return policy_of(terms, samplers, Companions([Accompanied(each) for each in companions]), vocab_size=vocab_size)
-
-
-def companions_of(terms: RowTerms, *, vocab_size: int) -> tuple[Companion, ...]:
-    """Return new companions for a request's row.
-
-    Raises:
-        SetBlockError: one is not possible with this model.
-    """
-    return tuple(maker.companion(terms, vocab_size=vocab_size) for maker in terms.settings.companions)

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from setblock.decoding.companions.companion import companions_of
 from setblock.decoding.settings.defaults import decided
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined, open_state, taken
@@ -22,9 +23,9 @@ from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.absorb import absorb
 from setblock.decoding.step.feed import next_feed
-from setblock.decoding.step.policy import Policy, companions_of, open_policy
+from setblock.decoding.step.policy import Policy, open_policy
 from setblock.model.protocol.facts import SBDFacts
-from setblock.model.protocol.feed import PassPlan
+from setblock.model.protocol.runner import PassPlan
 
 
 class BlockSlots:

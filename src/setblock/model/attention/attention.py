@@ -172,6 +172,11 @@ def by_layer_type(windows: dict[str, int | None], realise: Callable[[int | None]
     return {kind: realise(window) for kind, window in windows.items()}
 
 
+def added(mask: Tensor) -> Tensor:
+    """Return what a mask adds to scores, float32: 0 where a bool mask is True, and minus infinity elsewhere."""
+    return mask.float() if mask.dtype != torch.bool else torch.where(mask, 0.0, -torch.inf)
+
+
 @contextmanager
 def attention_by(name: str, config: PretrainedConfig) -> Iterator[None]:
     """Make a model's layers call the attention function that is registered by that name.

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from setblock.model.attention.attention import OURS, AttentionMask, attention_by, layer_windows, plan_of
-from setblock.model.attention.invariant import CHUNK, LEAST_ROWS, added, invariant_attention, is_invariant
-from setblock.model.protocol.feed import PROMPT_PART
+from setblock.model.attention.attention import OURS, AttentionMask, added, attention_by, layer_windows, plan_of
+from setblock.model.attention.invariant import CHUNK, LEAST_ROWS, invariant_attention, is_invariant
+from setblock.model.protocol.runner import PROMPT_PART
 
 GROUPED_SDPA, INVARIANT_SDPA = f"{OURS}grouped_sdpa", f"{OURS}invariant_sdpa"
 """Names of the attention functions below."""

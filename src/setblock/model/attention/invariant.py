@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from setblock.model.attention.attention import added
+
 CHUNK = 64
 """Keys whose values are summed by one product. Its size is the same for every length of the cache. Where the keys are whole
 chunks, and the mask is an addition in float32, nothing of them is written anew."""
@@ -59,11 +61,6 @@ def invariant_attention(
     attended = torch.bmm(weights.view(groups * chunks, -1, CHUNK), value.reshape(groups * chunks, CHUNK, -1))
     attended = attended.view(batch, heads, chunks, rows + more, -1).sum(dim=2, dtype=torch.float32)
     return attended[:, :, :rows].to(query.dtype)
-
-
-def added(mask: Tensor) -> Tensor:
-    """Return what a mask adds to scores, float32: 0 where a bool mask is True, and minus infinity elsewhere."""
-    return mask.float() if mask.dtype != torch.bool else torch.where(mask, 0.0, -torch.inf)
 
 
 def is_invariant(dtype: torch.dtype, device: torch.device) -> bool:

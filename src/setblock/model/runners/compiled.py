@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from setblock.model.protocol.language_model import Function
+from setblock.model.protocol.runner import Function
 
 _MOST_SHAPES = 64
 """Shapes that are compiled, each once; a model that meets more continues uncompiled, and PyTorch says so."""
@@ -37,7 +37,7 @@ class CompiledModel:
 
     def function(self, function: Function, /) -> Function:
         """Return what runs between passes, compiled as one graph in the same way; see
-        `setblock.model.protocol.language_model.Compile`."""
+        `setblock.model.protocol.runner.Compile`."""
         if function not in self._functions:
             compiled = torch.compile(function, backend=self._backend, fullgraph=True, dynamic=False, **_limits())
             self._functions[function] = compiled

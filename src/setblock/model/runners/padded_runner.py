@@ -18,14 +18,13 @@ from setblock.masks import decode_mask
 from setblock.model.adapter.gate import block_only, gate_of
 from setblock.model.attention.attention import AttentionMask, mask_form
 from setblock.model.attention.grouped import grouped_attention
-from setblock.model.protocol.feed import Feed, fixed_capacity
-from setblock.model.protocol.language_model import Compile, as_it_is
+from setblock.model.protocol.runner import Compile, Feed, as_it_is, fixed_capacity
 from setblock.model.runners.compiled import CompiledModel
 from setblock.model.runners.forward import keep_hook, logits_at
 
 
 class PaddedRunner:
-    """See `setblock.model.protocol.language_model.Runner`."""
+    """See `setblock.model.protocol.runner.Runner`."""
 
     fuses_commit = True
     pads = True
@@ -52,7 +51,7 @@ class PaddedRunner:
 
     @property
     def compiled(self) -> Compile:
-        """See `setblock.model.protocol.language_model.Runner`."""
+        """See `setblock.model.protocol.runner.Runner`."""
         return as_it_is if self._compiled is None else self._compiled.function
 
     def logits(self, feed: Feed) -> Tensor:

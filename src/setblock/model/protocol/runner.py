@@ -1,10 +1,11 @@
-"""Define what one forward pass feeds the model, and which of its outputs are wanted.
+"""Define what one forward pass feeds the model, which of its outputs are wanted, and who runs it.
 
 Knows tokens, positions and what each may see. Knows nothing of what they mean, nor of how a cache is laid out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -134,3 +135,73 @@ class Feed:
         whole = values.new_zeros((*self.wanted.shape, *values.shape[1:]))
         whole[self.wanted] = values
         return whole
+
+
+Function = Callable[..., Any]
+
+
+class Compile(Protocol):
+    """Give a function that does the same with tensors of few, fixed shapes, and faster."""
+
+    def __call__(self, function: Function, /) -> Function:
+        """Return the fast one."""
+        ...
+
+
+def as_it_is(function: Function, /) -> Function:
+    """Return the function itself, which is no faster."""
+    return function
+
+
+class Runner(Protocol):
+    """Run the passes of a batch of rows, and keep what the model remembers of them (its keys and values).
+
+    A pass writes what it is fed to its positions of the cache, future blocks included. Every later pass of a row begins at or
+    before the end of what was committed, so it writes over what a block has left there.
+    """
+
+    @property
+    def fuses_commit(self) -> bool:
+        """Return whether a row may be fed tokens causally and a future block behind them in one pass. Where not, each
+        commit is a separate pass."""
+        ...
+
+    @property
+    def pads(self) -> bool:
+        """Return whether a pass computes as many tokens for each row, padding included."""
+        ...
+
+    @property
+    def fixed_keys(self) -> int | None:
+        """Return the positions of a row's cache, which every pass reads in full where passes should be of few sizes;
+        else None."""
+        ...
+
+    @property
+    def compiled(self) -> Compile:
+        """Return what makes the functions between passes of few sizes fast; `as_it_is` where nothing does."""
+        ...
+
+    def logits(self, feed: Feed) -> Tensor:
+        """Return float32 logits, which may be written to: [M, V] of the M outputs that are wanted, row by row; or [A, m, V]
+        of all outputs, with anything where none is wanted."""
+        ...
+
+
+class PagedRunner(Runner, Protocol):
+    """Run the passes of rows that come and go. Its cache is pages of positions, which rows may share where they begin
+    alike."""
+
+    @property
+    def shares_pages(self) -> bool:
+        """Return whether a row may be given pages that another row has filled, instead of being fed what they hold."""
+        ...
+
+    def place(self, pages: Sequence[Sequence[int]], ids: Sequence[int]) -> None:
+        """Say which rows the next pass's batch has; none, where there is none.
+
+        Args:
+            pages: of each row, the pages that hold its positions, from the first on.
+            ids: of each row, a unique number, as long as it is in the batch. A row that comes again is fed anew.
+        """
+        ...
