@@ -26,7 +26,7 @@ from rich.progress import track
 import setblock
 from setblock.data.documents import Document, encode_pairs
 from setblock.data.tasks import TASKS
-from setblock.data.tasks.splits import SPLITS
+from setblock.data.tasks.task import SPLITS
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.evaluation.exam import answers_to, prompts_of

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from setblock.data.tasks.splits import Split, split_of
-from setblock.data.tasks.task import Task, TextExample
+from setblock.data.tasks.task import Split, Task, TextExample, split_of
 
 _SHORTEST, _LONGEST = 80, 2000  # characters of a body
 _CONTEXT = 1200  # characters of the file before it that go with a function, at most

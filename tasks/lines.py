@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
-from setblock.data.tasks.splits import Split
-from setblock.data.tasks.task import Example, Task, Verdict, drawn
+from setblock.data.tasks.task import Example, Split, Task, Verdict, drawn
 from setblock.data.tasks.word_problems import PEOPLE
 
 Operation = Literal["copy", "reverse", "sort", "shuffle", "replace", "insert", "remove"]

@@ -16,8 +16,7 @@ from extraction.kinds import Kind, Wording, kinds
 from extraction.records import written
 from extraction.values import Values
 from extraction.writing import Writer
-from setblock.data.tasks.splits import Split
-from setblock.data.tasks.task import Task
+from setblock.data.tasks.task import Split, Task
 
 KEYS = {
     "order": ("order_number", "customer_name", "delivery_date", "items", "total", "currency"),

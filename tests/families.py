@@ -1,5 +1,7 @@
 """Tiny random models, one for each family the library is verified on, and the three ways a checkpoint may be decoded."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -111,3 +113,18 @@ def tiny_sbd(family: str, tokenizer: PreTrainedTokenizerBase, *, mode: str = "un
     sbd = SBDModel(tiny_model(family, vocab_size=len(tokenizer), **overrides), tokenizer)
     sbd.prepare_for_training(block_sizes=range(2, 17), **MODES[mode])
     return sbd
+
+
+def save_with_random_adapter(sbd: SBDModel, folder: Path, *, std: float = 0.3, **section: Any) -> None:
+    """Save a model that was prepared for training, with an adapter of random weights on its future block, which it gets."""
+    from setblock.training.adapter.adapter import AdapterSection, add_adapter
+
+    state = {name: weight.clone() for name, weight in sbd.model.state_dict().items()}
+    wrapped: Any = add_adapter(sbd, AdapterSection(r=4, only_noisy=True, **section))
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in wrapped.named_parameters():
+        if "lora_" in name or "trainable_tokens" in name:
+            parameter.data.normal_(std=std, generator=generator)
+    with TemporaryDirectory() as trained:
+        wrapped.save_pretrained(trained)
+        sbd.save(folder, state=state, adapter=Path(trained))

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from setblock.data.tasks.splits import Split
-from setblock.data.tasks.task import ChatExample, Task, Verdict
+from setblock.data.tasks.task import ChatExample, Split, Task, Verdict
 
 from .asking import asked_fields, question, record_of
 from .asks import asked_in_any_way

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from setblock.data.tasks.splits import Split
+from setblock.data.tasks.task import Split
 
 from .asking import record_of
 from .kinds import Field

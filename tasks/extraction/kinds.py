@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from setblock.data.tasks.splits import SPLITS, Split
+from setblock.data.tasks.task import SPLITS, Split
 
 COMMON = """other = person
 other2 = person

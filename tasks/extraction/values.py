@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from setblock.data.tasks.splits import Split, split_of
+from setblock.data.tasks.task import Split, split_of
 from setblock.errors import SetBlockError
 
 from .locales import locales

@@ -8,8 +8,7 @@ import pytest
 import setblock.data.tasks
 from setblock.data.section import SourceSection
 from setblock.data.tasks import TASKS, ChatExample, Example, TextExample, Verdict, task_named
-from setblock.data.tasks.splits import SPLITS, split_of
-from setblock.data.tasks.task import drawn
+from setblock.data.tasks.task import SPLITS, drawn, split_of
 from setblock.data.texts.records import records_of
 from setblock.errors import ParameterError
 
@@ -22,7 +21,7 @@ def examples(name, split="test", count=20, seed=0):
 
 def test_every_file_of_the_folder_is_in_the_table():
     files = {path.stem for path in Path(setblock.data.tasks.__file__).parent.glob("*.py")}
-    assert files - {"__init__", "files", "splits", "task"} == set(map(file_of, TASKS.values()))
+    assert files - {"__init__", "files", "task"} == set(map(file_of, TASKS.values()))
     assert all(task.name == name for name, task in TASKS.items())
     assert all(task.asks for task in TASKS.values())
 

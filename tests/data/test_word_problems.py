@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from setblock.data.tasks.splits import SPLITS, Split, split_of
+from setblock.data.tasks.task import SPLITS, Split, split_of
 from setblock.data.tasks.word_problems import answer_in, word_problems
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from families import tiny_sbd
+from families import save_with_random_adapter, tiny_sbd
 from naive import full_logits, naive_decode, naive_exact
 from running import check_that_rows_come_and_go_as_alone
 from setblock.data.documents import Document
@@ -26,7 +26,6 @@ from setblock.model.adapter.gate import block_only
 from setblock.model.loading.loading import load
 from setblock.model.protocol.runner import Feed, PassPlan
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapter.adapter import AdapterSection, add_adapter
 from setblock.training.inputs.doubled import doubled_inputs
 from setblock.training.inputs.noising import Noising
 from setblock.training.loss.forward import training_logits
@@ -49,14 +48,7 @@ def model(
     folder: Path = tmp_path_factory.mktemp("model")
     sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted", initializer_range=0.2)
     sbd.prepare_for_training(block_sizes=[4, 8], logit_shift=True, noisy_adapter=True, **request.param)
-    state = {name: weight.clone() for name, weight in sbd.model.state_dict().items()}
-    wrapped: Any = add_adapter(sbd, AdapterSection(r=4, alpha=8, only_noisy=True))
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in wrapped.named_parameters():
-        if "lora_" in name or "trainable_tokens" in name:
-            parameter.data.normal_(std=0.3, generator=generator)
-    wrapped.save_pretrained(folder / "trained")
-    sbd.save(folder, state=state, adapter=folder / "trained")
+    save_with_random_adapter(sbd, folder, alpha=8)
     loaded = load(folder)
     assert loaded.facts == sbd.facts
     loaded.end_of_text_ids = ()

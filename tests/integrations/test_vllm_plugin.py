@@ -18,10 +18,9 @@ from setblock.decoding.settings.calibrated import with_calibration
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.integrations.vllm import vllm_api
-from setblock.integrations.vllm.architectures import STOCK
 from setblock.integrations.vllm.config import SetBlockConfig, overrides_for
 from setblock.integrations.vllm.parameters import Served, admitted, refuse_unsupported, settings_of
-from setblock.integrations.vllm.plugin import register
+from setblock.integrations.vllm.plugin import STOCK, register
 from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.protocol.facts import CalibratedSetting, SBDFacts
 
@@ -173,7 +172,7 @@ def test_the_extra_installs_what_is_supported() -> None:
 def test_the_plugin_registers_every_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry(monkeypatch, "0.32.0")
     names = [f"SetBlock{name}" for name in STOCK]
-    assert registry.models == {name: f"setblock.integrations.vllm.architectures:{name}" for name in names}
+    assert registry.models == {name: f"setblock.integrations.vllm.plugin:{name}" for name in names}
     assert registry.configs == dict.fromkeys(names, SetBlockConfig)
 
 
@@ -289,7 +288,7 @@ def test_an_untrained_checkpoint_is_refused(tokenizer: PreTrainedTokenizerBase, 
 
 
 def test_empty_passes_have_empty_logits() -> None:
-    from setblock.integrations.vllm.architectures import SetBlockDecoding
+    from setblock.integrations.vllm.plugin import SetBlockDecoding
 
     class Model(SetBlockDecoding):
         config = SimpleNamespace(vocab_size=7)

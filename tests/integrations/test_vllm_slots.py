@@ -19,7 +19,7 @@ from setblock.decoding.samplers import (
     Sampler,
 )
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.integrations.vllm.architectures import STOCK
+from setblock.integrations.vllm.plugin import STOCK
 
 SAMPLERS: list[Sampler] = [
     EntropyBounded(4.0),

@@ -22,7 +22,7 @@ from extraction.records import is_right, record_in, right_fields
 from extraction.style import MONTHS, Style
 from extraction.values import Values
 from extraction.writing import _SLOT, Writer
-from setblock.data.tasks.splits import SPLITS, split_of
+from setblock.data.tasks.task import SPLITS, split_of
 from setblock.errors import SetBlockError
 
 BY_NAME = {task.name: task for task in TASKS}

@@ -8,7 +8,7 @@ import pytest
 
 from lines import OPERATIONS, WaitingLine, names_in, waiting_lines
 from setblock.data.tasks import task_named
-from setblock.data.tasks.splits import split_of
+from setblock.data.tasks.task import split_of
 
 
 def naive_lines(operation: str, line: tuple[str, ...], newcomer: str) -> set[tuple[str, ...]]:

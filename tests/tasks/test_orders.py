@@ -8,7 +8,7 @@ import pytest
 
 from extraction.kinds import kinds
 from setblock.data.tasks import task_named
-from setblock.data.tasks.splits import SPLITS, split_of
+from setblock.data.tasks.task import SPLITS, split_of
 
 TASK = task_named(str(Path(__file__).parents[2] / "tasks" / "orders.py"))
 FOUND = {split: list(islice(TASK.examples(split), 60)) for split in SPLITS}

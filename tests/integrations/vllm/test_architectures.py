@@ -13,7 +13,7 @@ from integrations.slot_engine import generated
 from integrations.vllm.engines import offline
 from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.integrations.vllm.architectures import STOCK
+from setblock.integrations.vllm.plugin import STOCK
 from setblock.model.sbd_model import SBDModel
 
 # vLLM's attention on a CPU wants heads of at least 32.

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from families import tiny_sbd
+from families import save_with_random_adapter, tiny_sbd
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
@@ -15,7 +15,6 @@ from setblock.model.adapter.adapted import Update
 from setblock.model.adapter.gate import block_only
 from setblock.model.loading.loading import load
 from setblock.model.weights.prepacked import PrepackedLinear, is_supported
-from setblock.training.adapter.adapter import AdapterSection, add_adapter
 
 pytest.importorskip("peft")
 
@@ -27,14 +26,7 @@ def saved(folder: Path, tokenizer, family="llama", **shape):
     """A checkpoint with an adapter of random weights; and the model as PEFT runs it, with its gate."""
     sbd = tiny_sbd(family, tokenizer, mode="shifted", **shape)
     sbd.prepare_for_training(block_sizes=[4, 8], logit_shift=True, noisy_adapter=True)
-    state = {name: weight.clone() for name, weight in sbd.model.state_dict().items()}
-    wrapped = add_adapter(sbd, AdapterSection(r=4, only_noisy=True))
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in wrapped.named_parameters():
-        if "lora_" in name or "trainable_tokens" in name:
-            parameter.data.normal_(std=0.3, generator=generator)
-    wrapped.save_pretrained(folder / "trained")
-    sbd.save(folder, state=state, adapter=folder / "trained")
+    save_with_random_adapter(sbd, folder)
     return folder, sbd.model.eval()
 
 

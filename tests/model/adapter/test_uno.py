@@ -1,6 +1,7 @@
 """UNO adapters: what is exported is what PEFT reads, and what is loaded decodes as a plain two-pass UNO does."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from families import tiny_sbd
+from families import save_with_random_adapter, tiny_sbd
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import ConfidenceThreshold
 from setblock.decoding.settings.table import DecodingSettings
@@ -20,7 +21,6 @@ from setblock.model.adapter.uno import write_uno
 from setblock.model.loading.loading import load
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapter.adapter import AdapterSection, add_adapter
 
 peft = pytest.importorskip("peft")
 
@@ -35,14 +35,8 @@ def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
     sbd.model.config.setblock = None
     SBDModel(sbd.model, tokenizer).save(tmp_path / "base")
     sbd.prepare_for_training(block_sizes=[4], **UNO)
-    state = {name: weight.clone() for name, weight in sbd.model.state_dict().items()}
-    wrapped: Any = add_adapter(sbd, AdapterSection(r=4, alpha=64, only_noisy=True))
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in wrapped.named_parameters():
-        if "lora_" in name:
-            parameter.data.normal_(std=0.1, generator=generator)
-    wrapped.save_pretrained(tmp_path / "trained")
-    sbd.save(tmp_path / "model", state=state, adapter=tmp_path / "trained")
+    save_with_random_adapter(sbd, tmp_path / "model", alpha=64, std=0.1)
+    shutil.copytree(tmp_path / "model" / ADAPTER_FOLDER, tmp_path / "trained")
     return tmp_path
 
 

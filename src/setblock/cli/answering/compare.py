@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from setblock.cli.messages import print_json, stdout_console
-from setblock.cli.options.decoding_options import DecodingOptions
+from setblock.cli.options.decoding_options import DecodingOptions, sampler_json
 from setblock.cli.options.groups import DECODING, SAMPLING, JsonOption, option, option_group
 from setblock.cli.options.model import warn_of_bundled
 from setblock.cli.options.prompt import PromptOptions, shown
 from setblock.cli.options.runtime import RuntimeOptions, load_language_model
-from setblock.cli.options.sampler import sampler_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

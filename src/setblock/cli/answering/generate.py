@@ -1,19 +1,22 @@
 """Answer a prompt, streamed, once or several times, or a file of prompts (`setblock generate`)."""
 
-from dataclasses import replace
+import hashlib
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from setblock.cli.answering.generate_file import generate_file
-from setblock.cli.messages import print_figures, print_json, stdout_console
+from setblock.cli.messages import print_figures, print_json, progress, stdout_console
 from setblock.cli.options.decoding_options import DecodingOptions, offers
 from setblock.cli.options.groups import OUTPUT, JsonOption, option, option_group
 from setblock.cli.options.model import warn_of_bundled
 from setblock.cli.options.prompt import PromptOptions
 from setblock.cli.options.runtime import RuntimeOptions, load_language_model
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.offline.answer_file import AnswerFile
+from setblock.engine.offline.prompt_file import read_prompts
 from setblock.errors import ParameterError, SetBlockError
 from setblock.files import read_text
 
@@ -167,4 +170,50 @@ def _figures(generation: "Generation") -> str:
         f"{generation.num_tokens} tokens, {generation.num_forwards} forwards "
         f"({passes.prefill} prefill, {passes.block} block, {passes.commit} commit), "
         f"{generation.tokens_per_forward:.2f} tokens per forward{kept}, {generation.seconds:.2f} s"
+    )
+
+
+def generate_file(
+    source: Path,
+    target: Path,
+    options: RuntimeOptions,
+    decoding: DecodingOptions,
+    *,
+    concurrency: int,
+    raw: bool,
+    as_json: bool,
+) -> None:
+    """Answer every line of `source` into `target`; continue where an interrupted run stopped.
+
+    Raises:
+        SetBlockError: a line is no prompt, or too long; a file can't be read or written.
+    """
+    settings, lines = decoding.settings(), read_prompts(source)
+    made = {  # what decides the answers
+        "prompts": hashlib.sha256(source.read_bytes()).hexdigest(),
+        "model": [options.path, options.dtype, options.quantization],
+        "settings": repr(settings),
+        **({"domain": decoding.domain} if decoding.domain else {}),
+        "raw": raw,
+        **({} if options.prepack is None else {"prepacked": options.prepack}),  # may add up in another order
+        **({"llama_cpp": asdict(options.llama_options())} if options.takes_llama_cpp else {}),
+    }
+    with AnswerFile(target, made=made) as answers:
+        from setblock.engine.offline.prompts_answered import answer_prompts
+
+        warn_of_bundled(options)
+        loaded = load_language_model(options, blocks=settings.method == "sbd")
+        settings = decoding.settings_for(loaded)
+        with progress() as tell:
+            done = answer_prompts(
+                loaded, lines, settings, answers, concurrency=concurrency, raw=raw, on_progress=partial(tell, "answers")
+            )
+        answers.finish()
+    if as_json:
+        print_json({"output": str(target), **asdict(done)})
+        return
+    without = f", {done.failed} of them ended in an error" if done.failed else ""
+    print_figures(
+        f"{done.answers} answers in {target}{without}: {done.num_tokens} tokens, {done.num_forwards} forwards, "
+        f"{done.seconds:.1f} s"
     )

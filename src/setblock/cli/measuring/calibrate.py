@@ -12,7 +12,7 @@ from setblock.cli.options.grid_options import GridOptions
 from setblock.cli.options.groups import OUTPUT, JsonOption, option, option_group
 from setblock.cli.options.model import ModelOptions, load_model
 from setblock.cli.options.tasks import TaskOptions, limit_option, split_option
-from setblock.data.tasks.splits import Split
+from setblock.data.tasks.task import Split
 from setblock.decoding.settings.operating_point import label_of
 from setblock.errors import ParameterError, SetBlockError
 

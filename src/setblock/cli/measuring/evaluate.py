@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from setblock.cli.messages import print_json, progress
-from setblock.cli.options.decoding_options import DecodingOptions
+from setblock.cli.options.decoding_options import DecodingOptions, sampler_text
 from setblock.cli.options.groups import TASK, JsonOption, option, option_group
 from setblock.cli.options.model import warn_of_bundled
 from setblock.cli.options.runtime import RuntimeOptions, load_language_model
-from setblock.cli.options.sampler import sampler_text
 from setblock.cli.options.tasks import BatchSizeOption, ExamplesOptions
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.judging.judges import DEFAULT_JUDGE

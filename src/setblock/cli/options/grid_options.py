@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from setblock.cli.options.decoding_options import with_own_sampler
 from setblock.cli.options.groups import option, option_group
-from setblock.cli.options.sampler import with_own_sampler
 from setblock.decoding.samplers.named import SAMPLERS
 from setblock.decoding.settings.table import POINT
 from setblock.errors import ParameterError

@@ -7,7 +7,7 @@ from setblock.cli.messages import progress
 from setblock.cli.options.decoding_options import setting_option
 from setblock.cli.options.groups import TASK, option, option_group
 from setblock.data.tasks import TASKS, task_named
-from setblock.data.tasks.splits import Split
+from setblock.data.tasks.task import Split
 from setblock.decoding.settings.operating_point import label_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError

@@ -3,8 +3,8 @@
 from rich.text import Text
 
 from setblock.cli.messages import print_json, stdout_console
+from setblock.cli.options.decoding_options import sampler_json
 from setblock.cli.options.prompt import shown
-from setblock.cli.options.sampler import sampler_json
 from setblock.cli.views.comparison_view import CONTROLS
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.tracing import Trace, TracedPass, TracedToken

@@ -15,8 +15,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from setblock.data.tasks.splits import Split
-from setblock.data.tasks.task import ChatExample, Program, Task
+from setblock.data.tasks.task import ChatExample, Program, Split, Task
 from setblock.errors import SetBlockError
 
 _ASKED = "Complete this Python function. Answer with the whole function in a fenced code block.\n\n```python\n{}\n```"

@@ -9,8 +9,7 @@ import random
 from collections.abc import Iterator
 from importlib.resources import files
 
-from setblock.data.tasks.splits import Split
-from setblock.data.tasks.task import ChatExample, Task
+from setblock.data.tasks.task import ChatExample, Split, Task
 
 
 def instructions(split: Split, seed: int = 0) -> Iterator[ChatExample]:

@@ -13,8 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from setblock.data.tasks.splits import Split
-from setblock.data.tasks.task import Example, Task, Verdict, drawn
+from setblock.data.tasks.task import Example, Split, Task, Verdict, drawn
 
 PEOPLE = (
     "Maya Tom Ana Ben Lena Omar Ruth Ivan Nora Sam Zoe Leo Mia Paul Eva Hugo Iris Max Ella Finn "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from setblock.data.tasks import Example, Task, Verdict
-from setblock.data.tasks.splits import Split
+from setblock.data.tasks.task import Split
 from setblock.data.texts.records import SUFFIXES, FileRecords, SourceRecord
 from setblock.decoding.answer.text import messages_at
 from setblock.errors import SetBlockError, check_one_of

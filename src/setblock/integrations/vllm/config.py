@@ -6,8 +6,8 @@ from typing import Any
 from setblock.decoding.settings.defaults import usual_block_size
 from setblock.errors import SetBlockError, check_at_least
 from setblock.integrations.vllm import vllm_api
-from setblock.integrations.vllm.architectures import PREFIX, STOCK
 from setblock.integrations.vllm.parameters import Served
+from setblock.integrations.vllm.plugin import PREFIX, STOCK
 from setblock.model.protocol.facts import SBDFacts, read_facts
 
 ADMISSION = "setblock.integrations.vllm.admission:BlockAdmission"
