@@ -11,11 +11,8 @@ training take more than one or two. A piece that fails is reported, saved with i
 exit status then is 1.
 
 - machine: bandwidth and peak that simple kernels reach, and the data sheet's.
-- checks: FlexAttention's forward and backward pass, exact mode, compiled passes, batches and quantised weights compute what
-  plain ones do.
+- checks: FlexAttention's forward and backward pass, exact mode, compiled passes and batches compute what plain ones do.
 - passes: an 8B model in bfloat16: passes over blocks of 1 to 64, batches of 1 to 32, two lengths; and the roofline.
-- graphs: the same passes eagerly, as CUDA graphs, and through torch.compile.
-- breakdown: where a pass's time goes.
 - growth: whole decoding of the 8B model at batches of 1 to 32, and Transformers' `generate` and the roofline.
 - training: a training step at rows of 8k to 32k tokens through FlexAttention, and plain next-token training.
 - recipe: the recipes of `--recipes`: trained, then decoded by all methods. With `--training-minutes`, some steps are timed

@@ -31,10 +31,11 @@ def test_performance_shows_what_was_measured():
 
 def test_a_gpu_s_stages_are_shown_where_they_were_measured():
     tables = runpy.run_path(str(ROOT / "benchmarks" / "measuring" / "tables.py"))
-    times = {"eager": {"median": 0.002, "lower_quartile": 0.001, "upper_quartile": 0.003}}
-    stages = {"graphs": {"block 16": {"times": times}, "block 32": {"error": "no memory"}}, "growth": {}}
+    piece = {"one token 1": {"model": {"median": 0.002}, "roofline": 0.001}}
+    piece["one token 1"]["model"] |= {"lower_quartile": 0.001, "upper_quartile": 0.003}
+    stages = {"passes": {"batch 1": piece, "batch 2": {"error": "no memory"}}, "growth": {}}
     assert tables["gpu_table"]({"stages": stages}) == (
-        "**graphs**\n\n| ms | eager |\n| --- | --- |\n| block 16 | 2.00 (1.00 to 3.00) |"
+        "**passes**\n\n|  | one token, ms | of the roofline |\n| --- | --- | --- |\n| batch 1 | 2.00 (1.00 to 3.00) | 50% |"
     )
 
 

@@ -4,8 +4,6 @@ Each check returns what it found, with `passed`. On a CPU they run as well, with
 """
 
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -17,9 +15,7 @@ from measuring.contenders import ours, transformers
 from measuring.subjects import SIZES, PassKind, compiled, passes, random_model, random_prompt
 from setblock.decoding.generate import open_batch
 from setblock.decoding.settings.table import METHODS, DecodingSettings
-from setblock.errors import SetBlockError
 from setblock.model.sbd_model import SBDModel
-from setblock.model.weights.quantization import quantize
 from setblock.training.loss.forward import training_loss
 
 # Weights that are neither tied nor small: a random model whose outputs are all but certain would pass anything.
@@ -126,41 +122,6 @@ def rows_are_alone(size: str, *, tokens: int) -> dict[str, Any]:
     alone = [answers([prompt], [each])[0] for prompt, each in zip(prompts, settings, strict=True)]
     same = sum(a == b for a, b in zip(together, alone, strict=True))
     return {"requests": len(settings), "identical": same, "passed": same == len(settings)}
-
-
-def quantized_is_close(size: str, kind: str) -> dict[str, Any]:
-    """Compare logits of a model in int8 or nf4 with those in bfloat16, and `exact` with `ntp` on the quantised model."""
-    sbd = lively_model(size, torch.bfloat16)
-    ids = torch.tensor([random_prompt(sbd, 48)], device=sbd.device)
-    with torch.inference_mode():
-        before = sbd.model(ids).logits.float()
-    if kind == "int8":
-        quantize(sbd.model)
-    else:
-        with TemporaryDirectory() as folder:
-            sbd.save(Path(folder))
-            try:
-                sbd = setblock.load(folder, quantization="nf4")
-            except SetBlockError as error:  # no GPU, or bitsandbytes is not installed
-                return {"left_out": str(error), "passed": True}
-        sbd.end_of_text_ids = ()
-    with torch.inference_mode():
-        after = sbd.model(ids).logits.float()
-    answers = []
-    for method in ("ntp", "exact"):
-        settings = DecodingSettings(method=method, block_size=16, max_new_tokens=32)
-        answers.append(ours(method, sbd, settings).decode(ids[0].tolist()).token_ids)
-    gap, off = _gap(sbd, ids[0].tolist(), *answers), difference(before, after)
-    limit = (
-        0.1 if kind == "int8" else 0.7
-    )  # of random weights, whose logits are sums of rounding errors as of anything else
-    return {
-        "logits_differ_by": off,
-        "same_most_likely_token": float((before.argmax(-1) == after.argmax(-1)).float().mean()),
-        "exact_gap": gap,
-        "limit": limit,
-        "passed": off < limit and gap <= 0.05,
-    }
 
 
 def difference(a: Tensor, b: Tensor) -> float:

@@ -223,22 +223,12 @@ def gpu_passes_table(pieces: Json) -> str:
     return markdown(["", "one token, ms", "of the roofline", *(f"{key}: measured, roofline" for key in kinds)], rows)
 
 
-def graphs_table(pieces: Json) -> str:
-    """Return a table with a row for each pass, and a column for each way to launch it."""
-    ways = list(next(iter(pieces.values()))["times"])
-    rows = [[name, *(spread(piece["times"][way], 1e3) for way in ways)] for name, piece in pieces.items()]
-    return markdown(["ms", *ways], rows)
-
-
 def checks_table(pieces: Json) -> str:
     """Return a table with a row for each check."""
     rows = []
     for name, piece in pieces.items():
-        if "left_out" in piece:
-            rows.append([name, f"left out: {piece['left_out']}", ""])
-        else:
-            shown = {key: value for key, value in piece.items() if key != "passed"}
-            rows.append([name, "passed" if piece["passed"] else "**failed**", f"`{json.dumps(shown)}`"])
+        shown = {key: value for key, value in piece.items() if key != "passed"}
+        rows.append([name, "passed" if piece["passed"] else "**failed**", f"`{json.dumps(shown)}`"])
     return markdown(["check", "", "figures"], rows)
 
 
@@ -297,9 +287,7 @@ TABLES: dict[str, Callable[[Json], str]] = {
 GPU_TABLES: dict[str, Callable[[Json], str]] = {
     "machine": machine_table,
     "checks": checks_table,
-    "breakdown": lambda pieces: "\n\n".join(f"{k}:\n\n{methods_table(v['methods'])}" for k, v in pieces.items()),
     "passes": gpu_passes_table,
-    "graphs": graphs_table,
     "growth": cells_table,
     "training": lambda pieces: "\n\n".join(training_table(piece) for piece in pieces.values()),
     "recipe": lambda pieces: "\n\n".join(

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 
 from stages.machine import check_pieces, machine_pieces
-from stages.passes import breakdown_pieces, graph_pieces, growth_pieces, pass_pieces
+from stages.passes import growth_pieces, pass_pieces
 from stages.piece import Pieces
 from stages.training import recipe_pieces, training_pieces
 
@@ -12,8 +12,6 @@ STAGES: dict[str, Callable[[argparse.Namespace], Pieces]] = {
     "machine": machine_pieces,
     "checks": check_pieces,
     "passes": pass_pieces,
-    "graphs": graph_pieces,
-    "breakdown": breakdown_pieces,
     "growth": growth_pieces,
     "training": training_pieces,
     "recipe": recipe_pieces,

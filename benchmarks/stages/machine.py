@@ -42,5 +42,3 @@ def check_pieces(options: argparse.Namespace) -> Pieces:
         backend = "eager" if options.quick else "inductor"
         yield f"compiled is eager, {name}", partial(checks.compiled_is_eager, size, dtype, backend=backend)
     yield "rows are alone", partial(checks.rows_are_alone, size, tokens=tokens)
-    for kind in ("int8", "nf4"):
-        yield f"{kind} is close", partial(checks.quantized_is_close, size, kind)
