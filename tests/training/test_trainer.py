@@ -1,21 +1,18 @@
 """The trainer: accumulation, block sizes, logs, evaluation; and that a model learns."""
 
-import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate.data_loader import SeedableRandomSampler
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from families import tiny_model, with_mask_token
 from measuring.synchronisations import Synchronisations
 from setblock.data.documents import Document
-from setblock.data.packing import Row, RowDataset, pack, unpacked
+from setblock.data.packing import RowDataset, pack, unpacked
 from setblock.evaluation.during_training import DecodingEvaluator
 from setblock.model.protocol.facts import read_facts
 from setblock.model.sbd_model import SBDModel
@@ -35,19 +32,6 @@ def some_documents(count: int) -> list[Document]:
         Document(torch.randint(2, VOCABULARY, (n,), generator=generator).tolist(), [i >= 3 for i in range(n)])
         for n in lengths
     ]
-
-
-class LongSequence(Sequence[Row]):
-    """Some rows, over and over."""
-
-    def __init__(self, rows: Sequence[Row], count: int) -> None:
-        self._rows, self._count = rows, count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._rows[index % len(self._rows)]
 
 
 Make = Callable[..., SBDTrainer]
@@ -155,23 +139,6 @@ def test_only_public_methods_of_the_trainer_are_replaced() -> None:
     """Transformers may change the others in any release."""
     ours = {name for name in vars(SBDTrainer) if name.startswith("_") and not name.startswith("__")}
     assert not ours & set(dir(Trainer))
-
-
-def test_the_order_of_millions_of_rows_is_no_list(make: Make) -> None:
-    """The rows are those that Accelerate's sampler would take, whose list of a million takes 40 MB."""
-    trainer = make(max_steps=1, per_device_train_batch_size=2)
-    rows, count = trainer.train_dataset.rows, 1_000_000
-    trainer.train_dataset = RowDataset(LongSequence(rows, count))
-    trainer.data_collator = lambda items: {"row_ids": torch.stack([item["row_ids"] for item in items])}
-    loader = trainer.get_train_dataloader()
-    tracemalloc.start()
-    batches = iter(loader)
-    found = torch.cat([next(batches)["row_ids"] for _ in range(3)]).tolist()
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 10e6
-    theirs = SeedableRandomSampler(range(count), data_seed=torch.random.initial_seed())
-    assert found == list(islice(theirs, len(found)))
 
 
 def test_the_ntp_term_can_be_dropped(make: Make) -> None:

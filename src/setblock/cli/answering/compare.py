@@ -59,7 +59,6 @@ def compare(
     from setblock.model.loading.named import example_prompt
 
     settings = decoding.settings()
-    expected = None
     asked, raw = how.asked(prompt), how.raw
     if asked is not None:
         warn_of_bundled(model)
@@ -70,21 +69,20 @@ def compare(
     if asked is None:
         problem = next(word_problems("test", decoding.seed))
         raw = raw or loaded.tokenizer.chat_template is None
-        asked, expected = problem.prompt if raw else how.with_system(problem.question), problem.number
+        asked = problem.prompt if raw else how.with_system(problem.question)
 
     comparison = run(loaded, asked, settings=settings, raw=raw)
     if as_json:
-        found = comparison_json(comparison, loaded.tokenizer, prompt=asked, expected=expected)
+        found = comparison_json(comparison, loaded.tokenizer, prompt=asked)
         print_json({**found, **sampler_json(settings)})
     else:
-        print_comparison(stdout_console(), loaded.tokenizer, comparison, prompt=shown(asked), expected=expected)
+        print_comparison(stdout_console(), loaded.tokenizer, comparison, prompt=shown(asked))
 
 
 def comparison_json(
-    comparison: "Comparison", tokenizer: "PreTrainedTokenizerBase", *, prompt: "Prompt", expected: int | None
+    comparison: "Comparison", tokenizer: "PreTrainedTokenizerBase", *, prompt: "Prompt"
 ) -> dict[str, Any]:
     """Return the JSON object of a comparison: each side under the name of its method."""
-    from setblock.data.tasks.word_problems import answer_in
     from setblock.decoding.answer.generation import generation_json
 
     sides = {
@@ -92,13 +90,11 @@ def comparison_json(
             **generation_json(side, tokenizer),
             "token_ids": side.token_ids,
             "revealed_by": side.revealed_by,
-            **({} if expected is None else {"correct": answer_in(side.text) == expected}),
         }
         for side in (comparison.ntp, comparison.blocks)
     }
     return {
         "prompt": prompt,
-        **({} if expected is None else {"expected": expected}),
         **sides,
         "identical": comparison.identical,
         "nfe_speedup": comparison.nfe_speedup,

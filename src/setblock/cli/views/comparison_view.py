@@ -8,7 +8,6 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.tasks.word_problems import answer_in
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.generate import Generation
 from setblock.evaluation.comparison import Comparison
@@ -20,13 +19,9 @@ TITLES = {"ntp": "one token a pass", "sbd": "blocks", "exact": "blocks, each che
 
 
 def print_comparison(
-    console: Console, tokenizer: PreTrainedTokenizerBase, comparison: Comparison, *, prompt: str, expected: int | None
+    console: Console, tokenizer: PreTrainedTokenizerBase, comparison: Comparison, *, prompt: str
 ) -> None:
-    """Print both answers, how they came about, and the figures side by side.
-
-    Args:
-        expected: the right final number, where the prompt is a problem whose answer is known.
-    """
+    """Print both answers, how they came about, and the figures side by side."""
     coloured = console.color_system is not None and not console.no_color
     console.print(Text(prompt.strip(), style="dim"), soft_wrap=True)
     for side in (comparison.ntp, comparison.blocks):
@@ -45,7 +40,7 @@ def print_comparison(
                 for line in reveal_lines(pieces, side.revealed_by):
                     console.print(Text(line), soft_wrap=True)
     console.print(_table(comparison))
-    for line in _verdict(comparison, expected=expected):
+    for line in _verdict(comparison):
         console.print(Text(line), soft_wrap=True)
 
 
@@ -111,12 +106,9 @@ def _table(comparison: Comparison) -> Table:
     return table
 
 
-def _verdict(comparison: Comparison, *, expected: int | None) -> list[str]:
+def _verdict(comparison: Comparison) -> list[str]:
     ntp, blocks = comparison.ntp, comparison.blocks
     lines = []
-    if expected is not None:
-        answers = "; ".join(_answer(side, expected) for side in (ntp, blocks))
-        lines.append(f"right answer         {expected} ({answers})")
     if comparison.identical:
         lines.append("texts                identical")
     else:
@@ -130,10 +122,3 @@ def _verdict(comparison: Comparison, *, expected: int | None) -> list[str]:
         f"wall-clock speed-up  {comparison.wall_clock_speedup:.2f}x ({ntp.seconds:.2f} s / {blocks.seconds:.2f} s)"
     )
     return lines
-
-
-def _answer(side: Generation, expected: int) -> str:
-    found = answer_in(side.text)
-    if found is None:
-        return f"{side.method}: no answer"
-    return f"{side.method}: {found}, {'right' if found == expected else 'wrong'}"

@@ -1,19 +1,16 @@
-"""Make the rows of a corpus, from arrays that say which documents each row holds, and order them for an epoch.
+"""Make the rows of a corpus, from arrays that say which documents each row holds.
 
 Knows documents on disk, and indices of them. Knows nothing of where they come from. Arrays of tokenised data are mapped from a
 file: a process reads what it is asked for, however many rows there are.
 """
 
-import itertools
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
-import torch
-from torch.utils.data import Sampler
 
 from setblock.data.corpus.census import Census
 from setblock.data.corpus.corpus import Corpus
@@ -112,32 +109,3 @@ class CorpusRows(Sequence[Row]):
 
     def _places(self, index: int) -> range:
         return range(int(self.starts[index]), int(self.starts[index + 1]))
-
-
-_AT_ONCE = 4096  # rows as Python integers, which take ten times the memory
-
-
-class RowOrder(Sampler[int]):
-    """Draw an order of all rows from a seed and the number of the epoch: the order of Accelerate's `SeedableRandomSampler`.
-
-    That makes a list of all rows, half a GB in each process for ten million. This holds 4 bytes a row.
-    """
-
-    def __init__(self, rows: int, *, seed: int) -> None:
-        self.rows = rows
-        self.seed = seed
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def set_epoch(self, epoch: int) -> None:
-        """Draw the order of another epoch from now on."""
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        dtype = torch.int32 if self.rows < 1 << 31 else torch.int64
-        order = torch.randperm(self.rows, generator=generator, dtype=dtype)
-        parts = (order[start : start + _AT_ONCE] for start in range(0, self.rows, _AT_ONCE))
-        return itertools.chain.from_iterable(part.tolist() for part in parts)

@@ -77,14 +77,12 @@ def tokenise(
                 for documents in _write_shards(encoder, of_source, stem, processes, shard_documents):
                     done += documents
                     on_progress(done)
-        censuses, fingerprints, largest = {}, {}, 0
-        used = np.zeros(1, dtype=bool)
+        censuses, fingerprints, used = {}, {}, np.zeros(0, dtype=np.int32)
         for name, part in parts.items():
-            used = _either(used, _used_ids(_documents(_shards(folder, name))))
+            used = np.union1d(used, _used_ids(_documents(_shards(folder, name))))
             for rows_name, rows in _packed(part, folder, name, limits, tokenizer).items():
                 censuses[rows_name], fingerprints[rows_name] = asdict(rows.census), rows.fingerprint
-        largest = int(np.flatnonzero(used)[-1])
-        limits.refuse_ids(largest, _holds(used, limits.mask_token_id), str(folder))
+        _refuse_ids(limits, used, str(folder))
         np.save(folder / "used-ids.npy", used)
         shards = {path.name: path.stat().st_size for path in sorted(folder.glob("*.arrow"))}
         manifest = {"made_of": plan, "shards": shards, "census": censuses, "fingerprint": fingerprints}
@@ -126,8 +124,7 @@ def tokenised_rows(
                 f"data.tokenised {folder}: {name} is missing or not whole: delete {MANIFEST} and {again}"
             )
     try:
-        used = np.load(folder / "used-ids.npy", mmap_mode="r")
-        limits.refuse_ids(len(used) - 1, _holds(used, limits.mask_token_id), f"data.tokenised {folder}")
+        _refuse_ids(limits, np.load(folder / "used-ids.npy"), f"data.tokenised {folder}")
         found = {
             name: CorpusRows(
                 _documents(_shards(folder, "evaluation" if name == "evaluation" and section.evaluation else "train")),
@@ -147,7 +144,7 @@ def tokenised_rows(
 def _identity(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> dict[str, Any]:
     """Return what the documents and rows of a section depend on, but for the records themselves."""
     return {
-        "format": 1,
+        "format": 2,
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "data": section.model_dump(mode="json", exclude=_FREE),
         "longest_document": limits.longest,
@@ -251,21 +248,14 @@ def _packed(
 
 
 def _used_ids(documents: datasets.Dataset) -> np.ndarray:
-    """Return bool [largest id + 1], which token ids occur."""
-    used = np.zeros(1, dtype=bool)
+    """Return int [n], the token ids that occur, each once and in order."""
+    used = np.zeros(0, dtype=np.int32)
     for chunk in documents.data.column("token_ids").chunks:
-        ids = chunk.flatten().to_numpy()
-        here = np.zeros(int(ids.max(initial=0)) + 1, dtype=bool)
-        here[ids] = True
-        used = _either(used, here)
+        used = np.union1d(used, chunk.flatten().to_numpy())
     return used
 
 
-def _either(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    length = max(len(one), len(other))
-    either: np.ndarray = np.pad(one, (0, length - len(one))) | np.pad(other, (0, length - len(other)))
-    return either
-
-
-def _holds(used: np.ndarray, token_id: int | None) -> bool:
-    return token_id is not None and token_id < len(used) and bool(used[token_id])
+def _refuse_ids(limits: DocumentLimits, used: np.ndarray, where: str) -> None:
+    limits.refuse_ids(
+        int(used[-1]), limits.mask_token_id is not None and bool((used == limits.mask_token_id).any()), where
+    )

@@ -2,7 +2,6 @@
 
 import { Answer } from "./answer.js";
 import { element } from "./elements.js";
-import { watchFigures } from "./figures.js";
 import * as settings from "./settings.js";
 import { chat, model, Problem } from "./stream.js";
 import { Turn } from "./turn.js";
@@ -163,6 +162,5 @@ const unfold = () => { at("side").open = wide.matches; };
 wide.addEventListener("change", unfold);
 unfold();
 showActions();
-watchFigures(at("figures"));
 connect();
 if (hasKeyboard) at("prompt").focus();

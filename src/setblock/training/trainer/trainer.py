@@ -4,16 +4,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
-from accelerate.data_loader import SeedableRandomSampler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from setblock.data.corpus.corpus_rows import RowOrder
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
 from setblock.model.adapter.adapter import uncast_inputs
@@ -196,14 +194,6 @@ class SBDTrainer(Trainer):
         if self.is_fsdp_enabled:
             set_up(self.accelerator.state.fsdp_plugin)
             self.accelerator.prepare = with_tied_weights_visible(self.accelerator.prepare)
-
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return the Trainer's data loader. The order of rows is the same, and takes little memory."""
-        loader: Any = super().get_train_dataloader()
-        sampler = loader.get_sampler()
-        if isinstance(sampler, SeedableRandomSampler):
-            loader.set_sampler(RowOrder(len(sampler), seed=sampler.initial_seed))
-        return cast(DataLoader[Any], loader)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the Trainer's data loader, with the noise of evaluations."""
