@@ -2,27 +2,23 @@
 
     python experiments/ship.py runs/smollm2-extraction-sbd --base smollm2-base --to src/setblock/assets/smollm2-records
 
-Of a run that trained all weights it writes their delta from the base model. Of a run with an adapter on the future block alone
-it writes the adapter. Prints the bytes.
+Writes the delta of all weights from the base model. Prints the bytes.
 """
 
 import argparse
 from pathlib import Path
 
-from deltas.shipping import ship_adapter, ship_delta
+from deltas.shipping import ship_delta
 
 
 def main() -> None:
     """Pack, write, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="folder of a finished run")
-    parser.add_argument("--base", help="the model that it started from; without it, the run's adapter is taken")
+    parser.add_argument("--base", required=True, help="the model that it started from")
     parser.add_argument("--to", type=Path, required=True, help="folder to write")
     options = parser.parse_args()
-    if options.base is None:
-        ship_adapter(options.run, options.to)
-    else:
-        ship_delta(options.run, options.to, base=options.base)
+    ship_delta(options.run, options.to, base=options.base)
     print(f"{sum(file.stat().st_size for file in options.to.iterdir()):,} bytes in {options.to}")
 
 

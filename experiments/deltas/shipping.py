@@ -4,7 +4,6 @@ Knows a run's folder and the files that `setblock.model.loading.named` reads. Kn
 """
 
 import json
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,34 +11,14 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from deltas.packing import Form, packed_delta, to_few_bits
+from deltas.packing import Form, packed_delta
 from deltas.trained import TrainedChange
 from setblock.errors import SetBlockError
-from setblock.model.adapter.adapter import ADAPTER_FOLDER
-from setblock.model.loading.named import BASE_KEY, CONFIG_NAME, DELTA_FILE, FACTS_FILE, WEIGHTS_NAME, resolved
+from setblock.model.loading.named import BASE_KEY, DELTA_FILE, FACTS_FILE, resolved
 from setblock.model.protocol.facts import CONFIG_KEY
 
 FORM, FORMS = Form(92, bits=3), {"embed_tokens": Form(16, bits=8)}
 """Of a delta's factors. The change of the embeddings has a lower rank than that of other matrices. Rounding harms it more."""
-
-
-def ship_adapter(run: Path, folder: Path) -> None:
-    """Make of a trained run's adapter what the package ships: matrices in eight bits, PEFT's configuration, and the facts.
-
-    Args:
-        run: a folder that `setblock train` wrote with `adapter.only_noisy`.
-        folder: where to; made if need be.
-
-    Raises:
-        SetBlockError: the run has no such adapter.
-    """
-    source = run / ADAPTER_FOLDER
-    facts = _facts_of(run)
-    if not facts.get("noisy_adapter") or not (source / WEIGHTS_NAME).is_file():
-        raise SetBlockError(f"{run} holds no adapter that acts on the future block alone")
-    _write_facts(facts, folder)
-    shutil.copy(source / CONFIG_NAME, folder)
-    _save(to_few_bits(load_file(source / WEIGHTS_NAME), bits=8), folder / WEIGHTS_NAME)
 
 
 def ship_delta(run: Path, folder: Path, *, base: str) -> None:
@@ -91,8 +70,8 @@ def rows_of_facts(facts: Mapping[str, Any], weights: Iterable[str]) -> dict[str,
     return {name: [facts["mask_token_id"]] for name in weights if "embed_tokens" in name}
 
 
-def _save(tensors: dict[str, Tensor], file: Path, *, base: str | None = None) -> None:
-    save_file(tensors, file, metadata=None if base is None else {BASE_KEY: base})
+def _save(tensors: dict[str, Tensor], file: Path, *, base: str) -> None:
+    save_file(tensors, file, metadata={BASE_KEY: base})
     file.chmod(0o644)  # safetensors leaves its files to their owner alone
 
 

@@ -89,7 +89,10 @@ def test_forward_passes_are_as_wide_as_they_should_be(
 def test_steps_say_what_each_pass_revealed(sbd: SBDModel, prompts: list[list[int]]) -> None:
     settings = DecodingSettings(method="sbd", block_size=8, sampler=EntropyBounded(4.0))
     batch = open_batch(sbd, prompts, [replace(settings, max_new_tokens=n) for n in (5, 20, 12)])
-    steps = list(batch.steps())
+    steps, ended = [], []
+    for step in batch.steps():
+        steps.append(step)
+        ended.append(batch.state.answer.finished.tolist())
     for row, prompt in enumerate(prompts):
         generation = batch.generation(row)
         tokens: dict[int, int] = {}
@@ -105,7 +108,7 @@ def test_steps_say_what_each_pass_revealed(sbd: SBDModel, prompts: list[list[int
                 assert 0 <= generation.entropy[place] <= math.log(300)
         assert [tokens[place] for place in range(len(tokens))] == generation.token_ids
         assert took_part == generation.num_forwards
-        finished = [bool(step.finished[row]) for step in steps]
+        finished = [of_rows[row] for of_rows in ended]
         assert finished == sorted(finished)
         assert finished.index(True) == took_part - 1
     assert all(

@@ -201,7 +201,7 @@ def test_the_sampler_s_bound_holds_where_it_left_the_first_place_out() -> None:
     candidates = torch.tensor([[False, True, True, True, True]])
     nowhere = torch.zeros((1, 5), dtype=torch.long)
     flat = torch.zeros((1, 5, 3))
-    logits = Logits(flat, nowhere, candidates, most_likely(flat))
+    logits = Logits(flat, nowhere, candidates, most_likely(flat), width=5)
     block = GuidedBlock(logits, candidates, torch.tensor([[True]]), nowhere)
     entropy = torch.tensor([[9.0, 2.0, 0.0, 0.1, 0.0]])
     revealed = ~candidates

@@ -239,10 +239,10 @@ class Engine:
             job.served = self._counts.passes
             job.read(of_row)
             if rows.state.terms.rows[row].method == "exact" and not spans[row].is_prefill:
-                right = min(spans[row].drafted, of_row.committed - spans[row].start - 1)
+                right = min(spans[row].drafted, of_row.span.start - spans[row].start - 1)
                 self._count(drafted_tokens=spans[row].drafted, accepted_tokens=max(0, right))
             if not of_row.failed and self._runner.shares_pages:
-                job.offer_committed(self._pool, of_row.committed)
+                job.offer_committed(self._pool, of_row.span.start)
             # Of a prompt's passes only the one that ends it says anything; nor do those that feed again what was lost.
             is_silent = spans[row].is_prefill and (job.prefilled or not of_row.prefilled)
             job.prefilled = of_row.prefilled

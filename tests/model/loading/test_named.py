@@ -12,11 +12,10 @@ from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerBase
 
 import setblock
-from deltas.shipping import ship_adapter, ship_delta
+from deltas.shipping import ship_delta
 from families import small_llama
 from setblock.errors import SetBlockError
 from setblock.export.gguf_file import write_gguf
-from setblock.model.adapter.gate import block_only
 from setblock.model.loading import named
 from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.loading.named import NAMED_MODELS, NamedModel, example_prompt, fetch, resolved
@@ -147,30 +146,6 @@ def test_a_folder_of_that_name_is_not_taken_for_the_model(
         setblock.load("tiny")
 
 
-def test_an_adapter_goes_with_the_model_and_leaves_plain_decoding_alone(
-    tiny: NamedModel, tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fetch("tiny")
-    base = setblock.load("tiny")
-    run = _trained_run(base, tmp_path / "run")
-    ship_adapter(run, tmp_path / "shipped")
-    monkeypatch.setitem(NAMED_MODELS, "tiny", dataclasses.replace(tiny, shipped=tmp_path / "shipped"))
-
-    sbd = setblock.load("tiny")
-    assert sbd.facts is not None
-    assert sbd.facts.block_sizes == (4,)
-    assert sbd.gate is not None
-    tokens = torch.tensor([[5, 9, 30, 7, 7]])
-    with torch.inference_mode():
-        plain, expected = sbd.model(tokens).logits, setblock.load(run).model(tokens).logits
-        assert torch.equal(plain[:, :3], base_logits(tmp_path, tiny, tokens, monkeypatch)[:, :3])
-        in_block = torch.tensor([[False, False, False, True, True]])
-        with block_only(sbd.model, in_block):
-            drafted = sbd.model(tokens).logits
-    assert torch.equal(plain[:, :3], expected[:, :3])
-    assert not torch.equal(plain[:, 3:], drafted[:, 3:])
-
-
 def test_a_delta_makes_the_model_that_was_trained(tiny: NamedModel, tmp_path: Path) -> None:
     base = fetch("tiny")
     trained = setblock.load(base, dtype=torch.float32)
@@ -221,15 +196,6 @@ def test_a_damaged_delta_is_refused(tiny: NamedModel, tmp_path: Path) -> None:
     (tmp_path / "facts.json").write_text("{}")
     with pytest.raises(SetBlockError, match=r"delta\.safetensors is damaged"):
         setblock.load(tmp_path)
-
-
-def base_logits(
-    tmp_path: Path, tiny: NamedModel, tokens: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> torch.Tensor:
-    with monkeypatch.context() as patch:
-        patch.setitem(NAMED_MODELS, "tiny", tiny)
-        logits: torch.Tensor = setblock.load("tiny").model(tokens).logits
-        return logits
 
 
 def _trained_run(base: SBDModel, folder: Path) -> Path:

@@ -24,8 +24,7 @@ class RowNews:
 
     Attributes:
         event: what the pass did, or None where the row took no part.
-        span: what the next pass feeds it.
-        committed: how many positions the cache holds exactly.
+        span: what the next pass feeds it, from what the cache holds exactly on.
         prefilled: as in `Cached`.
         finished, failed, text_end: as in `Answer`.
         answer_end: where the answer ends now.
@@ -35,7 +34,6 @@ class RowNews:
 
     event: PassEvent | None
     span: Span
-    committed: int
     prefilled: bool
     finished: bool
     failed: bool
@@ -104,7 +102,6 @@ def _row_news(parts: list[list[float]]) -> RowNews:
     return RowNews(
         event=event if took_part else None,
         span=span_of([int(each) for each in stands]),
-        committed=int(stands[0]),
         prefilled=bool(prefilled),
         finished=bool(finished),
         failed=bool(failed),

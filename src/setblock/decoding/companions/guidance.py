@@ -14,23 +14,23 @@ from setblock.decoding.companions.asking import Companions
 from setblock.decoding.drafts.lookup import Draft
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import Draws, choose_tokens, most_likely
-from setblock.decoding.step.logits import Logits, PassLogits
+from setblock.decoding.step.logits import Logits
 
 
-def guided_commit(state: BatchState, given: PassLogits, companions: Companions) -> PassLogits:
+def guided_commit(state: BatchState, given: Logits, companions: Companions) -> Logits:
     """Mask the logits at which drafts are checked. What may come at a place was asked when the draft was made: before it
     stands the same. A copied draft may be one that a request bans, and leave no token."""
     if given.commit is None:
         return given
     positions, known = given.commit.positions.tolist(), given.commit.known.tolist()
-    logits = given.all.logits.clone()
+    logits = given.logits.clone()
     for row in companions.constrained:
         start, allowed = state.terms.rows[row].prompt_length, companions.rows[row].allowed
         for column, is_known in enumerate(known[row]):
             if is_known:
                 here = allowed[positions[row][column] - start].to(logits.device)
-                logits[row, given.size + column].masked_fill_(~here, -torch.inf)
-    guided = PassLogits(given.all.with_logits(logits), given.size)
+                logits[row, given.width + column].masked_fill_(~here, -torch.inf)
+    guided = given.with_logits(logits)
     assert guided.commit is not None
     stuck = (given.commit.is_finite & ~guided.commit.is_finite & given.commit.known).any(dim=1).tolist()
     for row in companions.constrained:

@@ -22,7 +22,7 @@ from setblock.decoding.samplers.base import Moments, Selection, moments_of
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import choose_tokens
 from setblock.decoding.step.exact import Check, check_drafts
-from setblock.decoding.step.logits import Logits, PassLogits, first_seen, read_logits
+from setblock.decoding.step.logits import Logits, first_seen, read_logits
 from setblock.decoding.step.policy import Policy
 from setblock.model.protocol.runner import Compile, Feed, PassPlan, as_it_is
 
@@ -38,7 +38,6 @@ class DecodingStep:
         revealed: bool, positions that this pass revealed.
         at: int64, where its tokens stand: `BatchState.reveal`.
         entropy: [B, k + m] float32, nats, of the distribution at each masked position; then where `check` replaced a draft.
-        finished: [B] bool, rows whose answer is whole after the pass.
     """
 
     reading: "Reading"
@@ -47,7 +46,6 @@ class DecodingStep:
     revealed: Tensor
     at: Tensor
     entropy: Tensor
-    finished: Tensor
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Reading:
     """
 
     plan: PassPlan
-    given: PassLogits
+    given: Logits
     block: Logits
     moments: Moments
     known: Tensor
@@ -114,9 +112,8 @@ def absorb(
     )
     # 3. On to the next block, or to the end
     step: DecodingStep = compiled(write_pass)(state, reading, selection, policy, guided)
-    if policy.companions.listens:
+    if policy.companions.listens:  # a stop string ends an answer, too
         policy.companions.hear(state)
-        step = replace(step, finished=state.answer.finished)  # a stop string ends an answer, too
     return step
 
 
@@ -135,17 +132,17 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
     block, commit, check = shaped.block, shaped.commit, None
     asked = block.known
     if commit is not None:
-        check = check_drafts(state, commit, is_finite=is_finite[:, given.size :], draws=policy.draws)
+        check = check_drafts(state, commit, is_finite=is_finite[:, given.width :], draws=policy.draws)
         state.answer.failed = state.answer.failed | check.failed
         asked = asked.masked_fill(check.rejected[:, None], False)
-    broken = asked > is_finite[:, : given.size]
+    broken = asked > is_finite[:, : given.width]
     if state.terms.is_all_exact:
         failed = broken[:, 0]  # of a draft, plain decoding would have seen the logits of the first token only
     else:
         counts = (
             broken
             if state.terms.takes_next is None
-            else broken & (state.terms.takes_next[:, : given.size] | ~state.terms.is_exact[:, None])
+            else broken & (state.terms.takes_next[:, : given.width] | ~state.terms.is_exact[:, None])
         )
         failed = counts.any(dim=1)
     state.answer.failed = state.answer.failed | failed
@@ -155,7 +152,7 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
         plan=plan,
         given=given,
         block=block,
-        moments=moments_of(shaped.all.logits, shaped.all.best.logits, known),
+        moments=moments_of(shaped.logits, shaped.best.logits, known),
         known=known,
         is_asked=asked.any(dim=1),
         candidates=candidates,
@@ -231,20 +228,19 @@ def write_pass(
         revealed=reveal,
         at=at,
         entropy=entropy,
-        finished=state.answer.finished,
     )
 
 
-def _shaped(logits: PassLogits, state: BatchState, policy: Policy) -> tuple[PassLogits, Tensor]:
+def _shaped(given: Logits, state: BatchState, policy: Policy) -> tuple[Logits, Tensor]:
     """Return the logits that tokens are chosen from, before the companions of the rows are asked about the block; and
     [B, k + m] bool, where they are finite and leave a token to choose."""
-    rules, given = policy.rules, logits.all
+    rules = policy.rules
     seen = None if rules.penalty is None else first_seen(state, given.logits.shape[-1])
     shaped = rules.apply(given.logits, positions=given.positions, first_seen=seen)
     if shaped is not given.logits:
-        logits = PassLogits(given.with_logits(shaped), logits.size)
-    is_finite = logits.all.is_finite
+        given = given.with_logits(shaped)
+    is_finite = given.is_finite
     if policy.companions.constrained:
-        logits = guided_commit(state, logits, policy.companions)
-        is_finite = is_finite & logits.all.is_finite
-    return logits, is_finite
+        given = guided_commit(state, given, policy.companions)
+        is_finite = is_finite & given.is_finite
+    return given, is_finite

@@ -5,7 +5,7 @@ Knows which output predicts which position, and one row of rules for each reques
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,12 +25,15 @@ class Logits:
         positions: [B, m] int64, the absolute positions they predict.
         known: [B, m] bool, where the logits are valid; nowhere where a token is revealed already.
         best: the most likely token of each position. Several need it, and a vocabulary is long.
+        width: w. The first w positions are of each row's block (ẑ). Behind them are those that exact rows committed in this
+            pass, but for each row's first (z).
     """
 
     logits: Tensor
     positions: Tensor
     known: Tensor
     best: MostLikely
+    width: int
 
     @property
     def is_finite(self) -> Tensor:
@@ -40,39 +43,24 @@ class Logits:
 
     def with_logits(self, logits: Tensor) -> "Logits":
         """Return the same positions with other logits."""
-        return Logits(logits, self.positions, self.known, most_likely(logits))
-
-    def columns(self, first: int, last: int) -> "Logits":
-        """Return those of the columns from `first` to `last`."""
-        best = MostLikely(self.best.logits[:, first:last], self.best.token_ids[:, first:last])
-        return Logits(self.logits[:, first:last], self.positions[:, first:last], self.known[:, first:last], best)
-
-
-@dataclass(frozen=True)
-class PassLogits:
-    """Hold the logits of a pass.
-
-    Attributes:
-        all: ẑ of the first w positions of each row's block; then z of the m positions that exact rows committed in this pass,
-            but for each row's first.
-        size: w.
-    """
-
-    all: Logits
-    size: int
+        return replace(self, logits=logits, best=most_likely(logits))
 
     @property
-    def block(self) -> Logits:
+    def block(self) -> "Logits":
         """Return those of the block. Known nowhere in a pass that only commits."""
-        return self.all.columns(0, self.size)
+        return self._columns(slice(0, self.width), width=self.width)
 
     @property
-    def commit(self) -> Logits | None:
+    def commit(self) -> "Logits | None":
         """Return those of what was committed; None where no row committed more than its first."""
-        return self.all.columns(self.size, self.all.known.shape[1]) if self.all.known.shape[1] > self.size else None
+        return self._columns(slice(self.width, None), width=0) if self.known.shape[1] > self.width else None
+
+    def _columns(self, here: slice, *, width: int) -> "Logits":
+        best = MostLikely(self.best.logits[:, here], self.best.token_ids[:, here])
+        return Logits(self.logits[:, here], self.positions[:, here], self.known[:, here], best, width)
 
 
-def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
+def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
     """Return what the logits of a feed predict, those of all its outputs [A, w + m, V] or of the M that are wanted [M, V].
     Keeps in the state the causal logit of a block's first token, which the block's later passes need; the state is that from
     which the feed was made."""
@@ -104,7 +92,7 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> PassLogits:
 
     # 3. From the A rows that took part to all B
     logits, target, wanted = (plan.put(each) for each in (logits, feed.targets, wanted))
-    return PassLogits(Logits(logits, target, wanted, MostLikely(*map(plan.put, best))), size)
+    return Logits(logits, target, wanted, MostLikely(*map(plan.put, best)), size)
 
 
 @dataclass(frozen=True)

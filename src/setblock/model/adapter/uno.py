@@ -15,8 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from setblock.errors import SetBlockError
-from setblock.model.loading.named import CONFIG_NAME, WEIGHTS_NAME
 from setblock.model.protocol.facts import SBDFacts
+
+WEIGHTS_NAME, CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
+"""PEFT's names for the files of an adapter."""
 
 _PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 # More than A and B of each layer, or another factor than alpha / r

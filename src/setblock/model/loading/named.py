@@ -38,8 +38,6 @@ DELTA_FILE = "delta.safetensors"
 """There, if it is a delta of the weights: what `setblock.model.weights.delta` reads. Its metadata says from which
 model, as `BASE_KEY`."""
 BASE_KEY = "base"
-WEIGHTS_NAME, CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
-"""PEFT's names for the files of an adapter."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,8 @@ class NamedModel:
         file: the GGUF file's name.
         file_sha256: its hash.
         mask_token: the token of its vocabulary that becomes the mask token.
-        shipped: a folder of this package with what was trained: an adapter for the future block, or a delta of the weights,
-            and the facts; or with texts of the model's own to copy drafts from. None for the model as it is.
+        shipped: a folder of this package with what was trained, a delta of the weights and the facts; or with texts of the
+            model's own to copy drafts from. None for the model as it is.
         megabytes: the size of the download.
         example: a prompt of the kind that it answers well.
     """
@@ -262,7 +260,7 @@ def _check_hash(file: Path, model: NamedModel) -> None:
 
 
 def _make_checkpoint(model: NamedModel, file: Path, folder: Path) -> None:
-    """Write the checkpoint: the weights in bfloat16, the tokenizer with its mask token, the adapter and the draft text."""
+    """Write the checkpoint: the weights in bfloat16, the tokenizer with its mask token, and the draft text."""
     from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE
 
     _check_hash(file, model)
@@ -274,11 +272,8 @@ def _make_checkpoint(model: NamedModel, file: Path, folder: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=".making-", dir=folder.parent) as temporary:
                 whole = Path(temporary) / folder.name
-                _sbd_model(model, str(file)).save(
-                    whole,
-                    adapter=_adapter_of(model, Path(temporary)),
-                    draft_text=_shipped(model, f"{DRAFT_TEXT_FILE}.gz"),
-                )
+                draft_text = _shipped(model, f"{DRAFT_TEXT_FILE}.gz")
+                _sbd_model(model, str(file)).save(whole, draft_text=draft_text)
                 (whole / "README.md").write_text(f"The weights are those of {model.origin}.\n", encoding="utf-8")
                 os.replace(whole, folder)
     except OSError as error:
@@ -286,8 +281,7 @@ def _make_checkpoint(model: NamedModel, file: Path, folder: Path) -> None:
 
 
 def _sbd_model(model: NamedModel, source: str) -> "SBDModel":
-    """Return the weights, the tokenizer and the facts. The adapter is not put into the model: it is saved next to the
-    weights."""
+    """Return the weights, the tokenizer and the facts."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -310,22 +304,6 @@ def _sbd_model(model: NamedModel, source: str) -> "SBDModel":
         setattr(weights.config, CONFIG_KEY, json.loads(facts.read_text()))
         sbd.facts = read_facts(weights.config)
     return sbd
-
-
-def _adapter_of(model: NamedModel, temporary: Path) -> Path | None:
-    """Return a folder of the adapter as PEFT reads it, if one is shipped."""
-    from safetensors.torch import load_file, save_file
-
-    from setblock.model.weights.delta import from_few_bits
-
-    weights, config = _shipped(model, WEIGHTS_NAME), _shipped(model, CONFIG_NAME)
-    if weights is None or config is None:
-        return None
-    folder = temporary / "adapter"
-    folder.mkdir()
-    shutil.copy(config, folder)
-    save_file(from_few_bits(load_file(weights)), folder / WEIGHTS_NAME)
-    return folder
 
 
 def _shipped(model: NamedModel, name: str) -> Path | None:
