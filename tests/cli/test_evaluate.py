@@ -78,7 +78,7 @@ def test_the_report_says_what_is_not_as_usual(run, sbd_folder):
 def test_a_wrong_task_lists_the_near_ones(run):
     outcome = run("evaluate", "--task", "word-problem")
     assert outcome.code == 2
-    assert outcome.message.startswith("setblock: error: there is no task 'word-problem'; near it: word-problems")
+    assert outcome.message.startswith("setblock: error: there is no task 'word-problem', did you mean 'word-problems'?")
     assert "humaneval" in run("evaluate", "--task", "?").message
 
 

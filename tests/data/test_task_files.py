@@ -77,7 +77,7 @@ def test_of_several_tasks_the_one_with_the_name_of_the_file_needs_none(doubles: 
     assert task_named(str(doubles)).name == "doubles"
     assert task_named(str(package)).name == "more"
     assert task_named(f"{doubles}:more").name == "more"
-    with pytest.raises(ParameterError, match="there is no task 'mor'; near it: more"):
+    with pytest.raises(ParameterError, match="there is no task 'mor', did you mean 'more'"):
         task_named(f"{doubles}:mor")
     other = doubles.rename(tmp_path / "sums.py")
     with pytest.raises(ParameterError, match=r"task must be .*sums\.py:NAME, .* has 2 tasks: doubles, more"):

@@ -32,7 +32,7 @@ def file_of(task):
 
 
 def test_a_wrong_name_lists_the_near_ones():
-    with pytest.raises(ParameterError, match="there is no task 'word-problem'; near it: word-problems"):
+    with pytest.raises(ParameterError, match="there is no task 'word-problem', did you mean 'word-problems'"):
         task_named("word-problem")
 
 

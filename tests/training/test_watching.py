@@ -1,7 +1,6 @@
 """What is seen of a run while it goes: its metrics, its speed, and warnings of what goes wrong."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import torch
 from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState, TrainingArguments
 
 from families import tiny_model
-from setblock.errors import SetBlockWarning
 from setblock.roofline.hardware import HARDWARE, hardware_of_device
-from setblock.training.trainer.metrics import MetricsFile, NTPLossAlarm, read_metrics
+from setblock.training.trainer.metrics import MetricsFile, read_metrics
 from setblock.training.trainer.throughput import token_cost
 
 
@@ -36,35 +34,6 @@ def test_metrics_are_kept_up_to_the_checkpoint_that_a_run_goes_on_from(args: Tra
     assert [(entry["step"], entry["loss"]) for entry in read_metrics(tmp_path)] == [(1, 1.0), (2, 2.0), (3, 30.0)]
     callback.on_train_begin(args, state_at(0), control)
     assert read_metrics(tmp_path) == []
-
-
-def alarms_of(args: TrainingArguments, losses: list[float]) -> list[str]:
-    alarm = NTPLossAlarm()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for step, loss in enumerate(losses, start=1):
-            alarm.on_log(args, state_at(step), TrainerControl(), logs={"ntp_loss": loss})
-            alarm.on_log(args, state_at(step), TrainerControl(), logs={"eval_loss": 9.0})
-    assert all(each.category is SetBlockWarning for each in caught)
-    return [str(each.message) for each in caught]
-
-
-@pytest.mark.parametrize(
-    ("losses", "step"),
-    [
-        ([1.0] * 5 + [1.2] * 5 + [1.4] * 5 + [2.0] * 20, 15),
-        ([1.0] * 5 + [1.4] * 5 + [1.3] * 5 + [1.2] * 20, None),  # falls again
-        ([1.0] * 5 + [1.05] * 5 + [1.1] * 5, None),  # hardly rises
-        ([3.0, 2.0, 1.5, 1.2, 1.0] * 2 + [0.5] * 20, None),
-    ],
-)
-def test_a_next_token_loss_that_rises_is_told_once(
-    args: TrainingArguments, losses: list[float], step: int | None
-) -> None:
-    found = alarms_of(args, losses)
-    assert len(found) == (step is not None)
-    if step is not None:
-        assert found[0].startswith(f"step {step}: ntp_loss has risen from 1 to 1.4: ")
 
 
 def test_the_cost_of_a_token_is_six_for_each_weight_of_a_matrix() -> None:

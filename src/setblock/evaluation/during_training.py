@@ -4,7 +4,6 @@ Knows tasks, decoding and the Trainer's callbacks. Knows nothing of losses. Draw
 run is the same with it and without.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,22 +17,16 @@ from setblock.data.tasks import task_named
 from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings.operating_point import NTP, point_of
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.errors import SetBlockError
 from setblock.evaluation.exam import Exam, exam_of
 from setblock.model.sbd_model import SBDModel
 from setblock.training.recipe import DecodingEvaluationSection
 from setblock.training.trainer.trainer import SBDTrainer, unwrapped
 
-_PATIENCE = 3  # evaluations after which blocks should save passes
-_LEAST_SPEEDUP = 1.1
-
 
 class DecodingEvaluator(TrainerCallback):
-    """Log `eval_accuracy_ntp`, and for each entropy bound and method `exact` `eval_nfe_speedup_NAME` and `eval_accuracy_NAME`.
-
-    Warns, once, where blocks still save nothing when they should have begun to: by then something is wrong with data, masks or
-    the learning rate.
-    """
+    """Log `eval_accuracy_ntp`, and for each entropy bound and method `exact` its `eval_nfe_speedup_NAME` and
+    `eval_accuracy_NAME`."""
 
     def __init__(self, trainer: SBDTrainer, model: SBDModel, section: DecodingEvaluationSection) -> None:
         """Take what trains, and the model that it trains.
@@ -61,8 +54,7 @@ class DecodingEvaluator(TrainerCallback):
         )
         self._trainer = trainer
         self._model = model
-        self._section = section
-        self._speedups: list[float] = []
+        self._every = section.every
         common: dict[str, Any] = {"block_size": section.block_size, "max_new_tokens": section.max_new_tokens}
         self._settings = {
             f"{bound:g}": DecodingSettings(method="sbd", sampler=EntropyPrefix(bound), **common)
@@ -81,14 +73,12 @@ class DecodingEvaluator(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Evaluate every so many steps, and after the last."""
-        if state.global_step % self._section.every == 0 or state.global_step == state.max_steps:
+        if state.global_step % self._every == 0 or state.global_step == state.max_steps:
             self._evaluate(state)
 
     def _evaluate(self, state: TrainerState) -> None:
         if state.is_world_process_zero:
-            figures = self._figures()
-            self._trainer.log(figures)
-            self._warn_if_stuck(state.global_step, figures)
+            self._trainer.log(self._figures())
         self._trainer.accelerator.wait_for_everyone()
 
     def _figures(self) -> dict[str, float]:
@@ -101,18 +91,6 @@ class DecodingEvaluator(TrainerCallback):
                 return _figures(replace(self._exam, model=model), self._ntp, self._settings)
         finally:
             trained.train(training)
-
-    def _warn_if_stuck(self, step: int, figures: dict[str, float]) -> None:
-        speedups = [value for name, value in figures.items() if name.startswith("eval_nfe_speedup")]
-        self._speedups.append(max(speedups, default=0.0))
-        if len(self._speedups) == _PATIENCE + 1 and max(self._speedups) < _LEAST_SPEEDUP:
-            warnings.warn(
-                f"step {step}: blocks still need as many passes as plain decoding (NFE speed-up {self._speedups[-1]:.2f} at "
-                f"entropy bound {max(self._section.gammas):g}): look at the data with `setblock data inspect`, and at "
-                "matp_loss, which should fall",
-                SetBlockWarning,
-                stacklevel=2,
-            )
 
 
 @contextmanager

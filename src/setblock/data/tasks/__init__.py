@@ -25,7 +25,7 @@ def task_named(name: str) -> Task[Any]:
     """Return the task of a name, or of a file: `PATH` or `PATH:NAME` as `setblock.data.tasks.files` reads it.
 
     Raises:
-        ParameterError: there is none; the message lists the names near it, or all.
+        ParameterError: there is none; the message lists all.
     """
     if name in TASKS:
         return TASKS[name]

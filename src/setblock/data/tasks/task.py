@@ -3,14 +3,13 @@
 Knows the shape of a task. Knows nothing of any task in particular, of models, or of how a program is run.
 """
 
-import difflib
 import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
-from setblock.errors import ParameterError
+from setblock.errors import ParameterError, did_you_mean
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -129,7 +128,7 @@ class Task(Generic[E]):
         asks: a short description.
         generate: of a split and a seed, the examples, in an order that is always the same. There may be no end of them.
         judge: what an answer's text scores, or the program that decides; None where there is no one right answer. Then answers
-            are only compared with plain decoding's, token for token and by how likely the model finds them.
+            are only compared with plain decoding's, token for token.
         runs_code: whether `judge` returns programs.
         raw: whether the prompt is a text to continue without any chat template.
         splits: the splits of the task.
@@ -175,34 +174,7 @@ def drawn(write: Callable[[random.Random], E | None], split: Split, *, key: str)
             yield example
 
 
-_MOST = 5
-_ALL_TOLD = 20
-
-
 def unknown_task(name: str, known: Iterable[str]) -> ParameterError:
-    """Return the error for a name that is none of the `known` ones: it lists those near it, or all where none is and
-    they are few."""
+    """Return the error for a name that is none of the `known` ones."""
     known = sorted(known)
-    told = f"; near it: {', '.join(near)}" if (near := near_names(name, known)) else ""
-    if not near and len(known) <= _ALL_TOLD:
-        told = f"; there are {', '.join(known)}"
-    return ParameterError(f"there is no task {name!r}{told}")
-
-
-def near_names(name: str, known: Iterable[str]) -> list[str]:
-    """Return at most five names that `name` may have been meant as, the likeliest first: spelled alike, or one within
-    the other.
-
-    Case, and whether words are joined by `-` or `_`, make no difference.
-    """
-    spelled: dict[str, str] = {}
-    for each in known:
-        spelled.setdefault(_plain(each), each)
-    wanted = _plain(name)
-    alike = difflib.get_close_matches(wanted, spelled, n=_MOST, cutoff=0.7)
-    within = sorted((each for each in spelled if wanted and (wanted in each or each in wanted)), key=len)
-    return [spelled[each] for each in dict.fromkeys(alike + within)][:_MOST]
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "_")
+    return ParameterError(f"there is no task {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")

@@ -42,7 +42,7 @@ from setblock.training.run.checkpoints import (
 )
 from setblock.training.run.result import save_result
 from setblock.training.trainer.heap import keep_freed_memory
-from setblock.training.trainer.metrics import MetricsFile, NTPLossAlarm
+from setblock.training.trainer.metrics import MetricsFile
 from setblock.training.trainer.sharding import is_sharded, loads_weights
 from setblock.training.trainer.trainer import SBDTrainer, prepare
 
@@ -95,7 +95,7 @@ def train(
     )
     at_the_end = [] if rows.evaluation is None else [_EvaluationAtTheEnd()]
     more = [] if callbacks is None else callbacks(trainer, sbd)
-    for callback in (MetricsFile(), NTPLossAlarm(), *at_the_end, *more):
+    for callback in (MetricsFile(), *at_the_end, *more):
         trainer.add_callback(callback)
     with args.main_process_first(local=args.save_on_each_node):  # one process for each folder
         claim(output, recipe, documents=rows.fingerprint, global_batch_size=args.global_batch_size)
