@@ -32,8 +32,9 @@ from measuring.hardware import provenance
 from measuring.output import note, show
 from measuring.tables import markdown
 from setblock.data.tasks import task_named
+from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.text import encode_prompt
-from setblock.decoding.generate import Generation, generate_batch
+from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, Request
 from setblock.engine.offline.offline import answered, limits_for

@@ -10,7 +10,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
-from setblock.decoding.generate import Generation, OpenBatch, open_batch
+from setblock.decoding.answer.generation import Generation
+from setblock.decoding.generate import open_batch
+from setblock.decoding.rows import OpenBatch
 from setblock.decoding.samplers import SAMPLERS, BlockView, EntropyBounded, Sampler, Selection
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.protocol.language_model import LanguageModel

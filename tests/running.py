@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from answers import answers, assert_same
-from setblock.decoding.answer.generation import PassEvent
-from setblock.decoding.generate import Generation
+from setblock.decoding.answer.generation import Generation, PassEvent
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Progress, Request

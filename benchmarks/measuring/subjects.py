@@ -15,7 +15,8 @@ from transformers.cache_utils import DynamicCache
 
 from measuring.hardware import DEVICE
 from setblock.data.tokenizer import train_tokenizer
-from setblock.decoding.generate import OpenBatch, open_batch
+from setblock.decoding.generate import open_batch
+from setblock.decoding.rows import OpenBatch
 from setblock.decoding.samplers import BlockView, EntropyBounded, Selection
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.feed import next_feed, next_spans, plan_pass

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from setblock.lazy import lazily
 
 if TYPE_CHECKING:
-    from setblock.decoding.generate import Generation, StreamChunk, generate, generate_batch, stream
+    from setblock.decoding.answer.generation import Generation
+    from setblock.decoding.generate import StreamChunk, generate, generate_batch, stream
     from setblock.decoding.samplers import EntropyBounded
     from setblock.decoding.settings.table import DecodingSettings
     from setblock.errors import SetBlockError
@@ -44,7 +45,8 @@ __all__ = [
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        "decoding.generate": "Generation StreamChunk generate generate_batch stream",
+        "decoding.answer.generation": "Generation",
+        "decoding.generate": "StreamChunk generate generate_batch stream",
         "decoding.samplers": "EntropyBounded",
         "decoding.settings.table": "DecodingSettings",
         "errors": "SetBlockError",

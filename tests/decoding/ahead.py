@@ -6,7 +6,8 @@ import pytest
 
 from answers import assert_same
 from measuring.synchronisations import as_on_an_accelerator
-from setblock.decoding.generate import OpenBatch, open_batch
+from setblock.decoding.generate import open_batch
+from setblock.decoding.rows import OpenBatch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.protocol.language_model import LanguageModel
 

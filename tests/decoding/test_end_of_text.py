@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from answers import ORDERS, InOrder, answers
 from families import MODES, tiny_sbd
 from naive import full_logits, naive_decode
-from setblock.decoding.generate import OpenBatch, open_batch, stream
+from setblock.decoding.generate import open_batch, stream
+from setblock.decoding.rows import OpenBatch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel

@@ -17,8 +17,9 @@ from families import CONTEXT, MODES, tiny_model, tiny_sbd
 from measuring.synchronisations import as_on_an_accelerator
 from running import Log
 from setblock.decoding.answer.record import PassCounts
-from setblock.decoding.generate import BlockSizeNotTrained, generate, generate_batch, open_batch, stream
+from setblock.decoding.generate import generate, generate_batch, open_batch, stream
 from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.settings.checks import BlockSizeNotTrained
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.state import BatchState
 from setblock.engine.engine import Engine

@@ -12,7 +12,8 @@ from decoding.ahead import assert_ahead_is_the_same
 from families import MODES, tiny_sbd
 from measuring.operations import Operations
 from measuring.synchronisations import Synchronisations, as_on_an_accelerator
-from setblock.decoding.generate import OpenBatch, open_batch
+from setblock.decoding.generate import open_batch
+from setblock.decoding.rows import OpenBatch
 from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.step.feed import spans_ahead

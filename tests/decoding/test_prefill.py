@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from measuring.synchronisations import as_on_an_accelerator
-from setblock.decoding.generate import OpenBatch, open_batch
+from setblock.decoding.generate import open_batch
+from setblock.decoding.rows import OpenBatch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.model.protocol.runner import Feed

@@ -9,22 +9,11 @@ from setblock.decoding.answer.generation import Generation, PassEvent
 from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.decoding.rows import OpenBatch, Rows
 from setblock.decoding.settings.asked import settings_asked
-from setblock.decoding.settings.checks import BlockSizeNotTrained, check_rows
+from setblock.decoding.settings.checks import check_rows
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.absorb import DecodingStep
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.language_model import LanguageModel
-
-__all__ = [
-    "BlockSizeNotTrained",
-    "Generation",
-    "OpenBatch",
-    "StreamChunk",
-    "generate",
-    "generate_batch",
-    "open_batch",
-    "stream",
-]
 
 
 @dataclass(frozen=True)

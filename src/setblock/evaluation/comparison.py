@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.text import Prompt
-from setblock.decoding.generate import Generation, generate, stream
+from setblock.decoding.generate import generate, stream
 from setblock.decoding.settings.calibrated import with_calibration
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError

@@ -16,7 +16,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
-from setblock.decoding.generate import OpenBatch, open_batch
+from setblock.decoding.generate import open_batch
+from setblock.decoding.rows import OpenBatch
 from setblock.errors import ParameterError, SetBlockError
 from setblock.integrations.generation_config import OPTIONS, end_of_text_ids, refuse_own, settings_from
 from setblock.model.loading.loading import refuse_unsupported

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from setblock.decoding.generate import Generation
+from setblock.decoding.answer.generation import Generation
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.request import Progress, QueueFull, Request
 from setblock.errors import SetBlockError

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import answers
 from families import tiny_model, tiny_sbd
-from setblock.decoding.generate import Generation
+from setblock.decoding.answer.generation import Generation
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel

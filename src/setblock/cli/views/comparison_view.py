@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
+from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.text import AnswerText
-from setblock.decoding.generate import Generation
 from setblock.evaluation.comparison import Comparison
 
 # The terminal's own colours, so that they read on its background whatever that is; neighbours are easy to distinguish.

@@ -20,7 +20,8 @@ from lm_eval.models.utils import has_bos_prefix
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from setblock.decoding.generate import Generation, open_batch
+from setblock.decoding.answer.generation import Generation
+from setblock.decoding.generate import open_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 from setblock.evaluation.exam import TimedAnswers

@@ -5,13 +5,16 @@ They are stored under one key of the checkpoint's own `config.json`, which stock
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from transformers import PretrainedConfig
 
 from setblock.errors import SetBlockError
+
+CONFIG_KEY = "setblock"
+FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -38,35 +41,14 @@ class CalibratedSetting:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.point.get("method"), str):
+            raise SetBlockError("point of calibrations must name a method")
+
     @property
     def method(self) -> str:
         """Return the method of the point."""
         return str(self.point["method"])
-
-
-_RECORDS = TypeAdapter(tuple[CalibratedSetting, ...])
-
-
-def calibrations_from_json(recorded: Any) -> tuple[CalibratedSetting, ...]:
-    """Return the calibrations that `SBDFacts.to_json` wrote.
-
-    Raises:
-        SetBlockError: it is no such list.
-    """
-    try:
-        found = _RECORDS.validate_json(json.dumps(recorded), strict=True)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, ("calibrations", *problem["loc"])))
-        raise SetBlockError(f"{where} is not valid: {problem['msg']}, not {problem['input']!r}") from error
-    for each in found:
-        if not isinstance(each.point.get("method"), str):
-            raise SetBlockError("point of calibrations must name a method")
-    return found
-
-
-CONFIG_KEY = "setblock"
-FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -87,15 +69,17 @@ class SBDFacts:
         version: version of this format.
     """
 
-    mask_token_id: int | None
-    block_sizes: tuple[int, ...] = ()
+    mask_token_id: Annotated[int, Field(ge=0)] | None
+    block_sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()
     logit_shift: bool = False
     first_token_from_causal: bool = False
     noisy_adapter: bool = False
-    noise_vocab_size: int | None = None
+    noise_vocab_size: Annotated[int, Field(ge=1)] | None = None
     causal_block: bool = False
     calibrations: tuple[CalibratedSetting, ...] = ()
     version: int = FORMAT_VERSION
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     def __post_init__(self) -> None:
         if self.logit_shift and not self.first_token_from_causal:
@@ -147,36 +131,24 @@ def facts_from_json(recorded: Any, *, vocab_size: int, where: str) -> SBDFacts:
     """
     if not isinstance(recorded, dict):
         raise SetBlockError(f"{where}: {CONFIG_KEY!r} must be an object, not {type(recorded).__name__}")
-    fields: dict[str, Any] = dict(recorded)
-    version = fields.get("version")
+    version = recorded.get("version")
     if version != FORMAT_VERSION:
         raise SetBlockError(
             f"{where}: {CONFIG_KEY}.version is {version!r}, this release reads {FORMAT_VERSION}: install a newer "
             "release of setblock"
         )
-    unknown = sorted(fields.keys() - SBDFacts.__dataclass_fields__.keys())
-    if unknown:
-        raise SetBlockError(f"{where}: unknown key {CONFIG_KEY}.{unknown[0]}")
-    mask_token_id = fields.setdefault("mask_token_id", None)
-    is_uniform = mask_token_id is None and "noise_vocab_size" in fields
-    if not is_uniform and (type(mask_token_id) is not int or not 0 <= mask_token_id < vocab_size):
-        raise SetBlockError(
-            f"{where}: {CONFIG_KEY}.mask_token_id must be in 0..{vocab_size - 1}, not {mask_token_id!r}"
-        )
-    size = fields.get("noise_vocab_size", 1)
-    if type(size) is not int or not 1 <= size <= vocab_size:
-        raise SetBlockError(f"{where}: {CONFIG_KEY}.noise_vocab_size must be in 1..{vocab_size}, not {size!r}")
-    sizes = fields.get("block_sizes", [])
-    if not isinstance(sizes, list) or not all(type(k) is int and k >= 1 for k in sizes):
-        raise SetBlockError(
-            f"{where}: {CONFIG_KEY}.block_sizes must be a list of integers of at least 1, not {sizes!r}"
-        )
-    for name in ("logit_shift", "first_token_from_causal", "noisy_adapter", "causal_block"):
-        if not isinstance(fields.get(name, False), bool):
-            raise SetBlockError(f"{where}: {CONFIG_KEY}.{name} must be true or false, not {fields[name]!r}")
-    fields["block_sizes"] = tuple(sorted(sizes))
     try:
-        fields["calibrations"] = calibrations_from_json(fields.get("calibrations", []))
-    except SetBlockError as error:
-        raise SetBlockError(f"{where}: {CONFIG_KEY}: {error}") from error
-    return SBDFacts(**fields)
+        facts = _FACTS.validate_json(json.dumps({"mask_token_id": None, **recorded}), strict=True)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        if problem["type"] == "value_error":  # what the classes above refuse
+            raise SetBlockError(f"{where}: {CONFIG_KEY}: {problem['ctx']['error']}") from error
+        key = ".".join(map(str, (CONFIG_KEY, *problem["loc"])))
+        raise SetBlockError(f"{where}: {key} is not valid: {problem['msg']}, not {problem['input']!r}") from error
+    for name, most in (("mask_token_id", vocab_size - 1), ("noise_vocab_size", vocab_size)):
+        if (getattr(facts, name) or 0) > most:
+            raise SetBlockError(f"{where}: {CONFIG_KEY}.{name} must be at most {most}, not {getattr(facts, name)}")
+    return replace(facts, block_sizes=tuple(sorted(facts.block_sizes)))
+
+
+_FACTS = TypeAdapter(SBDFacts)

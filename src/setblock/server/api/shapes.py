@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from setblock.decoding.answer.generation import PassEvent, Reveal
-from setblock.decoding.generate import Generation
+from setblock.decoding.answer.generation import Generation, PassEvent, Reveal
 from setblock.structure.calls import CallForm, CallReader, Piece
 
 TokenText = Callable[[int], str]

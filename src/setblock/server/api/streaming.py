@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from setblock.decoding.generate import Generation
+from setblock.decoding.answer.generation import Generation
 from setblock.engine.request import Progress
 from setblock.server.api.shapes import Shape, pass_json, tokens_json, usage_of
 from setblock.server.http.errors import ApiError, timed_out

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from setblock.decoding.generate import Generation
+from setblock.decoding.answer.generation import Generation
 from setblock.engine.figures import EngineFigures
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
