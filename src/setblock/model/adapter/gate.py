@@ -32,16 +32,6 @@ class Gate:
         )  # of `_rows`, [N] bool; None where there are none
         self._tokens = None if tokens is None else tokens.numel()
 
-    def set_rows(self, tokens: Tensor) -> None:
-        """Do as `set` does, for `tokens` [B, T] on a CPU of which some are True: what is before the first and after the
-        last costs nothing."""
-        self.set(tokens)
-        assert self._left_out is not None
-        places = tokens.flatten().nonzero()
-        self._rows = slice(int(places[0]), int(places[-1]) + 1)
-        has_gaps = len(places) < self._rows.stop - self._rows.start
-        self._left_out = self._left_out[self._rows] if has_gaps else None
-
     def open(self) -> None:
         """Let it act on all tokens of the next passes, until it is said otherwise."""
         self.set(None)
@@ -59,8 +49,15 @@ class Gate:
 
     @contextmanager
     def open_at(self, tokens: Tensor, *, by_rows: bool = False) -> Iterator[None]:
-        """Open the gate as `set` does, or as `set_rows`, for a while."""
-        (self.set_rows if by_rows else self.set)(tokens)
+        """Open the gate as `set` does, for a while. `by_rows`: where some `tokens` on a CPU are True, what is before the first
+        and after the last of these costs nothing."""
+        self.set(tokens)
+        if by_rows:
+            assert self._left_out is not None
+            places = tokens.flatten().nonzero()
+            self._rows = slice(int(places[0]), int(places[-1]) + 1)
+            has_gaps = len(places) < self._rows.stop - self._rows.start
+            self._left_out = self._left_out[self._rows] if has_gaps else None
         try:
             yield
         finally:

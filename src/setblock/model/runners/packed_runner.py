@@ -153,17 +153,7 @@ class PagedCache(Cache):
 
     def __init__(self, *, layers: int, slots: int) -> None:
         super().__init__(layers=[PagedLayer(slots=slots) for _ in range(layers)])
-        self.slots = slots
-
-    @property
-    def empty_slot(self) -> int:
-        """Return the slot that stays zero."""
-        return self.slots
-
-    @property
-    def spill_slot(self) -> int:
-        """Return the slot that is never read."""
-        return self.slots + 1
+        self.empty_slot, self.spill_slot = slots, slots + 1
 
     def write_to(self, slots: Tensor) -> None:
         """Set the slots [N] of the tokens of the next forward pass."""

@@ -75,10 +75,6 @@ class PrepackedLinear(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}weight"] = self.weight.to_dense()
 
-    def extra_repr(self) -> str:
-        """Return the same text as `nn.Linear`."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
 
 _MOST_LEFT = 0.5
 """The share of a model's matrices that no linear layer has, from which on prepacking gains little."""
