@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import setblock
-from setblock.model.loading.bundled import BUNDLED_MODEL
+from setblock.model.loading.named import BUNDLED_MODEL
 
 HERE = Path(__file__).parent
 

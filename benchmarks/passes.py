@@ -30,7 +30,7 @@ from measuring.hardware import roofline_hardware
 from measuring.output import at_least_one, begin, finish, note, parser_of
 from measuring.subjects import SIZES, PassKind, compiled, passes, random_model
 from measuring.timing import Spread, interleaved, seconds
-from setblock.model.loading.bundled import BUNDLED_MODEL
+from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
 from setblock.model.weights.quantization import quantize
 from setblock.roofline.cost import Precision

@@ -39,7 +39,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.exam import prompts_of
 from setblock.evaluation.judging.judges import check_judge, verdicts_on
 from setblock.export.gguf_file import WeightType
-from setblock.model.loading.bundled import BUNDLED_MODEL
+from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
 
 DTYPES = ("float32", "bfloat16")

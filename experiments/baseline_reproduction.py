@@ -33,7 +33,7 @@ from setblock.evaluation.exam import answers_to, prompts_of
 from setblock.evaluation.judging.judges import verdicts_on
 from setblock.evaluation.result import wilson_interval
 from setblock.evaluation.sweeps.fingerprint import model_fingerprint, provenance
-from setblock.model.loading.bundled import BUNDLED_MODEL
+from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
 
 

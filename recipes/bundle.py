@@ -10,7 +10,7 @@ import sys
 import torch
 
 import setblock
-from setblock.model.loading.bundled import BUNDLED_MODEL
+from setblock.model.loading.named import BUNDLED_MODEL
 
 
 def main() -> None:

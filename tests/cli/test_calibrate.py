@@ -9,12 +9,12 @@ from evaluation.sweeps import point, row, sweep_of
 from setblock import load
 from setblock.decoding.generate import generate
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings.calibrated import calibration_for, with_calibration
+from setblock.decoding.settings.operating_point import calibration_for, with_calibration
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
 from setblock.evaluation.sweeps.fingerprint import model_fingerprint
 from setblock.evaluation.tracing import trace
-from setblock.model.loading.bundled import BUNDLED_MODEL
+from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.protocol.facts import CONFIG_KEY
 
 N = 400

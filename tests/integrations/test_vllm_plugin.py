@@ -14,14 +14,14 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from setblock.decoding.samplers import EntropyBounded, Factor
-from setblock.decoding.settings.calibrated import with_calibration
+from setblock.decoding.settings.operating_point import with_calibration
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.integrations.vllm import vllm_api
 from setblock.integrations.vllm.config import SetBlockConfig, overrides_for
 from setblock.integrations.vllm.parameters import Served, admitted, refuse_unsupported, settings_of
 from setblock.integrations.vllm.plugin import STOCK, register
-from setblock.model.loading.bundled import BUNDLED_MODEL
+from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.protocol.facts import CalibratedSetting, SBDFacts
 
 

@@ -6,7 +6,7 @@ from itertools import islice
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.text import Prompt
 from setblock.decoding.generate import generate, stream
-from setblock.decoding.settings.calibrated import with_calibration
+from setblock.decoding.settings.operating_point import with_calibration
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
 from setblock.evaluation.result import nfe_speedup

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from setblock.data.tasks import Task
-from setblock.decoding.settings.calibrated import with_calibration
-from setblock.decoding.settings.operating_point import NTP, at_point, point_of
+from setblock.decoding.settings.operating_point import NTP, at_point, point_of, with_calibration
 from setblock.decoding.settings.table import POINT, DecodingSettings
 from setblock.evaluation.exam import exam_of
 from setblock.evaluation.result import Result

@@ -13,8 +13,7 @@ from setblock.decoding.answer.generation import Reveal
 from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.decoding.generate import StreamChunk, loaded, stream
 from setblock.decoding.settings.asked import settings_asked
-from setblock.decoding.settings.calibrated import with_calibration
-from setblock.decoding.settings.operating_point import point_of
+from setblock.decoding.settings.operating_point import point_of, with_calibration
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.protocol.language_model import LanguageModel
 

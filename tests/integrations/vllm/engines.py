@@ -15,7 +15,7 @@ from typing import Any
 
 from setblock.data.tasks.word_problems import WordProblem, word_problems
 from setblock.integrations.vllm.config import overrides_for
-from setblock.model.loading.bundled import BUNDLED_MODEL
+from setblock.model.loading.named import BUNDLED_MODEL
 
 START_SECONDS = 900.0
 SIZES: dict[str, Any] = {

@@ -12,7 +12,7 @@ from integrations.vllm.engines import as_json, metrics, problems, served, told
 from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.integrations.vllm.config import overrides_for
-from setblock.model.loading.bundled import BUNDLED_MODEL
+from setblock.model.loading.named import BUNDLED_MODEL
 
 pytestmark = pytest.mark.servers
 QUESTION = problems(1)[0].question

@@ -17,8 +17,7 @@ from families import small_llama
 from setblock.errors import SetBlockError
 from setblock.export.gguf_file import write_gguf
 from setblock.model.loading import named
-from setblock.model.loading.bundled import BUNDLED_MODEL
-from setblock.model.loading.named import NAMED_MODELS, NamedModel, example_prompt, fetch, resolved
+from setblock.model.loading.named import BUNDLED_MODEL, NAMED_MODELS, NamedModel, example_prompt, fetch, resolved
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapter.adapter import AdapterSection, add_adapter
 

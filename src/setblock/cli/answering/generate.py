@@ -199,7 +199,7 @@ def generate_file(
         **({"llama_cpp": asdict(options.llama_options())} if options.takes_llama_cpp else {}),
     }
     with AnswerFile(target, made=made) as answers:
-        from setblock.engine.offline.prompts_answered import answer_prompts
+        from setblock.engine.offline.offline import answer_prompts
 
         warn_of_bundled(options)
         loaded = load_language_model(options, blocks=settings.method == "sbd")

@@ -146,7 +146,7 @@ def _check_writable(model: ModelOptions, copy: Path | None) -> None:
     Raises:
         SetBlockError: they can't be.
     """
-    from setblock.model.loading.bundled import BUNDLED_MODEL
+    from setblock.model.loading.named import BUNDLED_MODEL
 
     source = Path(model.source)
     if copy is not None:

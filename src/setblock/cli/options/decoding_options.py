@@ -122,7 +122,7 @@ class DecodingOptions(PointOptions):
         Raises:
             ParameterError: as in `settings`, or the model was not calibrated for the domain.
         """
-        from setblock.decoding.settings.calibrated import at_calibration, calibration_for, leaves_point_open
+        from setblock.decoding.settings.operating_point import at_calibration, calibration_for, leaves_point_open
 
         settings = self.settings()
         if not leaves_point_open(settings) or settings.method == "ntp":

@@ -64,7 +64,7 @@ class ModelOptions:
     @property
     def source(self) -> str | Path:
         """Return the folder, hub id or name of the model."""
-        from setblock.model.loading.bundled import BUNDLED_MODEL
+        from setblock.model.loading.named import BUNDLED_MODEL
 
         return BUNDLED_MODEL if self.path is None else self.path
 
@@ -84,8 +84,7 @@ def warn_of_bundled(options: ModelOptions) -> str | None:
     Returns:
         The line; None for other models.
     """
-    from setblock.model.loading.bundled import BUNDLED_MODEL
-    from setblock.model.loading.named import BUNDLED, is_fetched
+    from setblock.model.loading.named import BUNDLED, BUNDLED_MODEL, is_fetched
 
     if options.source not in (BUNDLED_MODEL, BUNDLED):
         return None

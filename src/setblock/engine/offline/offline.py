@@ -1,12 +1,22 @@
-"""Answer many requests that are all there beforehand, with a full engine."""
+"""Answer many requests that are all there beforehand, with a full engine; those of a file of prompts into a file of answers.
 
-from collections.abc import Iterable, Iterator
+Knows requests, lines of prompts and the file that is written. Knows nothing of how progress is shown.
+"""
 
-from setblock.decoding.answer.generation import Generation
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from setblock.decoding.answer.generation import Generation, generation_json
+from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.settings.checks import limit_of
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
+from setblock.engine.offline.answer_file import AnswerFile, Key
+from setblock.engine.offline.prompt_file import PromptLine
 from setblock.engine.request import Request
+from setblock.errors import SetBlockError
 from setblock.model.protocol.language_model import LanguageModel
 
 MOST_CACHED = 65536
@@ -47,3 +57,76 @@ def answered(engine: Engine, requests: Iterable[Request]) -> Iterator[tuple[str,
         for progress in engine.step():
             if progress.generation is not None:
                 yield progress.id, progress.generation
+
+
+@dataclass(frozen=True)
+class FileFigures:
+    """Hold the figures of a run.
+
+    Attributes:
+        answers: how many the file holds.
+        failed: how many that were made now ended with the reason `error`.
+        num_tokens: of the answers that were made now.
+        num_forwards: of these, too.
+        seconds: from the first request to the last answer.
+    """
+
+    answers: int
+    failed: int
+    num_tokens: int
+    num_forwards: int
+    seconds: float
+
+
+def answer_prompts(
+    model: LanguageModel,
+    lines: Sequence[PromptLine],
+    settings: DecodingSettings,
+    answers: AnswerFile,
+    *,
+    concurrency: int,
+    raw: bool,
+    on_progress: Callable[[int, int], None],
+) -> FileFigures:
+    """Write the answers that are not there yet, `settings.n` for each line.
+
+    Args:
+        concurrency: how many are decoded at once.
+        on_progress: called with the number of answers that are there, and of all.
+
+    Raises:
+        SetBlockError: a prompt is too long; nothing has been answered then.
+    """
+    requests = _requests(model, lines, settings, raw=raw)
+    wanted = {key: request for key, request in requests.items() if key not in answers.done}
+    key_of = {request.id: key for key, request in wanted.items()}
+    line_of = {line.number: line for line in lines}
+    engine = Engine(model, limits_for(model, requests.values(), concurrency=concurrency))
+    tokens = forwards = failed = 0
+    started = time.perf_counter()
+    on_progress(len(answers.done), len(requests))
+    for request_id, generation in answered(engine, wanted.values()):
+        key = key_of[request_id]
+        name = line_of[key[0]].id
+        answers.add(key, {**({} if name is None else {"id": name}), **generation_json(generation, model.tokenizer)})
+        tokens, forwards = tokens + generation.num_tokens, forwards + generation.num_forwards
+        failed += generation.finish_reason == "error"
+        on_progress(len(answers.done), len(requests))
+    return FileFigures(len(requests), failed, tokens, forwards, time.perf_counter() - started)
+
+
+def _requests(
+    model: LanguageModel, lines: Sequence[PromptLine], settings: DecodingSettings, *, raw: bool
+) -> dict[Key, Request]:
+    """Return all that is asked for, checked before anything is answered."""
+    requests = {}
+    for line in lines:
+        try:
+            token_ids = encode_prompt(model.tokenizer, line.prompt, raw=raw)
+            limit_of(model, len(token_ids), settings)
+        except SetBlockError as error:
+            raise SetBlockError(f"{line.where}: {error}") from error
+        for sample in range(settings.n):
+            name = f"{line.number}.{sample}"
+            requests[line.number, sample] = Request(name, token_ids, settings.of_sample(sample))
+    return requests

@@ -26,8 +26,8 @@ from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 from setblock.evaluation.exam import TimedAnswers
 from setblock.evaluation.result import nfe_speedup, outcomes_of
 from setblock.integrations.lm_eval.arguments import described, request_settings, settings_from
-from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.loading.loading import load
+from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
 
 DEFAULT_MAX_GEN_TOKS = 256  # as the harness's own models have it

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from setblock.decoding.settings.asked import sampler_told, settings_asked
-from setblock.decoding.settings.calibrated import with_calibration
+from setblock.decoding.settings.operating_point import with_calibration
 from setblock.decoding.settings.table import POINT, DecodingSettings, offered
 from setblock.errors import ParameterError
 from setblock.model.protocol.facts import SBDFacts

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from setblock.errors import SetBlockError
-from setblock.model.loading.bundled import BUNDLED_MODEL
+from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.protocol.facts import CONFIG_KEY, SBDFacts
 
 

@@ -23,7 +23,6 @@ from setblock.errors import SetBlockError, SetBlockWarning, warn
 from setblock.model.adapter.adapted import load_adapter
 from setblock.model.adapter.uno import read_plain_lora, uno_facts
 from setblock.model.attention.attention import layer_windows
-from setblock.model.loading.bundled import BUNDLED_MODEL
 from setblock.model.loading.gguf import (
     Metadata,
     end_of_text_in,
@@ -33,7 +32,7 @@ from setblock.model.loading.gguf import (
     tokenizer_in,
     weights_arguments,
 )
-from setblock.model.loading.named import resolved
+from setblock.model.loading.named import BUNDLED_MODEL, resolved
 from setblock.model.loading.source import check_source, is_gguf
 from setblock.model.probe.probe import check_stored, plan_attention
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, draft_text_of, read_texts

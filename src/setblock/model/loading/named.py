@@ -27,10 +27,15 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from setblock.errors import SetBlockError, did_you_mean
-from setblock.model.loading.bundled import ASSETS, BUNDLED_MODEL
 
 if TYPE_CHECKING:
     from setblock.model.sbd_model import SBDModel
+
+ASSETS = Path(__file__).parents[2] / "assets"
+"""Folder of what comes with the package: the bundled model, and what named models add."""
+
+BUNDLED_MODEL = ASSETS / "word-problems"
+"""Folder of the bundled SBD model, the default of every command, fine-tuned by `recipes/word-problems-sbd.yaml`."""
 
 FACTS_FILE = "facts.json"
 """In the folder of what is shipped: the facts of the checkpoint that it makes."""
