@@ -7,14 +7,17 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import gguf
 
 from measuring.plain import transformers_answer
 from measuring.timing import synchronise
 from setblock.decoding.generate import open_batch
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.export.gguf_file import WeightType, write_numbered_gguf
+from setblock.export.gguf_file import WeightType, write_model
 from setblock.model.protocol.language_model import LanguageModel
 
 
@@ -121,7 +124,8 @@ def llama_cpp(
         if each is not None:
             end = each.config.eos_token_id
             ends = end if isinstance(end, list) else [each.config.vocab_size - 1 if end is None else end]
-            write_numbered_gguf(each, path, weights=weights, end_of_text_id=ends[0])
+            words = partial(_write_numbers, size=each.get_output_embeddings().weight.shape[0], end_of_text_id=ends[0])
+            write_model(each, path, weights=weights, write_words=words)
     drafts = None if draft is None else paths[1]
     server = LlamaCpp(paths[0], build=build, threads=threads, context=context, draft=drafts, ngram=ngram)
 
@@ -129,6 +133,17 @@ def llama_cpp(
         return Answer(server.decode(prompt, max_new_tokens=max_new_tokens))
 
     return Contender(name, decode, True)
+
+
+def _write_numbers(writer: gguf.GGUFWriter, *, size: int, end_of_text_id: int) -> None:
+    """Write a vocabulary `<0>`, `<1>`, ... for a model that is given token ids alone."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([f"<{number}>" for number in range(size)])
+    writer.add_token_types([gguf.TokenType.USER_DEFINED] * size)
+    writer.add_token_merges(["< 0"])  # llama.cpp wants one
+    writer.add_add_bos_token(False)
+    writer.add_eos_token_id(end_of_text_id)
 
 
 class _PassCounter:

@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from setblock.data.tasks import Verdict
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.settings.operating_point import NTP, point_from_json, point_to_json
@@ -73,15 +75,14 @@ def outcomes_from_json(recorded: Any) -> Outcomes:
         SetBlockError: it is no such object.
     """
     try:
-        counts = {name: tuple(map(int, recorded[name])) for name in _COUNTS}
-        correct = None if recorded["correct"] is None else tuple(map(int, recorded["correct"]))
-        scores = {str(name): tuple(map(float, values)) for name, values in recorded.get("scores", {}).items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        found = TypeAdapter(Outcomes).validate_python(recorded)
+    except ValidationError as error:
         raise SetBlockError(f"outcomes must be lists of numbers: correct, {', '.join(_COUNTS)}, scores") from error
-    columns = [*counts.values(), *scores.values(), *([] if correct is None else [correct])]
-    if len({len(column) for column in columns}) != 1 or not counts["tokens"]:
+    correct = found.tokens if found.correct is None else found.correct
+    columns = [correct, *(getattr(found, name) for name in _COUNTS), *found.scores.values()]
+    if len({len(column) for column in columns}) != 1 or not found.tokens:
         raise SetBlockError("outcomes must be lists of one length, at least 1")
-    return Outcomes(**counts, correct=correct, scores=scores)
+    return found
 
 
 def outcomes_of(

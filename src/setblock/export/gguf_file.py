@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError, check_one_of
 from setblock.export.families import family_of, tensors_of, write_config
-from setblock.export.vocabulary import write_numbers, write_vocabulary
+from setblock.export.vocabulary import write_vocabulary
 from setblock.model.loading.gguf import END_OF_TEXT_KEY, FACTS_KEY
 from setblock.model.sbd_model import SBDModel
 
@@ -62,19 +62,13 @@ def write_gguf(sbd: SBDModel, path: Path, *, weights: WeightType = "f16") -> Non
         if facts is not None:
             writer.add_string(FACTS_KEY, json.dumps(facts.to_json()))
 
-    _write(model, path, weights, write_words)
+    write_model(model, path, weights=weights, write_words=write_words)
 
 
-def write_numbered_gguf(model: PreTrainedModel, path: Path, *, weights: WeightType, end_of_text_id: int) -> None:
-    """Write a model that is given token ids alone: its vocabulary is `<0>`, `<1>`, ... Errors are those of `write_gguf`."""
-    size = model.get_output_embeddings().weight.shape[0]
-    _write(model, path, weights, lambda writer: write_numbers(writer, size=size, end_of_text_id=end_of_text_id))
-
-
-def _write(
-    model: PreTrainedModel, path: Path, weights: WeightType, write_words: Callable[[gguf.GGUFWriter], None]
+def write_model(
+    model: PreTrainedModel, path: Path, *, weights: WeightType, write_words: Callable[[gguf.GGUFWriter], None]
 ) -> None:
-    """Write config, vocabulary and weights, in this order."""
+    """Write config, what `write_words` writes of the vocabulary, and weights. Errors are those of `write_gguf`."""
     check_one_of("type", weights, get_args(WeightType))
     family = family_of(model)
     temporary = path.with_name(f".{path.name}.writing")

@@ -79,17 +79,6 @@ def write_vocabulary(
     writer.add_string(TOKENIZER_KEY, backend.to_str())
 
 
-def write_numbers(writer: gguf.GGUFWriter, *, size: int, end_of_text_id: int) -> None:
-    """Write a vocabulary `<0>`, `<1>`, ... for a model that is given token ids alone."""
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list([f"<{number}>" for number in range(size)])
-    writer.add_token_types([gguf.TokenType.USER_DEFINED] * size)
-    writer.add_token_merges(["< 0"])  # llama.cpp wants one
-    writer.add_add_bos_token(False)
-    writer.add_eos_token_id(end_of_text_id)
-
-
 def _split_of(pre_tokenizer: dict[str, Any] | None) -> str:
     """Return llama.cpp's name for what comes before the merges."""
     steps = [] if pre_tokenizer is None else pre_tokenizer.get("pretokenizers", [pre_tokenizer])

@@ -5,8 +5,8 @@ a matcher receives is checked: only tokens that may come are given to it.
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -50,8 +50,7 @@ class Grammars:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._vocabulary = _vocabulary_of(tokenizer)
-        self._kept: OrderedDict[Structure, LLMatcher] = OrderedDict()
-        self._lock = Lock()
+        self._kept = lru_cache(KEPT)(self._compiled)
 
     @property
     def end_ids(self) -> list[int]:
@@ -64,17 +63,7 @@ class Grammars:
         Raises:
             ParameterError: the form is not valid, too complex, or one that no text of this vocabulary satisfies.
         """
-        with self._lock:
-            kept = self._kept.get(structure)
-            if kept is not None:
-                self._kept.move_to_end(structure)
-                return kept.deep_copy()
-        made = self._compiled(structure)
-        with self._lock:
-            self._kept[structure] = made
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-            return made.deep_copy()
+        return self._kept(structure).deep_copy()
 
     def _compiled(self, structure: Structure) -> "LLMatcher":
         made, fault = self._tried(structure.grammar())

@@ -13,7 +13,7 @@ from setblock.structure.schema import MAX_CHOICES, check_counts, check_schema, c
 
 
 class Structure(Protocol):
-    """Define a form, checked as far as that needs no tokenizer.
+    """Define a form, checked as far as that needs no tokenizer. Equal forms have equal hashes.
 
     Attributes:
         word: what it is called in JSON.
@@ -24,6 +24,8 @@ class Structure(Protocol):
     def grammar(self) -> Mapping[str, Any]:
         """Return the grammar in llguidance's notation: an item of its `grammars`."""
         ...
+
+    def __hash__(self) -> int: ...
 
 
 @dataclass(frozen=True)
