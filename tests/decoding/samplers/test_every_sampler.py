@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from decoding.samplers.cases import KINDS, PARAMETERS, Passes, chosen, passes, run, samplers
 from setblock.decoding.samplers import Sampler
+from setblock.decoding.samplers.base import moments_of
 from setblock.decoding.step.policy import RowSamplers
 from setblock.errors import ParameterError
 
@@ -99,8 +100,9 @@ def test_a_row_that_begins_a_block_forgets_the_last(name: str, data: st.DataObje
         for number, logits in enumerate(said.logits):
             passes = torch.full((len(revealed),), number)
             candidates = said.needed & ~revealed
-            of_row = {"candidates": candidates, "revealed": revealed, "passes": passes}
-            found.append(asked.select(logits, greatest=logits.amax(dim=-1), **of_row).reveal)
+            moments = moments_of(logits, logits.amax(dim=-1), candidates)
+            of_row = {"candidates": candidates, "revealed": revealed, "passes": passes, "moments": moments}
+            found.append(asked.select(logits, is_asked=torch.ones_like(passes).bool(), **of_row).reveal)
             revealed = revealed | found[-1]
         return found
 

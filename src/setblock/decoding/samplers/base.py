@@ -24,7 +24,6 @@ class BlockView:
         revealed: [B, k] bool, positions that earlier passes fixed.
         memory: what the sampler's last `Selection` left for this pass, zeroed in rows whose block is new; empty in a batch's
             first pass.
-        greatest: [B, k] float32, the greatest logit of each position, if it is already known.
         moments: of each distribution, if they are known already.
     """
 
@@ -32,7 +31,6 @@ class BlockView:
     candidates: Tensor
     revealed: Tensor
     memory: Memory = field(default_factory=dict)
-    greatest: Tensor | None = None
     moments: "Moments | None" = None
 
     @cached_property
@@ -65,8 +63,7 @@ class BlockView:
     def _moments(self) -> "Moments":
         if self.moments is not None:
             return self.moments
-        greatest = self.logits.amax(dim=-1) if self.greatest is None else self.greatest
-        return moments_of(self.logits, greatest, self.candidates)
+        return moments_of(self.logits, self.logits.amax(dim=-1), self.candidates)
 
 
 class Moments(NamedTuple):

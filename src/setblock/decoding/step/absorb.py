@@ -103,7 +103,6 @@ def absorb(
     width = feed.plan.width
     selection = policy.samplers.select(
         reading.block.logits,
-        greatest=reading.block.best.logits,
         moments=reading.moments.columns(0, width),
         candidates=reading.candidates,
         revealed=state.block.revealed if width == state.terms.block_width else state.block.revealed[:, :width],

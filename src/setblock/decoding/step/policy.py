@@ -77,39 +77,39 @@ class RowSamplers:
         self,
         logits: Tensor,
         *,
-        greatest: Tensor,
         candidates: Tensor,
         revealed: Tensor,
         passes: Tensor,
-        is_asked: Tensor | None = None,
-        moments: Moments | None = None,
+        is_asked: Tensor,
+        moments: Moments,
     ) -> Selection:
-        """Ask each row's sampler, and keep what it remembers.
+        """Ask each row's sampler, and keep what it remembers, which is not returned.
 
         Args:
-            logits, greatest, candidates, revealed, moments: as in `BlockView`.
+            logits, candidates, revealed, moments: as in `BlockView`.
             passes: [B] int64, how many have filled each row's block; where none, what was remembered is forgotten.
-            is_asked: [B] bool, rows of which the pass says anything; what is remembered of others stays. None for all rows.
+            is_asked: [B] bool, rows of which the pass says anything; what is remembered of others stays.
 
         Raises:
             SetBlockError: a sampler reveals nothing where there are candidates, or what is none.
         """
         if len(self._groups) == 1:
             memory = self._recall(0, passes, size=candidates.shape[1])
-            block = BlockView(logits, candidates, revealed, memory, greatest, moments)
-            return self._ask(0, block, is_asked)
+            block = BlockView(logits, candidates, revealed, memory, moments)
+            selection = self._ask(0, block, is_asked)
+            return Selection(selection.reveal, selection.logits)  # the memory is kept here
         reveal, changed = torch.zeros_like(candidates), None
         for index, (_, rows) in enumerate(self._groups):
             memory = self._recall(index, passes[rows], size=candidates.shape[1])
-            of_rows = None if moments is None else Moments(*(each[rows] for each in moments))
-            block = BlockView(logits[rows], candidates[rows], revealed[rows], memory, greatest[rows], of_rows)
-            selection = self._ask(index, block, None if is_asked is None else is_asked[rows])
+            of_rows = Moments(*(each[rows] for each in moments))
+            block = BlockView(logits[rows], candidates[rows], revealed[rows], memory, of_rows)
+            selection = self._ask(index, block, is_asked[rows])
             reveal[rows] = selection.reveal
             if selection.logits is not None:
                 changed = (logits if changed is None else changed).index_copy(0, rows, selection.logits)
         return Selection(reveal, changed)
 
-    def _ask(self, index: int, block: BlockView, is_asked: Tensor | None) -> Selection:
+    def _ask(self, index: int, block: BlockView, is_asked: Tensor) -> Selection:
         sampler = self._groups[index][0]
         selection = sampler.select(block)
         if not isinstance(selection, Selection):
@@ -119,9 +119,7 @@ class RowSamplers:
             raise SetBlockError(
                 f"sampler {sampler} must reveal at least one candidate of each row, and candidates only"
             )
-        self._memories[index] = (
-            selection.memory if is_asked is None else _renewed(block.memory, selection.memory, is_asked)
-        )
+        self._memories[index] = _renewed(block.memory, selection.memory, is_asked)
         return selection
 
     def _recall(self, index: int, passes: Tensor, *, size: int) -> Memory:
