@@ -70,9 +70,8 @@ def _prompt(values: list[Any]) -> Prompt:
         raise SetBlockError("a text has no prompt to answer; prompts and completions, or messages, are needed")
     messages = list(values[0])
     answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
-    messages = (
-        messages[: answers[-1]] if answers else messages
-    )  # the last answer is written again, or the first is written
+    if answers:  # the last one is written again; else the first is written
+        messages = messages[: answers[-1]]
     if not messages or not all(isinstance(message.get("content"), str) for message in messages):
         raise SetBlockError("the messages have no user's message to answer, or hold something else than text")
     return [{"role": message["role"], "content": message["content"]} for message in messages]
