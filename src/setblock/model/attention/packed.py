@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -48,6 +48,10 @@ class _Layout:
     cells: Tensor
     implementation: str
     sdpa: str  # the name of what replaces Transformers' own
+    of_group: int  # how often a mask has each query: for each head of a group, where masks are made for groups
+    rows: dict[tuple[int, int], Tensor] = field(
+        default_factory=dict
+    )  # where all heads of a rectangle's tokens or slots are
 
 
 _LAYOUT: ContextVar[_Layout] = ContextVar("layout")
@@ -63,12 +67,13 @@ def packed_attention(
         attention: of the model.
         cells: [N] int64, where each token is a query, among the queries of all rectangles, one behind the other.
     """
-    config = attention.config
-    layout = _Layout(rectangles, cells, _implementation(config), attention.name)
-    mask = _flat_mask(config, layout, device=model.device, dtype=model.dtype)
+    implementation = _implementation(attention.config)
+    for_groups = implementation == "sdpa" and all(each.tokens.shape[1] <= attention.most_queries for each in rectangles)
+    layout = _Layout(rectangles, cells, implementation, attention.name, attention.of_group if for_groups else 1)
+    mask = _flat_mask(attention, layout, for_groups=for_groups, device=model.device, dtype=model.dtype)
     reset = _LAYOUT.set(layout)
     try:
-        with attention_by(_NAME, config):
+        with attention_by(_NAME, attention.config):
             yield mask
     finally:
         _LAYOUT.reset(reset)
@@ -83,15 +88,17 @@ def _implementation(config: PretrainedConfig) -> str:
     return usual
 
 
-def _flat_mask(config: PretrainedConfig, layout: _Layout, *, device: torch.device, dtype: torch.dtype) -> AttentionMask:
-    """Return the masks of all rectangles, one behind the other, [1, 1, 1, sum of a Q K]; by layer type where a model
-    mixes them.
+def _flat_mask(
+    attention: GroupedAttention, layout: _Layout, *, for_groups: bool, device: torch.device, dtype: torch.dtype
+) -> AttentionMask:
+    """Return the masks of all rectangles, one behind the other, [1, 1, 1, sum of a Q K], or of a G Q K for groups; by layer
+    type where a model mixes them.
 
     Transformers hands a 4D tensor to the attention function as it is, whatever its shape.
     """
     masks = [
         attention_mask(
-            config,
+            attention.config,
             each.mask_mod_for,
             batch=each.tokens.shape[0],
             queries=each.tokens.shape[1],
@@ -102,6 +109,9 @@ def _flat_mask(config: PretrainedConfig, layout: _Layout, *, device: torch.devic
         )
         for each in layout.rectangles
     ]
+    if for_groups:  # once, and not in each layer
+        sizes = [each.tokens.shape[1] for each in layout.rectangles]
+        masks = [attention.mask(mask, queries=queries) for mask, queries in zip(masks, sizes, strict=True)]
 
     def flat(parts: Sequence[Any]) -> Tensor:
         return torch.cat([part.flatten() for part in parts])[None, None, None]
@@ -124,17 +134,31 @@ def _attend(
     attended, masks = [], attention_mask.flatten()
     for each in layout.rectangles:
         (rows, length), width = each.tokens.shape, each.slots.shape[1]
-        mask, masks = masks[: rows * length * width], masks[rows * length * width :]
+        count = rows * layout.of_group * length * width
+        mask, masks = masks[:count], masks[count:]
         result, _ = base(
             module,
-            queries[each.tokens].transpose(1, 2),
-            keys[each.slots].transpose(1, 2),
-            values[each.slots].transpose(1, 2),
-            mask.view(rows, 1, length, width),
+            _taken(queries, each.tokens, layout),
+            _taken(keys, each.slots, layout),
+            _taken(values, each.slots, layout),
+            mask.view(rows, 1, -1, width),
             **kwargs,
         )  # [a, Q, H, D]
         attended.append(result.flatten(0, 1))
-    return torch.cat(attended)[layout.cells][None], None
+    return torch.cat(attended).index_select(0, layout.cells)[None], None
+
+
+def _taken(states: Tensor, places: Tensor, layout: _Layout) -> Tensor:
+    """Return [a, H, n, D], the states [N, H, D] at `places` [a, n], in this order: nothing copies them again.
+
+    On a CPU `index_select` copies what is contiguous at once, and indexing each number.
+    """
+    heads = states.shape[1]
+    rows = layout.rows.get((id(places), heads))
+    if rows is None:
+        each = torch.arange(heads, device=places.device)
+        rows = layout.rows[id(places), heads] = (places[:, None] * heads + each[:, None]).flatten()
+    return states.reshape(-1, states.shape[2]).index_select(0, rows).view(len(places), heads, -1, states.shape[2])
 
 
 def _attention_function(module: nn.Module, layout: _Layout) -> Callable[..., tuple[Tensor, Any]]:

@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
+from setblock.devices import keep_freed_memory
 from setblock.errors import SetBlockError, SetBlockWarning, warn
 from setblock.model.adapter.adapted import load_adapter
 from setblock.model.adapter.uno import read_plain_lora, uno_facts
@@ -152,6 +153,8 @@ def load(
         model = model.eval() if in_four_bits else model.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # PyTorch asserts that it was built for the device
         raise SetBlockError(f"can't use device {str(device)!r}: {_line(error)}") from error
+    if model.device.type == "cpu":
+        keep_freed_memory()
     _STEPS.info("trying out how %s is called, on a small copy of it", config.model_type)
     try:
         plan = plan_attention(model, alternatives=() if attn_implementation else ("eager",))

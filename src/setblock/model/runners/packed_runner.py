@@ -50,13 +50,14 @@ class PackedRunner:
         assert plan.spans is not None
         lengths, ends = [end - start for start, end in plan.spans], [end for _, end in plan.spans]
         place = (feed.is_real.flatten().cumsum(dim=0) - 1).view(feed.is_real.shape)  # [A, Q]
-        slots = self._slots(plan.rows, plan.ends, plan.visible)  # [A, visible]
+        slots = self._slots(plan.rows, plan.ends, self._attention.whole_chunks(plan.visible))  # [A, at least visible]
 
         # 2. The attention's rectangles
         rectangles, offset = [], 0
         cells = [torch.empty(0)] * len(lengths)  # of each row: where its tokens are among the queries of all rectangles
         for rows in rectangles_of(lengths, ends):
-            queries, keys = max(lengths[row] for row in rows), max(ends[row] for row in rows)
+            queries = max(lengths[row] for row in rows)
+            keys = self._attention.whole_chunks(max(ends[row] for row in rows))
             for row in rows:
                 cells[row] = torch.arange(offset, offset + lengths[row])
                 offset += queries
@@ -109,7 +110,7 @@ class PackedRunner:
         """Return [A, visible] the slot of each position, and after a row's end the empty slot. What others have left in
         a page may be no number, and a weight of 0 does not make it one."""
         positions = torch.arange(visible, device=rows.device)
-        pages = self._pages[rows][:, positions // self.page_tokens]
+        pages = self._pages[rows][:, (positions // self.page_tokens).clamp(max=self._pages.shape[1] - 1)]
         slots = pages * self.page_tokens + positions % self.page_tokens
         return torch.where(positions < ends[:, None], slots, self.cache.empty_slot)
 
