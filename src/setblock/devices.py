@@ -3,8 +3,6 @@
 Knows PyTorch's devices. Knows nothing of what is computed on them.
 """
 
-import ctypes
-import os
 from typing import Any
 
 import torch
@@ -14,29 +12,6 @@ from torch import Tensor
 def waits(device: torch.device) -> bool:
     """Return whether a host that reads a value has to wait for the device. On a CPU it reads what is there already."""
     return device.type != "cpu"
-
-
-def keep_freed_memory() -> None:
-    """Have malloc keep what is freed, for the tensors of the next pass. Does nothing without glibc, or where the environment
-    sets malloc's thresholds.
-
-    A pass allocates tensors of megabytes and frees them. By default, glibc gives each back to the system at once, and the next
-    one begins with a page fault for every 4 kB. With 32 rows on a CPU that took a third of a pass. The process then keeps the
-    memory of its largest pass until it ends.
-    """
-    if any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for option, value in _MALLOC_OPTIONS:
-            mallopt(option, value)
-
-
-_MALLOC_OPTIONS = (
-    (-3, 1 << 30),  # M_MMAP_THRESHOLD: no mapping of its own for what is smaller than 1 GiB
-    (-1, (1 << 31) - 1),  # M_TRIM_THRESHOLD: nothing is given back below 2 GiB
-    (-8, 1),  # M_ARENA_MAX: the threads share one heap; others could hold no large tensors
-)
 
 
 class HostCopy:

@@ -10,7 +10,7 @@ import pytest
 FAULTS = """
 import resource, sys
 import torch
-from setblock.training.trainer.heap import keep_freed_memory
+from setblock.heap import keep_freed_memory
 
 torch.set_num_threads(1)
 kept = keep_freed_memory() if sys.argv[1] == "keep" else None
@@ -62,10 +62,11 @@ STEPS = """
 import os, sys
 import torch
 from torch import nn
-from setblock.training.trainer.heap import keep_freed_memory
+from setblock.heap import keep_few_products, keep_freed_memory
 
 torch.set_num_threads(1)
 keep_freed_memory()
+keep_few_products()
 draw = torch.Generator().manual_seed(0)
 tokens, head = nn.Embedding(256, 32), nn.Linear(32, 256, bias=False)
 model = nn.Sequential(tokens, nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32), head)

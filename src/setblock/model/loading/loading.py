@@ -19,8 +19,8 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
-from setblock.devices import keep_freed_memory
 from setblock.errors import SetBlockError, SetBlockWarning, warn
+from setblock.heap import keep_freed_memory
 from setblock.model.adapter.adapted import load_adapter
 from setblock.model.adapter.uno import read_plain_lora, uno_facts
 from setblock.model.attention.attention import layer_windows

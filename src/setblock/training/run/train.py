@@ -25,6 +25,7 @@ from setblock.data.rows import RecipeRows, corpus_texts, rows_of, use_chat_templ
 from setblock.data.section import DataSection
 from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError, one_line
+from setblock.heap import keep_few_products, keep_freed_memory
 from setblock.model.loading.loading import NotTrainedForBlocks, load, load_tokenizer, refuse_unsupported
 from setblock.model.probe.probe import plan_attention
 from setblock.model.sbd_model import SBDModel
@@ -41,7 +42,6 @@ from setblock.training.run.checkpoints import (
     warn_of_incomplete,
 )
 from setblock.training.run.result import save_result
-from setblock.training.trainer.heap import keep_freed_memory
 from setblock.training.trainer.metrics import MetricsFile
 from setblock.training.trainer.sharding import is_sharded, loads_weights
 from setblock.training.trainer.trainer import SBDTrainer, prepare
@@ -60,7 +60,7 @@ def train(
 
     Resumes from the newest whole checkpoint there, if there is one, and leaves a finished run as it is. The final model
     appears only when it is whole. All that is logged is in `metrics.jsonl`. On a CPU, the process keeps from then on what
-    memory it frees (`setblock.training.trainer.heap`).
+    memory it frees (`setblock.heap`).
 
     Args:
         callbacks: makes more callbacks; the section `evaluate_decoding` needs one (`setblock.evaluation.during_training`).
@@ -83,6 +83,7 @@ def train(
     set_seed(args.seed)
     if args.device.type == "cpu":
         keep_freed_memory()
+        keep_few_products()
     sbd = prepared_model(recipe, args)
 
     # 2. Data
