@@ -5,6 +5,7 @@ Knows how a feed becomes the model's arguments. Knows nothing of who holds which
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ class PackedRunner:
         self.page_tokens = page_tokens
         self.cache = PagedCache(layers=layers, slots=pages * page_tokens)
         self._model, self._attention = model, grouped_attention(model)
+        self._of_one = ON_GPU if devices.waits(model.device) else ON_CPU
         self._pages = torch.zeros((0, 0), dtype=torch.long)
 
     def place(self, pages: Sequence[Sequence[int]], ids: Sequence[int]) -> None:
@@ -55,7 +57,7 @@ class PackedRunner:
         # 2. The attention's rectangles
         rectangles, offset = [], 0
         cells = [torch.empty(0)] * len(lengths)  # of each row: where its tokens are among the queries of all rectangles
-        for rows in rectangles_of(lengths, ends):
+        for rows in rectangles_of(lengths, ends, of_one=self._of_one):
             queries = max(lengths[row] for row in rows)
             keys = self._attention.whole_chunks(max(ends[row] for row in rows))
             for row in rows:
@@ -119,30 +121,37 @@ def _mask(window: int | None, *, positions: Tensor, limits: Tensor) -> MaskMod:
     return decode_mask(position_ids=positions, limits=limits, window=window)
 
 
-def rectangles_of(queries: Sequence[int], keys: Sequence[int]) -> list[list[int]]:
-    """Group rows so that joining a group adds at most twice the pairs of queries and keys that a row has, and a few.
+def rectangles_of(queries: Sequence[int], keys: Sequence[int], *, of_one: int) -> list[list[int]]:
+    """Group rows so that their rectangles cost least together.
+
+    A rectangle costs `of_one`, and for each row as many keys as the widest has, times its most queries and `_OF_KEYS`. Rows are
+    in the order of their queries, those of equal queries in the order of their keys, and a group is some that follow each
+    other. Rows with as many queries and about as many keys stay together.
 
     Args:
         queries, keys: [A] of each row.
+        of_one: pairs of a query and a key that cost as much as one more rectangle.
     """
-    groups: list[list[int]] = []
-    width = height = 0  # of the last group
-    for row in sorted(range(len(queries)), key=lambda row: (-queries[row], -keys[row], row)):
-        wider, own = max(width, keys[row]), queries[row] * keys[row]
-        if groups:
-            count = len(groups[-1])
-            added = height * ((count + 1) * wider - count * width)
-            if added <= 2 * own + FEW_PAIRS:
-                groups[-1].append(row)
-                width = wider
-                continue
-        groups.append([row])
-        height, width = queries[row], keys[row]
-    return groups
+    order = sorted(range(len(queries)), key=lambda row: (-queries[row], -keys[row], row))
+    alike = [list(rows) for _, rows in groupby(order, key=lambda row: (queries[row], keys[row].bit_length()))]
+    best: list[tuple[float, list[list[int]]]] = [(0.0, [])]  # for the first parts: what they cost, and their groups
+    for end in range(1, len(alike) + 1):
+        found: list[tuple[float, int]] = []
+        count = width = 0
+        for start in reversed(range(end)):
+            first = alike[start][0]
+            count, width = count + len(alike[start]), max(width, keys[first])
+            found.append((best[start][0] + of_one + count * width * (queries[first] + _OF_KEYS), start))
+        cost, start = min(found)
+        best.append((cost, [*best[start][1], [row for rows in alike[start:end] for row in rows]]))
+    return best[-1][1]
 
 
-FEW_PAIRS = 1 << 15
-"""What one more rectangle costs in addition to its pairs: calls that take their time however little they do."""
+_OF_KEYS = 3
+"""Queries that cost as much as it does to take a key and its value from the cache."""
+
+ON_CPU, ON_GPU = 3_000, 1 << 15
+"""What one more rectangle costs: calls that take their time however little they do, in which a GPU computes more pairs."""
 
 
 class PagedCache(Cache):
