@@ -156,6 +156,15 @@ def test_costs_are_learned_from_times(
         assert each / found[0] == pytest.approx(expected, rel=0.1 if noise + disturbed == 0 else 0.2)
 
 
+def test_a_step_where_any_row_has_more_than_one_token_is_learned() -> None:
+    """Passes over 32 rows: 90 ms over one token of each, and 15 ms more as soon as there is another token."""
+    costs = LearnedCosts(free_tokens=24.0)
+    for tokens in [32, 32, 34, 32, 36, 33, 32, 40, 32, 35] * 12:
+        costs.learn(tokens, rows=32, cached=3000, seconds=0.09 + 0.001 * (tokens - 32) + 0.015 * (tokens > 32))
+    plain, more = costs.seconds([32, 33], rows=32, cached=3000)
+    assert more - plain == pytest.approx(0.016, rel=0.2)
+
+
 def test_costs_follow_a_machine_that_changes() -> None:
     costs = LearnedCosts(free_tokens=24.0)
     for slope in (0.0, 0.1):
@@ -278,3 +287,16 @@ def test_what_few_rows_gain_is_not_asked_of_many() -> None:
     fresh.new_row().chances.learn(kinds * 30, right=7 * 30)
     full, alone = decided(before, 20, size=0, kinds=kinds), decided(fresh, 20, size=0, kinds=kinds)
     assert full == alone != [Share(0, 0)] * 20
+
+
+def test_chances_that_promise_too_much_are_trusted_less() -> None:
+    """Of many rows, those are chosen that were lucky. Half of what they promise comes: then less is drafted."""
+    costs: dict[str, CostModel] = {"any": Given(lambda tokens, rows: 1 + 0.08 * tokens)}
+    control, kinds = DraftControl(costs=costs), [COPIED + 3]
+    assert decided(control, 8, size=0, kinds=kinds) == [Share(1, 0)] * 8
+    for turn in range(60):
+        row = control.new_row()
+        row.fed = FedDraft(10, kinds, 0)
+        control.observe(row, 10 + 1 + (turn % 5 < 2), ())
+        control._chances = Chances(memory=500.0)  # each row as lucky as the first
+    assert decided(control, 8, size=0, kinds=kinds) == [Share(0, 0)] * 8

@@ -74,10 +74,29 @@ class PassKind(NamedTuple):
 
 @dataclass
 class _Gain:
-    """Hold what recent passes gave: their tokens, and those that plain passes would have given in the same time."""
+    """Hold what recent passes gave: their tokens, and those that plain passes would have given in the same time; and of the
+    drafted tokens that they checked, how many were right, and how many should have been."""
 
     gained: float = 64.0
     spent: float = 64.0
+    right: float = 0.0
+    hoped: float = 0.0
+
+    @property
+    def trust(self) -> float:
+        """Return what to multiply chances with. What is checked was chosen for its chance, so that chances which are too high
+        by accident are chosen most: the more rows there are, the more so."""
+        return min(1.0, (self.right + _HOPED) / (self.hoped + _HOPED))
+
+    def fade(self) -> None:
+        """Let all of it count less."""
+        self.gained, self.spent = _FADING * self.gained, _FADING * self.spent
+        self.right, self.hoped = _FADING * self.right, _FADING * self.hoped
+
+
+_MARGIN = 1.3  # times its cost is what a draft must bring: estimates err, and not all that it costs is timed
+_HOPED = 8.0  # drafted tokens: what full trust is worth a priori
+_FADING = 0.98  # of what is known of passes, after one more
 
 
 @dataclass
@@ -140,13 +159,16 @@ class DraftControl:
         if fed is None or committed <= fed.committed:
             return
         right = min(len(fed.kinds), committed - fed.committed - 1)
+        gain = self._gain_here
+        gain.gained += committed - fed.committed
+        gain.right += right
+        gain.hoped += sum(row.chances.reached(fed.kinds))
         row.chances.learn(fed.kinds, right=right)
         if fed.block > 1 and right == len(fed.kinds):  # else its draft is void
             reached = row.chances.reached(kinds)
             row.expected.learn([*reached, *[0.0] * (fed.block - 1 - len(reached))])
         self.drafted += len(fed.kinds)
         self.accepted += right
-        self._gain_here.gained += committed - fed.committed
 
     def learn(self, timed: TimedPass) -> None:
         """Take the time of a pass into account."""
@@ -171,11 +193,11 @@ class DraftControl:
             return model.seconds(tokens, rows=count, cached=cached)
 
         plain = seconds([count])[0]
-        rate = self.gain * count / plain
+        rate, trust = _MARGIN * self.gain * count / plain, self._gain_here.trust
         prospects = [
             Prospects(
-                reached=each.row.chances.reached(each.kinds),
-                expected=each.row.expected.of(each.size - 1) if each.size > 1 else (),
+                reached=[trust * chance for chance in each.row.chances.reached(each.kinds)],
+                expected=[trust * chance for chance in each.row.expected.of(each.size - 1)] if each.size > 1 else (),
                 size=each.size if each.size > 1 else 0,
                 waits=kind.waits,
             )
@@ -189,9 +211,8 @@ class DraftControl:
             tokens = padded_rows * (1 + max(each.drafted + each.fed for each in shares))
         self._chances.fade(_KEPT)
         self._expected.fade(_KEPT)
-        gain = self._gain_here
-        gain.gained *= _FADING
-        gain.spent = _FADING * gain.spent + len(rows) * seconds([tokens])[0] / plain
+        self._gain_here.fade()
+        self._gain_here.spent += len(rows) * seconds([tokens])[0] / plain
         return shares
 
 
@@ -205,7 +226,6 @@ def control_of(model: Any) -> DraftControl:
 
 _FREE_ON_CPU, _FREE_ON_GPU = 24.0, 512.0  # tokens; where a prior is wrong, a few passes correct it
 _KEPT = 0.998  # of what is known of a model's drafts, after one more pass
-_FADING = 0.98  # of what is known of a pass's gain, after one more
 
 
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)

@@ -3,10 +3,12 @@
 Knows numbers, clocks and devices. Knows nothing of models or drafts.
 
     seconds = start + sum of slope_i * (tokens within segment i) + per_row * rows + per_cached * cached
+              + step, if tokens > rows
 
-The segments lie between `KNOTS`, so that a pass may cost the same up to some size, as on a GPU, or rise from the first token
-on. All coefficients are at least 0. They minimise the relative error over recent passes, with a weak prior; a pass that was
-disturbed, and took long, counts for little.
+The step is what a pass costs more as soon as any row has more than one token: other kernels and masks, and one more part of
+attention. The segments lie between `KNOTS`, so that a pass may cost the same up to some size, as on a GPU, or rise from the first
+token on. All coefficients are at least 0. They minimise the relative error over recent passes, with a weak prior; a pass that
+was disturbed, and took long, counts for little.
 """
 
 import time
@@ -70,12 +72,12 @@ class LearnedCosts:
             free_tokens: how many more tokens take as long as the first one. About the machine's operations a second over its
                 bytes a second.
         """
-        count = len(KNOTS) + 3
+        count = len(KNOTS) + 4
         self.num_passes = 0
         self._free_tokens = free_tokens
         self._products, self._sums = np.zeros((count, count)), np.zeros(count)
         self._coefficients = np.zeros(count)
-        self._coefficients[0], self._coefficients[1:-2] = 1.0, 1.0 / free_tokens  # in a unit that nobody knows yet
+        self._coefficients[0], self._coefficients[1:-3] = 1.0, 1.0 / free_tokens  # in a unit that nobody knows yet
 
     def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
         """See `CostModel`. Before the first pass, in any unit."""
@@ -102,25 +104,26 @@ _EARLY = 8  # passes after each of which costs are fitted; later, after each so 
 
 
 def _features(tokens: np.ndarray, rows: int, cached: int) -> np.ndarray:
-    """Return [n, segments + 3], what the coefficients are multiplied with."""
+    """Return [n, segments + 4], what the coefficients are multiplied with."""
     knots = np.asarray(KNOTS, dtype=float)
     widths = np.append(np.diff(knots), np.inf)
     inside = np.clip(tokens[:, None] - knots, 0, widths)
     ones = np.ones((len(tokens), 1))
-    return np.concatenate([ones, inside, rows * ones, cached / MOST_CACHED * ones], axis=1)
+    has_more = (tokens > rows)[:, None]
+    return np.concatenate([ones, inside, rows * ones, cached / MOST_CACHED * ones, has_more], axis=1)
 
 
 def _prior(free_tokens: float) -> np.ndarray:
-    """Return [n, segments + 3], coefficients of what is 0 a priori, as parts of a pass's time: each segment's slope is what
-    makes `free_tokens` more cost as much as the first, so is that of rows, and a few units of the cache do; and each segment
-    is like the next."""
+    """Return [n, segments + 4], coefficients of what is 0 a priori, as parts of a pass's time: each segment's slope is what
+    makes `free_tokens` more cost as much as the first, so is that of rows, and a few units of the cache do; there is no step;
+    and each segment is like the next."""
     segments = len(KNOTS)
     ends = np.asarray([*KNOTS[1:], 2 * KNOTS[-1]], dtype=float)
     parts = ends / (1 + ends / free_tokens)
-    same = np.zeros((segments + 2, segments + 3))
-    same[:, 0] = [*-parts / free_tokens, -1 / free_tokens, -1 / _FREE_CACHED]
-    same[:, 1:] = np.diag([*parts, 1.0, 1.0])
-    alike = np.zeros((segments - 1, segments + 3))
+    same = np.zeros((segments + 3, segments + 4))
+    same[:, 0] = [*-parts / free_tokens, -1 / free_tokens, -1 / _FREE_CACHED, 0.0]
+    same[:, 1:] = np.diag([*parts, 1.0, 1.0, 1.0])
+    alike = np.zeros((segments - 1, segments + 4))
     between = np.arange(segments - 1)
     alike[between, 1 + between], alike[between, 2 + between] = -parts[:-1], parts[:-1]
     return np.concatenate([same, alike])
