@@ -6,9 +6,9 @@ Knows numbers, clocks and devices. Knows nothing of models or drafts.
               + step, if tokens > rows
 
 The step is what a pass costs more as soon as any row has more than one token: other kernels and masks, and one more part of
-attention. The segments lie between `KNOTS`, so that a pass may cost the same up to some size, as on a GPU, or rise from the first
-token on. All coefficients are at least 0. They minimise the relative error over recent passes, with a weak prior; a pass that
-was disturbed, and took long, counts for little.
+attention. The segments lie between `KNOTS`, so that a pass may cost the same up to some size, as on a GPU, or rise from the
+first token on. All coefficients are at least 0. They minimise the relative error over recent passes, with a weak prior; a pass
+that was disturbed, and took long, counts for little.
 """
 
 import time
