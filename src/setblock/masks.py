@@ -6,8 +6,9 @@ A `mask_mod` takes four integer tensors that broadcast together, (batch, head, q
 where the query may attend the key: FlexAttention's convention. `to_dense` evaluates one to a boolean tensor,
 `to_block_mask` compiles it to a FlexAttention `BlockMask`; both come from the same function, so they can't disagree.
 
-Both masks rest on one idea: a query sees the clean tokens *before its limit*. A causal token's limit is its own position
-+ 1; a noisy or future-block token's limit is fixed for its whole block, which is what makes a block bidirectional.
+Both masks rest on one idea: a query sees the clean tokens *before its limit*. A causal token's limit is its own position + 1.
+In decoding, a block token's limit is the block's end, so a block sees all of itself. In training, a noisy token's limit is its
+block's start, and `same_block` adds the noisy tokens of the block.
 """
 
 from collections.abc import Callable

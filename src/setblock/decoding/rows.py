@@ -41,8 +41,8 @@ class Rows:
     started: list[float]
     drafts: list[RowDrafts | None]  # of rows whose drafts vary in length
     next_spans: list[Span] | None = None  # where they are known already
-    is_shared: bool = False  # whether they are decided, too
-    answered: torch.Tensor | None = None  # where answers ended before the last step
+    is_shared: bool = False  # whether the control of drafts has cut them to what pays
+    answered: torch.Tensor | None = None  # `answer.end` before the last step
 
     @classmethod
     @torch.inference_mode()  # as the passes are: what is compiled for tensors of one kind is not used for another

@@ -14,8 +14,8 @@ from setblock.decoding.state.terms import RowTerms
 class Companion:
     """Follow one row, and perhaps restrict its tokens. A subclass overrides the methods that it needs.
 
-    After each pass it receives what has changed, in this order: `retract` and `reveal`, so that it always knows the row's
-    answer as far as it goes without a gap; then `read`, of which nothing is ever taken back.
+    After each pass it receives what has changed: `retract` and `reveal`, of text without a gap that may be a draft; then
+    `read`, of text that is final.
 
     Attributes:
         is_lazy: whether it need not hear of each pass at once, but may hear of it when somebody asks for its row.

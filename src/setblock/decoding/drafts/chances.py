@@ -97,8 +97,8 @@ class ExpectedDraft:
         self._counts = [kept * each for each in self._counts]
 
     def of(self, length: int) -> list[float]:
-        """Return the expected `Chances.reached` of a draft of `length` tokens. Places that no draft had are like those
-        before."""
+        """Return the expected `Chances.reached` of a draft of `length` tokens. Places that were never drafted continue the
+        trend of those before."""
         of_others = None if self._parent is None else self._parent.of(length)
         found: list[float] = []
         for place in range(length):

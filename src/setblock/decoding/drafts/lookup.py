@@ -87,7 +87,7 @@ def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tenso
 
     Args:
         entropy: [B, k] float32, nats, of the distribution that each token of the draft was chosen from.
-        rows: [B] bool, rows that the pass was over, and whose tokens only the model decides.
+        rows: [B] bool, rows that took part in the pass.
     """
     # 1. The text up to the block's first token, and what followed it before
     positions = state.block.positions

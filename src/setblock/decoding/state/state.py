@@ -46,12 +46,13 @@ class Block:
 
     Attributes:
         start, end: [B]; empty where only a check of the last draft is left.
-        needed_end: [B] the position past the last that still matters: the block's end, or that of its first end-of-text.
+        needed_end: [B] the position past the last that is still needed: `end`, or just behind the block's first end-of-text.
         fed_size: [B] how many of its tokens a row is fed behind what is committed; 0 where none: rows of `ntp`, all rows of a
             model that was not trained for blocks, and exact rows that draft without it.
         passes: [B] how many passes have filled it.
         revealed: [B, k] bool, which of its positions are fixed.
-        kinds: [B, k] of exact rows, what kind each drafted token is of (`drafts.chances`), from position `committed` on.
+        kinds: [B, k] of exact rows, where each drafted token came from (`drafts.chances`). Column 0 is position `committed`,
+            even after the block has moved.
         positions: [B, k], running past `end` where the block is shorter than k.
     """
 
@@ -70,11 +71,9 @@ class Answer:
     """Say how far the answer of each row goes, [B] each.
 
     Attributes:
-        text_end: the position up to which there is no gap; what stands before it may be a draft.
-        stop_end: the position past the last token that the text can have: past the end-of-text that it ends with, drafts
-            included; else its limit. An answer that reaches it is whole.
-        end: the position up to which tokens are written and will not change: there are no gaps before it, and in exact rows
-            they are next-token decoding's.
+        text_end: the end of the text that has no gap, drafts included.
+        stop_end: where the answer is complete: behind its end-of-text, drafts included; else its limit.
+        end: the end of the final text: it has no gap, and in exact rows it is next-token decoding's.
         finished: bool.
         stopped: bool, rows that `BatchState.finish` ended.
         failed: bool, rows whose logits were not numbers, or left no token. Nothing more is revealed in them; what they have is
@@ -192,8 +191,8 @@ class BatchState:
         changes nothing.
 
         Returns:
-            [B] bool, rows whose block is whole; [B] bool, rows whose block has its first token, right after what is committed,
-            or None where no row is exact.
+            [B] bool, rows whose block is complete; [B] bool, rows whose block has its first token and all before it in the
+            cache, or None where no row is exact.
         """
         block, answer, terms = self.block, self.answer, self.terms
         # 1. Is the block whole, and does it end in an end-of-text?
@@ -219,8 +218,9 @@ class BatchState:
         """Finish rows whose answer is whole after a pass, and open the next block of rows that have finished theirs.
 
         Args:
-            fuses_commit: whether what is to be committed is fed with the block behind it. An exact row's next token is then
-                committed at once, with what is drafted behind it. Otherwise a block that is fed gets a separate pass first.
+            fuses_commit: whether what is to be committed is fed with the block behind it. Exact rows then open a new block
+                behind the draft as soon as the block's first token is known, and the next pass checks the draft. Otherwise a
+                block that is fed gets a separate pass first.
         """
         done, has_first = self.settle()
         if has_first is not None:
@@ -246,15 +246,15 @@ class BatchState:
         self._open_blocks(is_cut, start)
 
     def _open_blocks(self, rows: Tensor, start: Tensor) -> None:
-        """Begin a block of `rows` [B] bool at `start` [B], in which nothing is revealed."""
+        """Place blocks of `rows` [B] bool at `start` [B], and clear what was revealed in them."""
         block = self.block
-        self._move_blocks(rows, start)
+        self._place_blocks(rows, start)
         block.revealed = block.revealed.masked_fill(rows[:, None], False)
         if self.terms.has_exact:  # what was drafted behind a gap, or is not taken, or is wrong, is void
             self.tokens.scatter_(1, self.columns[-1].where(block.revealed, block.positions), mask_of(self.facts))
 
-    def _move_blocks(self, rows: Tensor, start: Tensor) -> None:
-        """Begin a block of `rows` [B] bool at `start` [B]. It ends, at the latest, where the text does."""
+    def _place_blocks(self, rows: Tensor, start: Tensor) -> None:
+        """Place blocks of `rows` [B] bool at `start` [B]. A block ends, at the latest, where the text does."""
         block = self.block
         block.start = torch.where(rows, start, block.start)
         block.positions = block.start[:, None] + self.columns[: self.terms.block_width]
@@ -262,11 +262,11 @@ class BatchState:
         block.needed_end = torch.where(rows, block.end, block.needed_end)
         block.passes = block.passes.masked_fill(rows, 0)
 
-    # What the cache holds: here alone `committed` moves
+    # Only what follows changes `committed`
 
     def commit(self, ends: Tensor, *, has_prefill: bool = True) -> None:
-        """Commit what a pass fed causally, up to `ends` [B]: it is now in the cache. `has_prefill`: whether any row was
-        fed its prompt, or what it had to give up."""
+        """Count what a pass fed causally, up to `ends` [B], as committed. Only the count moves: the runner has written the keys
+        and values. `has_prefill`: whether any row was fed its prompt, or what it had to give up."""
         cache = self.cache
         cache.committed = torch.maximum(cache.committed, torch.minimum(ends, self.block.start))
         if has_prefill:
@@ -277,7 +277,7 @@ class BatchState:
         unless they `failed` [B] bool. What comes before is committed."""
         self.cache.committed = torch.where(rows, positions, self.cache.committed)
         self.answer.stop_end = torch.where(rows, self.terms.limit, self.answer.stop_end)
-        self._move_blocks(rows, positions)
+        self._place_blocks(rows, positions)
         self.block.revealed = torch.where(rows[:, None], self.terms.is_first > failed[:, None], self.block.revealed)
 
     @torch.inference_mode()

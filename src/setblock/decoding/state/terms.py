@@ -65,15 +65,16 @@ class Terms:
         block_width: k.
         capacity: C, past every row's block, rounded up.
         has_sbd, has_exact, has_ntp: whether any row is decoded by the method.
-        takes_first_at_once: whether every row takes a block's first token from the first causal logit that predicts it.
+        takes_first_at_once: whether every row takes its block's first token in the pass of the causal logit, so that
+            `first_logits` is never needed.
         prompt_length, limit, block_size: [B] as in `RowTerms`.
         ends: [B, E] token ids that end an answer, filled up with `NO_TOKEN`.
         is_ntp: [B] bool, rows that decode one token a pass.
         is_exact: [B] bool, rows whose blocks are drafts: what is committed is checked.
         draft_lookup: [B] of exact rows, how many tokens must match for a draft to be copied from the text; 0 for never.
         is_first: [k] bool, the first place of a block.
-        takes_next: [B, k] bool, the first places of exact rows' blocks: what the causal logit says is taken as soon as it is
-            known. None where no row is exact.
+        takes_next: [B, k] bool, True in column 0 of exact rows: that token is plain decoding's own, and always revealed. None
+            where no row is exact.
         first_is_causal: [B] bool, rows whose block's first token is predicted by the last token before the block; None where no
             row's is.
         seeds: [B] of each row's draws.

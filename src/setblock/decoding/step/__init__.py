@@ -1,1 +1,1 @@
-"""Run one pass of Algorithm 3, in the paper's order: plan, feed, predictions, logits, choice, exact, absorb."""
+"""Run one pass of Algorithm 3: feed, logits, exact (the check of drafts), policy and choice, absorb."""

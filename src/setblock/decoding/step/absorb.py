@@ -3,7 +3,7 @@
     while rows are not finished:
         feed = next_feed(state, plan)                    x_<t ; x̂                  feed.py
         logits = runner.logits(feed)                     ẑ, z            eq. 9     whoever holds a model
-        step = absorb(state, feed, logits, policy)       reveal some     eq. 8     here
+        step = absorb(state, feed, logits, policy)       reveal some               here; eq. 8 is samplers/entropy_bounded.py
 
 Knows the order of things: check what was committed, reveal what the sampler says, then the next block; rows may be anywhere in
 it. Knows nothing of models or text.
@@ -37,7 +37,8 @@ class DecodingStep:
         token_ids: int64, the tokens chosen for them.
         revealed: bool, positions that this pass revealed.
         at: int64, where its tokens stand: `BatchState.reveal`.
-        entropy: [B, k + m] float32, nats, of the distribution at each masked position; then where `check` replaced a draft.
+        entropy: [B, k + m] float32, nats, of the distribution at each of the k block positions, then at the m that were checked
+            (of use where `check` replaced a draft).
     """
 
     reading: "Reading"
@@ -57,7 +58,7 @@ class Reading:
         given: the model's logits.
         block: those that the block's tokens are chosen from.
         moments: of the distributions of the block's first w places; then of those where a draft was checked.
-        known: [B, w + m] bool, where they count: what the pass says, and where a draft was replaced.
+        known: [B, w + m] bool, where they count: `candidates`, then `check.replaced`.
         is_asked: [B] bool, rows of whose block the pass says anything.
         candidates: [B, w] bool, masked positions that may be revealed.
         is_prefill: [B] bool, rows whose prompt, or a part of it, the pass was over.

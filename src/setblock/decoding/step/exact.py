@@ -27,8 +27,8 @@ class Check:
     Attributes:
         token_ids: [B, m] next-token decoding's choices at the positions that were checked.
         known: [B, m] bool, where they count.
-        first_wrong: [B, 1] the column of the first that differs from the draft, or can't be chosen; m where there is none.
-        replaced: [B, m] bool, where that is, and the choice took the draft's place: at most one in a row.
+        first_wrong: [B, 1] the first column where the draft is rejected; m where there is none.
+        replaced: [B, m] bool, that column, if a token could be chosen there.
         rejected: [B] bool, rows whose draft was cut.
         failed: [B] bool, those of them in which next-token decoding would have met logits that are not finite there.
     """
@@ -54,7 +54,8 @@ def check_drafts(state: BatchState, commit: Logits, *, is_finite: Tensor, draws:
 
     Args:
         commit: the logits that tokens are chosen from.
-        is_finite: [B, m] bool. Where they are not, behind a wrong draft, is nothing to next-token decoding.
+        is_finite: [B, m] bool, where they are finite. Logits behind a rejected draft are ignored: plain decoding never computes
+            them.
     """
     best = commit.best.token_ids
     chosen = choose_tokens(commit.logits, draws, positions=commit.positions, best=best)  # [B, m]

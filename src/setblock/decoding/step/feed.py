@@ -11,6 +11,7 @@ is cut into several.
     block pass               committed = block_start, end = block_end               k tokens
     commit + first pass      committed = previous block's start, end = block_end    2k tokens
     commit                   committed = previous block's start, end = block_start  k tokens, where the runner can't fuse
+    exact                    committed = the next token, end = block_end            it, checked drafts, and a new block
 """
 
 from collections.abc import Sequence
@@ -34,9 +35,9 @@ class Span:
         block_start: those from here on are fed as a block, those before it causally.
         is_prefill: whether it may be cut.
         is_cut: whether it is.
-        stop_end: the position past the last token that the text can have, with the draft that is fed.
+        stop_end: where the answer would end if this draft is right.
         kinds: of the drafted tokens behind the first, where drafts vary in length.
-        fed_size: how much of the block is fed, now or next, where it was decided; else -1.
+        fed_size: tokens of the new block to feed; -1 where nobody has decided.
     """
 
     start: int

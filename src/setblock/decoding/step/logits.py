@@ -82,7 +82,7 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
         state.first_logits = plan.put(first, state.first_logits)
         best.logits[:, 0], best.token_ids[:, 0] = most_likely(logits[:, 0])
 
-    # 2. Of a block, a pass says something if it was fed; or where the first token is known as soon as what comes before it is
+    # 2. A pass predicts a block's tokens if it fed the block; its first token also as soon as all before it is committed
     wanted = feed.wanted
     if plan.is_prefill is not None or not plan.fuses_commit:  # else all that is wanted
         says = (plan.ends > block_start) | plan.of(state.is_causal)

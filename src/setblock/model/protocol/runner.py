@@ -33,8 +33,8 @@ class PassPlan:
             is.
         queries: Q, the most tokens of a row.
         width: w, places of each row's block whose outputs are wanted: 1 where none is fed a block.
-        checked: m, outputs of each row at which drafts are checked.
-        visible: the position past the last that any row sees; all that a row sees it has been fed.
+        checked: outputs of each row at which drafts are checked.
+        visible: the position past the last in the cache that any row attends to.
         is_fixed: whether sizes are of the few that a compiled model is made for, at the price of padding.
         fuses_commit: whether what is committed is fed with the block behind it; otherwise the commit is a separate pass.
         causal_block: whether a token of a block sees no later one of it.
@@ -81,7 +81,8 @@ class PassPlan:
 
 @dataclass(frozen=True)
 class Feed:
-    """Hold the inputs of a pass. A rows that take part, Q the most tokens of a row, m the most outputs.
+    """Hold the inputs of a pass. A rows that take part, Q the most tokens of a row, m outputs: w and
+    `PassPlan.checked`.
 
     Attributes:
         plan: its sizes and its rows.

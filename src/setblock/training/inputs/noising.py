@@ -1,4 +1,4 @@
-"""Choose which blocks of a row are noised, and which of their tokens become the mask token (eq. 13).
+"""Choose which blocks of a row are noised, and which of their tokens become the mask token (Algorithm 1, eq. 13).
 
 Knows rows of tokens, block sizes and random draws. Knows nothing of models or attention.
 """

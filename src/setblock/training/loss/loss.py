@@ -1,4 +1,5 @@
-"""Compute the SBD loss: next-token plus masked-token prediction (eq. 14).
+"""Compute the SBD loss: next-token plus masked-token prediction (eq. 14). Its sum over targets is in `cross_entropy`, and over
+a batch in `forward`.
 
 Knows logits, or hidden states and a head, and targets. Knows nothing of models, or of how the targets came to be.
 
