@@ -31,6 +31,7 @@ from measuring.subjects import SIZES, random_model
 from measuring.timing import seconds, spread
 from setblock.data.documents import Document
 from setblock.data.packing import RowCollator, RowDataset, pack
+from setblock.heap import keep_few_products, keep_freed_memory
 from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.document_attention import attends_runs, document_attention
 from setblock.model.sbd_model import SBDModel
@@ -41,7 +42,6 @@ from setblock.training.inputs.noising import Noising
 from setblock.training.loss.cross_entropy import LOGITS_AT_ONCE
 from setblock.training.loss.forward import training_loss
 from setblock.training.loss.head import split_head
-from setblock.training.trainer.heap import keep_freed_memory
 
 OBJECTIVES = ("ntp", "sbd", "adapter")
 END = 0
@@ -52,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_options(arguments)
     if not torch.cuda.is_available():
         keep_freed_memory()
+        keep_few_products()
     if options.memory_of:
         objective, share = options.memory_of.split(":")
         print(json.dumps(peak_bytes(objective, float(share), options)))

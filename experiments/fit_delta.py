@@ -20,11 +20,11 @@ from transformers import TrainerCallback
 
 from deltas.shipping import FORM, FORMS, rows_of_facts, ship_changes
 from deltas.trained import hold_changes
+from setblock.heap import keep_few_products, keep_freed_memory
 from setblock.model.loading.named import DELTA_FILE, resolved
 from setblock.training.recipe import load_recipe, parse_override
 from setblock.training.run.checkpoints import claim, newest_checkpoint
 from setblock.training.run.train import prepared_model, recipe_rows
-from setblock.training.trainer.heap import keep_freed_memory
 from setblock.training.trainer.metrics import MetricsFile
 from setblock.training.trainer.trainer import SBDTrainer
 
@@ -67,6 +67,7 @@ def main() -> None:
     options = parser.parse_args()
     recipe, args = load_recipe(options.recipe, overrides=dict(map(parse_override, options.set)))
     keep_freed_memory()
+    keep_few_products()
     sbd = prepared_model(recipe, args)
     assert sbd.facts is not None  # the recipe trains for blocks
     rows = recipe_rows(recipe, sbd)

@@ -177,10 +177,19 @@ def test_tokenizer_that_is_none(run, copied, content):
     _refused(run("generate", "Tom", "--model", copied), said)
 
 
-@pytest.mark.parametrize("mask_token_id", [None, -1, 10**6, True, "7"])
-def test_facts_without_a_mask_token(run, copied, mask_token_id):
+@pytest.mark.parametrize(
+    ("mask_token_id", "said"),
+    [
+        (None, "either mask_token_id or noise_vocab_size must be given"),
+        (-1, "setblock.mask_token_id is not valid: Input should be greater than or equal to 0, not -1"),
+        (10**6, "setblock.mask_token_id must be at most 299, not 1000000"),
+        (True, "setblock.mask_token_id is not valid: Input should be a valid integer, not True"),
+        ("7", "setblock.mask_token_id is not valid: Input should be a valid integer, not '7'"),
+    ],
+)
+def test_facts_without_a_mask_token(run, copied, mask_token_id, said):
     _edit_config(copied, lambda config: config["setblock"].update(mask_token_id=mask_token_id))
-    _refused(run("generate", "Tom", "--model", copied), "setblock.mask_token_id must be in 0..")
+    _refused(run("generate", "Tom", "--model", copied), said)
 
 
 def test_encoder_decoder(run, copied):

@@ -85,7 +85,7 @@ class TestAnswers:
         "settings",
         [
             DecodingSettings(method="ntp"),
-            DecodingSettings(method="exact", block_size=8),
+            DecodingSettings(method="exact", drafts="fixed", block_size=8),
             DecodingSettings(method="sbd", sampler=EntropyBounded(0.5)),
             DecodingSettings(method="sbd", sampler=Factor(2.0)),
         ],
