@@ -27,7 +27,8 @@ ROOT = Path(__file__).parent.parent
 PROMPT = "Maya has 12 apples. Maya finds 7 more. How many apples does Maya have now?"
 
 SHORTER = (
-    (r"\bsmollm2-base\b", "runs/mine"),  # the bundled model in place of others
+    (r"models/smollm2-orders\b", "runs/records"),  # the bundled model in place of others
+    (r"\bsmollm2-base\b", "runs/mine"),
     (r"\bQwen/Qwen3-8B\b", "qwen3-8b"),  # the roofline's own table in place of the hub's
     (r"setblock serve", "setblock serve --port 0"),
     (r"--limit \d+", "--limit 2 --max-new-tokens 8"),
