@@ -117,7 +117,7 @@ class DraftControl:
     clock: PassClock = field(default_factory=PassClock)
     _chances: Chances = field(default_factory=lambda: Chances(memory=500.0))
     _expected: ExpectedDraft = field(default_factory=ExpectedDraft)
-    _gains: dict[int, "_Gain"] = field(default_factory=dict)  # by the binary digits of a plain pass's tokens
+    _gains: dict[int, _Gain] = field(default_factory=dict)  # by the binary digits of a plain pass's tokens
     _load: int = 1  # that of the last decision
 
     def new_row(self) -> RowDrafts:
@@ -145,7 +145,7 @@ class DraftControl:
         return max(1.0, found.gained / found.spent)
 
     @property
-    def _gain_here(self) -> "_Gain":
+    def _gain_here(self) -> _Gain:
         return self._gains.setdefault(self._load, _Gain())
 
     def observe(self, row: RowDrafts, committed: int, kinds: Sequence[int]) -> None:

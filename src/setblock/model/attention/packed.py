@@ -46,12 +46,10 @@ class Rectangle:
 class _Layout:
     rectangles: Sequence[Rectangle]
     cells: Tensor
+    attention: GroupedAttention
     implementation: str
-    sdpa: str  # the name of what replaces Transformers' own
-    of_group: int  # how often a mask has each query: for each head of a group, where masks are made for groups
-    rows: dict[tuple[int, int], Tensor] = field(
-        default_factory=dict
-    )  # where all heads of a rectangle's tokens or slots are
+    for_groups: bool  # whether masks have each query for each head of a group
+    rows: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # of each rectangle's tokens or slots, all heads
 
 
 _LAYOUT: ContextVar[_Layout] = ContextVar("layout")
@@ -69,8 +67,8 @@ def packed_attention(
     """
     implementation = _implementation(attention.config)
     for_groups = implementation == "sdpa" and all(each.tokens.shape[1] <= attention.most_queries for each in rectangles)
-    layout = _Layout(rectangles, cells, implementation, attention.name, attention.of_group if for_groups else 1)
-    mask = _flat_mask(attention, layout, for_groups=for_groups, device=model.device, dtype=model.dtype)
+    layout = _Layout(rectangles, cells, attention, implementation, for_groups)
+    mask = _flat_mask(layout, device=model.device, dtype=model.dtype)
     reset = _LAYOUT.set(layout)
     try:
         with attention_by(_NAME, attention.config):
@@ -88,9 +86,7 @@ def _implementation(config: PretrainedConfig) -> str:
     return usual
 
 
-def _flat_mask(
-    attention: GroupedAttention, layout: _Layout, *, for_groups: bool, device: torch.device, dtype: torch.dtype
-) -> AttentionMask:
+def _flat_mask(layout: _Layout, *, device: torch.device, dtype: torch.dtype) -> AttentionMask:
     """Return the masks of all rectangles, one behind the other, [1, 1, 1, sum of a Q K], or of a G Q K for groups; by layer
     type where a model mixes them.
 
@@ -98,7 +94,7 @@ def _flat_mask(
     """
     masks = [
         attention_mask(
-            attention.config,
+            layout.attention.config,
             each.mask_mod_for,
             batch=each.tokens.shape[0],
             queries=each.tokens.shape[1],
@@ -109,9 +105,9 @@ def _flat_mask(
         )
         for each in layout.rectangles
     ]
-    if for_groups:  # once, and not in each layer
+    if layout.for_groups:  # once, and not in each layer
         sizes = [each.tokens.shape[1] for each in layout.rectangles]
-        masks = [attention.mask(mask, queries=queries) for mask, queries in zip(masks, sizes, strict=True)]
+        masks = [layout.attention.mask(mask, queries=queries) for mask, queries in zip(masks, sizes, strict=True)]
 
     def flat(parts: Sequence[Any]) -> Tensor:
         return torch.cat([part.flatten() for part in parts])[None, None, None]
@@ -132,9 +128,10 @@ def _attend(
     base = _attention_function(module, layout)
     queries, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))  # [N or slots, H, D]
     attended, masks = [], attention_mask.flatten()
+    of_group = layout.attention.of_group if layout.for_groups else 1
     for each in layout.rectangles:
         (rows, length), width = each.tokens.shape, each.slots.shape[1]
-        count = rows * layout.of_group * length * width
+        count = rows * of_group * length * width
         mask, masks = masks[:count], masks[count:]
         result, _ = base(
             module,
@@ -165,7 +162,7 @@ def _attention_function(module: nn.Module, layout: _Layout) -> Callable[..., tup
     if layout.implementation == "eager":  # each model's own, next to its attention layer
         eager: Callable[..., tuple[Tensor, Any]] = sys.modules[type(module).__module__].eager_attention_forward
         return eager
-    name = layout.sdpa if layout.implementation == "sdpa" else layout.implementation
+    name = layout.attention.name if layout.implementation == "sdpa" else layout.implementation
     function: Callable[..., tuple[Tensor, Any]] = ALL_ATTENTION_FUNCTIONS[name]
     return function
 
