@@ -13,6 +13,7 @@ from answers import assert_same, drawn_settings
 from families import MODES, tiny_sbd
 from setblock.decoding.drafts.allocation import Share
 from setblock.decoding.drafts.control import DraftControl, PassKind, Standing
+from setblock.decoding.drafts.lookup import with_copies
 from setblock.decoding.generate import generate_batch, stream
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
@@ -23,7 +24,7 @@ from setblock.model.sbd_model import SBDModel
 
 @dataclass
 class AnyDrafts(DraftControl):
-    """Decide at random, and remember which decisions there were."""
+    """Decide at random, or not at all for some passes, and remember which decisions there were."""
 
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     seen: list[tuple[int, Share]] = field(default_factory=list)
@@ -39,6 +40,7 @@ class AnyDrafts(DraftControl):
         ]
         shares = [Share(share.drafted, min(share.fed, row.size)) for row, share in zip(rows, shares, strict=True)]
         self.seen += [(len(row.kinds), share) for row, share in zip(rows, shares, strict=True)]
+        self.resting = self.rng.choice([0, 0, 0, 1, 3])
         return shares
 
 
@@ -131,3 +133,32 @@ def test_any_decision_gives_plain_decodings_text_in_the_engine(
     )
     for row in (5, 6):
         assert_same(found[str(row)], generate_batch(sbd, [rows[row]], settings=[settings[row]])[0])
+
+
+class Dear:
+    """Costs that no draft is worth."""
+
+    def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
+        return [float(each) for each in tokens]
+
+    def learn(self, tokens: int, *, rows: int, cached: int, seconds: float) -> None:
+        pass
+
+
+def test_copies_are_not_looked_for_where_none_is_worth_it(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most passes of a batch cost what they cost in plain decoding, and the others find out whether that has changed."""
+    searches = []
+
+    def counted(*of: Any, **more: Any) -> Any:
+        searches.append(1)
+        return with_copies(*of, **more)
+
+    monkeypatch.setattr("setblock.decoding.step.absorb.with_copies", counted)
+    monkeypatch.setattr(DraftControl, "costs_of", lambda *_: Dear())
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted")
+    settings = DecodingSettings(max_new_tokens=60, min_new_tokens=60, draft_lookup=1)
+    answers = generate_batch(sbd, [[5, 6, 5, 6, 5, 6]] * 20, settings=settings)
+    assert sum(each.drafted for each in answers) == 0
+    assert 15 <= len(searches) <= 25 < answers[0].num_forwards

@@ -300,3 +300,31 @@ def test_chances_that_promise_too_much_are_trusted_less() -> None:
         control.observe(row, 10 + 1 + (turn % 5 < 2), ())
         control._chances = Chances(memory=500.0)  # each row as lucky as the first
     assert decided(control, 8, size=0, kinds=kinds) == [Share(0, 0)] * 8
+
+
+def test_a_pass_that_is_filled_up_pays_for_what_a_second_token_costs() -> None:
+    """Two rows, and two that have ended, in a compiled pass: the rows that fill it up are no second tokens."""
+    control = DraftControl(costs={"any": Given(lambda tokens, rows: 1 + 0.5 * (tokens > rows))})
+    standings = [Standing(control.new_row(), [0], 0) for _ in range(2)]
+    kind = PassKind("any", [1, 8], waits=False)
+    shares = control.decide(standings, kind, others=0, prompts=0, padded_rows=4, cached=0)
+    assert shares == [Share(0, 0)] * 2
+
+
+def test_where_all_drafts_are_refused_passes_follow_that_nobody_drafts_for() -> None:
+    dear, kinds = DraftControl(costs={"any": Given(lambda tokens, rows: float(tokens))}), [COPIED]
+    for _ in range(50):
+        assert decided(dear, 32, size=0) == [Share(0, 0)] * 32
+    assert not dear.resting  # nothing was offered
+    for _ in range(2):
+        assert not dear.resting
+        assert decided(dear, 32, size=0, kinds=kinds) == [Share(0, 0)] * 32
+    passes = 0
+    while dear.resting:
+        assert dear.rest(32) == [Share(0, 0)] * 32
+        passes += 1
+    assert passes > 1
+    dear.costs["any"] = Given(lambda tokens, rows: 1.0)
+    assert decided(dear, 32, size=0, kinds=kinds) == [Share(1, 0)] * 32
+    assert not dear.resting
+    assert dear.gain == pytest.approx(1, abs=0.1)  # passes without drafts count as what they are

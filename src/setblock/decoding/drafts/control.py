@@ -75,12 +75,14 @@ class PassKind(NamedTuple):
 @dataclass
 class _Gain:
     """Hold what recent passes gave: their tokens, and those that plain passes would have given in the same time; and of the
-    drafted tokens that they checked, how many were right, and how many should have been."""
+    drafted tokens that they checked, how many were right, and how many should have been. `refused`: rows whose drafts were not
+    worth their cost, since the last one that was."""
 
     gained: float = 64.0
     spent: float = 64.0
     right: float = 0.0
     hoped: float = 0.0
+    refused: int = 0
 
     @property
     def trust(self) -> float:
@@ -97,6 +99,7 @@ class _Gain:
 _MARGIN = 1.3  # times its cost is what a draft must bring: estimates err, and not all that it costs is timed
 _HOPED = 8.0  # drafted tokens: what full trust is worth a priori
 _FADING = 0.98  # of what is known of passes, after one more
+_REFUSED, _REST = 64, 3  # rows whose drafts were refused, and the passes that then follow without one
 
 
 @dataclass
@@ -107,6 +110,8 @@ class DraftControl:
         free_tokens: as in `LearnedCosts`.
         costs: by the name of a kind of pass. Those that are not there are learned.
         drafted, accepted: tokens that were checked, and those of them that were right.
+        resting: how many passes follow that nobody drafts for. Where all drafts are refused, to look for them and to decide
+            costs more than it can bring.
         clock: what times passes.
     """
 
@@ -114,6 +119,7 @@ class DraftControl:
     costs: dict[str, CostModel] = field(default_factory=dict)
     drafted: int = 0
     accepted: int = 0
+    resting: int = 0
     clock: PassClock = field(default_factory=PassClock)
     _chances: Chances = field(default_factory=lambda: Chances(memory=500.0))
     _expected: ExpectedDraft = field(default_factory=ExpectedDraft)
@@ -188,11 +194,12 @@ class DraftControl:
         """
         model, count = self.costs_of(kind.name), len(rows) + others
         self._load = count.bit_length()
+        computed = count if kind.widths is None else padded_rows
 
         def seconds(tokens: Sequence[int]) -> list[float]:
-            return model.seconds(tokens, rows=count, cached=cached)
+            return model.seconds(tokens, rows=computed, cached=cached)
 
-        plain = seconds([count])[0]
+        plain = seconds([computed])[0]
         rate, trust = _MARGIN * self.gain * count / plain, self._gain_here.trust
         prospects = [
             Prospects(
@@ -211,9 +218,19 @@ class DraftControl:
             tokens = padded_rows * (1 + max(each.drafted + each.fed for each in shares))
         self._chances.fade(_KEPT)
         self._expected.fade(_KEPT)
-        self._gain_here.fade()
-        self._gain_here.spent += len(rows) * seconds([tokens])[0] / plain
+        here = self._gain_here
+        here.fade()
+        here.spent += len(rows) * seconds([tokens])[0] / plain
+        is_taken = any(each.drafted or each.fed for each in shares)
+        here.refused = 0 if is_taken else here.refused + sum(bool(each.reached or each.size) for each in prospects)
+        self.resting = _REST if here.refused >= _REFUSED else 0
         return shares
+
+    def rest(self, num_rows: int) -> list[Share]:
+        """Return what rows are fed besides their next tokens in a pass that nobody drafted for: nothing."""
+        self.resting -= 1
+        self._gain_here.spent += num_rows
+        return [Share(0, 0)] * num_rows
 
 
 def control_of(model: Any) -> DraftControl:
@@ -268,13 +285,31 @@ def shared_spans(
         drafts: of each row; None where nothing is decided.
         spans: what a full pass feeds.
     """
-    deciding = {row for row, span in enumerate(spans) if drafts[row] is not None and is_shared(span)}
+    deciding = [row for row, span in enumerate(spans) if drafts[row] is not None and is_shared(span)]
     if not deciding:
         return list(spans)
-    terms, has_blocks = state.terms.rows, state.facts is not None
-    fed = [span for span in spans if span.tokens]
-    others = [span for row, span in enumerate(spans) if span.tokens and row not in deciding]
     is_fixed = runner.fixed_keys is not None
+    if control.resting and not is_fixed:
+        shares = control.rest(len(deciding))
+    else:
+        shares = _decided(control, drafts, spans, deciding, state, runner)
+    found, terms = list(spans), state.terms.rows
+    for row, share in zip(deciding, shares, strict=True):
+        found[row] = _shared(spans[row], share.drafted, share.fed, terms[row], fuses_commit=runner.fuses_commit)
+    return found
+
+
+def _decided(
+    control: DraftControl,
+    drafts: Sequence[RowDrafts | None],
+    spans: Sequence[Span],
+    deciding: Sequence[int],
+    state: BatchState,
+    runner: Runner,
+) -> list[Share]:
+    terms, has_blocks, is_fixed = state.terms.rows, state.facts is not None, runner.fixed_keys is not None
+    fed = [span for span in spans if span.tokens]
+    others = [span for row, span in enumerate(spans) if span.tokens and row not in set(deciding)]
     widths: list[int] | None = None
     if is_fixed or (runner.pads and len(fed) > 1):
         least = max([1, *(span.tokens for span in others)])
@@ -284,12 +319,12 @@ def shared_spans(
         else:
             widths = sorted({least, max(least, most), *(each for each in _WIDTHS if least < each < most)})
     standings = []
-    for row in sorted(deciding):
+    for row in deciding:
         known = drafts[row]
         assert known is not None
         room = min(terms[row].block_size, terms[row].limit - spans[row].start - 1)
         standings.append(Standing(known, spans[row].kinds, room if has_blocks else 0))
-    shares = control.decide(
+    return control.decide(
         standings,
         PassKind(pass_kind(runner), widths, waits=not runner.fuses_commit),
         others=sum(span.tokens for span in others if not span.is_prefill),
@@ -297,10 +332,6 @@ def shared_spans(
         padded_rows=len(spans) if is_fixed else len(fed),
         cached=sum(span.start for span in fed),
     )
-    found = list(spans)
-    for row, share in zip(sorted(deciding), shares, strict=True):
-        found[row] = _shared(spans[row], share.drafted, share.fed, terms[row], fuses_commit=runner.fuses_commit)
-    return found
 
 
 def timed_pass(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> TimedPass:

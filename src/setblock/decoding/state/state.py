@@ -99,6 +99,7 @@ class BatchState:
         first_logits: [B, V] float32 or None, the causal logits of the block's first token, from its first pass.
         draft_text: what drafts may be copied from, besides each row's own text; None where there is nothing.
         may_prefill: for the host, whether any row may have to be fed its prompt, or what it had to give up.
+        may_draft: for the host, whether the next pass may check drafts, so that this one looks for them.
         columns, rows: [C] and [B], 0, 1, 2, ...
         nobody, everybody: [B] bool, no row, and all.
     """
@@ -111,6 +112,7 @@ class BatchState:
     first_logits: Tensor | None = None
     draft_text: DraftText | None = None
     may_prefill: bool = True
+    may_draft: bool = True
     columns: Tensor = field(init=False)
     rows: Tensor = field(init=False)
     nobody: Tensor = field(init=False)

@@ -199,14 +199,16 @@ def write_pass(
     if reading.plan.is_prefill is not None:
         is_asked = is_asked & ~reading.is_prefill
     state.block.passes = state.block.passes + is_asked
-    if guided is not None or state.terms.copies_drafts:  # what is forced or copied may not be known to the model
+    terms = state.terms
+    has_kinds, has_copies = state.may_draft and terms.adapts_drafts, state.may_draft and terms.copies_drafts
+    if guided is not None or has_copies:  # what is forced or copied may not be known to the model
         entropy = entropy.masked_fill(~reading.known, 0)
-    kinds = kinds_of(confidence[:, :width], state.terms.confidences) if state.terms.adapts_drafts else None
+    kinds = kinds_of(confidence[:, :width], state.terms.confidences) if has_kinds else None
     if width < state.terms.block_width:  # what is not fed may be copied
         more = (0, state.terms.block_width - width)
         chosen, reveal, kinds = pad(chosen, more), pad(reveal, more), None if kinds is None else pad(kinds, more)
         entropy = torch.cat([pad(entropy[:, :width], more), entropy[:, width:]], dim=1)
-    if state.terms.copies_drafts:
+    if has_copies:
         draft = Draft(chosen, reveal)
         copied, copy_kinds = with_copies(
             state, draft, entropy=entropy[:, : state.terms.block_width], rows=reading.took_part
