@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import assert_same, drawn_settings
 from families import MODES, tiny_sbd
-from setblock.decoding.drafts.allocation import Share
-from setblock.decoding.drafts.control import DraftControl, PassKind, Standing
+from setblock.decoding.drafts.allocation import Prospects, Share
+from setblock.decoding.drafts.control import DraftControl, PassKind
 from setblock.decoding.drafts.lookup import with_copies
 from setblock.decoding.generate import generate_batch, stream
 from setblock.decoding.samplers import EntropyBounded
@@ -29,17 +29,17 @@ class AnyDrafts(DraftControl):
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     seen: list[tuple[int, Share]] = field(default_factory=list)
 
-    def decide(self, rows: Sequence[Standing], kind: PassKind, **_: int) -> list[Share]:
+    def decide(self, rows: Sequence[Prospects], kind: PassKind, **_: int) -> list[Share]:
         """Return any decision that there may be."""
         shares = [
             Share(
-                self.rng.randint(0, len(row.kinds)),
+                self.rng.randint(0, len(row.reached)),
                 self.rng.choice([0, 0, 1, 2, row.size, self.rng.randint(0, row.size)]),
             )
             for row in rows
         ]
         shares = [Share(share.drafted, min(share.fed, row.size)) for row, share in zip(rows, shares, strict=True)]
-        self.seen += [(len(row.kinds), share) for row, share in zip(rows, shares, strict=True)]
+        self.seen += [(len(row.reached), share) for row, share in zip(rows, shares, strict=True)]
         self.resting = self.rng.choice([0, 0, 0, 1, 3])
         return shares
 

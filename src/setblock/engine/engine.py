@@ -19,7 +19,7 @@ from setblock.engine.job import Job
 from setblock.engine.limits import EngineLimits
 from setblock.engine.pages import PagePool
 from setblock.engine.request import Progress, QueueFull, Request
-from setblock.engine.schedule import Need, schedule
+from setblock.engine.schedule import schedule
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.language_model import LanguageModel
 
@@ -185,12 +185,8 @@ class Engine:
         """Return what each running request is fed, with pages for all of it; empty if none runs."""
         while self._rows is not None:
             whole = self._rows.spans(self._runner)
-            needs = [
-                Need(span.start, span.end, span.is_prefill, job.served)
-                for span, job in zip(whole, self._running, strict=True)
-            ]
-            ends = schedule(needs, self.limits.max_num_batched_tokens)
-            spans = [replace(span, end=end, is_cut=end < span.end) for span, end in zip(whole, ends, strict=True)]
+            served = [job.served for job in self._running]
+            spans = schedule(whole, self.limits.max_num_batched_tokens, served=served)
             if self._give_pages(spans):
                 return spans
         return []

@@ -20,7 +20,7 @@ from setblock.decoding.drafts.chances import (
     copied_kinds,
     kinds_of,
 )
-from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind, Standing
+from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind
 from setblock.decoding.drafts.costs import CostModel, LearnedCosts
 from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE
@@ -226,9 +226,9 @@ def test_an_expected_draft_is_the_mean_of_those_there_were() -> None:
 
 
 def decided(control: DraftControl, rows: int, *, size: int, kinds: Sequence[int] = ()) -> list[Share]:
-    standings = [Standing(control.new_row(), kinds, size) for _ in range(rows)]
-    kind = PassKind("any", None, waits=False)
-    return control.decide(standings, kind, others=0, prompts=0, padded_rows=rows, cached=0)
+    prospects = [control.new_row().prospects(kinds, size, waits=False) for _ in range(rows)]
+    kind = PassKind("any", None)
+    return control.decide(prospects, kind, others=0, prompts=0, padded_rows=rows, cached=0)
 
 
 def on_an_h100(tokens: int, rows: int) -> float:
@@ -266,8 +266,8 @@ def test_a_row_whose_drafts_are_wrong_stops_drafting_and_others_do_not() -> None
         for row, gained in ((wrong, 1), (right, 4)):
             row.fed = FedDraft(10, kinds, 0)
             control.observe(row, 10 + gained, ())
-    standings = [Standing(row, kinds, 0) for row in (wrong, right)]
-    shares = control.decide(standings, PassKind("any", None, waits=False), others=0, prompts=0, padded_rows=2, cached=0)
+    prospects = [row.prospects(kinds, 0, waits=False) for row in (wrong, right)]
+    shares = control.decide(prospects, PassKind("any", None), others=0, prompts=0, padded_rows=2, cached=0)
     assert [share.drafted for share in shares] == [0, 3]
     assert (control.drafted, control.accepted) == (120, 60)
 
@@ -279,7 +279,7 @@ def test_what_few_rows_gain_is_not_asked_of_many() -> None:
     row = before.new_row()
     for _ in range(200):
         share = before.decide(
-            [Standing(row, kinds, 0)], PassKind("any", None, waits=False), others=0, prompts=0, padded_rows=1, cached=0
+            [row.prospects(kinds, 0, waits=False)], PassKind("any", None), others=0, prompts=0, padded_rows=1, cached=0
         )[0]
         row.fed = FedDraft(10, kinds[: share.drafted], 0)
         before.observe(row, 11 + share.drafted, ())
@@ -305,9 +305,9 @@ def test_chances_that_promise_too_much_are_trusted_less() -> None:
 def test_a_pass_that_is_filled_up_pays_for_what_a_second_token_costs() -> None:
     """Two rows, and two that have ended, in a compiled pass: the rows that fill it up are no second tokens."""
     control = DraftControl(costs={"any": Given(lambda tokens, rows: 1 + 0.5 * (tokens > rows))})
-    standings = [Standing(control.new_row(), [0], 0) for _ in range(2)]
-    kind = PassKind("any", [1, 8], waits=False)
-    shares = control.decide(standings, kind, others=0, prompts=0, padded_rows=4, cached=0)
+    prospects = [control.new_row().prospects([0], 0, waits=False) for _ in range(2)]
+    kind = PassKind("any", [1, 8])
+    shares = control.decide(prospects, kind, others=0, prompts=0, padded_rows=4, cached=0)
     assert shares == [Share(0, 0)] * 2
 
 

@@ -31,6 +31,12 @@ class Prospects(NamedTuple):
     size: int
     waits: bool = False
 
+    def trusted(self, trust: float) -> "Prospects":
+        """Return them with all chances times `trust`."""
+        return Prospects(
+            [trust * each for each in self.reached], [trust * each for each in self.expected], self.size, self.waits
+        )
+
 
 class Share(NamedTuple):
     """Hold a row's share: how many drafted places are checked, and how many tokens of its block are fed."""

@@ -29,6 +29,18 @@ class RowDrafts:
     expected: ExpectedDraft
     fed: "FedDraft | None" = None
 
+    def prospects(self, kinds: Sequence[int], size: int, *, waits: bool) -> Prospects:
+        """Return what the row may gain.
+
+        Args:
+            kinds: of its drafted tokens, those behind the next one, which is certain.
+            size: the most tokens of a future block that it may be fed; 0 where none.
+            waits: as in `Prospects`.
+        """
+        if size < 2:  # one token drafts nothing
+            return Prospects(self.chances.reached(kinds), (), 0, waits)
+        return Prospects(self.chances.reached(kinds), self.expected.of(size - 1), size, waits)
+
 
 class FedDraft(NamedTuple):
     """Hold what a pass was fed of a row.
@@ -44,32 +56,16 @@ class FedDraft(NamedTuple):
     block: int
 
 
-class Standing(NamedTuple):
-    """Hold a row for which something is to be decided.
-
-    Attributes:
-        row: what is known of its drafts.
-        kinds: of the drafted tokens, those behind the next one, which is certain.
-        size: the most tokens of a future block that it may be fed; 0 where none.
-    """
-
-    row: RowDrafts
-    kinds: Sequence[int]
-    size: int
-
-
 class PassKind(NamedTuple):
     """Describe passes whose costs are alike.
 
     Attributes:
         name: of what runs them.
         widths: the numbers of tokens for each row that a pass may have, padding included; None where it has no padding.
-        waits: as in `Prospects`.
     """
 
     name: str
     widths: Sequence[int] | None
-    waits: bool
 
 
 @dataclass
@@ -182,7 +178,7 @@ class DraftControl:
         self.costs_of(timed.kind).learn(tokens, rows=rows, cached=cached, seconds=seconds)
 
     def decide(
-        self, rows: Sequence[Standing], kind: PassKind, *, others: int, prompts: int, padded_rows: int, cached: int
+        self, rows: Sequence[Prospects], kind: PassKind, *, others: int, prompts: int, padded_rows: int, cached: int
     ) -> list[Share]:
         """Return what each of the rows is to be fed in the next pass besides its next token.
 
@@ -201,15 +197,7 @@ class DraftControl:
 
         plain = seconds([computed])[0]
         rate, trust = _MARGIN * self.gain * count / plain, self._gain_here.trust
-        prospects = [
-            Prospects(
-                reached=[trust * chance for chance in each.row.chances.reached(each.kinds)],
-                expected=[trust * chance for chance in each.row.expected.of(each.size - 1)] if each.size > 1 else (),
-                size=each.size if each.size > 1 else 0,
-                waits=kind.waits,
-            )
-            for each in rows
-        ]
+        prospects = [row.trusted(trust) for row in rows]
         if kind.widths is None:
             shares = shared(prospects, seconds, others=count + prompts, rate=rate)
             tokens = count + sum(each.drafted + each.fed for each in shares)
@@ -318,15 +306,15 @@ def _decided(
             widths = [each for each in fixed_widths(state.terms) if each >= least] or [least]
         else:
             widths = sorted({least, max(least, most), *(each for each in _WIDTHS if least < each < most)})
-    standings = []
+    prospects = []
     for row in deciding:
         known = drafts[row]
         assert known is not None
         room = min(terms[row].block_size, terms[row].limit - spans[row].start - 1)
-        standings.append(Standing(known, spans[row].kinds, room if has_blocks else 0))
+        prospects.append(known.prospects(spans[row].kinds, room if has_blocks else 0, waits=not runner.fuses_commit))
     return control.decide(
-        standings,
-        PassKind(pass_kind(runner), widths, waits=not runner.fuses_commit),
+        prospects,
+        PassKind(pass_kind(runner), widths),
         others=sum(span.tokens for span in others if not span.is_prefill),
         prompts=sum(span.tokens for span in others if span.is_prefill),
         padded_rows=len(spans) if is_fixed else len(fed),
