@@ -328,3 +328,32 @@ def test_where_all_drafts_are_refused_passes_follow_that_nobody_drafts_for() -> 
     assert decided(dear, 32, size=0, kinds=kinds) == [Share(1, 0)] * 32
     assert not dear.resting
     assert dear.gain == pytest.approx(1, abs=0.1)  # passes without drafts count as what they are
+
+
+def test_what_is_gained_already_is_asked_of_drafts_once() -> None:
+    """Passes gain half as much again. A draft that gains a tenth more than that for its cost is taken, and one that gains a
+    tenth less is not."""
+    for chance, is_taken in ((0.55 * 1.1, True), (0.55 * 0.9, False)):
+        control = DraftControl(costs={"any": Given(lambda tokens, rows: 1 + 0.5 * (tokens - 8) / 11)})
+        decided(control, 8, size=0)
+        control._gain_here.gained, control._gain_here.spent = 96.0, 64.0
+        worth = 1.5 * 8 * 0.5 / 11  # what a token more costs, in tokens
+        assert worth == pytest.approx(0.545, abs=0.001)
+        row = control.new_row().prospects([], 0, waits=False)._replace(reached=[chance])
+        assert (
+            control.decide([row] * 8, PassKind("any", None), others=0, prompts=0, padded_rows=8, cached=0)
+            == [Share(int(is_taken), 0)] * 8
+        )
+
+
+def test_copies_behind_a_block_say_nothing_of_what_a_longer_block_would_give() -> None:
+    control = DraftControl()
+    row = control.new_row()
+    before = row.expected.of(7)
+    sure = len(CONFIDENCES)
+    for _ in range(50):
+        row.fed = FedDraft(10, (), 4)
+        control.observe(row, 11, [sure, sure, sure, COPIED, COPIED, COPIED, COPIED])
+    after = row.expected.of(7)
+    assert min(after[:3]) > 0.9
+    assert all(found >= guess for found, guess in zip(after[3:], before[3:], strict=True))

@@ -92,7 +92,10 @@ class _Gain:
         self.right, self.hoped = _FADING * self.right, _FADING * self.hoped
 
 
-_MARGIN = 1.3  # times its cost is what a draft must bring: estimates err, and not all that it costs is timed
+_MARGIN = (
+    1.1  # times as many tokens as plain passes would bring for its cost is what a draft must bring, at least: estimates
+)
+# err, and not all that it costs is timed. Where passes have gained more, a draft must bring as much as they have
 _HOPED = 8.0  # drafted tokens: what full trust is worth a priori
 _FADING = 0.98  # of what is known of passes, after one more
 _REFUSED, _REST = 64, 3  # rows whose drafts were refused, and the passes that then follow without one
@@ -167,7 +170,7 @@ class DraftControl:
         gain.hoped += sum(row.chances.reached(fed.kinds))
         row.chances.learn(fed.kinds, right=right)
         if fed.block > 1 and right == len(fed.kinds):  # else its draft is void
-            reached = row.chances.reached(kinds)
+            reached = row.chances.reached(kinds[: fed.block - 1])  # copies may stand behind what the block gave
             row.expected.learn([*reached, *[0.0] * (fed.block - 1 - len(reached))])
         self.drafted += len(fed.kinds)
         self.accepted += right
@@ -196,7 +199,7 @@ class DraftControl:
             return model.seconds(tokens, rows=computed, cached=cached)
 
         plain = seconds([computed])[0]
-        rate, trust = _MARGIN * self.gain * count / plain, self._gain_here.trust
+        rate, trust = max(_MARGIN, self.gain) * count / plain, self._gain_here.trust
         prospects = [row.trusted(trust) for row in rows]
         if kind.widths is None:
             shares = shared(prospects, seconds, others=count + prompts, rate=rate)
