@@ -13,8 +13,8 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from setblock.decoding.drafts.allocation import Share
-from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind, RowDrafts, Standing
+from setblock.decoding.drafts.allocation import Prospects, Share
+from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind, RowDrafts
 from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE
 from setblock.roofline.prediction import Prediction, block_speedup
@@ -23,10 +23,10 @@ from setblock.roofline.shape import PRESETS
 RIGHT, KIND, CACHED = 0.85, 4, 512  # how often a token is right; the kind whose prior that is; positions
 SIZES, LARGEST, PASSES = (4, 8, 16), 16, 300
 LOADS = tuple(1 << power for power in range(11))
-ANY_PASS = PassKind("simulated", None, waits=False)
+ANY_PASS = PassKind("simulated", None)
 PREDICTION = Prediction(shape=PRESETS["llama-3.1-8b"], hardware=HARDWARE["h100"], precision=Precision.of("bfloat16"))
 
-Decide = Callable[[DraftControl, Sequence[Standing]], list[Share]]
+Decide = Callable[[DraftControl, Sequence[Prospects]], list[Share]]
 
 
 class RooflineCosts:
@@ -50,8 +50,10 @@ def simulated(rows: int, decide: Decide, *, seed: int = 0) -> tuple[float, float
     seconds = 0.0
     passes = max(20, PASSES // rows)
     for _ in range(passes):
-        standings = [Standing(row, [KIND] * length, LARGEST) for row, length in zip(known, drafts, strict=True)]
-        shares = decide(control, standings)
+        prospects = [
+            row.prospects([KIND] * length, LARGEST, waits=False) for row, length in zip(known, drafts, strict=True)
+        ]
+        shares = decide(control, prospects)
         tokens = sum(1 + share.drafted + share.fed for share in shares)
         seconds += costs.seconds([tokens], rows=rows, cached=rows * CACHED)[0]
         fed += tokens
@@ -66,16 +68,16 @@ def simulated(rows: int, decide: Decide, *, seed: int = 0) -> tuple[float, float
     return gained / seconds * plain / rows, fed / passes / rows
 
 
-def adaptive(control: DraftControl, standings: Sequence[Standing]) -> list[Share]:
+def adaptive(control: DraftControl, prospects: Sequence[Prospects]) -> list[Share]:
     """Decide as the library does."""
     return control.decide(
-        standings, ANY_PASS, others=0, prompts=0, padded_rows=len(standings), cached=CACHED * len(standings)
+        prospects, ANY_PASS, others=0, prompts=0, padded_rows=len(prospects), cached=CACHED * len(prospects)
     )
 
 
 def fixed(size: int) -> Decide:
     """Return what always feeds a block of `size` tokens."""
-    return lambda control, standings: [Share(len(each.kinds), size) for each in standings]
+    return lambda control, prospects: [Share(len(each.reached), size) for each in prospects]
 
 
 def main() -> None:
