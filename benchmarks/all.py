@@ -42,9 +42,6 @@ class Command:
 # SBDModel.prepack is for CPUs; what a GPU should answer is asked by benchmarks/gpu.py.
 LAYOUTS = "--weights,float32,float32 prepacked,bfloat16,bfloat16 prepacked"
 
-REAL_MODEL = "--rounds,1,--answer-tokens,220,--block-size,8,--gammas,0.1,--prepack,--llama-types,bf16,q8_0,q4_0"
-"""A small pretrained model as fast as each contender can run it: `setblock fetch` brings it."""
-
 COMMANDS = tuple(
     Command(result, program, tuple(arguments.split(",")) if arguments else (), minutes)
     for result, program, arguments, minutes in (
@@ -64,16 +61,11 @@ COMMANDS = tuple(
             3,
         ),
         (
-            "side_by_side_extraction",
+            "side_by_side_orders",
             "side_by_side",
-            f"--checkpoint,smollm2-records,--task,tasks/extraction,--problems,40,{REAL_MODEL}",
-            50,
-        ),
-        (
-            "side_by_side_humaneval",
-            "side_by_side",
-            f"--checkpoint,smollm2,--task,humaneval,--allow-code-execution,--problems,40,{REAL_MODEL}",
-            50,
+            "--threads,1,--checkpoint,models/smollm2-orders,--task,tasks/orders.py,--problems,40,--rounds,1,--answer-tokens,220,"
+            "--block-size,16,--gammas,0.1,--prepack,--dtype,bfloat16,--llama-types,bf16,q8_0,q4_0",
+            15,
         ),
         ("growth_batch", "growth", "--batches,1,2,4,8,16,32,--kv-lengths,512", 9),
         ("growth_kv", "growth", "--batches,1,8,--kv-lengths,128,512,2048,8192,--rounds,2", 9),

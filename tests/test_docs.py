@@ -43,7 +43,7 @@ def test_readme_shows_what_was_measured_on_real_models():
     tables = runpy.run_path(str(ROOT / "docs" / "real_model_tables.py"))
     page = (ROOT / "README.md").read_text()
     assert len(tables["results"]()) >= 1
-    for place in ("real model", "headline"):
+    for place in tables["PLACES"]:
         assert page.count(f"<!-- {place} -->") == page.count(f"<!-- end of {place} -->") == 1
     assert tables["filled"](page) == page, "run python docs/real_model_tables.py"
 

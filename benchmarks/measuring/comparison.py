@@ -88,11 +88,14 @@ def compared(
 
 def _row_of(contender: Contender, rounds: dict[str, list[list[Sample]]]) -> dict[str, Any]:
     """Return what is reported of one contender."""
-    mine, plain = rounds[contender.name][0], rounds[PLAIN][0]
+    mine, plain, own_plain = (rounds[name][0] for name in (contender.name, PLAIN, OURS_PLAIN))
     tokens = sum(len(answer.token_ids) for answer in mine)
     counted = [answer.passes for answer in mine if answer.passes is not None]
-    ours_plain = sum(answer.passes or 0 for answer in rounds[OURS_PLAIN][0])
-    same = sum(answer.token_ids == other.token_ids for answer, other in zip(mine, plain, strict=True))
+    ours_plain = sum(answer.passes or 0 for answer in own_plain)
+    same, same_as_ours = (
+        sum(answer.token_ids == other.token_ids for answer, other in zip(mine, others, strict=True)) / len(mine)
+        for others in (plain, own_plain)
+    )
     own = [sum(answer.seconds for answer in each) for each in rounds[contender.name]]
     row: dict[str, Any] = {
         "seconds": asdict(spread(own)),
@@ -100,7 +103,8 @@ def _row_of(contender: Contender, rounds: dict[str, list[list[Sample]]]) -> dict
         "tokens_per_second": tokens / median(own),
         "passes": sum(counted) if len(counted) == len(mine) else None,
         "nfe_speedup": ours_plain / max(1, sum(counted)) if len(counted) == len(mine) else None,
-        "same_as_plain": same / len(plain),
+        "same_as_plain": same,
+        "same_as_ours_plain": same_as_ours,
         "promises_plain": contender.is_plain,
     }
     for column, name in (("over_transformers", PLAIN), ("over_ours_plain", OURS_PLAIN)):

@@ -21,7 +21,7 @@ from setblock.decoding.drafts.chances import (
     kinds_of,
 )
 from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind
-from setblock.decoding.drafts.costs import CostModel, LearnedCosts
+from setblock.decoding.drafts.costs import KNOTS, MOST_CACHED, CostModel, LearnedCosts
 from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE
 from setblock.roofline.prediction import Prediction, last_paying_batch
@@ -163,6 +163,19 @@ def test_a_step_where_any_row_has_more_than_one_token_is_learned() -> None:
         costs.learn(tokens, rows=32, cached=3000, seconds=0.09 + 0.001 * (tokens - 32) + 0.015 * (tokens > 32))
     plain, more = costs.seconds([32, 33], rows=32, cached=3000)
     assert more - plain == pytest.approx(0.016, rel=0.2)
+
+
+@given(seen=st.lists(st.tuples(st.integers(1, 3000), st.floats(0.5, 2)), min_size=1, max_size=40))
+def test_seconds_are_the_sum_that_the_coefficients_say(seen: list[tuple[int, float]]) -> None:
+    costs = LearnedCosts(free_tokens=24.0)
+    for tokens, seconds in seen:
+        costs.learn(tokens, rows=7, cached=900, seconds=seconds)
+    start, *slopes, per_row, per_cached, step = costs._coefficients
+    for tokens in (1, 3, 7, 8, 33, 1024, 1025, 2500):
+        inside = [max(0, min(tokens, end) - knot) for knot, end in itertools.pairwise([*KNOTS, 10**9])]
+        expected = start + sum(a * b for a, b in zip(slopes, inside, strict=True))
+        expected += per_row * 7 + per_cached * 900 / MOST_CACHED + step * (tokens > 7)
+        assert costs.seconds([tokens], rows=7, cached=900) == pytest.approx([expected])
 
 
 def test_costs_follow_a_machine_that_changes() -> None:

@@ -74,15 +74,22 @@ class LearnedCosts:
         """
         count = len(KNOTS) + 4
         self.num_passes = 0
-        self._free_tokens = free_tokens
+        self._prior = _prior(free_tokens).T @ _prior(free_tokens)
         self._products, self._sums = np.zeros((count, count)), np.zeros(count)
         self._coefficients = np.zeros(count)
         self._coefficients[0], self._coefficients[1:-3] = 1.0, 1.0 / free_tokens  # in a unit that nobody knows yet
+        self._curve: list[float] | None = None  # what 0, 1, 2, ... tokens cost, but for the last three terms
 
     def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
         """See `CostModel`. Before the first pass, in any unit."""
-        found: list[float] = (_features(np.asarray(tokens), rows, cached) @ self._coefficients).tolist()
-        return found
+        *_, slope, per_row, per_cached, step = self._coefficients.tolist()
+        if self._curve is None:  # asked for every pass, and of many sizes: so it is computed once for each fit
+            self._curve = (_features(np.arange(KNOTS[-1] + 1), 0, 0)[:, :-3] @ self._coefficients[:-3]).tolist()
+        curve, last, same = self._curve, KNOTS[-1], per_row * rows + per_cached * cached / MOST_CACHED
+        return [
+            curve[min(each, last)] + slope * max(0, each - last) + same + (step if each > rows else 0.0)
+            for each in tokens
+        ]
 
     def learn(self, tokens: int, *, rows: int, cached: int, seconds: float) -> None:
         """See `CostModel`."""
@@ -95,19 +102,20 @@ class LearnedCosts:
 
     def _fit(self, seconds: float) -> None:
         start = self._coefficients[0] if self.num_passes > 1 else seconds
-        rows = _prior(self._free_tokens) / max(start, 1e-9)
-        products = self._products + PRIOR * rows.T @ rows
-        self._coefficients = _non_negative(products, self._sums, fallback=seconds)
+        products = self._products + PRIOR / max(start, 1e-9) ** 2 * self._prior
+        self._coefficients, self._curve = _non_negative(products, self._sums, fallback=seconds), None
 
 
 _EARLY = 8  # passes after each of which costs are fitted; later, after each so many
 
 
+_STARTS = np.asarray(KNOTS, dtype=float)
+_WIDTHS = np.append(np.diff(_STARTS), np.inf)
+
+
 def _features(tokens: np.ndarray, rows: int, cached: int) -> np.ndarray:
     """Return [n, segments + 4], what the coefficients are multiplied with."""
-    knots = np.asarray(KNOTS, dtype=float)
-    widths = np.append(np.diff(knots), np.inf)
-    inside = np.clip(tokens[:, None] - knots, 0, widths)
+    inside = np.clip(tokens[:, None] - _STARTS, 0, _WIDTHS)
     ones = np.ones((len(tokens), 1))
     has_more = (tokens > rows)[:, None]
     return np.concatenate([ones, inside, rows * ones, cached / MOST_CACHED * ones, has_more], axis=1)
