@@ -232,6 +232,12 @@ def medians(rounds: Sequence[dict[str, Any]]) -> Iterator[tuple[str, int | str, 
         )
 
 
+def row_of(name: str, load: int | str, ratios: dict[str, float]) -> str:
+    """Return the row of a cell in docs/drafts.md."""
+    best = max(map(str, FIXED), key=lambda way: ratios[way])
+    return f"| {name} | {load} | {ratios[ADAPTIVE]:.2f} | {ratios[best]:.2f} (k = {best}) |"
+
+
 def report(rounds: Sequence[dict[str, Any]], picture: Path | None) -> None:
     """Print the table of medians and the least of each figure; draw it if asked to."""
     rows, over_best, over_default, adaptive = [], [], [], []
