@@ -38,7 +38,7 @@ from setblock.engine.offline.offline import answered, limits_for
 from setblock.evaluation.sweeps.grid import points_of, read_grids
 from setblock.model.loading.loading import load
 
-TOGETHER, CONCURRENCY = 4, 48
+TOGETHER, CONCURRENCY = 24, 48
 RESAMPLES = 2_000
 
 
