@@ -132,10 +132,8 @@ class Feed:
         )
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return [A, m, ...] from values [M, ...] of the M wanted outputs, row by row. Where nothing is wanted there are zeros,
-        or of logits anything: where one row checks a long draft, to fill the rest would take longer than all else."""
-        of_logits = values.dim() > 1
-        whole = (values.new_empty if of_logits else values.new_zeros)((*self.wanted.shape, *values.shape[1:]))
+        """Return [A, m, ...], with zeros where nothing is wanted, from values [M, ...] of the M wanted outputs, row by row."""
+        whole = values.new_zeros((*self.wanted.shape, *values.shape[1:]))
         whole[self.wanted] = values
         return whole
 
