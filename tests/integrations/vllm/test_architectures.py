@@ -27,7 +27,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3MoeForCausalLM": ("qwen3_moe", SHAPE | {"head_dim": 32}),
 }
 REQUESTS: tuple[tuple[DecodingSettings, dict[str, Any]], ...] = (
-    (DecodingSettings(method="sbd", sampler=EntropyPrefix(3.0)), {"method": "sbd", "gamma": 3.0}),
+    (DecodingSettings(method="sbd", sampler=EntropyPrefix(20.0)), {"method": "sbd", "gamma": 20.0}),
     (DecodingSettings(method="exact", block_size=8), {"method": "exact", "block_size": 8}),
     (DecodingSettings(method="ntp"), {"method": "ntp"}),
 )
