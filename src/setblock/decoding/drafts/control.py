@@ -300,7 +300,8 @@ def _decided(
 ) -> list[Share]:
     terms, has_blocks, is_fixed = state.terms.rows, state.facts is not None, runner.fixed_keys is not None
     fed = [span for span in spans if span.tokens]
-    others = [span for row, span in enumerate(spans) if span.tokens and row not in set(deciding)]
+    decided = set(deciding)
+    others = [span for row, span in enumerate(spans) if span.tokens and row not in decided]
     widths: list[int] | None = None
     if is_fixed or (runner.pads and len(fed) > 1):
         least = max([1, *(span.tokens for span in others)])
