@@ -118,23 +118,21 @@ _NEVER = -1e4  # exp of it is 0; of a banned token's -inf, w d would not be a nu
 
 
 def _moments_of_candidates(logits: Tensor, greatest: Tensor, candidates: Tensor) -> Moments:
-    """Return `_tiled_moments` [B, k] on a CPU, from each row's first candidate to its last; other values are arbitrary.
-    Arithmetic is slow there, and reading a value is not.
+    """Return `_tiled_moments` [B, k] of the candidates on a CPU; other values are arbitrary. Arithmetic is slow there, and
+    reading a value is not.
 
     The temporaries of a tile stay in the caches. Those of a whole vocabulary would be memory that is asked of the system anew
     each time, which takes longer than the arithmetic.
     """
     entropy, confidence = torch.empty_like(greatest), torch.empty_like(greatest)
-    for row, wanted in enumerate(candidates.tolist()):
-        if any(wanted):
-            here = (row, slice(wanted.index(True), len(wanted) - wanted[::-1].index(True)))
-            found = _tiled_moments(logits[here], greatest[here])
-            entropy[here], confidence[here] = found.entropy, found.confidence
+    for few in candidates.nonzero().split(_TILE_ROWS):
+        here = few.unbind(dim=1)
+        entropy[here], confidence[here] = _tiled_moments(logits[here], greatest[here])
     return Moments(entropy, confidence)
 
 
-_TILE_COLUMNS = 16384  # a megabyte for a block of 16
-_FEW_NUMBERS = 16 * _TILE_COLUMNS  # of a tile: so many are read at once, candidates or not
+_TILE_ROWS, _TILE_COLUMNS = 16, 16384  # a megabyte
+_FEW_NUMBERS = _TILE_ROWS * _TILE_COLUMNS  # of a tile: so many are read at once, candidates or not
 
 
 @dataclass(frozen=True)
