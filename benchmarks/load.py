@@ -39,7 +39,7 @@ from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, Request
-from setblock.engine.offline.offline import answered, limits_for
+from setblock.engine.offline import answered, limits_for
 from setblock.evaluation.exam import prompts_of
 from setblock.model.sbd_model import SBDModel
 

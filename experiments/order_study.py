@@ -34,7 +34,7 @@ from setblock.decoding.samplers import SAMPLERS, BlockView, Selection, at_least_
 from setblock.decoding.settings.operating_point import NTP, at_point, label_of, point_to_json
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, Request
-from setblock.engine.offline.offline import answered, limits_for
+from setblock.engine.offline import answered, limits_for
 from setblock.evaluation.sweeps.grid import points_of, read_grids
 from setblock.model.loading.loading import load
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from setblock.engine.offline.answer_file import AnswerFile
+from setblock.engine.files import AnswerFile
 from setblock.errors import SetBlockError
 
 PROMPTS: list[dict[str, Any]] = [

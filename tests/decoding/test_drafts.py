@@ -18,7 +18,7 @@ from setblock.decoding.generate import generate_batch, stream
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, EngineLimits, Request
-from setblock.engine.offline.offline import answered
+from setblock.engine.offline import answered
 from setblock.model.sbd_model import SBDModel
 
 

@@ -14,11 +14,9 @@ from setblock.decoding.drafts.control import control_of, pass_kind
 from setblock.decoding.rows import Rows
 from setblock.decoding.settings.checks import check_rows
 from setblock.decoding.step.feed import Span
-from setblock.engine.figures import EngineFigures
-from setblock.engine.job import Job
-from setblock.engine.limits import EngineLimits
+from setblock.engine.limits import EngineFigures, EngineLimits
 from setblock.engine.pages import PagePool
-from setblock.engine.request import Progress, QueueFull, Request
+from setblock.engine.request import Job, Progress, QueueFull, Request
 from setblock.engine.schedule import schedule
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.language_model import LanguageModel

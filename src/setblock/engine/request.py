@@ -1,10 +1,14 @@
-"""Define a request to the engine, and what a pass does to it."""
+"""Define a request to the engine, what a pass does to it, and what it holds until it is finished."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from setblock.decoding.answer.generation import Generation, PassEvent
+from setblock.decoding.answer.news import RowNews
+from setblock.decoding.rows import Rows
+from setblock.decoding.settings.checks import CheckedRows
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.pages import PagePool, page_key
 from setblock.errors import SetBlockError
 
 
@@ -42,3 +46,57 @@ class Progress:
     text: str
     event: PassEvent | None
     generation: Generation | None
+
+
+@dataclass(eq=False)
+class Job:
+    """Follow a request from when it is submitted until it is finished.
+
+    Attributes:
+        request: what is wanted.
+        arrival: its place in the order in which requests came.
+        checked: what to open its row from; None once it is open.
+        rows: its own row while it waits; None while it is a row of the running batch, and before it is opened.
+        token_ids: those of the prompt and of the answer as far as it will not change.
+        pages: the pages it holds, in the order of its positions.
+        keys: of its first pages, those whose tokens are committed.
+        prefilled: whether its prompt was fed to its end at least once.
+        served: number of the pass that last fed it.
+    """
+
+    request: Request
+    arrival: int
+    checked: CheckedRows | None
+    token_ids: list[int]
+    rows: Rows | None = None
+    pages: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    prefilled: bool = False
+    served: int = -1
+
+    def opened(self) -> Rows:
+        """Return its own row, while it waits. It is opened the first time: before, it needs no memory of the device."""
+        if self.checked is not None:
+            self.rows, self.checked = Rows.opened(self.checked), None
+        assert self.rows is not None
+        return self.rows
+
+    def read(self, news: RowNews) -> None:
+        """Keep the tokens of which a pass made sure."""
+        made = news.tokens_between(len(self.token_ids), news.answer_end)
+        assert made is not None  # each pass is read, and brings what it may have changed
+        self.token_ids += made
+
+    def offer_committed(self, pool: PagePool, committed: int) -> None:
+        """Let others share the pages that are full of committed tokens."""
+        size = pool.page_tokens
+        while (len(self.keys) + 1) * size <= committed:
+            start = len(self.keys) * size
+            tokens = self.token_ids[start : start + size]
+            self.keys.append(page_key(self.keys[-1] if self.keys else b"", tokens))
+            pool.offer(self.pages[len(self.keys) - 1], self.keys[-1])
+
+    def release(self, pool: PagePool) -> None:
+        """Hold no pages any longer."""
+        pool.release(self.pages)
+        self.pages, self.keys = [], []

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
-from setblock.engine.offline.offline import answered, limits_for
+from setblock.engine.offline import answered, limits_for
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError
 from setblock.files import whole_lines

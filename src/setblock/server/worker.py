@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from setblock.engine.engine import Engine
-from setblock.engine.figures import EngineFigures
+from setblock.engine.limits import EngineFigures
 from setblock.engine.request import Progress, Request
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from setblock.decoding.drafts.lookup import copied
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
-from setblock.engine.offline.offline import answered
+from setblock.engine.offline import answered
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError
 from setblock.model.protocol.draft_text import LONGEST_MATCH, indexed

@@ -15,8 +15,7 @@ from setblock.cli.options.model import warn_of_bundled
 from setblock.cli.options.prompt import PromptOptions
 from setblock.cli.options.runtime import RuntimeOptions, load_language_model
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.engine.offline.answer_file import AnswerFile
-from setblock.engine.offline.prompt_file import read_prompts
+from setblock.engine.files import AnswerFile, read_prompts
 from setblock.errors import ParameterError, SetBlockError
 from setblock.files import read_text
 
@@ -199,7 +198,7 @@ def generate_file(
         **({"llama_cpp": asdict(options.llama_options())} if options.takes_llama_cpp else {}),
     }
     with AnswerFile(target, made=made) as answers:
-        from setblock.engine.offline.offline import answer_prompts
+        from setblock.engine.offline import answer_prompts
 
         warn_of_bundled(options)
         loaded = load_language_model(options, blocks=settings.method == "sbd")

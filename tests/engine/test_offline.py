@@ -9,7 +9,7 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
-from setblock.engine.offline.offline import answered
+from setblock.engine.offline import answered
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError
 from setblock.model.sbd_model import SBDModel

@@ -12,9 +12,8 @@ from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.settings.checks import limit_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
+from setblock.engine.files import AnswerFile, Key, PromptLine
 from setblock.engine.limits import EngineLimits
-from setblock.engine.offline.answer_file import AnswerFile, Key
-from setblock.engine.offline.prompt_file import PromptLine
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError
 from setblock.model.protocol.language_model import LanguageModel

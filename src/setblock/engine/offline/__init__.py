@@ -1,1 +1,0 @@
-"""Answer a file of prompts by the engine."""
