@@ -32,7 +32,7 @@ from measuring.subjects import SIZES, PassKind, compiled, passes, random_model
 from measuring.timing import Spread, interleaved, seconds
 from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
-from setblock.model.weights.quantization import quantize
+from setblock.model.weights import quantize
 from setblock.roofline.cost import Precision
 from setblock.roofline.prediction import Prediction, predicted_speedup
 from setblock.roofline.shape import shape_of

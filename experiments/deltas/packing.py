@@ -1,6 +1,6 @@
 """Store matrices in few bits, and fine-tuned weights as a small delta from the weights that they started from.
 
-Knows tensors by name and shape, in the form that `setblock.model.weights.delta` reads. Knows nothing of models or files.
+Knows tensors by name and shape, in the form that `setblock.model.loading.delta` reads. Knows nothing of models or files.
 
 The change of a matrix is stored as the nearest matrix of a low rank, as two factors in few bits: LoRA's form, found afterwards
 by singular values. Twice the rank at half the bits is nearer.
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from setblock.model.weights.delta import COLUMNS, DOWN, PLANES, ROW_VALUES, ROWS, STEPS, UP
+from setblock.model.loading.delta import COLUMNS, DOWN, PLANES, ROW_VALUES, ROWS, STEPS, UP
 
 _TRIED = [each / 10 for each in range(7, 51)]
 """Half the ranges that are tried for each row, over its root mean square."""

@@ -1,4 +1,4 @@
-"""Train a model's small delta in the form in which it is stored (`setblock.model.weights.delta`).
+"""Train a model's small delta in the form in which it is stored (`setblock.model.loading.delta`).
 
 Knows modules and their matrices. Knows nothing of losses or files.
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from deltas.packing import Form, best_steps, factors_of, form_of, rounded, to_few_bits
-from setblock.model.weights.delta import DOWN, PLANES, ROW_VALUES, ROWS, STEPS, UP, from_few_bits
+from setblock.model.loading.delta import DOWN, PLANES, ROW_VALUES, ROWS, STEPS, UP, from_few_bits
 
 
 class Rounding(NamedTuple):

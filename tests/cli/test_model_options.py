@@ -7,7 +7,7 @@ import torch
 
 import setblock.cli.options.runtime
 from setblock.model.sbd_model import SBDModel
-from setblock.model.weights.prepacked import is_supported
+from setblock.model.weights import is_supported
 
 COMMAND = ("generate", "Tom has 5 pens.", "--method", "exact", "--max-new-tokens", 20, "--json")
 

@@ -3,7 +3,7 @@
 import torch
 
 from deltas.packing import Form, packed_delta
-from setblock.model.weights.delta import with_delta
+from setblock.model.loading.delta import with_delta
 
 
 def test_a_change_of_low_rank_comes_back_and_takes_few_bytes() -> None:

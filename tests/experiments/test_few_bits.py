@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from deltas.packing import rounded, to_few_bits
-from setblock.model.weights.delta import from_few_bits
+from setblock.model.loading.delta import from_few_bits
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import yaml
 from safetensors.torch import load_file
 
 from families import SMALLEST_LLAMA
-from setblock.model.weights.delta import with_delta
+from setblock.model.loading.delta import with_delta
 from setblock.training.recipe import load_recipe
 from setblock.training.run.train import train
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from deltas.packing import Form, packed_delta
 from deltas.trained import TrainedChange, hold_changes
-from setblock.model.weights.delta import with_delta
+from setblock.model.loading.delta import with_delta
 
 FORM, FORMS, ROWS = Form(4, bits=3), {"embed": Form(2, bits=8)}, {"embed.weight": [3]}
 

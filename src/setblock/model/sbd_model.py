@@ -19,17 +19,15 @@ from setblock.model.adapter.adapted import join_adapted
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
 from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.attention import context_length, plan_of
-from setblock.model.loading.checkpoint_facts import write_custom_generate
+from setblock.model.checkpoint import refuse_loss, stored_sums, sums_of, write_custom_generate
 from setblock.model.loading.mask_token import add_mask_token
 from setblock.model.probe.probe import check_stored, plan_attention, remember
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, DraftText, draft_text_of, read_texts
 from setblock.model.protocol.facts import SBDFacts
-from setblock.model.runners.compiled import CompiledModel
+from setblock.model.runners.forward import CompiledModel
 from setblock.model.runners.packed_runner import PackedRunner
 from setblock.model.runners.padded_runner import PaddedRunner
-from setblock.model.weights.completeness import refuse_loss, stored_sums, sums_of
-from setblock.model.weights.prepacked import PrepackedLinear, prepack
-from setblock.model.weights.quantization import Quantization
+from setblock.model.weights import PrepackedLinear, Quantization, prepack
 
 
 class SBDModel:

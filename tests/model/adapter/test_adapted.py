@@ -14,7 +14,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.adapter.adapted import Update
 from setblock.model.adapter.gate import block_only
 from setblock.model.loading.loading import load
-from setblock.model.weights.prepacked import PrepackedLinear, is_supported
+from setblock.model.weights import PrepackedLinear, is_supported
 
 pytest.importorskip("peft")
 

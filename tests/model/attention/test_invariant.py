@@ -13,8 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from families import tiny_model, tiny_sbd
 from setblock.decoding.generate import generate_batch, open_batch
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.model.attention.grouped import grouped_attention
-from setblock.model.attention.invariant import invariant_attention
+from setblock.model.attention.grouped import grouped_attention, invariant_attention
 
 SIZES = {
     "hidden_size": 256,

@@ -162,7 +162,7 @@ def _check_writable(model: ModelOptions, copy: Path | None) -> None:
 
 def _write(model: "SBDModel", source: Path, folder: Path, records: "list[CalibratedSetting]") -> None:
     """Write what was found for a domain into `config.json` of a folder. Other domains keep theirs."""
-    from setblock.model.loading.checkpoint_facts import copy_checkpoint, write_facts
+    from setblock.model.checkpoint import copy_checkpoint, write_facts
 
     if not source.is_dir():
         model.save(folder)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound="LanguageModel")
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Quantization = Literal["int8"]  # as in `setblock.model.weights.quantization`, which takes seconds to import
+Quantization = Literal["int8"]  # as in `setblock.model.weights`, which takes seconds to import
 
 
 @option_group("Model")
@@ -117,7 +117,7 @@ def _loaded(options: ModelOptions, *, blocks: bool, fastest: bool) -> "SBDModel"
     import torch
 
     from setblock.model.loading.loading import load
-    from setblock.model.weights.prepacked import prepacking_pays
+    from setblock.model.weights import prepacking_pays
 
     silence_libraries()
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)

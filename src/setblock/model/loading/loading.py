@@ -39,7 +39,7 @@ from setblock.model.probe.probe import check_stored, plan_attention
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, draft_text_of, read_texts
 from setblock.model.protocol.facts import SBDFacts, read_facts
 from setblock.model.sbd_model import SBDModel
-from setblock.model.weights.quantization import Quantization, four_bits, quantize
+from setblock.model.weights import Quantization, four_bits, quantize
 
 _STEPS = logging.getLogger("setblock.steps")
 """What is under way that may take seconds."""

@@ -40,7 +40,7 @@ BUNDLED_MODEL = ASSETS / "word-problems"
 FACTS_FILE = "facts.json"
 """In the folder of what is shipped: the facts of the checkpoint that it makes."""
 DELTA_FILE = "delta.safetensors"
-"""There, if it is a delta of the weights: what `setblock.model.weights.delta` reads. Its metadata says from which
+"""There, if it is a delta of the weights: what `setblock.model.loading.delta` reads. Its metadata says from which
 model, as `BASE_KEY`."""
 BASE_KEY = "base"
 
@@ -291,10 +291,10 @@ def _sbd_model(model: NamedModel, source: str) -> "SBDModel":
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from setblock.model.loading.delta import with_delta
     from setblock.model.loading.gguf import pretrained_arguments, weights_arguments
     from setblock.model.protocol.facts import CONFIG_KEY, read_facts
     from setblock.model.sbd_model import SBDModel
-    from setblock.model.weights.delta import with_delta
 
     weights = AutoModelForCausalLM.from_pretrained(**weights_arguments(source), dtype=torch.bfloat16)
     if (delta := _shipped(model, DELTA_FILE)) is not None:

@@ -1,8 +1,8 @@
-"""Run one forward pass of a Hugging Face causal LM, with logits only where they are wanted.
+"""Run one forward pass of a Hugging Face causal LM, with logits only where they are wanted; compiled, where shapes are few.
 
-Knows how to call a model. Knows nothing of what the tokens mean.
-"""
+Knows how to call and to compile a model. Knows nothing of what the tokens mean, nor of what makes shapes few."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from setblock.model.attention.attention import AttentionMask
+from setblock.model.protocol.runner import Function
 
 _FEW, _FULL = 6, 16
 """Outputs between these are filled up to the second: on CPUs a float32 product of 7 to 15 rows takes MKL up to twice the time
@@ -122,3 +123,35 @@ def filled_up(index: Tensor, *, least: int) -> Tensor:
     wanted = len(index)
     filled = _FULL if _FEW < wanted < _FULL else max(wanted, least) if wanted else 0
     return index if filled == wanted else torch.cat([index, index[-1:].expand(filled - wanted)])
+
+
+_MOST_SHAPES = 64
+"""Shapes that are compiled, each once; a model that meets more continues uncompiled, and PyTorch says so."""
+
+
+def _limits() -> dict[str, Any]:
+    """Return options of `torch.compile` that newer versions of PyTorch have; older ones stop at 8 shapes."""
+    wanted = {"recompile_limit": _MOST_SHAPES, "isolate_recompiles": True}
+    known = inspect.signature(torch.compile).parameters
+    return {name: value for name, value in wanted.items() if name in known}
+
+
+class CompiledModel:
+    """Run a model and what is between its passes compiled: a new shape compiles for seconds to a minute, and a known one
+    never does.
+
+    Attributes:
+        model: what to call in the model's stead.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, backend: str) -> None:
+        self._backend, self._functions = backend, dict[Function, Function]()
+        self.model: Callable[..., Any] = torch.compile(model, backend=backend, dynamic=False, **_limits())
+
+    def function(self, function: Function, /) -> Function:
+        """Return what runs between passes, compiled as one graph in the same way; see
+        `setblock.model.protocol.runner.Compile`."""
+        if function not in self._functions:
+            compiled = torch.compile(function, backend=self._backend, fullgraph=True, dynamic=False, **_limits())
+            self._functions[function] = compiled
+        return self._functions[function]

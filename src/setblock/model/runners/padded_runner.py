@@ -19,8 +19,7 @@ from setblock.model.adapter.gate import block_only, gate_of
 from setblock.model.attention.attention import AttentionMask, mask_form
 from setblock.model.attention.grouped import grouped_attention
 from setblock.model.protocol.runner import Compile, Feed, as_it_is, fixed_capacity
-from setblock.model.runners.compiled import CompiledModel
-from setblock.model.runners.forward import keep_hook, logits_at
+from setblock.model.runners.forward import CompiledModel, keep_hook, logits_at
 
 
 class PaddedRunner:

@@ -20,7 +20,7 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from setblock.errors import SetBlockError
 from setblock.files import write_whole
-from setblock.model.weights.completeness import Sums, refuse_loss, stored_sums, sums_of
+from setblock.model.checkpoint import Sums, refuse_loss, stored_sums, sums_of
 from setblock.training.config import SBDConfig
 from setblock.training.run.checkpoints import RECORD, step_of, whole_checkpoints
 from setblock.training.trainer.sharding import is_sharded

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from setblock.errors import SetBlockError
 from setblock.model.adapter.adapter import quiet_peft
+from setblock.model.checkpoint import Sums, refuse_loss, stored_sums, sums_of
 from setblock.model.sbd_model import SBDModel
-from setblock.model.weights.completeness import Sums, refuse_loss, stored_sums, sums_of
 from setblock.training.adapter.adapter import AdapterSection
 from setblock.training.run.completeness import raise_together, trained_tensors
 from setblock.training.trainer.trainer import SBDTrainer

@@ -13,7 +13,7 @@ from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.model.loading.loading import load
-from setblock.model.weights.quantization import quantize
+from setblock.model.weights import quantize
 
 SETTINGS = DecodingSettings(method="sbd", block_size=8, max_new_tokens=24)
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from setblock.errors import SetBlockError
-from setblock.model.weights.completeness import refuse_loss, stored_sums, sums_of
+from setblock.model.checkpoint import refuse_loss, stored_sums, sums_of
 
 Change = Callable[[dict[str, Tensor]], None]
 

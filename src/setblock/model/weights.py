@@ -1,24 +1,61 @@
-"""Lay out weights once, as a CPU's matrix kernels read them.
+"""Store weights in another form: in eight bits (torchao), in four (bitsandbytes), or laid out for a CPU's matrix kernels.
 
-Knows oneDNN's operators. Knows nothing of decoding: a prepacked model is called as any other, compiled or not.
+Knows linear layers. Knows nothing of decoding: such a model is called as any other, compiled or not.
 
 `nn.Linear` keeps a weight row by row. A kernel that multiplies few tokens by it either reads it so, slower than memory could
-give it, or lays it out anew in every pass.
+give it, or lays it out anew in every pass. A prepacked weight is in oneDNN's layout. `torch.compile` can't trace such a tensor:
+it sees an operator of ours, which finds the weight by a number."""
 
-`torch.compile` can't trace a tensor in oneDNN's layout. So it sees an operator of ours, which finds the weight by a number.
-"""
-
+import importlib.util
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from setblock.errors import SetBlockError, warn
+
+Quantization = Literal["int8", "nf4"]
+
+
+def quantize(model: PreTrainedModel) -> None:
+    """Store the weight of every linear layer, the LM head's too, as int8 with one scale for each output channel.
+
+    Activations, embeddings and the key-value cache stay as they are. A head that was tied to the embeddings is so no longer.
+
+    Raises:
+        SetBlockError: torchao is not installed.
+    """
+    try:
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    except ImportError as error:
+        raise SetBlockError("quantising to int8 needs torchao: pip install 'setblock[quantize]'") from error
+    # Inductor's own settings are left alone: they hold for all models of a process.
+    quantize_(model, Int8WeightOnlyConfig(set_inductor_config=False))
+
+
+def four_bits() -> BitsAndBytesConfig:
+    """Return a config for `from_pretrained`: linear layers but the head as four-bit NormalFloat, as QLoRA has them
+    (arXiv 2305.14314).
+
+    Raises:
+        SetBlockError: there is no GPU, or bitsandbytes is not installed.
+    """
+    if not torch.cuda.is_available():
+        raise SetBlockError("quantisation nf4 needs a GPU, and there is none: use int8")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise SetBlockError("quantising to nf4 needs bitsandbytes: pip install bitsandbytes")
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+
 
 _EXPECTED_TOKENS = 32
 """oneDNN chooses a layout for a number of tokens: those of a fused pass over two blocks of 16."""

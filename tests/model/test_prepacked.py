@@ -17,8 +17,7 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.evaluation.sweeps.fingerprint import model_fingerprint
-from setblock.model.weights import prepacked
-from setblock.model.weights.prepacked import PrepackedLinear, is_supported
+from setblock.model.weights import _WEIGHTS, PrepackedLinear, is_supported
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if is_supported(dtype)]
 
@@ -110,9 +109,9 @@ def test_a_compiler_is_told_the_shape_that_there_is() -> None:
 def test_a_layers_weight_goes_with_it() -> None:
     linear = PrepackedLinear(nn.Linear(6, 10, dtype=DTYPES[0]))
     number = linear._number
-    assert number in prepacked._WEIGHTS
+    assert number in _WEIGHTS
     del linear
-    assert number not in prepacked._WEIGHTS
+    assert number not in _WEIGHTS
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

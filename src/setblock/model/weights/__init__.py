@@ -1,1 +1,0 @@
-"""Store weights in other forms: quantised, laid out for a CPU, as a small delta."""
