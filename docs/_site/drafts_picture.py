@@ -13,8 +13,8 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from setblock.decoding.drafts.allocation import Prospects, Share
 from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind, RowDrafts
+from setblock.decoding.drafts.gains import Prospects, Share
 from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE
 from setblock.roofline.prediction import Prediction, block_speedup

@@ -14,7 +14,7 @@ from setblock.cli.app import app
 from setblock.cli.measuring import evaluate as evaluate_command
 from setblock.cli.options.tasks import ExamplesOptions
 from setblock.decoding.samplers import EntropyPrefix
-from setblock.decoding.settings.defaults import DRAFT_GAMMA
+from setblock.decoding.settings.asked import DRAFT_GAMMA
 from setblock.decoding.settings.table import HYPERPARAMETERS
 from setblock.evaluation import run as evaluation
 

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import assert_same, drawn_settings
 from families import MODES, tiny_sbd
-from setblock.decoding.drafts.allocation import Prospects, Share
 from setblock.decoding.drafts.control import DraftControl, PassKind
+from setblock.decoding.drafts.gains import Prospects, Share
 from setblock.decoding.drafts.lookup import with_copies
 from setblock.decoding.generate import generate_batch, stream
 from setblock.decoding.samplers import EntropyBounded

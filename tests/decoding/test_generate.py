@@ -16,7 +16,7 @@ from answers import decoded
 from families import CONTEXT, MODES, tiny_model, tiny_sbd
 from measuring.synchronisations import as_on_an_accelerator
 from running import Log
-from setblock.decoding.answer.record import PassCounts
+from setblock.decoding.answer.generation import PassCounts
 from setblock.decoding.generate import generate, generate_batch, open_batch, stream
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.checks import BlockSizeNotTrained

@@ -13,8 +13,7 @@ import torch
 
 from setblock import devices
 from setblock.decoding.answer.generation import Failure, FinishReason, Generation
-from setblock.decoding.answer.news import RowNews, read_news
-from setblock.decoding.answer.record import Record, open_record
+from setblock.decoding.answer.record import Record, RowNews, open_record, read_news
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.companions.asking import Accompanied, Companions
 from setblock.decoding.drafts.control import RowDrafts, control_of, note_fed, observe, shared_spans, timed_pass

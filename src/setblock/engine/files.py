@@ -1,6 +1,7 @@
 """Read a JSONL file of prompts, and write a JSONL file of their answers as they come.
 
-Knows lines and files. Knows nothing of how answers are made, and imports no PyTorch."""
+Knows lines and files. Knows nothing of how answers are made, and imports no PyTorch.
+"""
 
 import json
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from setblock.decoding.answer.generation import Generation, PassEvent
-from setblock.decoding.answer.news import RowNews
+from setblock.decoding.answer.record import RowNews
 from setblock.decoding.rows import Rows
 from setblock.decoding.settings.checks import CheckedRows
 from setblock.decoding.settings.table import DecodingSettings

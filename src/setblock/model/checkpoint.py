@@ -1,6 +1,7 @@
 """Write what this package adds to a checkpoint on disk, and check that what was written holds every tensor that it should.
 
-Knows folders, safetensors files and SBD facts. Knows nothing of models, nor of what wraps them."""
+Knows folders, safetensors files and SBD facts. Knows nothing of models, nor of what wraps them.
+"""
 
 import json
 import math

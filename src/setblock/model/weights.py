@@ -4,7 +4,8 @@ Knows linear layers. Knows nothing of decoding: such a model is called as any ot
 
 `nn.Linear` keeps a weight row by row. A kernel that multiplies few tokens by it either reads it so, slower than memory could
 give it, or lays it out anew in every pass. A prepacked weight is in oneDNN's layout. `torch.compile` can't trace such a tensor:
-it sees an operator of ours, which finds the weight by a number."""
+it sees an operator of ours, which finds the weight by a number.
+"""
 
 import importlib.util
 import itertools

@@ -9,19 +9,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from setblock.decoding.drafts.allocation import Prospects, Share, shared, shared_alike
-from setblock.decoding.drafts.chances import (
+from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind
+from setblock.decoding.drafts.costs import KNOTS, MOST_CACHED, CostModel, LearnedCosts
+from setblock.decoding.drafts.gains import (
     CONFIDENCES,
     COPIED,
     NUM_KINDS,
     PRIOR,
     Chances,
     ExpectedDraft,
+    Prospects,
+    Share,
     copied_kinds,
     kinds_of,
+    shared,
+    shared_alike,
 )
-from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind
-from setblock.decoding.drafts.costs import KNOTS, MOST_CACHED, CostModel, LearnedCosts
 from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE
 from setblock.roofline.prediction import Prediction, last_paying_batch

@@ -77,7 +77,7 @@ def export(
 def _export_uno(model: str, folder: Path, *, as_json: bool) -> None:
     import shlex
 
-    from setblock.decoding.settings.defaults import usual_block_size
+    from setblock.decoding.settings.asked import usual_block_size
     from setblock.model.adapter.adapter import ADAPTER_FOLDER
     from setblock.model.adapter.uno import write_uno
     from setblock.model.loading.loading import load_tokenizer

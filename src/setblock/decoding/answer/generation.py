@@ -6,12 +6,49 @@ Knows plain numbers. Knows nothing of tensors, models or text.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from setblock.decoding.answer.record import PassCounts, TokenLogprobs
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
+
+
+@dataclass(frozen=True)
+class PassCounts:
+    """Count the forward passes of one request, up to the end of its answer.
+
+    Attributes:
+        prefill: passes over the prompt.
+        block: passes over a block alone (over one token, in method `ntp`).
+        commit: passes that committed a block and, unless the runner commits in separate passes, were the first pass of the
+            next one.
+    """
+
+    prefill: int
+    block: int
+    commit: int
+
+    @property
+    def total(self) -> int:
+        """Return the count of all passes of the model."""
+        return self.prefill + self.block + self.commit
+
+    @property
+    def decoding(self) -> int:
+        """Return the count without the prefill, as NFE speed-ups are counted, for both methods."""
+        return self.block + self.commit
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Hold how likely a token was when it was revealed (in method `exact`, when it was checked).
+
+    Attributes:
+        logprob: its log-probability, in nats: the model's own, before temperature, penalties and bans.
+        alternatives: the most likely token ids with theirs, the most likely first.
+    """
+
+    logprob: float
+    alternatives: list[tuple[int, float]]
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from setblock.decoding.drafts.allocation import Prospects, Share, shared, shared_alike
-from setblock.decoding.drafts.chances import Chances, ExpectedDraft
 from setblock.decoding.drafts.costs import KNOTS, CostModel, LearnedCosts, PassClock, TimedPass
+from setblock.decoding.drafts.gains import Chances, ExpectedDraft, Prospects, Share, shared, shared_alike
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.feed import Span, fixed_widths

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.companions.companion import Companion, companions_of
-from setblock.decoding.settings.defaults import DEFAULT_MAX_NEW_TOKENS, decided
+from setblock.decoding.settings.asked import DEFAULT_MAX_NEW_TOKENS, decided
 from setblock.decoding.settings.operating_point import with_calibration
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.terms import RowTerms

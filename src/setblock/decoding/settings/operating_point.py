@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from setblock.decoding.samplers.named import defaults_of, name_of, options_of, sampler_named
-from setblock.decoding.settings.defaults import decided
+from setblock.decoding.settings.asked import decided
 from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from setblock.decoding.drafts.chances import CONFIDENCES
+from setblock.decoding.drafts.gains import CONFIDENCES
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.protocol.runner import fixed_capacity

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from setblock.decoding.companions.guidance import GuidedBlock, guided_block, guided_commit, guided_copies
-from setblock.decoding.drafts.chances import kinds_of
+from setblock.decoding.drafts.gains import kinds_of
 from setblock.decoding.drafts.lookup import Draft, with_copies
 from setblock.decoding.samplers.base import Moments, Selection, moments_of
 from setblock.decoding.state.state import BatchState

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from setblock.decoding.samplers.named import SAMPLERS, name_of, parameters_of, sampler_named
-from setblock.decoding.settings.defaults import sampler_for
+from setblock.decoding.settings.asked import sampler_for
 from setblock.decoding.settings.operating_point import point_of
 from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError

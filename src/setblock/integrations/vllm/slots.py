@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.companions.companion import companions_of
-from setblock.decoding.settings.defaults import decided
+from setblock.decoding.settings.asked import decided
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined, open_state, taken
 from setblock.decoding.state.state import BatchState

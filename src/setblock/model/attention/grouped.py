@@ -17,7 +17,8 @@ depends on the shapes give texts that differ. Here every sum has one order:
 
     scores     q k^T in float32: the sum is over D, which is fixed, by a kernel of at least `_ROWS` rows
     weights    softmax in float32 over whole chunks of keys: what is masked adds exact zeros at the end
-    values     one product for each chunk of `CHUNK` keys, then the sum over chunks, in order, in float32"""
+    values     one product for each chunk of `CHUNK` keys, then the sum over chunks, in order, in float32
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """Run one forward pass of a Hugging Face causal LM, with logits only where they are wanted; compiled, where shapes are few.
 
-Knows how to call and to compile a model. Knows nothing of what the tokens mean, nor of what makes shapes few."""
+Knows how to call and to compile a model. Knows nothing of what the tokens mean, nor of what makes shapes few.
+"""
 
 import inspect
 from collections.abc import Callable, Iterator
