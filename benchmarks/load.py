@@ -40,7 +40,7 @@ from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, Request
 from setblock.engine.offline import answered, limits_for
-from setblock.evaluation.exam import prompts_of
+from setblock.evaluation.run import prompts_of
 from setblock.model.sbd_model import SBDModel
 
 LOADS = (1, 2, 4, 8, 16, 32)

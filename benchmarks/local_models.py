@@ -33,7 +33,7 @@ from measuring.timing import spread, timed
 from setblock.data.tasks import task_named
 from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.evaluation.exam import prompts_of
+from setblock.evaluation.run import prompts_of
 from setblock.export.gguf_file import WeightType, write_gguf
 from setblock.integrations.llama_cpp import LlamaModel
 from setblock.integrations.llama_cpp import load as load_gguf

@@ -36,8 +36,8 @@ from setblock.data.tasks import task_named
 from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.evaluation.exam import prompts_of
-from setblock.evaluation.judging.judges import check_judge, verdicts_on
+from setblock.evaluation.judging import check_judge, verdicts_on
+from setblock.evaluation.run import prompts_of
 from setblock.export.gguf_file import WeightType
 from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel

@@ -29,14 +29,12 @@ from measuring.hardware import resident_bytes
 from measuring.output import at_least_one, begin, finish, parser_of
 from measuring.subjects import SIZES, random_model
 from measuring.timing import seconds, spread
-from setblock.data.documents import Document
-from setblock.data.packing import RowCollator, RowDataset, pack
+from setblock.data.packing import Document, RowCollator, RowDataset, pack
 from setblock.heap import keep_few_products, keep_freed_memory
 from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.document_attention import attends_runs, document_attention
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapter.adapter import AdapterSection, add_adapter
-from setblock.training.adapter.frozen import FrozenModel
+from setblock.training.adapter import AdapterSection, FrozenModel, add_adapter
 from setblock.training.inputs.doubled import Targets, TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.inputs.noising import Noising
 from setblock.training.loss.cross_entropy import LOGITS_AT_ONCE

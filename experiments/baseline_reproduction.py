@@ -24,14 +24,14 @@ import torch.nn.functional as F
 from rich.progress import track
 
 import setblock
-from setblock.data.documents import Document, encode_pairs
+from setblock.data.packing import Document, encode_pairs
 from setblock.data.tasks import TASKS
 from setblock.data.tasks.task import SPLITS
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.evaluation.exam import answers_to, prompts_of
-from setblock.evaluation.judging.judges import verdicts_on
+from setblock.evaluation.judging import verdicts_on
 from setblock.evaluation.result import wilson_interval
+from setblock.evaluation.run import answers_to, prompts_of
 from setblock.evaluation.sweeps.fingerprint import model_fingerprint, provenance
 from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel

@@ -30,7 +30,7 @@ from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings, Method
-from setblock.evaluation.exam import prompts_of
+from setblock.evaluation.run import prompts_of
 from setblock.integrations.llama_cpp import LlamaModel, LlamaOptions
 from setblock.integrations.llama_cpp import load as load_gguf
 from setblock.model.protocol.language_model import LanguageModel

@@ -8,7 +8,7 @@ import torch
 from hypothesis import settings
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.documents import Document, encode_pairs
+from setblock.data.packing import Document, encode_pairs
 from setblock.data.tasks.word_problems import WordProblem, word_problems
 from setblock.data.tokenizer import train_tokenizer
 from setblock.decoding.drafts import control

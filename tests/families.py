@@ -117,7 +117,7 @@ def tiny_sbd(family: str, tokenizer: PreTrainedTokenizerBase, *, mode: str = "un
 
 def save_with_random_adapter(sbd: SBDModel, folder: Path, *, std: float = 0.3, **section: Any) -> None:
     """Save a model that was prepared for training, with an adapter of random weights on its future block, which it gets."""
-    from setblock.training.adapter.adapter import AdapterSection, add_adapter
+    from setblock.training.adapter import AdapterSection, add_adapter
 
     state = {name: weight.clone() for name, weight in sbd.model.state_dict().items()}
     wrapped: Any = add_adapter(sbd, AdapterSection(r=4, only_noisy=True, **section))

@@ -9,8 +9,7 @@ import torch
 
 from families import tiny_model
 from setblock import DecodingSettings, generate, load
-from setblock.data.documents import Document
-from setblock.data.packing import RowCollator, RowDataset, pack
+from setblock.data.packing import Document, RowCollator, RowDataset, pack
 from setblock.decoding.samplers import EntropyBounded
 from setblock.training.inputs.doubled import doubled_inputs
 from setblock.training.inputs.noising import Noising

@@ -15,7 +15,7 @@ from transformers import TrainingArguments
 
 from setblock.data.section import DataSection
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.training.adapter.adapter import AdapterSection
+from setblock.training.adapter import AdapterSection
 from setblock.training.config import SBDConfig
 from setblock.training.recipe import ModelSection, Recipe
 

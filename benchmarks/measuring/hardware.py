@@ -12,8 +12,7 @@ import torch
 
 from setblock.evaluation.sweeps import fingerprint
 from setblock.roofline.cost import Precision
-from setblock.roofline.hardware import HARDWARE, Hardware, hardware_of_device
-from setblock.roofline.machine import measured_hardware
+from setblock.roofline.hardware import HARDWARE, Hardware, hardware_of_device, measured_hardware
 from setblock.roofline.prediction import Prediction
 from setblock.roofline.shape import shape_of
 

@@ -9,7 +9,7 @@ import torch
 import growth
 from measuring import checks
 from measuring.hardware import DEVICE, roofline_hardware
-from setblock.roofline.machine import measured_hardware
+from setblock.roofline.hardware import measured_hardware
 from stages.piece import Pieces
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from textwrap import fill
 
 import setblock
-from setblock.cli.views.comparison_view import token_texts
+from setblock.cli.answering.compare import token_texts
 from setblock.data.tasks import task_named
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.settings.operating_point import with_calibration

@@ -6,7 +6,8 @@ from typing import Any
 def page() -> str:
     """Return the page of all routes, and the bodies that they take."""
     from setblock import load
-    from setblock.server.app import ServerConfig, create_app
+    from setblock.server.app import create_app
+    from setblock.server.serving import ServerConfig
 
     schema = create_app(load(), ServerConfig(name="setblock")).openapi()
     parts = [

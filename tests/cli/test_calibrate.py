@@ -154,8 +154,7 @@ def test_where_nothing_passes_exact_mode_is_offered(run, sbd_folder, sweep_file,
     found = run(*common, bad)
     assert (found.code, found.message) == (
         1,
-        "setblock: error: no setting passed; exact mode (--method exact) keeps any tolerance, but was not in the grid: "
-        "sweep it, too, or allow a larger --tolerance",
+        "setblock: error: no setting passed: sweep --method exact, which keeps any tolerance, or allow a larger one",
     )
 
 
@@ -183,7 +182,7 @@ def test_prompts_of_a_file(run, sbd_folder, tmp_path):
             "--tolerance must be accuracy=PERCENT or tokens=PERCENT, such as accuracy=0.5, not 'accuracy'",
         ),
         (("--tolerance", "accuracy=0"), "the tolerance of accuracy must be above 0% and below 100%"),
-        (("--confidence", 2), "confidence must be at least 0.5 and below 1, not 2"),
+        (("--confidence", 2), "confidence must be between 0.5 and 0.999, not 2"),
         (("--results", "s.jsonl", "--sampler", "factor"), "--results decodes nothing"),
         (
             ("--limit", 30, "--dry-run"),

@@ -98,7 +98,8 @@ def test_evaluate_says_what_it_counts(run):
 def test_defaults_are_the_library_s():
     gammas = f"Default: {DRAFT_GAMMA:g} in method exact; {EntropyPrefix().gamma} in sbd."
     assert gammas in HYPERPARAMETERS["gamma"].help
-    assert evaluation.DEFAULT_LIMIT == ExamplesOptions.usual_limit == 100
+    limit = inspect.signature(ExamplesOptions.chosen).parameters["limit"].default
+    assert evaluation.DEFAULT_LIMIT == limit == 100
     assert evaluate_command_default("batch_size") == evaluation.DEFAULT_BATCH_SIZE
 
 

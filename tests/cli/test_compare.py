@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from setblock.cli.views.comparison_view import reveal_lines
+from setblock.cli.answering.compare import reveal_lines
 
 SHORT = ("--max-new-tokens", 20)
 

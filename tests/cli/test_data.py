@@ -13,7 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from setblock.data.corpus.corpus_rows import CorpusRows
+from setblock.data.corpus.corpus import CorpusRows
 from setblock.data.packing import PADDING
 from setblock.masks import CLEAN
 from setblock.training.inputs.collator import Preparation

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-import setblock.cli.options.runtime
+import setblock.cli.options.model
 from setblock.model.sbd_model import SBDModel
 from setblock.model.weights import is_supported
 
@@ -16,7 +16,7 @@ COMMAND = ("generate", "Tom has 5 pens.", "--method", "exact", "--max-new-tokens
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[SBDModel]:
     """The models that commands have decoded with."""
     models = []
-    load_model = setblock.cli.options.runtime.load_language_model
+    load_model = setblock.cli.options.model.load_language_model
 
     def remember(*args: object, **options: object) -> SBDModel:
         models.append(load_model(*args, **options))

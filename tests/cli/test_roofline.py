@@ -31,7 +31,7 @@ def config_folder(tmp_path):
 @pytest.fixture
 def instant_machine(monkeypatch):
     """Measuring takes no time."""
-    monkeypatch.setattr("setblock.roofline.machine.measured_hardware", lambda *_, **__: HARDWARE["m4"])
+    monkeypatch.setattr("setblock.roofline.hardware.measured_hardware", lambda *_, **__: HARDWARE["m4"])
 
 
 def told(run, *arguments):

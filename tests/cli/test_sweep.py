@@ -5,7 +5,7 @@ import json
 import pytest
 
 from decoding.samplers.cases import EXAMPLES, FOLDER
-from setblock.cli.options.grid_options import GridOptions
+from setblock.cli.options.tasks import GridOptions
 from setblock.decoding.samplers import SAMPLERS
 from setblock.errors import ParameterError
 

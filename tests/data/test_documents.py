@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.documents import encode_pairs
+from setblock.data.packing import encode_pairs
 from setblock.data.tasks.word_problems import WordProblem
 
 

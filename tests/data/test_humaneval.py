@@ -8,7 +8,7 @@ import pytest
 from setblock.data.tasks import TASKS, humaneval
 from setblock.data.tasks.humaneval import code_in
 from setblock.errors import SetBlockError
-from setblock.evaluation.judging.judges import verdicts_on
+from setblock.evaluation.judging import verdicts_on
 
 TASK = TASKS["humaneval"]
 

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from setblock.data.documents import Document
-from setblock.data.packing import IGNORE, PADDING, Row, RowCollator, RowDataset, pack, unpacked
+from setblock.data.packing import IGNORE, PADDING, Document, Row, RowCollator, RowDataset, pack, unpacked
 
 PAD = 7
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from families import tiny_model
-from setblock.data.documents import Document
-from setblock.data.packing import PADDING, RowDataset, pack, unpacked
+from setblock.data.packing import PADDING, Document, RowDataset, pack, unpacked
 from setblock.masks import CLEAN, to_dense, train_mask
 from setblock.training.inputs import doubled as inputs_module
 from setblock.training.inputs.doubled import TrainingInputs

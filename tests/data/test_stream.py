@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from setblock.data.corpus.stream import RowStream
-from setblock.data.documents import Document
-from setblock.data.packing import RowCollator, fill, pack, row_of
+from setblock.data.packing import Document, RowCollator, fill, pack, row_of
 from setblock.data.rows import rows_of
 from setblock.data.section import DataSection
 from setblock.errors import SetBlockError, SetBlockWarning

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.corpus import corpus_rows
+from setblock.data.corpus import corpus
 from setblock.data.corpus.tokenised import tokenise
 from setblock.data.packing import RowDataset
 from setblock.data.rows import RecipeRows, limits_of, rows_of
@@ -151,7 +151,7 @@ def test_a_row_is_read_alone(
 ) -> None:
     """Nothing is packed again, and no array of rows is in memory: each is mapped from its file."""
     there = tokenised(section(), tokenizer, tmp_path / "out")
-    monkeypatch.setattr(corpus_rows, "fill", None)
+    monkeypatch.setattr(corpus, "fill", None)
     rows = rows_of(there, tokenizer, **LIMITS).train.rows
     assert all(isinstance(values, np.memmap) for values in (rows.starts, rows.order, rows.lengths))
 

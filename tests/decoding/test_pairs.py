@@ -27,7 +27,7 @@ from conftest import TEXTS
 from families import tiny_sbd
 from running import Log
 from setblock import DecodingSettings, EntropyBounded, Generation, generate_batch, load, stream
-from setblock.cli.options.runtime import RuntimeOptions
+from setblock.cli.options.model import RuntimeOptions
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.state.terms import RowTerms
 from setblock.engine.engine import Engine
@@ -45,7 +45,7 @@ from setblock.server.api.settings import settings_of
 from setblock.server.http.errors import ApiError
 from setblock.structure import Regex
 from setblock.structure.calls import call_form
-from setblock.training.adapter.adapter import AdapterSection, add_adapter
+from setblock.training.adapter import AdapterSection, add_adapter
 from structure.templates import HERMES
 
 CITY = {"type": "string", "maxLength": 9}

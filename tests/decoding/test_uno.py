@@ -13,8 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from families import save_with_random_adapter, tiny_sbd
 from naive import full_logits, naive_decode, naive_exact
 from running import check_that_rows_come_and_go_as_alone
-from setblock.data.documents import Document
-from setblock.data.packing import RowCollator, RowDataset, pack
+from setblock.data.packing import Document, RowCollator, RowDataset, pack
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import ConfidenceThreshold, EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings

@@ -162,8 +162,8 @@ def test_tolerances_are_read():
     [
         ({"most": 0.0}, "the tolerance of accuracy must be above 0% and below 100%, not 0.0000%"),
         ({"most": 1.0}, "the tolerance of accuracy must be above 0%"),
-        ({"confidence": 1.0}, "confidence must be at least 0.5 and below 1, not 1"),
-        ({"confidence": 0.4}, "confidence must be at least 0.5"),
+        ({"confidence": 0.9999}, "confidence must be between 0.5 and 0.999, not 0.9999"),
+        ({"confidence": 0.4}, "confidence must be between 0.5"),
     ],
 )
 def test_tolerances_out_of_range(options, message):

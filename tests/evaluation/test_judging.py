@@ -4,9 +4,8 @@ import pytest
 
 from setblock.data.tasks import Example, Program, Task, Verdict
 from setblock.errors import ParameterError, SetBlockError
-from setblock.evaluation import evaluate
-from setblock.evaluation.judging import programs
-from setblock.evaluation.judging.judges import check_judge, verdicts_on
+from setblock.evaluation import evaluate, judging
+from setblock.evaluation.judging import check_judge, verdicts_on
 
 
 def ask(split, seed):
@@ -47,7 +46,7 @@ def test_where_programs_can_not_run_nothing_is_asked(monkeypatch):
     def refuse():
         raise SetBlockError("no limits")
 
-    monkeypatch.setattr(programs, "check", refuse)
+    monkeypatch.setattr(judging, "_confinement", refuse)
     with pytest.raises(SetBlockError, match="no limits"):
         check_judge(DOUBLES, allow_code_execution=True)
     check_judge(Task("open", "anything", ask), allow_code_execution=True)

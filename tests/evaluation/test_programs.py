@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from setblock.errors import SetBlockError, SetBlockWarning
-from setblock.evaluation.judging import programs
-from setblock.evaluation.judging.programs import Limits, finish
+from setblock.evaluation import judging
+from setblock.evaluation.judging import Limits, finish
 
 if platform.system() != "Linux":
     pytest.skip("limits on memory are Linux's", allow_module_level=True)
@@ -23,15 +23,15 @@ QUICK = Limits(seconds=60, cpu_seconds=2, memory=512 << 20, output=10_000)
 @pytest.fixture(params=["bubblewrap", "limits alone"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Each way to run them; bubblewrap where it runs."""
-    programs._confinement.cache_clear()
+    judging._confinement.cache_clear()
     if request.param == "limits alone":
-        monkeypatch.setattr(programs.shutil, "which", lambda name: None)
+        monkeypatch.setattr(judging.shutil, "which", lambda name: None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SetBlockWarning)
-        if request.param == "bubblewrap" and not programs._confinement():
+        if request.param == "bubblewrap" and not judging._confinement():
             pytest.skip("bubblewrap does not run here")
         yield str(request.param)
-    programs._confinement.cache_clear()
+    judging._confinement.cache_clear()
 
 
 ENDS = {
@@ -65,8 +65,8 @@ ENDLESS = {
 def test_endless_programs_are_killed_and_leave_nothing(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(programs.secrets, "token_bytes", lambda count: b"of this test")
+    monkeypatch.setattr(judging.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(judging.secrets, "token_bytes", lambda count: b"of this test")
     before = children()  # of other tests
     assert finish(list(ENDLESS.values()), limits=Limits(seconds=2, cpu_seconds=30)) == [False] * len(ENDLESS)
     assert list(tmp_path.iterdir()) == []
@@ -148,12 +148,12 @@ def test_bubblewrap_keeps_files_and_the_network_away(way: str, tmp_path: Path) -
 
 
 def test_without_bubblewrap_one_line_says_what_is_not_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs.shutil, "which", lambda name: None)
-    programs._confinement.cache_clear()
+    monkeypatch.setattr(judging.shutil, "which", lambda name: None)
+    judging._confinement.cache_clear()
     with pytest.warns(SetBlockWarning, match="can use your files and the network: it is not installed") as told:
-        programs.check()
+        judging._confinement()
     assert "\n" not in str(told[0].message)
-    programs._confinement.cache_clear()
+    judging._confinement.cache_clear()
 
 
 def test_a_bubblewrap_that_does_not_run_is_told_with_its_reason(
@@ -162,17 +162,17 @@ def test_a_bubblewrap_that_does_not_run_is_told_with_its_reason(
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'No permissions to create new namespace' >&2; exit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(programs.shutil, "which", lambda name: str(broken))
-    programs._confinement.cache_clear()
+    monkeypatch.setattr(judging.shutil, "which", lambda name: str(broken))
+    judging._confinement.cache_clear()
     with pytest.warns(SetBlockWarning, match="without bubblewrap.*No permissions to create new namespace"):
         assert finish(["print(1)"]) == [True]
-    programs._confinement.cache_clear()
+    judging._confinement.cache_clear()
 
 
 def test_where_limits_can_not_be_set_nothing_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs.shutil, "which", lambda name: None)
-    monkeypatch.setattr(programs, "_START", "raise ValueError('current limit exceeds maximum limit')")
-    programs._confinement.cache_clear()
+    monkeypatch.setattr(judging.shutil, "which", lambda name: None)
+    monkeypatch.setattr(judging, "_START", "raise ValueError('current limit exceeds maximum limit')")
+    judging._confinement.cache_clear()
     with pytest.raises(SetBlockError, match=r"can't run programs with limits here .*exceeds maximum limit"):
         finish(["print(1)"])
-    programs._confinement.cache_clear()
+    judging._confinement.cache_clear()

@@ -8,8 +8,7 @@ from setblock.data.tasks import Verdict
 from setblock.decoding.generate import generate
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.evaluation.judging.judges import JUDGES
-from setblock.evaluation.judging.records_task import task_of_records
+from setblock.evaluation.records import JUDGES, task_of_records
 from setblock.evaluation.run import evaluate
 from setblock.model.loading.loading import load
 

@@ -8,12 +8,11 @@ import torch
 from family_sweep.answers import decoded, settings
 from family_sweep.cases import CONTEXT
 from family_sweep.outcome import WrongError
-from setblock.data.documents import Document
-from setblock.data.packing import RowCollator, RowDataset, pack
+from setblock.data.packing import Document, RowCollator, RowDataset, pack
 from setblock.model.attention.document_attention import document_attention
 from setblock.model.loading.loading import load
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapter.adapter import AdapterSection, add_adapter
+from setblock.training.adapter import AdapterSection, add_adapter
 from setblock.training.inputs.doubled import doubled_inputs, ntp_inputs
 from setblock.training.inputs.noising import Noising
 from setblock.training.loss.forward import training_logits, training_loss

@@ -16,9 +16,9 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from setblock.model.sbd_model import SBDModel
-from setblock.server.app import ServerConfig, create_app
-from setblock.server.run import Address, _Server, listen
-from setblock.server.serving import Serving
+from setblock.server.app import create_app
+from setblock.server.run import _Server, listen
+from setblock.server.serving import ServerConfig, Serving
 
 TIMEOUT = 120.0
 CONTEXT = 512
@@ -50,7 +50,7 @@ class Live:
         self.client = httpx.Client(base_url=self.url, timeout=TIMEOUT)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
-        return self.client.post(path, json={"model": self.serving.name, **body})
+        return self.client.post(path, json={"model": self.serving.config.name, **body})
 
     def chat(self, text: str = "Tom has 12 apples.", **body: Any) -> httpx.Response:
         return self.post("/v1/chat/completions", messages=[{"role": "user", "content": text}], **body)
@@ -66,7 +66,7 @@ class Live:
 
 @contextmanager
 def serving(model: SBDModel, **config: Any) -> Iterator[Live]:
-    bound, address = listen(Address("127.0.0.1", 0))
+    bound, url = listen("127.0.0.1", 0)
     app = create_app(model, ServerConfig(**{"name": "tiny", **config}))
     started = threading.Event()
     server = _Server(
@@ -77,7 +77,7 @@ def serving(model: SBDModel, **config: Any) -> Iterator[Live]:
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])), daemon=True)
     thread.start()
     assert started.wait(TIMEOUT)
-    live = Live(address.url, model, app.state.serving, server, thread)
+    live = Live(url, model, app.state.serving, server, thread)
     try:
         yield live
     finally:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-import setblock.server.page as page_module
+import setblock.server.app
 from families import tiny_model
 from server.live import TIMEOUT, eventually, serving
 from setblock import load
 from setblock.model.sbd_model import SBDModel
 from setblock.server.http.access import Keys
 
-FOLDER = Path(page_module.__file__).parent / "page"
+FOLDER = Path(setblock.server.app.__file__).parent / "page"
 FILES = sorted(FOLDER.iterdir())
 WIDTHS = {"phone": (390, 844), "tablet": (820, 1100), "desk": (1280, 900)}
 PROBLEM = "Ben has 30 cards. Ben loses 9 of them. How many cards does Ben have now?"
@@ -93,7 +93,7 @@ def opened(browser, live, *, width="desk", scheme="light", complaints=0):
     page.on("request", lambda asked: None if asked.url.startswith(live.url) else outside.append(asked.url))
     try:
         page.goto(live.url)
-        page.locator("#model").get_by_text(live.serving.name, exact=True).wait_for()
+        page.locator("#model").get_by_text(live.serving.config.name, exact=True).wait_for()
         yield page
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
         assert (len(told), outside) == (complaints, []), told

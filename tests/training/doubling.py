@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from setblock.data.documents import Document
-from setblock.data.packing import RowCollator, RowDataset, pack
+from setblock.data.packing import Document, RowCollator, RowDataset, pack
 from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs
 from setblock.training.inputs.noising import Noising
 from setblock.training.loss.cross_entropy import losses_at_once

@@ -9,9 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
-from setblock.data.documents import Document
-from setblock.data.packing import RowDataset, unpacked
-from setblock.training.adapter.adapter import AdapterSection
+from setblock.data.packing import Document, RowDataset, unpacked
+from setblock.training.adapter import AdapterSection
 from setblock.training.config import SBDConfig
 from setblock.training.trainer.trainer import SBDTrainer
 

@@ -24,11 +24,11 @@ from setblock.model.adapter.gate import Gate
 from setblock.model.loading.loading import load
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapter.adapter import AdapterSection, add_adapter
+from setblock.training.adapter import AdapterSection, add_adapter
 from setblock.training.inputs.collator import Preparation
 from setblock.training.inputs.doubled import TrainingInputs
 from setblock.training.recipe import load_recipe
-from setblock.training.run import result
+from setblock.training.run import saving
 from setblock.training.run.checkpoints import newest_checkpoint
 from setblock.training.run.train import train
 from setblock.training.trainer.trainer import SBDTrainer
@@ -112,7 +112,7 @@ def test_a_merged_adapter_computes_what_the_unmerged_one_did(
     base: Path, tmp_path: Path, trained_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models: list[Any] = []
-    save = result.save_result
+    save = saving.save_result
 
     def keep(trainer: SBDTrainer, *args: Any, **kwargs: Any) -> None:
         models.append(trainer.model.eval())

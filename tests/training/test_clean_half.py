@@ -6,8 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from families import FAMILIES, tiny_model
-from setblock.data.documents import Document
-from setblock.data.packing import PADDING, RowDataset, pack, unpacked
+from setblock.data.packing import PADDING, Document, RowDataset, pack, unpacked
 from setblock.masks import CLEAN
 from setblock.training.inputs.doubled import TrainingInputs
 from setblock.training.inputs.noising import Noising

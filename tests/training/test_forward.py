@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from families import FAMILIES, tiny_model
-from setblock.data.documents import Document
-from setblock.data.packing import PADDING, RowDataset, pack
+from setblock.data.packing import PADDING, Document, RowDataset, pack
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN, train_mask
 from setblock.model.attention.attention import attention_mask

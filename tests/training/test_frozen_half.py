@@ -8,13 +8,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
-from setblock.data.documents import Document
-from setblock.data.packing import RowDataset, pack
+from setblock.data.packing import Document, RowDataset, pack
 from setblock.masks import CLEAN
 from setblock.model.adapter.gate import Gate, gate_of
 from setblock.model.attention.document_attention import document_attention
-from setblock.training.adapter.adapter import AdapterSection, add_adapter
-from setblock.training.adapter.frozen import FrozenModel
+from setblock.training.adapter import AdapterSection, FrozenModel, add_adapter
 from setblock.training.inputs import doubled as inputs_module
 from setblock.training.inputs.doubled import Targets, TrainingInputs
 from setblock.training.inputs.noising import Noising

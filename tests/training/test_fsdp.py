@@ -29,7 +29,7 @@ from setblock.errors import SetBlockError
 from setblock.model.probe.probe import plan_attention
 from setblock.training.config import SBDConfig
 from setblock.training.recipe import checked_recipe
-from setblock.training.run import result
+from setblock.training.run import saving
 from setblock.training.run import train as train_module
 from setblock.training.run.checkpoints import is_finished, newest_checkpoint
 from setblock.training.run.train import train
@@ -347,7 +347,7 @@ def refusals(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
             patch.setattr(fsdp_utils, "_get_model_state_dict", forgetful(fsdp_utils._get_model_state_dict))
             said["checkpoint lost"] = run(WHOLE, models, folder / "checkpoint-lost")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(result, "get_model_state_dict", forgetful(result.get_model_state_dict))
+            patch.setattr(saving, "get_model_state_dict", forgetful(saving.get_model_state_dict))
             said["result lost"] = run(WHOLE, models, folder / "result-lost", save_strategy="no")
         return said
 

@@ -6,8 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_model
-from setblock.data.documents import Document
-from setblock.data.packing import IGNORE, PADDING, RowCollator, RowDataset, pack, unpacked
+from setblock.data.packing import IGNORE, PADDING, Document, RowCollator, RowDataset, pack, unpacked
 from setblock.masks import CLEAN
 from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.inputs.noising import Noising

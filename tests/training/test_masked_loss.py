@@ -12,7 +12,7 @@ from families import tiny_model, tiny_sbd
 from setblock.data.packing import PADDING
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
-from setblock.training.adapter.adapter import AdapterSection
+from setblock.training.adapter import AdapterSection
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.doubled import TrainingInputs
 from setblock.training.inputs.noising import Noising

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from setblock.data.documents import Document
-from setblock.data.packing import IGNORE, PADDING, Row, pack
+from setblock.data.packing import IGNORE, PADDING, Document, Row, pack
 from setblock.training.inputs.noising import Noising, NoisyHalf, _masked, noise_row, noised_runs
 
 MASK, END, CONTEXT, VOCABULARY = 1, 0, 64, 100

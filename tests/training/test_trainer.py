@@ -11,12 +11,11 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from families import tiny_model, with_mask_token
 from measuring.synchronisations import Synchronisations
-from setblock.data.documents import Document
-from setblock.data.packing import RowDataset, pack, unpacked
+from setblock.data.packing import Document, RowDataset, pack, unpacked
 from setblock.evaluation.during_training import DecodingEvaluator
 from setblock.model.protocol.facts import read_facts
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapter.adapter import AdapterSection
+from setblock.training.adapter import AdapterSection
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.collator import Preparation
 from setblock.training.recipe import DecodingEvaluationSection

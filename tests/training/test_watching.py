@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState, 
 
 from families import tiny_model
 from setblock.roofline.hardware import HARDWARE, hardware_of_device
-from setblock.training.trainer.metrics import MetricsFile, read_metrics
-from setblock.training.trainer.throughput import token_cost
+from setblock.training.trainer import metrics
+from setblock.training.trainer.metrics import MetricsFile, read_metrics, token_cost
 
 
 def state_at(step: int) -> TrainerState:
@@ -71,11 +71,9 @@ def test_seconds_include_the_data_and_leave_evaluations_and_checkpoints_out(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a clock that stands still but for what takes time here: 1 s a row, 100 s a row of evaluation, 1,000 s a save."""
-    from setblock.data.documents import Document
-    from setblock.data.packing import Row, RowDataset, unpacked
+    from setblock.data.packing import Document, Row, RowDataset, unpacked
     from setblock.model.sbd_model import SBDModel
     from setblock.training.config import SBDConfig
-    from setblock.training.trainer import throughput
     from setblock.training.trainer.trainer import SBDTrainer
 
     now = 0.0
@@ -96,7 +94,7 @@ def test_seconds_include_the_data_and_leave_evaluations_and_checkpoints_out(
             now += 1000
             super().save_model(*args, **kwargs)
 
-    monkeypatch.setattr(throughput.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now)
     generator = torch.Generator().manual_seed(0)
     rows = unpacked([Document(torch.randint(2, 60, (10,), generator=generator).tolist(), [True] * 10)] * 8)
     peak = 1e9

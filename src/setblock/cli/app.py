@@ -8,26 +8,17 @@ import typer
 from typer.core import TyperGroup
 
 from setblock.cli.answering.compare import compare
-from setblock.cli.answering.fetch import fetch
 from setblock.cli.answering.generate import generate
 from setblock.cli.answering.serve import serve
+from setblock.cli.checkpoints import export, fetch, merge
 from setblock.cli.main import INTERRUPTED
 from setblock.cli.measuring.calibrate import calibrate
 from setblock.cli.measuring.evaluate import evaluate
 from setblock.cli.measuring.roofline import roofline
 from setblock.cli.measuring.sweep import sweep
-from setblock.cli.messages import (
-    print_error,
-    print_message,
-    print_warning,
-    silence_bars,
-    silence_loggers,
-    writable_stdout,
-)
+from setblock.cli.messages import print_message, print_warning, silence_early, writable_stdout
 from setblock.cli.options.groups import with_option_groups
 from setblock.cli.training.data import inspect, prompts, regenerate, tokenise
-from setblock.cli.training.export import export
-from setblock.cli.training.merge import merge
 from setblock.cli.training.train import train
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 
@@ -37,8 +28,7 @@ class _Commands(TyperGroup):
     that goes wrong keeps its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
-        silence_loggers()
-        silence_bars()
+        silence_early()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other libraries, which a user can't fix
             warnings.simplefilter("default", SetBlockWarning)  # each once
@@ -47,7 +37,7 @@ class _Commands(TyperGroup):
                 with writable_stdout():
                     return super().invoke(ctx)
             except SetBlockError as error:
-                print_error(error)
+                print_message(f"error: {error}")
                 raise typer.Exit(2 if isinstance(error, ParameterError) else 1) from error
             except KeyboardInterrupt as error:
                 print_message("interrupted")
@@ -85,8 +75,6 @@ for command in (generate, compare, evaluate, sweep, calibrate, train, merge, exp
 data = typer.Typer(
     no_args_is_help=True, help="Inspect or tokenise the data of a recipe, or let a model write prompts and answers."
 )
-data.command()(with_option_groups(inspect))
-data.command()(with_option_groups(tokenise))
-data.command()(with_option_groups(regenerate))
-data.command()(with_option_groups(prompts))
+for of_data in (inspect, tokenise, regenerate, prompts):
+    data.command()(with_option_groups(of_data))
 app.add_typer(data, name="data")

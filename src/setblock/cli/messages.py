@@ -37,11 +37,6 @@ def print_message(text: str) -> None:
     print(f"setblock: {' '.join(text.split())}", file=sys.stderr)
 
 
-def print_error(error: BaseException) -> None:
-    """Print a user's mistake."""
-    print_message(f"error: {error}")
-
-
 def print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning without its place in the code, as a `warnings.showwarning`."""
     print_message(f"warning: {message}")
@@ -127,13 +122,10 @@ def slow_steps_named() -> Iterator[None]:
         handler.close()
 
 
-def silence_loggers() -> None:
-    """Keep libraries' warnings, which a user can't fix, off the screen, before anything heavy is imported."""
+def silence_early() -> None:
+    """Keep libraries' warnings, which a user can't fix, off the screen, and tqdm's bars where stderr is no terminal. To be
+    called before anything heavy is imported."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-
-
-def silence_bars() -> None:
-    """Turn off tqdm's bars where stderr is no terminal, before anything heavy is imported."""
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
 
@@ -146,24 +138,13 @@ def silence_libraries() -> None:
     disable_progress_bar()
 
 
-def silence_data_sets() -> None:
-    """Turn off bars for reading and tokenising data where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        from datasets import disable_progress_bars
-
-        disable_progress_bars()
-
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def writable_stdout() -> Iterator[None]:
-    """Make sure that all that is written to stdout while active has left the process afterwards.
-
-    Raises:
-        SetBlockError: stdout is closed, or its disk is full.
-    """
+    """Make sure that all that is written to stdout while active has left the process afterwards, or raise `SetBlockError`
+    if stdout is closed, or its disk is full."""
     if sys.stdout is None:
         raise SetBlockError("stdout is closed, so that nothing could be written to it")
     try:

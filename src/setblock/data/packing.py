@@ -1,4 +1,4 @@
-"""Pack documents next to each other into rows of one length.
+"""Pack documents, token sequences with marks for the tokens that carry loss, next to each other into rows of one length.
 
 Knows rows. Knows nothing of masks: it records which document each token belongs to, and its position there.
 """
@@ -6,6 +6,7 @@ Knows rows. Knows nothing of masks: it records which document each token belongs
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
 
-from setblock.data.documents import Document
 from setblock.errors import SetBlockError
 
 IGNORE = -100
@@ -22,6 +23,45 @@ IGNORE = -100
 
 PADDING = -1
 """Document id of a row's padding."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """Hold one sequence to train on.
+
+    `token_ids` and `carries_loss` have the same length; `carries_loss[i]` says whether token i is a target. Tokens of a
+    prompt are not. Tokens of a completion are, including its end-of-text.
+    """
+
+    token_ids: Sequence[int]
+    carries_loss: Sequence[bool]
+
+    def __post_init__(self) -> None:
+        assert len(self.token_ids) == len(self.carries_loss)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def targets(self, kept: int) -> int:
+        """Return how many of the first `kept` tokens carry loss."""
+        return sum(self.carries_loss[:kept])
+
+
+def encode_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Iterable[tuple[str, str]]) -> Iterator[Document]:
+    """Encode (prompt, completion) texts as documents. The completion and its end-of-text token carry loss.
+
+    The two texts are tokenised separately, as in decoding, where a prompt ends before the answer.
+    """
+    pairs = iter(pairs)
+    while chunk := list(islice(pairs, 1024)):
+        prompts, completions = zip(*chunk, strict=True)
+        for prompt, completion in zip(
+            tokenizer(list(prompts), add_special_tokens=True).input_ids,
+            tokenizer(list(completions), add_special_tokens=False).input_ids,
+            strict=True,
+        ):
+            closed = [*completion, tokenizer.eos_token_id]
+            yield Document([*prompt, *closed], [False] * len(prompt) + [True] * len(closed))
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from functools import partial
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus.census import Census, DocumentLimits
-from setblock.data.corpus.corpus import Corpus, cached, mixed, refuse_ids
-from setblock.data.corpus.corpus_rows import CorpusRows
+from setblock.data.corpus.corpus import Corpus, CorpusRows, cached, mixed, refuse_ids
 from setblock.data.corpus.stream import DocumentStream, RowStream
 from setblock.data.corpus.tokenised import tokenised_rows
 from setblock.data.packing import RowDataset
@@ -81,22 +80,15 @@ def limits_of(
 
 
 def use_chat_template(section: DataSection, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Give the tokenizer the template that the section names, if it names one, so that it is saved with the model.
-
-    Raises:
-        SetBlockError: the file can't be read, or is no Jinja template.
-    """
+    """Give the tokenizer the template that the section names, if it names one, so that it is saved with the model, or raise
+    `SetBlockError` if the file can't be read, or is no Jinja template."""
     if section.chat_template is not None:
         tokenizer.chat_template = read_template(section.chat_template)
 
 
 def corpus_texts(section: DataSection) -> Iterator[str]:
-    """Yield the texts of a section, for a tokenizer that is yet to be trained on them. Those of a mixture one source
-    after another.
-
-    Raises:
-        SetBlockError: a source can't be read.
-    """
+    """Yield the texts of a section, for a tokenizer that is yet to be trained on them. Those of a mixture one source after
+    another. Raise `SetBlockError` if a source can't be read."""
     for source in section.sources:
         yield from texts_of(source, records_of(source, streaming=section.streaming))
 

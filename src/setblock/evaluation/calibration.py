@@ -1,10 +1,8 @@
 """Calibrate: find the fastest setting of a sweep that loses no more than is tolerated, with a statistical guarantee.
 
-1. The tolerance: what may be lost, and how surely.
-2. The choice. Learn then Test (Angelopoulos et al. 2021) with fixed-sequence testing: the claim that a setting loses more than
-   is tolerated is tested setting by setting in an order fixed beforehand, each at the full error rate, up to the first that is
-   not rejected. The order comes from separate examples (Pareto testing, Laufer-Goldshtein et al. 2022).
-3. The test: one exact test for paired counts.
+Learn then Test (Angelopoulos et al. 2021) with fixed-sequence testing: the claim that a setting loses more than is tolerated is
+tested setting by setting in an order fixed beforehand, each at the full error rate, up to the first that is not rejected. The
+order comes from separate examples (Pareto testing, Laufer-Goldshtein et al. 2022). The test is exact, for paired counts.
 
 Knows outcomes. Knows nothing of models or files. docs/calibration.md says what is guaranteed.
 """
@@ -12,10 +10,10 @@ Knows outcomes. Knows nothing of models or files. docs/calibration.md says what 
 import math
 import random
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +29,7 @@ _ORDERING_SHARE = 0.25  # of the examples, for the order of the tests
 _FASTER = 1.05  # a setting worth a test is at least this much faster than the last one before it
 _NUISANCE_ERROR = 5e-4  # spent on bounding the nuisance parameter (Berger and Boos 1994); part of the p-value
 _ANGLE_STEP = 0.002  # how finely the nuisance parameter is searched: about 0.001 near a p-value of 0.05, always upwards
+_MOST_CONFIDENCE = 0.999  # p-values are never below _NUISANCE_ERROR
 _TAIL = 1e-12  # bounds the probability of the outcomes that the test does not look at
 
 
@@ -54,8 +53,8 @@ class Tolerance:
             raise ParameterError(
                 f"the tolerance of {self.measure} must be above 0% and below 100%, not {self.most:.4%}"
             )
-        if not 0.5 <= self.confidence < 1:
-            raise ParameterError(f"confidence must be at least 0.5 and below 1, not {self.confidence:g}")
+        if not 0.5 <= self.confidence <= _MOST_CONFIDENCE:
+            raise ParameterError(f"confidence must be between 0.5 and {_MOST_CONFIDENCE}, not {self.confidence:g}")
 
     @property
     def text(self) -> str:
@@ -63,39 +62,21 @@ class Tolerance:
         what = "points of accuracy lost" if self.measure == "accuracy" else "% of tokens not plain decoding's"
         return f"at most {100 * self.most:g} {what}, {100 * self.confidence:g}% confidence"
 
-    def losses(self, result: Result) -> list[float]:
-        """Return the loss of each example, in -1..1. The tolerance applies to their mean."""
-        return [*map(float, result.lost)] if self.measure == "accuracy" else result.differing
-
-    def is_shown_by(self, p_value: float) -> bool:
-        """Return whether a p-value is small enough."""
-        return p_value <= 1 - self.confidence
-
     def check_enough(self, examples: int) -> None:
-        """Refuse a number of examples on which nothing could pass.
-
-        Raises:
-            ParameterError: it is such a number.
-        """
+        """Raise `ParameterError` for a number of examples on which nothing could pass."""
 
         def enough(testing: int) -> bool:
-            return self.is_shown_by(paired_p_value(0, 0, testing, tolerance=self.most))
+            return paired_p_value(0, 0, testing, tolerance=self.most) <= 1 - self.confidence
 
         if not enough(max(1, examples - round(_ORDERING_SHARE * examples))):
-            top = 1
-            while not enough(top):
-                top *= 2
+            top = next(2**i for i in count() if enough(2**i))
             least = bisect_left(range(top), True, lo=1, key=enough)
             needed = math.ceil((least + 1) / (1 - _ORDERING_SHARE))
             raise ParameterError(f"{examples} examples are too few to show {self.text}: use at least {needed}")
 
 
 def tolerance_of(text: str, *, confidence: float) -> Tolerance:
-    """Return the tolerance that `MEASURE=PERCENT` says.
-
-    Raises:
-        ParameterError: it is malformed or out of range.
-    """
+    """Return the tolerance that `MEASURE=PERCENT` says; raise `ParameterError` if that is malformed or out of range."""
     measure, _, percent = text.partition("=")
     try:
         most = float(percent) / 100
@@ -113,11 +94,9 @@ class Tested:
     """Hold one test of the sequence; or exact mode, which loses nothing and needs none.
 
     Attributes:
-        point: of the setting.
         loss: the mean loss on the examples of the test.
         p_value: of the claim that the setting loses more than is tolerated; None for exact mode.
         passed: whether that was rejected, and all before it.
-        nfe_speedup: on the examples of the test.
     """
 
     point: DecodingSettings
@@ -148,8 +127,7 @@ class Calibration:
     @property
     def chosen(self) -> Tested | None:
         """Return the faster of what passed and of exact mode; None where there is neither."""
-        found = [each for each in (self.exact, self.passed) if each is not None]
-        return max(found, key=lambda each: each.nfe_speedup, default=None)
+        return _fastest([each for each in (self.exact, self.passed) if each is not None])
 
     def records(self, *, domain: str, fingerprint: str) -> list[CalibratedSetting]:
         """Return what a checkpoint records: the fastest setting that passed, and exact mode, as far as there are such."""
@@ -163,8 +141,7 @@ class Calibration:
                 num_examples=self.num_testing,
                 fingerprint=fingerprint,
             )
-            for found in (self.passed, self.exact)
-            if found is not None
+            for found in filter(None, (self.passed, self.exact))
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -188,8 +165,7 @@ def calibrate(
     """Find the fastest setting of a sweep that keeps a tolerance.
 
     If examples to come are drawn like those of the sweep, the setting chosen loses more than is tolerated with a probability
-    of at most 1 - confidence over the draw of the sweep's examples; whatever the settings and however many. The choice among
-    those that passed is free, so the fastest is taken.
+    of at most 1 - confidence over the draw of the sweep's examples; whatever the settings and however many.
 
     Args:
         results: of a sweep, plain decoding's first.
@@ -214,25 +190,26 @@ def calibrate(
     draws = [chance.random() for _ in testing]
     tests: list[Tested] = []
     for result in order_of_tests([each for each in results if each.point.method == "sbd"], ordering):
-        losses = tolerance.losses(result)
+        losses = result.lost if tolerance.measure == "accuracy" else result.differing
         seen = [losses[index] for index in testing]
         # A share counts as a whole loss as often as it is large, which changes no mean
         worse = sum(draw < loss for draw, loss in zip(draws, seen, strict=True))
         better = sum(loss < 0 for loss in seen)
         p_value = paired_p_value(worse, better, len(seen), tolerance=tolerance.most)
-        passed = tolerance.is_shown_by(p_value)
+        passed = p_value <= 1 - tolerance.confidence
         tests.append(Tested(result.point, sum(seen) / len(seen), p_value, passed, _speedup(result, testing)))
         if not passed:
             break
 
     # 3. The fastest; exact mode has nothing to be tested for
     swept = [each for each in results if each.point.method == "exact"]
-    exact = [Tested(each.point, 0.0, None, True, _speedup(each, testing)) for each in swept]
-    fastest, exact_mode = (
-        max(found, key=lambda test: test.nfe_speedup, default=None)
-        for found in ([test for test in tests if test.passed], exact)
-    )
-    return Calibration(tolerance, tests, fastest, exact_mode, len(ordering), len(testing))
+    exact = _fastest([Tested(each.point, 0.0, None, True, _speedup(each, testing)) for each in swept])
+    fastest = _fastest([test for test in tests if test.passed])
+    return Calibration(tolerance, tests, fastest, exact, len(ordering), len(testing))
+
+
+def _fastest(tests: Sequence[Tested]) -> Tested | None:
+    return max(tests, key=lambda test: test.nfe_speedup, default=None)
 
 
 def order_of_tests(results: Sequence[Result], examples: Sequence[int]) -> list[Result]:
@@ -272,13 +249,8 @@ def paired_p_value(worse: int, better: int, examples: int, *, tolerance: float) 
     parameter, q = P(loss = -1); the p-value is the largest over a confidence interval of q, plus what that interval may miss
     (Berger and Boos 1994). Where nothing was gained, it is the binomial test's.
 
-    Of what exists, MAPIE tests means by Hoeffding's and Bentkus's inequalities and has no paired test; `confseq` bets in the
-    order of the examples, and needs a C++ compiler. Both pass fewer settings (docs/log.md).
-
     Args:
         worse, better: examples with loss 1, and with loss -1; the others lost nothing.
-        examples: how many in all.
-        tolerance: in 0..1, both excluded.
     """
     n = examples
     assert 0 < tolerance < 1 and min(worse, better) >= 0 and worse + better <= n
@@ -305,8 +277,7 @@ def _score(worse: NDArray[Any], better: NDArray[Any], n: int, tolerance: float) 
     linear = worse + better - tolerance * (2 * n - worse + better)
     q = (linear + np.sqrt(linear**2 + 8 * n * better * tolerance * (1 - tolerance))) / (4 * n)  # the likeliest there
     variance = n * (2 * np.maximum(q, 0) + tolerance - tolerance**2)
-    score: NDArray[np.float64] = (worse - better - n * tolerance) / np.sqrt(variance)
-    return score
+    return np.asarray((worse - better - n * tolerance) / np.sqrt(variance))
 
 
 def _largest_probability(counts: NDArray[np.int64], tolerance: float, *, low: float, high: float) -> float:
@@ -317,13 +288,13 @@ def _largest_probability(counts: NDArray[np.int64], tolerance: float, *, low: fl
     Bhattacharyya coefficient, which is the n-th power of one example's. Intervals in which the event could be more likely
     than at the best point so far, by more than a step, are halved. So rounding up is all that the grid does.
     """
-    n, coefficients = int(counts[:, 0].sum()), _log_coefficients(counts)
+    n, probability = int(counts[:, 0].sum()), _probability_of(counts)
 
     def shares(q: float) -> list[float]:
         return [q + tolerance, q, max(0.0, 1 - 2 * q - tolerance)]
 
     def angle(q: float) -> float:
-        return math.asin(math.sqrt(min(1.0, _probability(counts, coefficients, shares(q)))))
+        return math.asin(math.sqrt(min(1.0, probability(shares(q)))))
 
     def between(q: float, other: float) -> float:
         overlap = sum(math.sqrt(one * two) for one, two in zip(shares(q), shares(other), strict=True))
@@ -348,31 +319,28 @@ def _largest_probability(counts: NDArray[np.int64], tolerance: float, *, low: fl
 def _share_interval(successes: int, trials: int, *, error: float) -> tuple[float, float]:
     """Return the Clopper-Pearson interval of a share, which misses it with a probability of at most `error`."""
 
-    def bound(count: int) -> float:
-        """Return the share at which more than `count` successes have a probability of 1 - error / 2."""
-        counts = np.stack([np.arange(count + 1), trials - np.arange(count + 1)])
-        coefficients = _log_coefficients(counts)
+    def bound(most: int) -> float:
+        """Return the share at which more than `most` successes have a probability of 1 - error / 2."""
+        at_most = _probability_of(np.stack([np.arange(most + 1), trials - np.arange(most + 1)]))
         low, high = 0.0, 1.0
         for _ in range(60):
             middle = (low + high) / 2
-            too_low = _probability(counts, coefficients, [middle, 1 - middle]) > error / 2
-            low, high = (middle, high) if too_low else (low, middle)
+            low, high = (middle, high) if at_most([middle, 1 - middle]) > error / 2 else (low, middle)
         return high
 
     return 1 - bound(trials - successes) if successes else 0.0, bound(successes) if successes < trials else 1.0
 
 
-def _log_coefficients(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the logarithms of the multinomial coefficients of outcomes [kinds, N]."""
+def _probability_of(counts: NDArray[np.int64]) -> Callable[[Sequence[float]], float]:
+    """Return a function from the shares of kinds to the probability that n draws give one of the outcomes [kinds, N]."""
     n = int(counts[:, 0].sum())
     factorials = np.append(0.0, np.log(np.arange(1, n + 1)).cumsum())
-    logs: NDArray[np.float64] = factorials[n] - factorials[counts].sum(axis=0)
-    return logs
+    coefficients = factorials[n] - factorials[counts].sum(axis=0)  # [N], logarithms of the multinomial coefficients
 
+    def probability(shares: Sequence[float]) -> float:
+        logs = coefficients
+        for drawn, share in zip(counts, shares, strict=True):
+            logs = logs + np.where(drawn > 0, drawn * math.log(max(share, 1e-300)), 0.0)
+        return float(np.exp(logs).sum())
 
-def _probability(counts: NDArray[np.int64], coefficients: NDArray[np.float64], shares: Sequence[float]) -> float:
-    """Return the probability that n draws of kinds with these shares give one of the outcomes [kinds, N]."""
-    logs = coefficients
-    for count, share in zip(counts, shares, strict=True):
-        logs = logs + np.where(count > 0, count * math.log(max(share, 1e-300)), 0.0)
-    return float(np.exp(logs).sum())
+    return probability

@@ -18,7 +18,7 @@ from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings.operating_point import NTP, point_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.evaluation.exam import Exam, exam_of
+from setblock.evaluation.run import Exam, exam_of
 from setblock.model.sbd_model import SBDModel
 from setblock.training.recipe import DecodingEvaluationSection
 from setblock.training.trainer.trainer import SBDTrainer, unwrapped
@@ -29,11 +29,8 @@ class DecodingEvaluator(TrainerCallback):
     `eval_accuracy_NAME`."""
 
     def __init__(self, trainer: SBDTrainer, model: SBDModel, section: DecodingEvaluationSection) -> None:
-        """Take what trains, and the model that it trains.
-
-        Raises:
-            SetBlockError: there is no such task, the section asks for what decoding has not, or the weights are spread.
-        """
+        """Take what trains, and the model that it trains, or raise `SetBlockError` if there is no such task, the section
+        asks for what decoding has not, or the weights are spread."""
         task = task_named(section.task)
         if trainer.args.objective == "ntp":
             raise SetBlockError(
@@ -64,9 +61,7 @@ class DecodingEvaluator(TrainerCallback):
             self._settings["exact"] = DecodingSettings(method="exact", **common)
         self._ntp = DecodingSettings(method="ntp", max_new_tokens=section.max_new_tokens)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Evaluate what the run starts from."""
         if state.global_step == 0:
             self._evaluate(state)

@@ -7,7 +7,6 @@ from the outcomes of the examples, here and nowhere else. Knows nothing of how a
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -69,11 +68,7 @@ class Outcomes:
 
 
 def outcomes_from_json(recorded: Any) -> Outcomes:
-    """Return what `to_json` wrote.
-
-    Raises:
-        SetBlockError: it is no such object.
-    """
+    """Return what `to_json` wrote, or raise `SetBlockError` if it is no such object."""
     try:
         found = TypeAdapter(Outcomes).validate_python(recorded)
     except ValidationError as error:
@@ -275,16 +270,6 @@ def result_from_json(recorded: Any, *, ntp: Result | None) -> Result:
     return Result(run, point, outcomes, seconds, ntp, made, token_ids)
 
 
-def title_of(results: Sequence[Result]) -> str:
-    """Return which task, how many examples, which model."""
-    task, model = results[0].run["task"], results[0].run["model"]
-    split = task["options"].get("split")
-    where = f", {split} split" if split else ""
-    return (
-        f"{task['num_examples']:,} {task['name']}{where}; model {Path(model['name']).name} {model['fingerprint'][:8]}"
-    )
-
-
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     """Return the 95% Wilson score interval of a share, within 0..1; it is honest at 0 and 1 and for few trials too."""
     share, z = successes / trials, NormalDist().inv_cdf(0.975)
@@ -297,10 +282,8 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 def pareto_front(results: Sequence[Result]) -> list[Result]:
     """Return those that no other one beats in both accuracy and passes, by ascending passes. Empty where nobody can say
     what is right."""
-    points = [(result.mean_passes, result.accuracy) for result in results]
-    if any(accuracy is None for _, accuracy in points):
-        return []
-    return [results[index] for index in front_of([(cost, float(worth or 0)) for cost, worth in points])]
+    points = [(each.mean_passes, each.accuracy) for each in results if each.accuracy is not None]
+    return [results[index] for index in front_of(points)] if len(points) == len(results) else []
 
 
 def front_of(points: Sequence[tuple[float, float]]) -> list[int]:

@@ -1,22 +1,29 @@
 """Answer a task's examples at one or many operating points, and by plain decoding (`evaluate` and `sweep`).
 
-Knows which points are still to be decoded. Knows nothing of any task in particular, nor of how answers are counted.
+Knows examples, answers, and which points are still to be decoded. Knows nothing of any task in particular, nor of how
+answers are counted.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from setblock.data.tasks import Task
+from setblock.data.tasks import Example, Task
+from setblock.decoding.answer.generation import Generation
+from setblock.decoding.answer.text import Prompt
+from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.operating_point import NTP, at_point, point_of, with_calibration
 from setblock.decoding.settings.table import POINT, DecodingSettings
-from setblock.evaluation.exam import exam_of
-from setblock.evaluation.result import Result
-from setblock.evaluation.sweeps.fingerprint import code_identity, model_fingerprint
+from setblock.errors import SetBlockError, check_at_least
+from setblock.evaluation.judging import check_judge, verdicts_on
+from setblock.evaluation.result import Result, outcomes_of
+from setblock.evaluation.sweeps.fingerprint import code_identity, model_fingerprint, provenance, task_identity
 from setblock.evaluation.sweeps.result_file import check_same, open_results
 from setblock.model.protocol.language_model import LanguageModel
 from setblock.model.sbd_model import SBDModel
@@ -38,7 +45,7 @@ def evaluate(
     limit: int = DEFAULT_LIMIT,
     batch_size: int = DEFAULT_BATCH_SIZE,
     allow_code_execution: bool = False,
-    on_progress: Progress | None = None,
+    on_progress: Progress = lambda point, done: None,
 ) -> Result:
     """Evaluate a model on the first `limit` examples of a task, by NTP and, if it is another, by the method of `settings`.
 
@@ -49,7 +56,7 @@ def evaluate(
         limit: how many examples, at least 1.
         batch_size: how many examples are decoded at once, at least 1. It changes the time, never an answer or a count.
         allow_code_execution: whether a task such as HumanEval may run the programs that the model writes; see
-            `setblock.evaluation.judging.programs`.
+            `setblock.evaluation.judging`.
         on_progress: called with the operating point and the number of examples answered so far.
 
     Raises:
@@ -68,7 +75,7 @@ def evaluate(
     point = point_of(model, settings)
     run = {"task": exam.identity, "settings": changed_settings(settings)}
     points = {point: settings, NTP: replace(settings, method="ntp")}  # that first: what it refuses is reported at once
-    answers = {at: exam.decode(how, partial(on_progress or _silent, at)) for at, how in points.items()}
+    answers = {at: exam.decode(how, partial(on_progress, at)) for at, how in points.items()}
     ntp = exam.result(run, NTP, answers[NTP], ntp=None)
     return ntp if point == NTP else exam.result(run, point, answers[point], ntp=ntp)
 
@@ -85,7 +92,7 @@ def sweep(
     limit: int = DEFAULT_LIMIT,
     batch_size: int = DEFAULT_BATCH_SIZE,
     allow_code_execution: bool = False,
-    on_progress: Progress | None = None,
+    on_progress: Progress = lambda point, done: None,
 ) -> list[Result]:
     """Evaluate a model at every point as `evaluate` does. NTP is decoded once for all of them.
 
@@ -130,7 +137,7 @@ def sweep(
             if point in results:
                 continue
             settings = replace(at_point(point, shared), drafts="fixed")  # so that passes do not depend on the machine
-            answers = exam.decode(settings, partial(on_progress or _silent, point))
+            answers = exam.decode(settings, partial(on_progress, point))
             results[point] = exam.result(run, point, answers, ntp=results.get(NTP))
             if file is not None:
                 file.add(results[point])
@@ -144,5 +151,120 @@ def changed_settings(settings: DecodingSettings) -> dict[str, Any]:
     return whole
 
 
-def _silent(point: DecodingSettings, done: int) -> None:
-    pass
+@dataclass(frozen=True)
+class TimedAnswers:
+    """Hold a model's answers, in the order of the examples, and the seconds that they took together."""
+
+    generations: Sequence[Generation]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Hold what a model is asked; made by `exam_of`.
+
+    Attributes:
+        identity: of task and examples; see `task_identity`.
+        prompts: how the examples are asked.
+        raw: whether prompts are gone on with as they stand, without a chat template.
+        batch_size: as in `setblock.evaluation.run.evaluate`.
+    """
+
+    model: LanguageModel
+    task: Task[Any]
+    identity: Mapping[str, Any]
+    examples: Sequence[Example]
+    prompts: Sequence[Prompt]
+    raw: bool
+    batch_size: int
+
+    def decode(
+        self, settings: DecodingSettings, on_progress: Callable[[int], None] = lambda done: None
+    ) -> TimedAnswers:
+        """Answer all examples."""
+        started = time.perf_counter()
+        how: dict[str, Any] = {"batch_size": self.batch_size, "raw": self.raw}
+        generations = answers_to(self.prompts, self.model, settings, on_progress=on_progress, **how)
+        return TimedAnswers(generations, time.perf_counter() - started)
+
+    def result(
+        self, run: Mapping[str, Any], point: DecodingSettings, answers: TimedAnswers, *, ntp: Result | None
+    ) -> Result:
+        """Judge and count; `ntp` is NTP's result, None where these are its answers."""
+        generations = answers.generations
+        own = [each.token_ids for each in generations]
+        reference = own if ntp is None else ntp.token_ids
+        assert reference is not None
+        verdicts = verdicts_on(self.task, self.examples, [each.text for each in generations])
+        return Result(
+            run=run,
+            point=point,
+            outcomes=outcomes_of(generations, ntp=reference, verdicts=verdicts),
+            seconds=answers.seconds,
+            ntp=ntp,
+            made=provenance(),
+            token_ids=own if ntp is None else None,
+        )
+
+
+def exam_of(
+    model: LanguageModel,
+    task: Task[Any],
+    *,
+    split: str,
+    limit: int,
+    batch_size: int,
+    seed: int = 0,
+    allow_code_execution: bool = False,
+) -> Exam:
+    """Return the first `limit` examples of a task's split, for a model, or raise `SetBlockError` if an argument is out of
+    its range, the task has no examples, or its answers can't be judged here."""
+    check_at_least(1, limit=limit, batch_size=batch_size)
+    check_judge(task, allow_code_execution=allow_code_execution)
+    examples = list(islice(task.examples(split, seed=seed), limit))
+    if not examples:
+        raise SetBlockError(f"task {task.name} has no examples here, in split {split}")
+    prompts, raw = prompts_of(task, examples, model)
+    identity = task_identity(task, examples, split=split, seed=seed)
+    return Exam(model, task, identity, examples, prompts, raw, batch_size)
+
+
+def prompts_of(task: Task[Any], examples: Sequence[Example], model: LanguageModel) -> tuple[list[Prompt], bool]:
+    """Return how a model is asked, and whether the prompt is continued directly, without a chat template."""
+    raw = task.raw or model.tokenizer.chat_template is None
+    return [example.asked(raw=raw) for example in examples], raw
+
+
+def answers_to(
+    prompts: Sequence[Prompt],
+    model: LanguageModel,
+    settings: DecodingSettings,
+    *,
+    batch_size: int,
+    raw: bool,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> list[Generation]:
+    """Return the model's answers, in the order of the prompts. Prompts of like length share a batch.
+
+    Args:
+        batch_size: how many are decoded at once. It changes no answer.
+        raw: whether prompts are continued as they stand, without a chat template.
+        on_progress: called after each batch with the number of prompts answered so far.
+
+    Raises:
+        SetBlockError: the model can't do what is asked.
+    """
+    order = sorted(range(len(prompts)), key=lambda index: _length(prompts[index]))
+    answers: dict[int, Generation] = {}
+    for first in range(0, len(order), batch_size):
+        batch = order[first : first + batch_size]
+        together = generate_batch(model, [prompts[index] for index in batch], settings=settings, raw=raw)
+        answers.update(zip(batch, together, strict=True))
+        on_progress(len(answers))
+    return [answers[index] for index in range(len(prompts))]
+
+
+def _length(prompt: Prompt) -> int:
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(each["content"]) if isinstance(each, Mapping) else 1 for each in prompt)

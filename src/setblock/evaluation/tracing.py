@@ -3,7 +3,7 @@
 Knows the chunks of a stream. Knows nothing of pages or terminals.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,13 +69,9 @@ class Trace:
     """Hold one answer, pass by pass.
 
     Attributes:
-        prompt: the prompt, as it was given.
-        text: the text of the answer.
         tokens: the text of each token of the answer, including its end-of-text.
         finish_reason: as in `Generation`.
-        method: `sbd`, `exact` or `ntp`.
-        block_size: the block size; 1 in method `ntp`.
-        passes: all passes.
+        block_size: 1 in method `ntp`.
     """
 
     prompt: Prompt
@@ -85,10 +81,6 @@ class Trace:
     method: str
     block_size: int
     passes: list[TracedPass]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain lists, numbers and texts."""
-        return asdict(self)
 
 
 def trace(
@@ -143,9 +135,7 @@ class _Tracer:
         event, step = chunk.event, chunk.step
         corrected = None if event.corrected is None else self._token(event.corrected)
         start = int(step.positions[0, 0]) - self._prompt_length
-        void = set()
-        if start > self._start:
-            void = {index for index in self._standing if index >= start}
+        void = {index for index in self._standing if index >= start > self._start}
         if corrected is not None:
             void |= {index for index in self._standing if index > corrected.index}
         self._start = start

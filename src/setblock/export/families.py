@@ -111,11 +111,7 @@ def write_config(writer: gguf.GGUFWriter, model: PreTrainedModel, family: Family
 
 
 def tensors_of(model: PreTrainedModel, family: Family) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights by GGUF's names, as llama.cpp wants them.
-
-    Raises:
-        SetBlockError: GGUF has no name for one.
-    """
+    """Yield the weights by GGUF's names, as llama.cpp wants them, or raise `SetBlockError` if GGUF has no name for one."""
     config = model.config
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)

@@ -64,11 +64,7 @@ def end_of_text_ids(config: GenerationConfig) -> tuple[int, ...]:
 
 
 def refuse_own(config: GenerationConfig, *, logits_processor: Iterable[Any], stopping_criteria: Iterable[Any]) -> None:
-    """Refuse processors and criteria that are not those Transformers built from the config.
-
-    Raises:
-        ParameterError: there is one.
-    """
+    """Raise `ParameterError` for a processor or a criterion that is none of those Transformers built from the config."""
     known = set()
     for processor in logits_processor:
         kind = type(processor)

@@ -106,13 +106,9 @@ def shape_of(config: Any, *, name: str | None = None) -> ModelShape:
         config = config.get_text_config()
     kind = str(_read(config, "model_type", default="unknown"))
     if _read(config, "kv_lora_rank"):
-        raise SetBlockError(
-            f"{kind} has multi-head latent attention, which the roofline does not model: see docs/roofline.md"
-        )
+        raise _not_modelled(kind, "multi-head latent attention")
     if _read(config, "is_heterogeneous", "per_layer_config"):
-        raise SetBlockError(
-            f"{kind} has layers of different sizes, which the roofline does not model: see docs/roofline.md"
-        )
+        raise _not_modelled(kind, "layers of different sizes")
     hidden = _size(config, "hidden_size", "n_embd")
     heads = _size(config, "num_attention_heads", "n_head")
     return ModelShape(
@@ -162,9 +158,7 @@ def _windows(config: Any, kind: str, number: int) -> list[int | None]:
         return [window] * number
     for each in kinds:
         if each not in ("full_attention", "sliding_attention"):
-            raise SetBlockError(
-                f"{kind} has layers of type {each!r}, which the roofline does not model: see docs/roofline.md"
-            )
+            raise _not_modelled(kind, f"layers of type {each!r}")
     return [window if each == "sliding_attention" else None for each in kinds]
 
 
@@ -175,11 +169,13 @@ def _sparse(config: Any, number: int) -> list[bool]:
     kinds = _read(config, "mlp_layer_types", default=[])
     if kinds:
         return [each == "sparse" for each in kinds]
-    dense = set(_read(config, "mlp_only_layers", default=[])) | set(
-        range(_read(config, "first_k_dense_replace", default=0))
-    )
+    dense = {*_read(config, "mlp_only_layers", default=[]), *range(_read(config, "first_k_dense_replace", default=0))}
     step = _read(config, "decoder_sparse_step", default=1)
     return [index not in dense and (index + 1) % step == 0 for index in range(number)]
+
+
+def _not_modelled(kind: str, what: str) -> SetBlockError:
+    return SetBlockError(f"{kind} has {what}, which the roofline does not model: see docs/roofline.md")
 
 
 def _size(config: Any, *names: str) -> int:
@@ -198,55 +194,28 @@ def _read(config: Any, *names: str, default: Any = None) -> Any:
     return default
 
 
-# The sizes that public `config.json` files name, for models that need no download
+def _config(kind: str, hidden: int, width: int, layers: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": kind,
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        **more,
+    }
+
+
+_MIXTURE = {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+
+# The sizes that public `config.json` files name, for models that need no download; the paper fine-tunes the first two
 CONFIGS: dict[str, dict[str, Any]] = {
-    # One of the two models that the paper fine-tunes.
-    "llama-3.1-8b": {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "tie_word_embeddings": False,
-    },
-    # The other one.
-    "qwen3-8b": {
-        "model_type": "qwen3",
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "tie_word_embeddings": False,
-    },
-    "qwen3-30b-a3b": {
-        "model_type": "qwen3_moe",
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "tie_word_embeddings": False,
-    },
-    "smollm2-135m": {
-        "model_type": "llama",
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "vocab_size": 49152,
-        "tie_word_embeddings": True,
-    },
+    "llama-3.1-8b": _config("llama", 4096, 14336, 32, 32, 8, vocab_size=128256, tie_word_embeddings=False),
+    "qwen3-8b": _config("qwen3", 4096, 12288, 36, 32, 8, head_dim=128, vocab_size=151936, tie_word_embeddings=False),
+    "qwen3-30b-a3b": _config(
+        "qwen3_moe", 2048, 6144, 48, 32, 4, **_MIXTURE, vocab_size=151936, tie_word_embeddings=False
+    ),
+    "smollm2-135m": _config("llama", 576, 1536, 30, 9, 3, vocab_size=49152, tie_word_embeddings=True),
 }
 
 PAPER_MODEL = "llama-3.1-8b"

@@ -1,8 +1,9 @@
 """Build the server as an ASGI application: routes, middleware, and the handling of errors."""
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, fields
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -15,48 +16,17 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from setblock.decoding.samplers import SAMPLERS, EntropyPrefix
-from setblock.decoding.settings.table import METHODS, DecodingSettings
+from setblock.decoding.settings.table import METHODS
 from setblock.engine.engine import Engine
-from setblock.engine.limits import EngineLimits
 from setblock.model.protocol.language_model import LanguageModel
-from setblock.server.api.routes import api, operations
+from setblock.server.api.routes import api, operations, page
 from setblock.server.codec import Codec
-from setblock.server.http.access import LOOPBACK_NAMES, AccessControl, Admission, Keys, host_patterns
-from setblock.server.http.body import BoundedBody
+from setblock.server.http.access import AccessControl, Admission, BoundedBody, host_patterns
 from setblock.server.http.errors import ApiError, failed, from_validation
-from setblock.server.http.limits import ServerLimits
 from setblock.server.http.logs import Account, RequestLog
 from setblock.server.http.metrics import Metrics
-from setblock.server.page import page
-from setblock.server.serving import Serving
+from setblock.server.serving import ServerConfig, Serving
 from setblock.server.worker import Worker
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """Describe how a model is served.
-
-    Attributes:
-        name: the model's id for clients.
-        engine: limits of the engine.
-        limits: limits of the server.
-        keys: API keys; with none, everyone may come.
-        hosts: the names by which the server may be called; none for any.
-        default: the settings of a request that says nothing.
-        logs_text: whether prompts and answers go into the log.
-        example: a prompt of the kind that the model answers well, for the playground; None where none is known.
-        notice: what users of the playground should know of the model first; None for nothing.
-    """
-
-    name: str
-    engine: EngineLimits = field(default_factory=EngineLimits)
-    limits: ServerLimits = field(default_factory=ServerLimits)
-    keys: Keys = field(default_factory=lambda: Keys(()))
-    hosts: Collection[str] = LOOPBACK_NAMES
-    default: DecodingSettings = field(default_factory=DecodingSettings)
-    logs_text: bool = False
-    example: str | None = None
-    notice: str | None = None
 
 
 def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callable[[], None] = lambda: None) -> FastAPI:
@@ -64,16 +34,13 @@ def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callab
     engine dies."""
     worker = Worker(Engine(model, config.engine), on_failure=on_failure)
     serving = Serving(
-        name=config.name,
-        default=config.default,
+        config,
         facts=_facts(model) | {"method": config.default.method, "example": config.example, "notice": config.notice},
         context_length=model.context_length,
         worker=worker,
         codec=Codec(model.tokenizer, vocab_size=model.vocab_size),
         metrics=Metrics(lambda: worker.figures),
-        limits=config.limits,
         admission=Admission(config.limits.max_requests),
-        logs_text=config.logs_text,
     )
 
     @asynccontextmanager
@@ -101,7 +68,7 @@ def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callab
     app.add_middleware(AccessControl, keys=config.keys, admission=serving.admission)
     # A page elsewhere whose name was made to lead here could otherwise read the answers.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=host_patterns(config.hosts), www_redirect=False)
-    app.add_middleware(RequestLog, on_done=_counter(serving.metrics))
+    app.add_middleware(RequestLog, on_done=partial(_count, serving.metrics))
     return app
 
 
@@ -119,14 +86,11 @@ def _facts(model: LanguageModel) -> dict[str, Any]:
     }
 
 
-def _counter(metrics: Metrics) -> Callable[[Scope, int, Account], None]:
-    def count(scope: Scope, status: int, account: Account) -> None:
-        found = scope.get("route")
-        route = found.path if isinstance(found, APIRoute) else "other"
-        metrics.requests.labels(route, status).inc()
-        metrics.request_seconds.labels(route).observe(account.seconds)
-
-    return count
+def _count(metrics: Metrics, scope: Scope, status: int, account: Account) -> None:
+    found = scope.get("route")
+    route = found.path if isinstance(found, APIRoute) else "other"
+    metrics.requests.labels(route, status).inc()
+    metrics.request_seconds.labels(route).observe(account.seconds)
 
 
 async def _own_error(_: Request, error: Exception) -> Response:

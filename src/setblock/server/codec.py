@@ -38,21 +38,13 @@ class Codec:
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
-        """Return the token ids of a chat: messages, and the tools that may be called in it, as chat templates take
-        them.
-
-        Raises:
-            ApiError: the chat template refuses it, or it is no Unicode.
-        """
+        """Return the token ids of a chat: messages, and the tools that may be called in it, as chat templates take them.
+        Raise `ApiError` if the chat template refuses it, or it is no Unicode."""
         _check_text(*_texts_in([list(messages), list(tools or ())]), param="messages")
         return await self._encode(list(messages), param="messages", raw=False, tools=tools)
 
     async def call_form(self) -> CallForm:
-        """Return how the chat template writes calls of tools.
-
-        Raises:
-            ApiError: it has no place for tools.
-        """
+        """Return how the chat template writes calls of tools, or raise `ApiError` if it has no place for tools."""
         try:
             if self._call_form is None:
                 self._call_form = await self._in_thread(lambda: call_form(self._encoder))
@@ -66,11 +58,8 @@ class Codec:
             await asyncio.to_thread(grammars_of, self._tokenizer)
 
     async def prepare(self, structure: Structure, *, param: str) -> None:
-        """Compile a form's grammar, in a thread, for the engine to find it.
-
-        Raises:
-            ApiError: it is not valid, or too complex.
-        """
+        """Compile a form's grammar, in a thread, for the engine to find it, or raise `ApiError` if it is not valid, or too
+        complex."""
         try:
             async with asyncio.timeout(_COMPILE_SECONDS):
                 await asyncio.to_thread(lambda: grammars_of(self._tokenizer).matcher(structure))
@@ -81,11 +70,8 @@ class Codec:
             raise bad_request(str(error), param=param, code="invalid_structure") from error
 
     async def encode_text(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return the token ids of a text that is to be continued; or the ids themselves, if the prompt is ids.
-
-        Raises:
-            ApiError: the prompt is empty or no Unicode, or an id is out of range.
-        """
+        """Return the token ids of a text that is to be continued; or the ids themselves, if the prompt is ids. Raise
+        `ApiError` if the prompt is empty or no Unicode, or an id is out of range."""
         if isinstance(prompt, str):
             _check_text(prompt, param="prompt")
             return await self._encode(prompt, param="prompt", raw=True)

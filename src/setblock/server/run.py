@@ -7,50 +7,34 @@ import logging.config
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType
 
 import uvicorn
 
 from setblock.errors import SetBlockError
 from setblock.model.protocol.language_model import LanguageModel
-from setblock.server.app import ServerConfig, create_app
+from setblock.server.app import create_app
 from setblock.server.http.logs import log_config
-from setblock.server.serving import Serving
+from setblock.server.serving import ServerConfig, Serving
 
 logger = logging.getLogger("setblock.server")
 
 
-@dataclass(frozen=True)
-class Address:
-    """Hold where to listen; port 0 for any that is free."""
-
-    host: str
-    port: int
-
-    @property
-    def url(self) -> str:
-        """Return the address that a browser opens."""
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
-
-
-def listen(address: Address) -> tuple[socket.socket, Address]:
-    """Return a bound socket, and its address.
+def listen(host: str, port: int) -> tuple[socket.socket, str]:
+    """Return a bound socket, and its address as a browser opens it; port 0: any that is free.
 
     Raises:
         SetBlockError: that can't be.
     """
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    is_ipv6 = ":" in host
+    bound = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind((address.host, address.port))
+        bound.bind((host, port))
     except (OSError, OverflowError) as error:
         bound.close()
-        raise SetBlockError(
-            f"can't listen on {address.host} port {address.port}: {error}; choose another --port or --host"
-        ) from error
-    return bound, Address(address.host, bound.getsockname()[1])
+        raise SetBlockError(f"can't listen on {host} port {port}: {error}; choose another --port or --host") from error
+    return bound, f"http://{f'[{host}]' if is_ipv6 else host}:{bound.getsockname()[1]}"
 
 
 def serve(
@@ -88,7 +72,6 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, *, serving: Serving, on_start: Callable[[], None]) -> None:
         super().__init__(config)
         self._serving, self._on_start = serving, on_start
-        self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -105,13 +88,10 @@ class _Server(uvicorn.Server):
             return
         self._serving.admission.is_closed = True
         logger.info("draining", extra={"fields": {"signal": signal.Signals(sig).name}})
-        self._loop.call_soon_threadsafe(self._drain)
-
-    def _drain(self) -> None:
-        self._draining = asyncio.create_task(self._drain_then_exit())
+        self._draining = asyncio.run_coroutine_threadsafe(self._drain_then_exit(), self._loop)
 
     async def _drain_then_exit(self) -> None:
-        await self._serving.admission.drained(self._serving.limits.drain_seconds)
+        await self._serving.admission.drained(self._serving.config.limits.drain_seconds)
         left = self._serving.admission.active
         if left:
             await self._serving.worker.stop()  # informs those who still wait

@@ -6,17 +6,19 @@ Knows the engine and OpenAI's objects. Knows nothing of routes.
 
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Progress, QueueFull, Request
 from setblock.errors import SetBlockError
 from setblock.server.api.protocol import DecodingBody
 from setblock.server.api.settings import settings_of, told
 from setblock.server.codec import Codec
-from setblock.server.http.access import Admission
+from setblock.server.http.access import LOOPBACK_NAMES, Admission, Keys
 from setblock.server.http.errors import ApiError, bad_request, failed, too_many, unavailable, unknown_model
 from setblock.server.http.limits import ServerLimits
 from setblock.server.http.logs import Account
@@ -28,32 +30,53 @@ logger = logging.getLogger("setblock.server")
 
 
 @dataclass(frozen=True)
+class ServerConfig:
+    """Describe how a model is served.
+
+    Attributes:
+        name: the model's id for clients.
+        engine: limits of the engine.
+        limits: limits of the server.
+        keys: API keys; with none, everyone may come.
+        hosts: the names by which the server may be called; none for any.
+        default: the settings of a request that says nothing.
+        logs_text: whether prompts and answers go into the log.
+        example: a prompt of the kind that the model answers well, for the playground; None where none is known.
+        notice: what users of the playground should know of the model first; None for nothing.
+    """
+
+    name: str
+    engine: EngineLimits = field(default_factory=EngineLimits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    keys: Keys = field(default_factory=lambda: Keys(()))
+    hosts: Collection[str] = LOOPBACK_NAMES
+    default: DecodingSettings = field(default_factory=DecodingSettings)
+    logs_text: bool = False
+    example: str | None = None
+    notice: str | None = None
+
+
+@dataclass(frozen=True)
 class Serving:
     """Hold what is served, and by what.
 
     Attributes:
-        name: the model's id for clients.
-        default: the settings of a request that says nothing.
         facts: what /v1/models says of the model.
-        logs_text: whether prompts and answers go into the log.
     """
 
-    name: str
-    default: DecodingSettings
+    config: ServerConfig
     facts: dict[str, Any]
     context_length: int | None
     worker: Worker
     codec: Codec
     metrics: Metrics
-    limits: ServerLimits
     admission: Admission
-    logs_text: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not this one."""
-        if name is not None and name != self.name:
-            raise unknown_model(name, self.name)
+        if name not in (None, self.config.name):
+            raise unknown_model(name, self.config.name)
 
     async def open(
         self, body: DecodingBody, prompts: list[list[int]], account: Account, *, grammar: Structure | None = None
@@ -66,12 +89,12 @@ class Serving:
         Raises:
             ApiError: a parameter is wrong, or there is no room.
         """
-        settings = settings_of(body, default=self.default, grammar=grammar)
+        settings = settings_of(body, default=self.config.default, grammar=grammar)
         if settings.structure is not None:
             of_body = "structured_outputs" if body.structured_outputs else "response_format"
             await self.codec.prepare(settings.structure, param=of_body if grammar is None else "tools")
-        if len(prompts) * settings.n > self.limits.max_answers:
-            most = self.limits.max_answers // len(prompts)
+        if len(prompts) * settings.n > self.config.limits.max_answers:
+            most = self.config.limits.max_answers // len(prompts)
             of = f" with {len(prompts)} prompts" if len(prompts) > 1 else ""
             raise bad_request(f"n must be between 1 and {most}{of}, not {settings.n}", param="n")
         try:
@@ -130,11 +153,8 @@ class Reply:
         return self
 
     async def __anext__(self) -> tuple[int, Progress]:
-        """Return the index of an answer, and what a pass did for it.
-
-        Raises:
-            ApiError: the model broke, or the engine stopped.
-        """
+        """Return the index of an answer, and what a pass did for it, or raise `ApiError` if the model broke, or the engine
+        stopped."""
         try:
             place, made = await anext(self._progress)
         except EngineStopped as error:
@@ -163,7 +183,7 @@ class Reply:
             "finish_reasons": [None if each is None else each.finish_reason for each in self.generations],
             "decoding": self.settings.method,
         }
-        if self._serving.logs_text:
+        if self._serving.config.logs_text:
             self._account.fields["answers"] = [each.text for each in done]
 
     def _watch(self, place: int, made: Progress) -> None:

@@ -28,15 +28,6 @@ class _Submit:
     taken: "asyncio.Future[None]"
 
 
-@dataclass(frozen=True)
-class _Cancel:
-    request_id: str
-
-
-class _Stop:
-    pass
-
-
 class Worker:
     """Feed an engine from an event loop. The thread sleeps while there is nothing to decode.
 
@@ -49,7 +40,8 @@ class Worker:
         self.figures: EngineFigures = engine.figures
         self.failure: Exception | None = None
         self._engine, self._on_failure = engine, on_failure
-        self._inbox: queue.SimpleQueue[_Submit | _Cancel | _Stop] = queue.SimpleQueue()
+        # Requests to submit, ids of requests to cancel, and None to stop
+        self._inbox: queue.SimpleQueue[_Submit | str | None] = queue.SimpleQueue()
         self._answers: dict[str, Answers] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -64,7 +56,7 @@ class Worker:
         """End after the pass that is being made. What was not answered fails with `EngineStopped`."""
         self._stopping = True
         self._fail_all()
-        self._inbox.put(_Stop())
+        self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
 
     @property
@@ -99,7 +91,7 @@ class Worker:
     def give_up(self, request_id: str) -> None:
         """Cancel a request that nobody waits for any longer."""
         if self._answers.pop(request_id, None) is not None:
-            self._inbox.put(_Cancel(request_id))
+            self._inbox.put(request_id)
 
     # In the thread
 
@@ -121,10 +113,10 @@ class Worker:
         """Give the engine what has come in, waiting for something if it is idle. False once there is nothing more to do."""
         while not (self._inbox.empty() and not self._engine.is_idle):
             message = self._inbox.get()
-            if isinstance(message, _Stop):
+            if message is None:
                 return False
-            if isinstance(message, _Cancel):
-                self._engine.cancel(message.request_id)
+            if isinstance(message, str):
+                self._engine.cancel(message)
             else:
                 self._submit(message)
         return True
@@ -172,12 +164,8 @@ class Answers:
         self._made: asyncio.Queue[Progress | Exception] = asyncio.Queue()
 
     async def progress(self) -> AsyncIterator[tuple[int, Progress]]:
-        """Yield each request's index among those that were submitted, and what a pass did for it, until all are
-        finished.
-
-        Raises:
-            EngineStopped: it came to that.
-        """
+        """Yield each request's index among those that were submitted, and what a pass did for it, until all are finished,
+        or raise `EngineStopped` if it came to that."""
         while self._open:
             made = await self._made.get()
             if isinstance(made, Exception):

@@ -90,11 +90,8 @@ class CallForm:
 
 
 def call_form(tokenizer: PreTrainedTokenizerBase) -> CallForm:
-    """Return how the chat template of a tokenizer writes calls.
-
-    Raises:
-        SetBlockError: it has no place for tools, or for calls, or writes them in a way that is not one JSON object.
-    """
+    """Return how the chat template of a tokenizer writes calls, or raise `SetBlockError` if it has no place for tools, or
+    for calls, or writes them in a way that is not one JSON object."""
     try:
         asked, without = _rendered(tokenizer, 0, tools=[_TOOL]), _rendered(tokenizer, 0, tools=None)
         one = _rendered(tokenizer, 1, tools=[_TOOL])

@@ -34,11 +34,8 @@ _lock = Lock()
 
 
 def grammars_of(tokenizer: PreTrainedTokenizerBase) -> "Grammars":
-    """Return the compiled grammars of a tokenizer.
-
-    Raises:
-        SetBlockError: llguidance is not installed, or can't read the tokenizer.
-    """
+    """Return the compiled grammars of a tokenizer, or raise `SetBlockError` if llguidance is not installed, or can't read
+    the tokenizer."""
     with _lock:
         if tokenizer not in _grammars:
             _grammars[tokenizer] = Grammars(tokenizer)
@@ -58,11 +55,8 @@ class Grammars:
         return self._vocabulary.eos_tokens
 
     def matcher(self, structure: Structure) -> "LLMatcher":
-        """Return a matcher before its first token, the caller's own.
-
-        Raises:
-            ParameterError: the form is not valid, too complex, or one that no text of this vocabulary satisfies.
-        """
+        """Return a matcher before its first token, the caller's own, or raise `ParameterError` if the form is not valid,
+        too complex, or one that no text of this vocabulary satisfies."""
         return self._kept(structure).deep_copy()
 
     def _compiled(self, structure: Structure) -> "LLMatcher":

@@ -22,16 +22,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from setblock.data.documents import Document
-from setblock.data.packing import RowCollator, RowDataset, pack
+from setblock.data.packing import Document, RowCollator, RowDataset, pack
 from setblock.data.rows import rows_of, use_chat_template
 from setblock.errors import SetBlockError
 from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.attention import LAYERED
 from setblock.model.attention.document_attention import document_attention
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapter.adapter import add_adapter
-from setblock.training.adapter.frozen import FrozenModel
+from setblock.training.adapter import FrozenModel, add_adapter
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.collator import Preparation
 from setblock.training.inputs.doubled import Targets, TrainingInputs
@@ -40,7 +38,7 @@ from setblock.training.loss.forward import training_loss
 from setblock.training.loss.head import SplitHead
 from setblock.training.recipe import Recipe
 from setblock.training.run.train import context_length_of, starting_tokenizer
-from setblock.training.trainer.throughput import token_cost
+from setblock.training.trainer.metrics import token_cost
 
 DOCUMENT_LENGTH = 1024
 """Tokens of the documents that fill the rows of the step."""
@@ -53,6 +51,7 @@ LEFT_OUT = (
 )
 
 _MOST_RUNS = 64
+_GPUS_OF_A_HOST = 8
 
 _KINDS = {
     "weights": ("Parameter", "Sharded Param", "Unsharded Param", "All Gather", "Buffer"),
@@ -120,19 +119,15 @@ def dry_run(
     gpus: int,
     peak: float,
     share: float,
-    gpus_per_host: int = 8,
-    sharded: bool = True,
 ) -> Estimate:
-    """Estimate what a recipe needs on some GPUs.
+    """Estimate what a recipe needs on some GPUs, over which FSDP2 spreads weights, gradients and optimizer; but not those of an
+    adapter on the future block.
 
     Args:
         recipe, args: see `setblock.training.recipe.load_recipe`.
         gpus: how many.
         peak: of one, in operations per second.
         share: of the peak that is reached, in 0..1.
-        gpus_per_host: how many a machine has.
-        sharded: spread weights, gradients and optimizer over the GPUs by FSDP2; else each GPU has them whole. So it has with an
-            adapter on the future block, in any case.
 
     Raises:
         SetBlockError: the model's config can't be read, or the number of steps is not known without its data.
@@ -147,7 +142,7 @@ def dry_run(
     # 2. One step on fake tensors
     # FSDP2's tracker does not take two passes, of one half each.
     halves = recipe.adapter is not None and recipe.adapter.only_noisy
-    is_sharded = sharded and gpus > 1 and not halves
+    is_sharded = gpus > 1 and not halves
     model, frozen = _model(recipe, args, config, tokenizer)
     everything, trained = _count(model, trained=False), _count(model, trained=True)
     cost = token_cost(model, head=model.get_output_embeddings())
@@ -180,7 +175,7 @@ def dry_run(
         steps=steps,
         pass_tokens=clean + noisy,
         peak=kinds,
-        host=everything * weight_bytes * (1 if is_sharded else min(gpus, gpus_per_host)),
+        host=everything * weight_bytes * (1 if is_sharded else min(gpus, _GPUS_OF_A_HOST)),
         checkpoint=checkpoint,
         disk=checkpoint * max(1, kept) + everything * weight_bytes,
         operations=operations,

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.corpus.corpus_rows import CorpusRows
+from setblock.data.corpus.corpus import CorpusRows
 from setblock.data.packing import RowCollator, RowDataset
 from setblock.data.rows import Statistics, rows_of, statistics_of, use_chat_template
 from setblock.errors import ParameterError, SetBlockError

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from setblock.data.section import DataSection
 from setblock.errors import SetBlockError, did_you_mean, one_line
 from setblock.section import UNKNOWN_KEY, Section
-from setblock.training.adapter.adapter import AdapterSection
+from setblock.training.adapter import AdapterSection
 from setblock.training.config import SBDConfig
 from setblock.yaml_loader import YAMLLoader, read_yaml
 
@@ -153,11 +153,8 @@ def _check_together(path: Path, data: DataSection, arguments: SBDConfig) -> None
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Return the dotted key and the value of `section.key=value`; the value is read as YAML.
-
-    Raises:
-        SetBlockError: the text is not of that form.
-    """
+    """Return the dotted key and the value of `section.key=value`; the value is read as YAML. Raise `SetBlockError` if the
+    text is not of that form."""
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise SetBlockError(f"an override must be of the form section.key=value, not {text!r}")

@@ -8,7 +8,7 @@ from torch import Tensor
 from setblock.errors import SetBlockError
 from setblock.integrations.llama_cpp.context import Context, Fed
 from setblock.integrations.llama_cpp.library import ModelFile
-from setblock.integrations.llama_cpp.probe import PROBED_SEQUENCES, own_sequence
+from setblock.integrations.llama_cpp.runner import PROBED_SEQUENCES, own_sequence
 
 from .conftest import EXACT, Both
 

@@ -19,7 +19,7 @@ from setblock.export.gguf_file import write_gguf
 from setblock.model.loading import named
 from setblock.model.loading.named import BUNDLED_MODEL, NAMED_MODELS, NamedModel, example_prompt, fetch, resolved
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapter.adapter import AdapterSection, add_adapter
+from setblock.training.adapter import AdapterSection, add_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore::setblock.model.loading.loading.NotTrainedForBlocks")
 

@@ -1,19 +1,24 @@
 """Compare one prompt by two methods, side by side (`setblock compare`)."""
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from setblock.cli.messages import print_json, stdout_console
 from setblock.cli.options.decoding_options import DecodingOptions, sampler_json
 from setblock.cli.options.groups import DECODING, SAMPLING, JsonOption, option, option_group
-from setblock.cli.options.model import warn_of_bundled
+from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
 from setblock.cli.options.prompt import PromptOptions, shown
-from setblock.cli.options.runtime import RuntimeOptions, load_language_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from setblock import Generation
     from setblock.decoding.answer.text import Prompt
     from setblock.evaluation.comparison import Comparison
 
@@ -53,7 +58,6 @@ def compare(
     with commits and without the prefill. The wall-clock speed-up is the ratio of the seconds, including the prefill.
     """
     model.check()
-    from setblock.cli.views.comparison_view import print_comparison
     from setblock.data.tasks.word_problems import word_problems
     from setblock.evaluation.comparison import compare as run
     from setblock.model.loading.named import example_prompt
@@ -100,3 +104,117 @@ def comparison_json(
         "nfe_speedup": comparison.nfe_speedup,
         "wall_clock_speedup": comparison.wall_clock_speedup,
     }
+
+
+# The terminal's own colours, so that they read on its background whatever that is; neighbours are easy to distinguish.
+PALETTE = ("cyan", "magenta", "green", "yellow", "blue", "red")
+
+TITLES = {"ntp": "one token a pass", "sbd": "blocks", "exact": "blocks, each checked so that the text is ntp's"}
+
+
+def print_comparison(
+    console: Console, tokenizer: "PreTrainedTokenizerBase", comparison: "Comparison", *, prompt: str
+) -> None:
+    """Print both answers, how they came about, and the figures side by side."""
+    coloured = console.color_system is not None and not console.no_color
+    console.print(Text(prompt.strip(), style="dim"), soft_wrap=True)
+    for side in (comparison.ntp, comparison.blocks):
+        console.print()
+        console.print(Text(f"{side.method}: {TITLES[side.method]}", style="bold"))
+        pieces = token_texts(tokenizer, side)
+        text = Text.assemble(*((piece, _style(by)) for piece, by in zip(pieces, side.revealed_by, strict=True)))
+        console.print(text, soft_wrap=True)
+        if side is comparison.blocks:
+            console.print()
+            if coloured:
+                console.print(_legend(side), soft_wrap=True)
+            else:
+                if side.finish_reason == "stop":
+                    pieces[-1] += "end of text"
+                for line in reveal_lines(pieces, side.revealed_by):
+                    console.print(Text(line), soft_wrap=True)
+    console.print(_table(comparison))
+    for line in _verdict(comparison):
+        console.print(Text(line), soft_wrap=True)
+
+
+def token_texts(tokenizer: "PreTrainedTokenizerBase", generation: "Generation") -> list[str]:
+    """Return what each token adds to the text, safe to print. A character of several tokens belongs to its last one."""
+    from setblock.decoding.answer.text import AnswerText
+
+    text, pieces = AnswerText(tokenizer), []
+    for count, token_id in enumerate(generation.token_ids, start=1):
+        text.read([token_id])
+        pieces.append(text.take(final=count == generation.num_tokens).translate(CONTROLS))
+    return pieces
+
+
+# A model may write anything, and an escape sequence among it would colour or move what follows.
+CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def reveal_lines(pieces: list[str], revealed_by: list[int]) -> list[str]:
+    """Return what each pass revealed, in the order of the text, with `…` where it left something out: a line for each
+    of a few passes; of many, as many as a line holds."""
+    shown = {}
+    for number in sorted(set(revealed_by)):
+        runs = groupby(zip(pieces, revealed_by, strict=True), key=lambda pair: pair[1] == number)
+        texts = ["".join(piece for piece, _ in run) for chosen, run in runs if chosen]
+        shown[number] = " … ".join(f"[{text}]".replace("\n", "↵") for text in texts)
+    if len(shown) <= _FEW_PASSES:
+        return [f"{_pass_name(number):>8}  {text}" for number, text in shown.items()]
+    lines: list[str] = []
+    for number, text in shown.items():
+        if lines and len(lines[-1]) + len(text) < _LINE:
+            lines[-1] += f" {text}"
+        else:
+            lines.append(f"{_pass_name(number):>8}  {text}")
+    return lines
+
+
+_FEW_PASSES, _LINE = 24, 100
+
+
+def _pass_name(number: int) -> str:
+    return "prefill" if number == 0 else f"pass {number}"
+
+
+def _style(number: int) -> str:
+    return PALETTE[number % len(PALETTE)]
+
+
+def _legend(generation: "Generation") -> Text:
+    if len(set(generation.revealed_by)) > _FEW_PASSES:
+        return Text("the colour changes with each pass", style="dim")
+    names = [(f" {_pass_name(number)} ", _style(number)) for number in sorted(set(generation.revealed_by))]
+    return Text.assemble(("colour: the pass that revealed a token: ", "dim"), *names)
+
+
+def _table(comparison: "Comparison") -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False)  # as wide as it may be in 80 columns
+    table.add_column("method", no_wrap=True)
+    for name in ("tokens", "prefill", "block", "commit", "forwards", "per forward", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for side in (comparison.ntp, comparison.blocks):
+        passes = side.passes
+        counts = map(str, (side.num_tokens, passes.prefill, passes.block, passes.commit, passes.total))
+        table.add_row(side.method, *counts, f"{side.tokens_per_forward:.2f}", f"{side.seconds:.2f}")
+    return table
+
+
+def _verdict(comparison: "Comparison") -> list[str]:
+    ntp, blocks = comparison.ntp, comparison.blocks
+    lines = []
+    if comparison.identical:
+        lines.append("texts                identical")
+    else:
+        pairs = zip(ntp.token_ids, blocks.token_ids, strict=False)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(ntp.num_tokens, blocks.num_tokens))
+        lines.append(f"texts                differ from token {same + 1} on")
+    if comparison.nfe_speedup is not None:
+        counts = f"{ntp.passes.decoding} / {blocks.passes.decoding} forwards, prefill left out"
+        lines.append(f"NFE speed-up         {comparison.nfe_speedup:.2f}x ({counts})")
+    lines.append(
+        f"wall-clock speed-up  {comparison.wall_clock_speedup:.2f}x ({ntp.seconds:.2f} s / {blocks.seconds:.2f} s)"
+    )
+    return lines

@@ -12,8 +12,7 @@ import typer
 from setblock.cli.messages import print_message
 from setblock.cli.options.decoding_options import PointOptions
 from setblock.cli.options.groups import offering, option, option_group
-from setblock.cli.options.model import warn_of_bundled
-from setblock.cli.options.runtime import RuntimeOptions, load_language_model
+from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
 from setblock.engine.limits import EngineLimits
 from setblock.errors import ParameterError, SetBlockError
 from setblock.server.http.limits import ServerLimits
@@ -80,10 +79,10 @@ def serve(
     if find_spec("fastapi") is None or find_spec("uvicorn") is None or find_spec("prometheus_client") is None:
         raise SetBlockError("setblock serve needs: pip install 'setblock[serve]'")
     from setblock.model.loading.named import example_prompt
-    from setblock.server.app import ServerConfig
     from setblock.server.http.access import LOOPBACK_NAMES, read_keys
-    from setblock.server.run import Address, listen
+    from setblock.server.run import listen
     from setblock.server.run import serve as run
+    from setblock.server.serving import ServerConfig
 
     is_local = _is_loopback(host)
     keys = read_keys(key_file, os.environ.get(KEYS_VARIABLE))
@@ -93,7 +92,7 @@ def serve(
             "or allow anybody with --no-keys"
         )
     of_engine, of_server = (_chosen(kind, limits) for kind in (EngineLimits, ServerLimits))
-    bound, address = listen(Address(host, port))
+    bound, url = listen(host, port)
     notice = warn_of_bundled(model)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
     folder = Path(model.source)
@@ -117,7 +116,7 @@ def serve(
         config,
         bound,
         log_level=log_level,
-        on_start=lambda: print_message(f"serving {config.name}: playground at {address.url}/, API at {address.url}/v1"),
+        on_start=lambda: print_message(f"serving {config.name}: playground at {url}/, API at {url}/v1"),
     )
     raise typer.Exit(code)
 

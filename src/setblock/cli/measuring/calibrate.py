@@ -3,65 +3,42 @@
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from setblock.cli.messages import print_json, stdout_console
-from setblock.cli.options.grid_options import GridOptions
 from setblock.cli.options.groups import OUTPUT, JsonOption, option, option_group
 from setblock.cli.options.model import ModelOptions, load_model
-from setblock.cli.options.tasks import TaskOptions, limit_option, split_option
-from setblock.data.tasks.task import Split
+from setblock.cli.options.tasks import GridOptions, TaskOptions
 from setblock.decoding.settings.operating_point import label_of
 from setblock.errors import ParameterError, SetBlockError
 
 if TYPE_CHECKING:
     from setblock.evaluation.calibration import Calibration
-    from setblock.evaluation.result import Result
-    from setblock.model.protocol.facts import CalibratedSetting
-    from setblock.model.sbd_model import SBDModel
-
-CALIBRATION = "Calibration"
 
 
-@option_group()
-class CalibrateOptions(TaskOptions):
-    """Hold what a calibration asks, by default."""
+@option_group("Calibration")
+class CalibrationOptions:
+    """Hold what is asked of a calibration."""
 
-    usual_limit: ClassVar[int] = 1000
-    usual_split: ClassVar[Split] = "validation"
-
-    split: Split | None = split_option("validation")
-    limit: int | None = limit_option(1000)
-
-
-def calibrate(
-    *,
     tolerance: str = option(
         "accuracy=0.5",
         "accuracy=0.5: lose at most half a point of accuracy against plain decoding. tokens=1: on average, at most 1% "
         "of an answer's tokens differ from plain decoding's.",
-        panel=CALIBRATION,
         metavar="MEASURE=PERCENT",
-    ),
-    confidence: float = option(
-        0.95, "Probability that the chosen setting keeps the tolerance, at least 0.5 and below 1.", panel=CALIBRATION
-    ),
-    domain: str | None = option(
-        None,
-        "Name of the kind of request that the examples represent. A model has one calibration for each domain. "
-        "Default: the task, or the name of the file.",
-        panel=CALIBRATION,
-        metavar="NAME",
-    ),
-    results_file: Path | None = option(
-        None,
-        "Use the outcomes of a finished `setblock sweep` of this model, and decode nothing.",
-        "--results",
-        panel=CALIBRATION,
-    ),
-    task: CalibrateOptions,
+    )
+    confidence: float = option(0.95, "Probability that the chosen setting keeps the tolerance, from 0.5 to 0.999.")
+    domain: str | None = option(None, "Name of this kind of request. Default: the task's or file's.", metavar="NAME")
+    results: Path | None = option(
+        None, "Decode nothing: use the outcomes of a finished `setblock sweep` of this model."
+    )
+
+
+def calibrate(
+    *,
+    asked: CalibrationOptions,
+    task: TaskOptions,
     model: ModelOptions,
     grid: GridOptions,
     output: Path | None = option(
@@ -81,71 +58,65 @@ def calibrate(
     every command then uses it unless an option sets something else.
     """
     model.check()
-    from setblock.evaluation.calibration import calibrate as find
-    from setblock.evaluation.calibration import tolerance_of
+    from setblock.evaluation import calibration
+    from setblock.evaluation.sweeps.fingerprint import model_fingerprint
     from setblock.evaluation.sweeps.grid import points_of
+    from setblock.evaluation.sweeps.result_file import read_results
+    from setblock.model.checkpoint import copy_checkpoint, write_facts
 
     # 1. What is asked for, and whether it can be
-    wanted = tolerance_of(tolerance, confidence=confidence)
-    if results_file is not None and (task.source or grid != GridOptions()):
+    wanted = calibration.tolerance_of(asked.tolerance, confidence=asked.confidence)
+    if asked.results is not None and (task.source or grid != GridOptions()):
         raise ParameterError("--results decodes nothing: it takes the place of --input and the options of the grid")
-    chosen, split, limit = task.chosen()
-    if chosen.judge is None and wanted.measure == "accuracy" and results_file is None:
+    chosen, split, limit = task.chosen(split="validation", limit=1000)
+    if chosen.judge is None and wanted.measure == "accuracy" and asked.results is None:
         raise ParameterError(
             f"{task.source or chosen.name} has no right answers: give a tolerance of tokens, such as --tolerance tokens=1"
         )
     grids = grid.grids()
     loaded = load_model(model, blocks=True)
     if not dry_run:
-        _check_writable(model, output)  # before hours of decoding
+        _check_writable(model, output)
 
     # 2. The outcomes
-    if results_file is None:
+    if asked.results is None:
         examples = chosen.examples(split, seed=task.seed)
         wanted.check_enough(sum(1 for _ in islice(examples, max(limit, 1))))
         results = task.swept(loaded, chosen, points_of(loaded, grids), split=split, limit=limit)
     else:
-        results = _read(results_file, loaded)
+        results = read_results(asked.results)
+        if (theirs := results[0].run["model"]["fingerprint"]) != (ours := model_fingerprint(loaded)):
+            raise SetBlockError(
+                f"{asked.results} is of another model: its fingerprint is {theirs}, this model's {ours}; sweep this model"
+            )
 
-    # 3. The choice
-    calibration = find(results, wanted, seed=task.seed)
-    run = results[0].run
-    name = domain or str(run["task"]["name"])
-    written = None
-    if not dry_run and calibration.chosen is not None:
-        written = output or Path(model.source)
-        records = calibration.records(domain=name, fingerprint=run["model"]["fingerprint"])
-        _write(loaded, Path(model.source), written, records)
+    # 3. The choice, written next to that of other domains
+    made = calibration.calibrate(results, wanted, seed=task.seed)
+    run, source = results[0].run, Path(model.source)
+    domain = asked.domain or str(run["task"]["name"])
+    folder = None if dry_run or made.chosen is None else output or source
+    if folder is not None:
+        if not source.is_dir():
+            loaded.save(folder)
+        elif source != folder:
+            copy_checkpoint(source, folder)
+        assert loaded.facts is not None
+        found = made.records(domain=domain, fingerprint=run["model"]["fingerprint"])
+        others = [each for each in loaded.facts.calibrations if each.domain != domain]
+        write_facts(folder, replace(loaded.facts, calibrations=(*others, *found)))
     if as_json:
-        print_json({"domain": name, **calibration.to_json(), "written": written and str(written)})
+        print_json({"domain": domain, **made.to_json(), "written": folder and str(folder)})
     else:
-        _show(calibration, domain=name, written=written, dry_run=dry_run)
-    if calibration.chosen is None:
-        raise SetBlockError(
-            "no setting passed; exact mode (--method exact) keeps any tolerance, but was not in the grid: sweep "
-            "it, too, or allow a larger --tolerance"
-        )
-
-
-def _read(path: Path, model: "SBDModel") -> "list[Result]":
-    from setblock.evaluation.sweeps.fingerprint import model_fingerprint
-    from setblock.evaluation.sweeps.result_file import read_results
-
-    results = read_results(path)
-    theirs, ours = results[0].run["model"]["fingerprint"], model_fingerprint(model)
-    if theirs != ours:
-        raise SetBlockError(
-            f"{path} is of another model: its fingerprint is {theirs}, this model's {ours}; sweep this model"
-        )
-    return results
+        _show(made, domain=domain)
+        if made.chosen is not None:
+            told = f"written to {folder / 'config.json'}" if folder else "nothing was written (--dry-run)"
+            stdout_console().print(told, soft_wrap=True)
+    if made.chosen is None:
+        raise SetBlockError("no setting passed: sweep --method exact, which keeps any tolerance, or allow a larger one")
 
 
 def _check_writable(model: ModelOptions, copy: Path | None) -> None:
-    """Refuse, before hours of decoding, a model whose calibrations can't be written: to its own folder, or to a copy.
-
-    Raises:
-        SetBlockError: they can't be.
-    """
+    """Refuse, before hours of decoding, a model whose calibrations can't be written: to its own folder, or to a copy."""
     from setblock.model.loading.named import BUNDLED_MODEL
 
     source = Path(model.source)
@@ -160,21 +131,7 @@ def _check_writable(model: ModelOptions, copy: Path | None) -> None:
         raise ParameterError(f"{model.path} is on a hub: give --output FOLDER for a copy, or --dry-run")
 
 
-def _write(model: "SBDModel", source: Path, folder: Path, records: "list[CalibratedSetting]") -> None:
-    """Write what was found for a domain into `config.json` of a folder. Other domains keep theirs."""
-    from setblock.model.checkpoint import copy_checkpoint, write_facts
-
-    if not source.is_dir():
-        model.save(folder)
-    elif source != folder:
-        copy_checkpoint(source, folder)
-    assert model.facts is not None
-    others = [each for each in model.facts.calibrations if each.domain != records[0].domain]
-    write_facts(folder, replace(model.facts, calibrations=(*others, *records)))
-
-
-def _show(calibration: "Calibration", *, domain: str, written: Path | None, dry_run: bool) -> None:
-    console = stdout_console()
+def _show(calibration: "Calibration", *, domain: str) -> None:
     table = Table(
         title=f"{domain}: {calibration.tolerance.text}",
         caption=f"tested in this order on {calibration.num_testing:,} examples, up to the first that fails; the order was "
@@ -185,19 +142,12 @@ def _show(calibration: "Calibration", *, domain: str, written: Path | None, dry_
     for column in ("setting", "loss", "p-value", "NFE speed-up", ""):
         table.add_column(column, justify="left" if column in ("setting", "") else "right")
     for test in calibration.tests:
-        verdict = "passed" if test.passed else "failed"
-        table.add_row(
-            label_of(test.point), f"{test.loss:.2%}", f"{test.p_value:.4f}", f"{test.nfe_speedup:.2f}", verdict
-        )
+        figures = (f"{test.loss:.2%}", f"{test.p_value:.4f}", f"{test.nfe_speedup:.2f}")
+        table.add_row(label_of(test.point), *figures, "passed" if test.passed else "failed")
+    console, chosen = stdout_console(), calibration.chosen
     console.print(table)
-    chosen = calibration.chosen
-    if chosen is None:
-        return
-    how = "which passed" if chosen is calibration.passed else "which loses nothing, whatever the examples"
-    how += "" if calibration.passed else "; no other setting passed"
-    told = f"chosen: {label_of(chosen.point)}, {how}; {chosen.nfe_speedup:.2f} times fewer passes than plain decoding"
-    console.print(told, highlight=False, soft_wrap=True)
-    if written is not None:
-        console.print(f"written to {written / 'config.json'}", highlight=False, soft_wrap=True)
-    elif dry_run:
-        console.print("nothing was written (--dry-run)", highlight=False)
+    if chosen is not None:
+        how = "which passed" if chosen is calibration.passed else "which loses nothing, whatever the examples"
+        how += "" if calibration.passed else "; no other setting passed"
+        told = f"{label_of(chosen.point)}, {how}; {chosen.nfe_speedup:.2f} times fewer passes than plain decoding"
+        console.print(f"chosen: {told}", soft_wrap=True)

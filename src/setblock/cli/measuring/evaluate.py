@@ -1,18 +1,16 @@
 """Measure accuracy and passes over a task (`setblock evaluate`)."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from setblock.cli.messages import print_json, progress
 from setblock.cli.options.decoding_options import DecodingOptions, sampler_text
 from setblock.cli.options.groups import TASK, JsonOption, option, option_group
-from setblock.cli.options.model import warn_of_bundled
-from setblock.cli.options.runtime import RuntimeOptions, load_language_model
+from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
 from setblock.cli.options.tasks import BatchSizeOption, ExamplesOptions
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.evaluation.judging.judges import DEFAULT_JUDGE
+from setblock.evaluation.records import DEFAULT_JUDGE
 
 if TYPE_CHECKING:
     from setblock.evaluation.result import Result
@@ -94,22 +92,14 @@ def _report(result: "Result", batch_size: int) -> str:
     if result.ntp is not None:
         rows += [] if result.ntp.accuracy is None else [("accuracy of ntp", f"{result.ntp.accuracy:.1%}")]
         rows.append(("tokens as in ntp", f"{result.token_agreement:.1%} of an answer's, on average"))
-    return _in_lines([*rows, *_cost_rows(result.figures(), min(batch_size, result.num_examples))])
-
-
-def _cost_rows(figures: Mapping[str, Any], at_once: int) -> list[tuple[str, str]]:
-    """Return what answers and plain decoding's cost, each figure with its name."""
-    rows = [
+    figures, at_once = result.figures(), min(batch_size, result.num_examples)
+    rows += [
         ("identical to ntp", f"{figures['identical_to_ntp']:.1%} of the answers"),
         ("forwards", f"{figures['mean_forwards']:.1f} an answer, prefill included"),
         ("tokens per forward", f"{figures['tokens_per_forward']:.2f}, prefill included"),
     ]
     if figures["nfe_speedup"] is not None:
         rows.append(("NFE speed-up", f"{figures['nfe_speedup']:.2f}x over ntp, prefill left out on both sides"))
-    return [*rows, ("seconds", f"{figures['seconds']:.1f} (ntp: {figures['ntp_seconds']:.1f}), {at_once} at once")]
-
-
-def _in_lines(rows: Sequence[tuple[str, str]]) -> str:
-    """Write a line for each name and its value."""
-    width = max((len(name) for name, _ in rows), default=0) + 2
+    rows.append(("seconds", f"{figures['seconds']:.1f} (ntp: {figures['ntp_seconds']:.1f}), {at_once} at once"))
+    width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"{name:<{width}}{value}" for name, value in rows)

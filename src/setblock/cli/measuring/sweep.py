@@ -7,10 +7,9 @@ from rich import box
 from rich.table import Table
 
 from setblock.cli.messages import print_json, stdout_console
-from setblock.cli.options.grid_options import GridOptions
 from setblock.cli.options.groups import OUTPUT, JsonOption, option
 from setblock.cli.options.model import ModelOptions, load_model
-from setblock.cli.options.tasks import TaskOptions
+from setblock.cli.options.tasks import GridOptions, TaskOptions
 from setblock.decoding.settings.operating_point import label_of
 from setblock.errors import ParameterError
 
@@ -67,10 +66,13 @@ def _run(task: TaskOptions, model: ModelOptions, grid: GridOptions, out: Path | 
 
 def sweep_table(results: "list[Result]") -> Table:
     """Return a line for each result; those on the Pareto front are bold."""
-    from setblock.evaluation.result import pareto_front, title_of
+    from setblock.evaluation.result import pareto_front
 
+    task, model = results[0].run["task"], results[0].run["model"]
+    split = task["options"].get("split")
+    examples = f"{task['num_examples']:,} {task['name']}{f', {split} split' if split else ''}"
     table = Table(
-        title=title_of(results),
+        title=f"{examples}; model {Path(model['name']).name} {model['fingerprint'][:8]}",
         caption="●: no other is right as often in as few passes. Passes leave the prefill out; intervals are 95%.",
         title_justify="left",
         caption_justify="left",

@@ -86,11 +86,7 @@ class PointOptions:
         def __getattr__(self, name: str) -> Any: ...  # the settings
 
     def settings(self) -> DecodingSettings:
-        """Return the settings.
-
-        Raises:
-            ParameterError: an option is malformed, unknown or out of its range.
-        """
+        """Return the settings, or raise `ParameterError` if an option is malformed, unknown or out of its range."""
         from setblock.decoding.settings.asked import settings_asked
 
         with_own_sampler(self.sampler)
@@ -141,11 +137,8 @@ class DecodingOptions(PointOptions):
 
 
 def pair(option: str, text: str) -> tuple[str, str]:
-    """Return the key, with underscores, and the value of an option KEY=VALUE.
-
-    Raises:
-        ParameterError: the text has no `=`.
-    """
+    """Return the key, with underscores, and the value of an option KEY=VALUE, or raise `ParameterError` if the text has no
+    `=`."""
     key, equals, value = text.partition("=")
     if not equals:
         raise ParameterError(f"{option} must be KEY=VALUE, not {text!r}")
@@ -153,11 +146,7 @@ def pair(option: str, text: str) -> tuple[str, str]:
 
 
 def once(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return a mapping of pairs.
-
-    Raises:
-        ParameterError: a key is there twice.
-    """
+    """Return a mapping of pairs, or raise `ParameterError` if a key is there twice."""
     found: dict[str, str] = {}
     for key, value in pairs:
         if key in found:

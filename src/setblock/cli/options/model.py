@@ -1,14 +1,17 @@
-"""Turn the model options into a loaded model."""
+"""Turn the options of a model, and of the runtime that runs it, into a model that PyTorch or llama.cpp runs."""
 
 import logging
 import warnings
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from setblock.cli.messages import print_message, print_warning, silence_libraries, slow_steps_named
+from setblock.cli.options.decoding_options import once, pair
 from setblock.cli.options.groups import option, option_group
-from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.errors import ParameterError, SetBlockError, SetBlockWarning, did_you_mean
+from setblock.integrations.llama_cpp.options import LlamaOptions
 from setblock.model.loading.source import check_source
 
 if TYPE_CHECKING:
@@ -69,11 +72,7 @@ class ModelOptions:
         return BUNDLED_MODEL if self.path is None else self.path
 
     def check(self) -> None:
-        """Check that there is such a model, before anything heavy is imported.
-
-        Raises:
-            SetBlockError: there is none.
-        """
+        """Raise `SetBlockError` if there is no such model, before anything heavy is imported."""
         with slow_steps_named():
             check_source(str(self.source))
 
@@ -98,6 +97,7 @@ def warn_of_bundled(options: ModelOptions) -> str | None:
 _CHAT_MODEL = "smollm2"
 
 
+@slow_steps_named()
 def load_model(options: ModelOptions, *, blocks: bool, fastest: bool = False) -> "SBDModel":
     """Load the model that the options name, or the bundled one.
 
@@ -108,12 +108,7 @@ def load_model(options: ModelOptions, *, blocks: bool, fastest: bool = False) ->
     Raises:
         SetBlockError: it can't be loaded, or has no mask token and `blocks` needs one.
     """
-    with slow_steps_named():
-        logging.getLogger("setblock.steps").info("starting PyTorch and Transformers")
-        return _loaded(options, blocks=blocks, fastest=fastest)
-
-
-def _loaded(options: ModelOptions, *, blocks: bool, fastest: bool) -> "SBDModel":
+    logging.getLogger("setblock.steps").info("starting PyTorch and Transformers")
     import torch
 
     from setblock.model.loading.loading import load
@@ -141,25 +136,17 @@ def _loaded(options: ModelOptions, *, blocks: bool, fastest: bool) -> "SBDModel"
         except SetBlockError as error:
             warnings.warn(f"weights stay as they are: {error}", SetBlockWarning, stacklevel=2)
     if options.compile:
-        layers = model.model.config.get_text_config().num_hidden_layers
-        print_message(
-            f"compiling: each size of pass takes about {layers * _SECONDS_A_LAYER} s at its first use; Inductor keeps the code"
-        )
+        # SmolLM2-135M (30 layers) takes about 25 s of one Zen 4 core for each size of pass, and a pass then 0.7 times as long.
+        # So compilation is left to users: it pays after about two thousand passes of each size.
+        seconds = model.model.config.get_text_config().num_hidden_layers
+        print_message(f"compiling: each size of pass takes about {seconds} s at its first use; Inductor keeps the code")
         model.compile()
     return model
 
 
-_SECONDS_A_LAYER = 1
-"""Inductor compiles one size of pass of SmolLM2-135M (30 layers) in about 25 s of one Zen 4 core. A pass then takes 0.7 times
-as long. So compilation is left to users: it pays after about two thousand passes of each size."""
-
-
 def checked_for_blocks(load: Callable[[], Model], name: str, *, blocks: bool) -> Model:
-    """Return what `load` gives, for what it is to do; its warnings are shown unless they are of no use for that.
-
-    Raises:
-        SetBlockError: the model has no mask token and `blocks` needs one.
-    """
+    """Return what `load` gives, for what it is to do; its warnings are shown unless they are of no use for that. Raise
+    `SetBlockError` if the model has no mask token and `blocks` needs one."""
     from setblock.model.loading.loading import NotTrainedForBlocks
 
     with warnings.catch_warnings(record=True) as caught:
@@ -171,4 +158,103 @@ def checked_for_blocks(load: Callable[[], Model], name: str, *, blocks: bool) ->
     for warning in caught:
         if blocks or not issubclass(warning.category, NotTrainedForBlocks):
             warnings.warn(warning.message, stacklevel=2)
+    return model
+
+
+_OF_TRANSFORMERS = ("adapter", "dtype", "device", "trust_remote_code", "quantization", "compile", "prepack")
+OF_LLAMA = {each.name: each.type for each in fields(LlamaOptions)}
+
+
+@option_group("Model")
+class RuntimeOptions(ModelOptions):
+    """Hold which model, and who runs it."""
+
+    runtime: Literal["transformers", "llama-cpp"] | None = option(
+        None,
+        "What runs the model. transformers: PyTorch. llama-cpp: llama.cpp (pip install 'setblock\\[llama-cpp]'), the "
+        "default for GGUF files if it is installed.",
+        is_rare=True,
+    )
+    runtime_options: list[str] | None = option(
+        None,
+        f"An option of llama.cpp, such as n_ctx=4096: {', '.join(OF_LLAMA)}. Can be repeated.",
+        "--runtime-option",
+        metavar="KEY=VALUE",
+        is_rare=True,
+    )
+    draft_text: Path | None = option(
+        None,
+        "JSON Lines file of answers that the model gave before, or of answers like them: method exact copies drafts from "
+        "them, too. The text of an answer does not depend on it. Default: the model's own file, if it has one.",
+        metavar="FILE",
+        is_rare=True,
+    )
+
+    @property
+    def takes_llama_cpp(self) -> bool:
+        """Return whether llama.cpp is to run the model, or raise `SetBlockError` if it is, and can't; or an option goes
+        with the other runtime."""
+        from setblock.integrations.llama_cpp.library import is_installed
+        from setblock.model.loading.source import is_gguf
+
+        has_file = self.path is not None and is_gguf(self.path)
+        default = {field.name: field.default for field in fields(self)}
+        for_torch = [name for name in _OF_TRANSFORMERS if getattr(self, name) != default[name]]
+        for_llama, runtime = ["runtime-option"] if self.runtime_options else [], self.runtime
+        if runtime is None:
+            runtime = "llama-cpp" if has_file and not for_torch and (for_llama or is_installed()) else "transformers"
+        if runtime == "transformers":
+            _refuse(for_llama, "llama-cpp")
+            return False
+        _refuse(for_torch, "transformers")
+        if not has_file:
+            raise SetBlockError(
+                f"runtime llama-cpp needs a GGUF file, not {self.path or 'the bundled model'}: write one with `setblock export`"
+            )
+        return True
+
+    def llama_options(self) -> LlamaOptions:
+        """Return the options of llama.cpp, or raise `ParameterError` if one is not known, or its value not valid."""
+        given = once([pair("--runtime-option", text) for text in self.runtime_options or ()])
+        for name in given.keys() - OF_LLAMA.keys():
+            raise ParameterError(
+                f"--runtime-option {name} is not known{did_you_mean(name, OF_LLAMA)}; there are {', '.join(OF_LLAMA)}"
+            )
+        return LlamaOptions(**{name: _value(name, text) for name, text in given.items()})
+
+
+def _value(name: str, text: str) -> Any:
+    if OF_LLAMA[name] not in (int, int | None):
+        return text
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ParameterError(f"--runtime-option {name} must be a whole number, not {text!r}") from error
+
+
+def _refuse(names: list[str], runtime: str) -> None:
+    if names:
+        raise SetBlockError(f"--{names[0].replace('_', '-')} needs --runtime {runtime}")
+
+
+def load_language_model(options: RuntimeOptions, *, blocks: bool) -> "LanguageModel":
+    """Load the model that the options name into the runtime that they name.
+
+    Args:
+        blocks: as in `load_model`, which raises what this does.
+    """
+    from setblock.model.protocol.draft_text import draft_text_of, read_texts
+
+    texts = None if options.draft_text is None else list(read_texts(options.draft_text))
+    model: LanguageModel
+    if not options.takes_llama_cpp:
+        model = load_model(options, blocks=blocks, fastest=True)
+    else:
+        silence_libraries()
+        from setblock.integrations.llama_cpp.model import load
+
+        path, how = str(options.path), options.llama_options()
+        model = checked_for_blocks(lambda: load(path, how), path, blocks=blocks)
+    if texts is not None:
+        model.draft_text = draft_text_of(texts, model)
     return model

@@ -50,11 +50,8 @@ class PromptOptions:
 
 
 def read_prompt(argument: str) -> str:
-    """Return the text of the PROMPT argument: itself, or stdin's where it is `-`.
-
-    Raises:
-        SetBlockError: it is not valid UTF-8.
-    """
+    """Return the text of the PROMPT argument: itself, or stdin's where it is `-`. Raise `SetBlockError` if it is not valid
+    UTF-8."""
     try:
         # Bytes, since how stdin is decoded depends on the locale.
         text = sys.stdin.buffer.read().decode() if argument == "-" else argument
@@ -65,11 +62,8 @@ def read_prompt(argument: str) -> str:
 
 
 def read_chat(path: Path) -> list[dict[str, Any]]:
-    """Return the messages of a JSON file: a list, or an object with the list under `messages`.
-
-    Raises:
-        SetBlockError: the file can't be read, or holds no chat that can be answered.
-    """
+    """Return the messages of a JSON file: a list, or an object with the list under `messages`. Raise `SetBlockError` if the
+    file can't be read, or holds no chat that can be answered."""
     from setblock.decoding.answer.text import messages_at
 
     text = read_text(path)

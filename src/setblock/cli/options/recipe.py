@@ -1,14 +1,15 @@
 """Read the recipe of a command: its file, and values to replace in it."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from setblock.cli.messages import silence_data_sets, silence_libraries
+from setblock.cli.messages import silence_libraries
 from setblock.cli.options.groups import option, option_group
-from setblock.errors import ParameterError, check_installed
+from setblock.errors import check_installed
 
 if TYPE_CHECKING:
     from setblock.training.config import SBDConfig
@@ -50,19 +51,9 @@ class RecipeOptions:
         from setblock.training.recipe import load_recipe, parse_override
 
         silence_libraries()
-        silence_data_sets()
+        if not sys.stderr.isatty():
+            from datasets import disable_progress_bars
+
+            disable_progress_bars()
         replaced: Mapping[str, Any] = dict(parse_override(text) for text in self.overrides or [])
         return load_recipe(self.recipe, overrides={**replaced, **values})
-
-
-RecordsOption = Annotated[Path, option(..., "The .jsonl file to write.", "--output")]
-
-
-def check_records(path: Path) -> None:
-    """Refuse a file of records whose name has another ending.
-
-    Raises:
-        ParameterError: it has.
-    """
-    if not path.name.endswith(".jsonl"):
-        raise ParameterError(f"--output must end in .jsonl, not {path.name!r}")

@@ -1,21 +1,24 @@
-"""Define the options that say which examples a model is asked: those of a task, or the records of a file."""
+"""Define the options that say which examples a model is asked, those of a task or the records of a file, and at which
+settings it is swept."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from setblock.cli.messages import progress
-from setblock.cli.options.decoding_options import setting_option
+from setblock.cli.options.decoding_options import setting_option, with_own_sampler
 from setblock.cli.options.groups import TASK, option, option_group
 from setblock.data.tasks import TASKS, task_named
 from setblock.data.tasks.task import Split
+from setblock.decoding.samplers.named import SAMPLERS
 from setblock.decoding.settings.operating_point import label_of
-from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.settings.table import POINT, DecodingSettings
 from setblock.errors import ParameterError
-from setblock.evaluation.judging.judges import DEFAULT_JUDGE, JUDGES
+from setblock.evaluation.records import DEFAULT_JUDGE, JUDGES
 
 if TYPE_CHECKING:
     from setblock.data.tasks import Task
     from setblock.evaluation.result import Result
+    from setblock.evaluation.sweeps.grid import Grid
     from setblock.model.sbd_model import SBDModel
 
 DEFAULT_TASK = "word-problems"
@@ -30,23 +33,9 @@ BatchSizeOption = Annotated[
 ]
 
 
-def limit_option(usual: int) -> Any:
-    """Return the option of how many examples are asked."""
-    return option(None, f"Number of examples, at least 1. Default: {usual}, or all records of --input.", panel=TASK)
-
-
-def split_option(usual: Split) -> Any:
-    """Return the option of the split."""
-    told = "The split of a task's examples: test for results, validation for choosing settings."
-    return option(None, f"{told} Default: {usual}.", panel=TASK)
-
-
 @option_group(TASK)
 class ExamplesOptions:
     """Hold which examples a model is asked, and how its answers are judged."""
-
-    usual_limit: ClassVar[int] = 100
-    usual_split: ClassVar[Split] = "test"
 
     task: str | None = option(
         None,
@@ -71,16 +60,22 @@ class ExamplesOptions:
         "Run the programs that the model writes for a coding task: in bubblewrap, or, where that is not installed, with limits "
         "on time and memory alone.",
     )
-    split: Split | None = split_option("test")
-    limit: int | None = limit_option(100)
+    split: Split | None = option(
+        None,
+        "The split of a task's examples: test for results, validation for choosing settings. Default: test; of calibrate, "
+        "validation.",
+    )
+    limit: int | None = option(
+        None, "Number of examples, at least 1. Default: 100; of calibrate, 1000; or all records of --input."
+    )
 
-    def chosen(self) -> "tuple[Task[Any], Split, int]":
-        """Return the task, its split and how many examples of it are asked.
+    def chosen(self, *, split: Split = "test", limit: int = 100) -> "tuple[Task[Any], Split, int]":
+        """Return the task, its split and how many examples of it are asked; `split` and `limit` where no option says it.
 
         Raises:
             SetBlockError: there is no such task or file, options exclude each other, or answers can't be judged here.
         """
-        from setblock.evaluation.judging.judges import check_judge
+        from setblock.evaluation.judging import check_judge
 
         if self.source is None:
             for name, given in (("judge", self.judge), ("raw", self.raw)):
@@ -88,8 +83,8 @@ class ExamplesOptions:
                     raise ParameterError(f"--{name} needs --input: a task has its own way to ask and to judge")
             task = task_named(self.task or DEFAULT_TASK)
             check_judge(task, allow_code_execution=self.allow_code_execution)
-            return task, self.split or self.usual_split, self.usual_limit if self.limit is None else self.limit
-        from setblock.evaluation.judging.records_task import task_of_records
+            return task, self.split or split, limit if self.limit is None else self.limit
+        from setblock.evaluation.records import task_of_records
 
         for name, other in (("task", self.task), ("split", self.split)):
             if other is not None:
@@ -138,3 +133,60 @@ class TaskOptions(ExamplesOptions):
                 allow_code_execution=self.allow_code_execution,
                 on_progress=lambda point, done: tell(f"{label_of(point)} of {len(points) + 1} settings", done, limit),
             )
+
+
+@option_group("Grid")
+class GridOptions:
+    """Hold the operating points of a sweep."""
+
+    methods: list[str] | None = option(
+        None, "sbd or exact. Can be repeated. Default: both. ntp always runs once.", "--method"
+    )
+    samplers: list[str] | None = option(
+        None,
+        f"A sampler to sweep in method sbd: {', '.join(SAMPLERS)}. Can be repeated. Default: entropy-prefix.",
+        "--sampler",
+        metavar="NAME",
+    )
+    grid: list[str] | None = option(
+        None,
+        "Values of a sampler's parameter (factor=0.5,1), of one sampler if several have the parameter "
+        f"(factor.factor=0.5,1), or of {' or '.join(name for name in POINT if name != 'sampler')}. Can be repeated. All "
+        "combinations are decoded. Default: several values of each sampler's main parameter.",
+        metavar="KEY=V,V,...",
+    )
+    grid_file: Path | None = option(
+        None,
+        "A YAML file with a list of grids, such as `- {sampler: factor, factor: [0.5, 1], block_size: [4, 16]}`. "
+        "Replaces the other options of this group.",
+    )
+
+    def grids(self) -> "list[Grid]":
+        """Return the grids, or raise `SetBlockError` if an option is malformed, or names what there is not."""
+        from setblock.evaluation.sweeps.grid import DEFAULT_SAMPLER, METHODS, grids_of, read_grids
+
+        if self.grid_file is not None:
+            if self.methods or self.samplers or self.grid:
+                raise ParameterError("--grid-file takes the place of --method, --sampler and --grid")
+            grids = read_grids(self.grid_file)
+            for name in (each for grid in grids for each in grid.get("sampler", ())):
+                with_own_sampler(name)
+            return grids
+        for name in self.samplers or ():
+            with_own_sampler(name)
+        values: dict[str, list[str]] = {}
+        for text in self.grid or ():
+            key, equals, listed = text.partition("=")
+            if not equals or not all(listed.split(",")):
+                raise ParameterError(f"--grid must be KEY=VALUE,VALUE,..., such as factor=0.5,1, not {text!r}")
+            key = key.strip().replace("-", "_") if "." not in key else _scoped(key.strip())
+            if key in values:
+                raise ParameterError(f"--grid {key} is given more than once")
+            values[key] = [each.strip() for each in listed.split(",")]
+        return grids_of(self.methods or METHODS, self.samplers or [DEFAULT_SAMPLER], values)
+
+
+def _scoped(key: str) -> str:
+    """Return a name as it is typed: names of samplers have dashes, their parameters underscores."""
+    name, _, parameter = key.rpartition(".")
+    return f"{name}.{parameter.replace('-', '_')}"

@@ -4,8 +4,10 @@ Knows lengths, token ids and the wishes of a recipe. Knows nothing of texts or r
 reports what is left out.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from setblock.data.section import TooLong
 from setblock.errors import SetBlockError
@@ -49,18 +51,21 @@ class DocumentLimits:
             )
         return self.longest if self.too_long == "truncate" else 0
 
-    def refuse_ids(self, largest: int, has_mask: bool, where: str) -> None:
-        """Raise `SetBlockError` if a document's largest id has no embedding, or if it holds the mask token."""
+    def fault_of(self, ids: np.ndarray | Sequence[int]) -> str:
+        """Return what is wrong with token ids [N], if one has no embedding or is the mask token's; else an empty text."""
+        largest = int(np.max(ids, initial=0))
         if self.vocabulary is not None and largest >= self.vocabulary:
-            raise SetBlockError(
-                f"{where}: token id {largest} is out of the model's vocabulary, 0..{self.vocabulary - 1}: the tokenizer is not "
-                "the model's"
-            )
-        if has_mask:
-            raise SetBlockError(
-                f"{where}: the document spells the mask token (id {self.mask_token_id}), which no text may contain; "
-                "set data.special_tokens to drop"
-            )
+            known = f"0..{self.vocabulary - 1}"
+            return f"token id {largest} is out of the model's vocabulary, {known}: the tokenizer is not the model's"
+        if self.mask_token_id is not None and self.mask_token_id in ids:
+            spelled = f"the document spells the mask token (id {self.mask_token_id}), which no text may contain"
+            return f"{spelled}; set data.special_tokens to drop"
+        return ""
+
+    def refuse_ids(self, ids: np.ndarray | Sequence[int], where: str) -> None:
+        """Raise `SetBlockError` for a fault of token ids [N]; `where` names their document."""
+        if fault := self.fault_of(ids):
+            raise SetBlockError(f"{where}: {fault}")
 
 
 @dataclass

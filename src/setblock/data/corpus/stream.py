@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from setblock.data.corpus.census import Census, DocumentLimits
-from setblock.data.documents import Document
-from setblock.data.packing import fill, row_item, row_of
+from setblock.data.packing import Document, fill, row_item, row_of
 from setblock.data.texts.encoding import EncodedDocument, Encoder
 from setblock.data.texts.records import SourceRecord
 from setblock.errors import SetBlockError, SetBlockWarning
@@ -44,11 +43,7 @@ class DocumentStream:
     shuffle_buffer: int
 
     def __iter__(self) -> Iterator[EncodedDocument]:
-        """Begin anew.
-
-        Raises:
-            SetBlockError: a source is empty, or a record is not as it should be.
-        """
+        """Begin anew, or raise `SetBlockError` if a source is empty, or a record is not as it should be."""
         rng = np.random.default_rng(self.seed)
         buffer: list[EncodedDocument] = []
         for document in self._mixed(rng):
@@ -112,12 +107,11 @@ class RowStream(IterableDataset[dict[str, Tensor]]):
         for document in self._documents:
             where = document.where
             if not (document.spells_special and self.limits.drop_special):
-                has_mask = self.limits.mask_token_id in document.token_ids
-                self.limits.refuse_ids(max(document.token_ids, default=0), has_mask, where)
+                self.limits.refuse_ids(document.token_ids, where)
             length = self.census.judge(
                 self.limits,
                 length=len(document),
-                targets=partial(_targets_within, document.carries_loss),
+                targets=document.targets,
                 spells_special=document.spells_special,
                 where=partial(str, where),
             )
@@ -131,7 +125,3 @@ class RowStream(IterableDataset[dict[str, Tensor]]):
                 raise SetBlockError(f"data: none of the last {fruitless} documents could be kept; the last: {where}")
             if length:
                 yield Document(document.token_ids[:length], document.carries_loss[:length])
-
-
-def _targets_within(carries_loss: Sequence[bool], kept: int) -> int:
-    return sum(carries_loss[:kept])

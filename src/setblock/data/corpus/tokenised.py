@@ -20,8 +20,7 @@ from datasets.arrow_writer import ArrowWriter
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus.census import Census, DocumentLimits
-from setblock.data.corpus.corpus import FEATURES, Corpus, mixed
-from setblock.data.corpus.corpus_rows import CorpusRows
+from setblock.data.corpus.corpus import FEATURES, Corpus, CorpusRows, mixed
 from setblock.data.section import DataSection
 from setblock.data.texts.encoding import Encoder, encoders_of, shape_of, tokenizer_fingerprint
 from setblock.data.texts.records import SourceRecord, records_of
@@ -31,11 +30,7 @@ from setblock.files import differences, write_whole
 MANIFEST, _PLAN = "manifest.json", "plan.json"
 SHARD_DOCUMENTS = 8192
 
-_FREE = {
-    "streaming",
-    "shuffle_buffer",
-    "chat_template",
-}  # of a section: they change no document, or the tokenizer has them
+_FREE = {"streaming", "shuffle_buffer", "chat_template"}  # they change no document, or the tokenizer has them
 
 
 def tokenise(
@@ -82,7 +77,7 @@ def tokenise(
             used = np.union1d(used, _used_ids(_documents(_shards(folder, name))))
             for rows_name, rows in _packed(part, folder, name, limits, tokenizer).items():
                 censuses[rows_name], fingerprints[rows_name] = asdict(rows.census), rows.fingerprint
-        _refuse_ids(limits, used, str(folder))
+        limits.refuse_ids(used, str(folder))
         np.save(folder / "used-ids.npy", used)
         shards = {path.name: path.stat().st_size for path in sorted(folder.glob("*.arrow"))}
         manifest = {"made_of": plan, "shards": shards, "census": censuses, "fingerprint": fingerprints}
@@ -95,11 +90,8 @@ def tokenise(
 def tokenised_rows(
     section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits
 ) -> tuple[CorpusRows, CorpusRows | None]:
-    """Return the rows to train on and those to evaluate on, from the folder that a section names. Reads none of them.
-
-    Raises:
-        SetBlockError: the folder is not whole, or was made by another tokenizer or of another section.
-    """
+    """Return the rows to train on and those to evaluate on, from the folder that a section names. Reads none of them. Raise
+    `SetBlockError` if the folder is not whole, or was made by another tokenizer or of another section."""
     assert section.tokenised is not None
     folder = Path(section.tokenised)
     again = f"run `setblock data tokenise RECIPE --output {folder}`"
@@ -124,7 +116,7 @@ def tokenised_rows(
                 f"data.tokenised {folder}: {name} is missing or not whole: delete {MANIFEST} and {again}"
             )
     try:
-        _refuse_ids(limits, np.load(folder / "used-ids.npy"), f"data.tokenised {folder}")
+        limits.refuse_ids(np.load(folder / "used-ids.npy"), f"data.tokenised {folder}")
         found = {
             name: CorpusRows(
                 _documents(_shards(folder, "evaluation" if name == "evaluation" and section.evaluation else "train")),
@@ -182,9 +174,8 @@ def _write_shards(
         running: set[Future[int]] = set()
         try:
             while True:
-                running |= {
-                    pool.submit(_write_shard, encoder, *job) for job in islice(jobs, 2 * processes - len(running))
-                }
+                more = islice(jobs, 2 * processes - len(running))
+                running |= {pool.submit(_write_shard, encoder, *job) for job in more}
                 if not running:
                     return
                 ended, running = wait(running, return_when=FIRST_COMPLETED)
@@ -253,9 +244,3 @@ def _used_ids(documents: datasets.Dataset) -> np.ndarray:
     for chunk in documents.data.column("token_ids").chunks:
         used = np.union1d(used, chunk.flatten().to_numpy())
     return used
-
-
-def _refuse_ids(limits: DocumentLimits, used: np.ndarray, where: str) -> None:
-    limits.refuse_ids(
-        int(used[-1]), limits.mask_token_id is not None and bool((used == limits.mask_token_id).any()), where
-    )

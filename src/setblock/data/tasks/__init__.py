@@ -9,8 +9,17 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from setblock.data.tasks.files import split_path, task_of_file
-from setblock.data.tasks.task import ChatExample, Example, Program, Task, TextExample, Verdict, unknown_task
+from setblock.data.tasks.task import (
+    ChatExample,
+    Example,
+    Program,
+    Task,
+    TextExample,
+    Verdict,
+    split_path,
+    task_of_file,
+    unknown_task,
+)
 
 
 def _tasks_of_this_folder() -> Iterator[Task[Any]]:
@@ -22,7 +31,7 @@ TASKS: dict[str, Task[Any]] = {task.name: task for task in _tasks_of_this_folder
 
 
 def task_named(name: str) -> Task[Any]:
-    """Return the task of a name, or of a file: `PATH` or `PATH:NAME` as `setblock.data.tasks.files` reads it.
+    """Return the task of a name, or of a file: `PATH` or `PATH:NAME` as `setblock.data.tasks.task` reads it.
 
     Raises:
         ParameterError: there is none; the message lists all.

@@ -38,11 +38,8 @@ class FunctionToComplete(ChatExample):
 
 
 def functions(split: Split, seed: int = 0) -> Iterator[FunctionToComplete]:
-    """Yield the problems, in an order that the seed draws; the seed 0 keeps that of the file.
-
-    Raises:
-        SetBlockError: the package is not installed.
-    """
+    """Yield the problems, in an order that the seed draws; the seed 0 keeps that of the file. Raise `SetBlockError` if the
+    package is not installed."""
     problems = list(_problems())
     if seed:
         random.Random(f"humaneval-{seed}").shuffle(problems)

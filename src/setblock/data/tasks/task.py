@@ -1,4 +1,4 @@
-"""Define a task, which has examples to answer, and a judge if it has right answers.
+"""Define a task, which has examples to answer, and a judge if it has right answers; and read one from a file.
 
 Knows the shape of a task. Knows nothing of any task in particular, of models, or of how a program is run.
 """
@@ -7,9 +7,12 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from setblock.errors import ParameterError, did_you_mean
+from setblock.files import module_of
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -143,11 +146,8 @@ class Task(Generic[E]):
     splits: tuple[Split, ...] = SPLITS
 
     def examples(self, split: str = "test", *, seed: int = 0) -> Iterator[E]:
-        """Return the examples of a split. Another seed gives other examples of the same split, if there are more.
-
-        Raises:
-            ParameterError: the task has no such split.
-        """
+        """Return the examples of a split. Another seed gives other examples of the same split, if there are more. Raise
+        `ParameterError` if the task has no such split."""
         for known in self.splits:
             if known == split:
                 return self.generate(known, seed)
@@ -172,6 +172,47 @@ def drawn(write: Callable[[random.Random], E | None], split: Split, *, key: str)
             seen.add(example.question)
             fruitless = 0
             yield example
+
+
+def split_path(source: str) -> tuple[Path, str] | None:
+    """Return the Python file that `PATH` or `PATH:NAME` names, and the task's name or an empty text. None for anything else.
+
+    PATH ends in .py, or is a folder with `__init__.py`.
+    """
+    path, _, name = source.partition(".py:") if ".py:" in source else (source.removesuffix(".py"), "", "")
+    if path != source:
+        return Path(f"{path}.py").expanduser(), name
+    folder, _, name = source.partition(":")
+    package = Path(folder).expanduser() / "__init__.py"
+    return (package, name) if package.is_file() else None
+
+
+def task_of_file(path: Path, name: str) -> Task[Any]:
+    """Return the task of a name in the variable `TASKS` of a Python file, whose code is run. Where no name is given: the
+    only one, or the one that is named like the file or the package.
+
+    Raises:
+        ParameterError: there is no such file, task or variable, several tasks and no name, or the code fails.
+    """
+    tasks = _tasks(path.resolve())
+    if not name and len(tasks) == 1:
+        return next(iter(tasks.values()))
+    if not name and (own := path.resolve().parent.name if path.name == "__init__.py" else path.stem) in tasks:
+        return tasks[own]
+    if not name:
+        known = ", ".join(sorted(tasks))
+        raise ParameterError(f"task must be {path}:NAME, since the file has {len(tasks)} tasks: {known}")
+    if name not in tasks:
+        raise unknown_task(name, tasks)
+    return tasks[name]
+
+
+@cache
+def _tasks(path: Path) -> dict[str, Task[Any]]:
+    tasks: tuple[Task[Any], ...] = getattr(module_of(path), "TASKS", ())
+    if not tasks:
+        raise ParameterError(f"{path} has no tasks: give it a variable TASKS, a tuple of setblock.data.Task")
+    return {task.name: task for task in tasks}
 
 
 def unknown_task(name: str, known: Iterable[str]) -> ParameterError:

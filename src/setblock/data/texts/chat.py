@@ -64,11 +64,7 @@ def chat_pieces(
 
 
 def read_template(path: str) -> str:
-    """Return the text of a chat template's file.
-
-    Raises:
-        SetBlockError: it can't be read, or is no Jinja template.
-    """
+    """Return the text of a chat template's file, or raise `SetBlockError` if it can't be read, or is no Jinja template."""
     template = read_text(Path(path), what="data.chat_template")
     try:
         jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_MARKS.sub("", template))

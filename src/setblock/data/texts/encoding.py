@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.documents import Document
+from setblock.data.packing import Document
 from setblock.data.section import DataSection, LossOn, SourceSection, SpecialTokens
 from setblock.data.texts.chat import Piece, chat_pieces
 from setblock.data.texts.records import SourceRecord

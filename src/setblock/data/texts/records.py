@@ -44,11 +44,8 @@ class FileRecords:
         return [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats] + [self.limit]
 
     def __iter__(self) -> Iterator[SourceRecord]:
-        """Read them, as far as the limit.
-
-        Raises:
-            SetBlockError: a file can't be read, or a line of one is not a JSON object.
-        """
+        """Read them, as far as the limit, or raise `SetBlockError` if a file can't be read, or a line of one is not a JSON
+        object."""
         of_files = (_json_lines(p) if p.name.endswith(JSON_LINES) else _parquet_rows(p) for p in self.files)
         return islice(chain.from_iterable(of_files), self.limit)
 
@@ -77,11 +74,7 @@ class HubRecords:
         return [self.section.source, self.section.split, self.dataset._fingerprint]
 
     def __iter__(self) -> Iterator[SourceRecord]:
-        """Read them.
-
-        Raises:
-            SetBlockError: the data set can't be read.
-        """
+        """Read them, or raise `SetBlockError` if the data set can't be read."""
         with _reading(self.section.source):
             for index, columns in enumerate(self.dataset):
                 yield SourceRecord(f"{self.section.source}, split {self.section.split}, row {index + 1}", columns)
@@ -108,11 +101,7 @@ class TaskRecords:
         return [self.section.source, digest.hexdigest()]
 
     def __iter__(self) -> Iterator[SourceRecord]:
-        """Generate them anew.
-
-        Raises:
-            SetBlockError: an example has no answer to learn.
-        """
+        """Generate them anew, or raise `SetBlockError` if an example has no answer to learn."""
         name, examples = self.section.source, self.task.examples(self.section.split, seed=self.section.seed)
         for number, example in enumerate(islice(examples, self.section.documents), start=1):
             where = f"{name}, number {number}"
@@ -139,10 +128,7 @@ def records_of(section: SourceSection, *, streaming: bool = False) -> AnyRecords
 
 def local_files(source: str) -> list[Path] | None:
     """Return the files that a file name, folder or glob pattern refers to, sorted; None where it can only be a hub id.
-
-    Raises:
-        SetBlockError: it is a path or pattern, but there is nothing that can be read.
-    """
+    Raise `SetBlockError` if it is a path or pattern, but there is nothing that can be read."""
     path = Path(source).expanduser()
     readable = f"a file of records ends in {', '.join(SUFFIXES)}"
     if path.is_dir():

@@ -71,11 +71,8 @@ def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[st
 
 
 def read_grids(path: Path) -> list[Grid]:
-    """Return the grids of a YAML file: a list of mappings from keys to a value or a list of values.
-
-    Raises:
-        SetBlockError: there is no such file, or it holds something else.
-    """
+    """Return the grids of a YAML file: a list of mappings from keys to a value or a list of values. Raise `SetBlockError`
+    if there is no such file, or it holds something else."""
     content = read_yaml(path)
     if not isinstance(content, list) or not all(isinstance(each, dict) and each for each in content):
         raise SetBlockError(f"{path} must be a list of mappings, such as `- {{sampler: factor, factor: [0.5, 1]}}`")
@@ -85,11 +82,8 @@ def read_grids(path: Path) -> list[Grid]:
 
 
 def points_of(model: SBDModel, grids: Iterable[Grid]) -> list[DecodingSettings]:
-    """Return the points of grids for a model, in the order of the grids, each once.
-
-    Raises:
-        SetBlockError: a key is unknown, a value not valid, or the model can't be decoded so.
-    """
+    """Return the points of grids for a model, in the order of the grids, each once, or raise `SetBlockError` if a key is
+    unknown, a value not valid, or the model can't be decoded so."""
     settings = (each for grid in grids for each in _settings(grid))
     return list(dict.fromkeys(point_of(model, each) for each in settings))
 

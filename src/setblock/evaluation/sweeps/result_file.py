@@ -36,11 +36,7 @@ def read_results(path: Path) -> list[Result]:
 
 
 def check_same(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Refuse to continue a file that another run began.
-
-    Raises:
-        SetBlockError: model, task, shared settings or code are not the same.
-    """
+    """Raise `SetBlockError` for a file that a run of another model, task, shared settings or code began."""
     for key, before, now in differences(_identity(theirs), _identity(ours)):
         raise SetBlockError(f"{path} holds another sweep: its {key} is {before}, and now {now}; write to another file")
 
@@ -77,11 +73,8 @@ class ResultFile:
 
 @contextmanager
 def open_results(path: Path) -> Iterator[ResultFile]:
-    """Open a file to continue it, or make it. What an interruption left of a last line is cut off.
-
-    Raises:
-        SetBlockError: it can't be written, another process writes to it, or as in `read_results`.
-    """
+    """Open a file to continue it, or make it. What an interruption left of a last line is cut off. Raise `SetBlockError` if
+    it can't be written, another process writes to it, or as in `read_results`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+b")

@@ -27,11 +27,7 @@ def is_installed() -> bool:
 
 @cache
 def library() -> Any:
-    """Return the module of low-level functions.
-
-    Raises:
-        SetBlockError: it is not installed, or can't be used here.
-    """
+    """Return the module of low-level functions, or raise `SetBlockError` if it is not installed, or can't be used here."""
     if not is_installed():
         raise SetBlockError(f"runtime llama-cpp needs llama.cpp: {INSTALL} (a C++ compiler and CMake build it)")
     try:
@@ -81,7 +77,7 @@ class ModelFile:
         self.lib = lib = library()
         wanted = lib.llama_model_default_params()
         wanted.n_gpu_layers = options.n_gpu_layers
-        wanted.use_extra_bufts = not _has_amx() if options.use_extra_bufts is None else options.use_extra_bufts
+        wanted.use_extra_bufts = not _has_amx()  # llama.cpp's own layout of weights crashes on such a CPU
         _said.clear()
         self.handle = lib.llama_model_load_from_file(str(path).encode(), wanted)
         if not self.handle:

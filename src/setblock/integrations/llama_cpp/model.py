@@ -12,8 +12,7 @@ from setblock.errors import SetBlockWarning, warn
 from setblock.integrations.llama_cpp.context import Context
 from setblock.integrations.llama_cpp.library import ModelFile, library
 from setblock.integrations.llama_cpp.options import LlamaOptions
-from setblock.integrations.llama_cpp.probe import PROBED_SEQUENCES, own_sequence
-from setblock.integrations.llama_cpp.runner import LlamaRunner
+from setblock.integrations.llama_cpp.runner import PROBED_SEQUENCES, LlamaRunner, own_sequence
 from setblock.model.loading.gguf import end_of_text_in, facts_in, tokenizer_in
 from setblock.model.loading.loading import warn_if_untrained
 from setblock.model.loading.source import check_gguf

@@ -29,8 +29,6 @@ class LlamaOptions:
         type_v: Type of the cached values.
         flash_attn: Flash attention. auto: on if a GPU computes or values are quantised, and off on a CPU. There it rounds to
             16 bits, and so the logits of a token depend on how many are computed with it.
-        use_extra_bufts: Let llama.cpp convert weights to a layout for the CPU. None: yes, but not on a CPU with AMX, where
-            llama.cpp's own layout was found to crash.
     """
 
     n_gpu_layers: int = -1
@@ -40,7 +38,6 @@ class LlamaOptions:
     type_k: CacheType = "f16"
     type_v: CacheType = "f16"
     flash_attn: FlashAttention = "auto"
-    use_extra_bufts: bool | None = None
 
     def __post_init__(self) -> None:
         check_at_least(1, n_threads=self.n_threads, n_ctx=self.n_ctx)

@@ -23,8 +23,8 @@ from setblock.decoding.answer.generation import Generation
 from setblock.decoding.generate import open_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
-from setblock.evaluation.exam import TimedAnswers
 from setblock.evaluation.result import nfe_speedup, outcomes_of
+from setblock.evaluation.run import TimedAnswers
 from setblock.integrations.lm_eval.arguments import described, request_settings, settings_from
 from setblock.model.loading.loading import load
 from setblock.model.loading.named import BUNDLED_MODEL
@@ -133,11 +133,7 @@ class SetBlockLM(HFLM):
         return self._most_tokens
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Return the chat template in use.
-
-        Raises:
-            SetBlockError: the tokenizer has none.
-        """
+        """Return the chat template in use, or raise `SetBlockError` if the tokenizer has none."""
         if chat_template and self.tokenizer.chat_template is None:
             raise SetBlockError("--apply_chat_template needs a tokenizer with a chat template, and this one has none")
         template: str | None = super().chat_template(chat_template)

@@ -1,7 +1,11 @@
-"""Define the API's routes: OpenAI's, and those that orchestrators and Prometheus call."""
+"""Define the routes: OpenAI's, those that orchestrators and Prometheus call, and the playground's, one page from files of
+this package and nowhere else.
+"""
 
 import time
 from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -12,7 +16,7 @@ from setblock.server.api.protocol import ChatBody, CompletionBody, DecodingBody,
 from setblock.server.api.shapes import CallingShape, ChatShape, CompletionShape, Shape, tokens_json, usage_of
 from setblock.server.api.streaming import ClientLeft, EventStream, frames, unless_left
 from setblock.server.api.tools import is_asked, tool_use
-from setblock.server.http.errors import unavailable, unknown_model
+from setblock.server.http.errors import unavailable
 from setblock.server.http.logs import Account
 from setblock.server.http.metrics import CONTENT_TYPE
 from setblock.server.serving import Serving
@@ -60,7 +64,7 @@ async def chat(body: ChatBody, request: Request, serving: Served) -> Any:
     else:
         is_asked(body.tools, body.tool_choice)
     prompt = await serving.codec.encode_chat(_plain(body.messages), tools=None if use is None else use.described)
-    if serving.logs_text:
+    if serving.config.logs_text:
         _account(request).fields["messages"] = [message.model_dump() for message in body.messages]
     return await _answer(request, serving, body, [prompt], shape, grammar=None if use is None else use.grammar)
 
@@ -70,7 +74,7 @@ async def completions(body: CompletionBody, request: Request, serving: Served) -
     """Continue texts."""
     serving.check_model(body.model)
     prompts = [await serving.codec.encode_text(prompt) for prompt in body.prompt]
-    if serving.logs_text:
+    if serving.config.logs_text:
         _account(request).fields["prompts"] = body.prompt
     return await _answer(request, serving, body, prompts, CompletionShape())
 
@@ -84,8 +88,7 @@ async def models(serving: Served) -> Any:
 @api.get("/v1/models/{name:path}")
 async def model(name: str, serving: Served) -> Any:
     """Describe the model of this id."""
-    if name != serving.name:
-        raise unknown_model(name, serving.name)
+    serving.check_model(name)
     return _card(serving)
 
 
@@ -139,12 +142,12 @@ async def _answer(
 ) -> Any:
     account = _account(request)
     reply = await serving.open(body, prompts, account, grammar=grammar)
-    head = {"id": f"{shape.prefix}-{account.id}", "created": int(time.time()), "model": serving.name}
+    head = {"id": f"{shape.prefix}-{account.id}", "created": int(time.time()), "model": serving.config.name}
     if body.stream:
         events = frames(serving, reply, shape, head, with_usage=body.wants_usage, with_events=bool(body.events))
-        return EventStream(events, reply=reply, seconds=serving.limits.request_seconds)
+        return EventStream(events, reply=reply, seconds=serving.config.limits.request_seconds)
     try:
-        await unless_left(request.receive, reply, serving.limits.request_seconds)
+        await unless_left(request.receive, reply, serving.config.limits.request_seconds)
     except ClientLeft:
         return Response(status_code=499)
     generations = [each for each in reply.generations if each is not None]
@@ -169,9 +172,39 @@ def _plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def _card(serving: Serving) -> dict[str, Any]:
     return {
-        "id": serving.name,
+        "id": serving.config.name,
         "object": "model",
         "created": serving.created,
         "owned_by": "setblock",
         "setblock": serving.facts,
     }
+
+
+_FOLDER = files("setblock.server") / "page"
+_KINDS = {".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml", ".js": "text/javascript"}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-cache",
+}
+
+page = APIRouter(include_in_schema=False)
+
+
+def _add(path: str, name: str) -> None:
+    async def send() -> Response:
+        return Response((_FOLDER / name).read_bytes(), media_type=_KINDS[Path(name).suffix], headers=HEADERS)
+
+    page.add_api_route(path, send, methods=["GET"], name=name)
+
+
+_add("/", "index.html")
+for _file in _FOLDER.iterdir():
+    _add(f"/page/{_file.name}", _file.name)

@@ -42,11 +42,7 @@ def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Struc
 
 
 def structure_asked(body: DecodingBody) -> Structure | None:
-    """Return the form that a body asks for.
-
-    Raises:
-        ApiError: it is none, or there are two.
-    """
+    """Return the form that a body asks for, or raise `ApiError` if it is none, or there are two."""
     found = [
         _structure(name, asked)
         for name, asked in (

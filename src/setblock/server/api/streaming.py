@@ -78,11 +78,7 @@ class ClientLeft(Exception):  # noqa: N818  # nothing is wrong
 
 
 async def in_time(reply: Reply, seconds: float) -> AsyncIterator[tuple[int, Progress]]:
-    """Yield what `reply` does.
-
-    Raises:
-        ApiError: it takes longer than `seconds`, or something broke.
-    """
+    """Yield what `reply` does, or raise `ApiError` if it takes longer than `seconds`, or something broke."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
         try:
@@ -113,7 +109,7 @@ async def frames(
         if opening is not None:
             yield frame(opening)
     try:
-        async for place, made in in_time(reply, serving.limits.request_seconds):
+        async for place, made in in_time(reply, serving.config.limits.request_seconds):
             events = {}
             if with_events and made.event is not None:
                 events["pass_event"] = pass_json(made.event, serving.codec.text)

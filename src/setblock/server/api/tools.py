@@ -110,22 +110,15 @@ class ToolUse:
 
 
 def is_asked(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> bool:
-    """Return whether an answer may call anything.
-
-    Raises:
-        ApiError: the choice is among tools that are not there.
-    """
+    """Return whether an answer may call anything, or raise `ApiError` if the choice is among tools that are not there."""
     if not tools and choice not in (None, "none", "auto"):
         raise bad_request("tool_choice needs tools", param="tool_choice")
     return bool(tools) and choice != "none"
 
 
 def tool_use(form: CallForm, tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> ToolUse:
-    """Return what the answer to a request with tools has to be.
-
-    Raises:
-        ApiError: a tool's schema is not valid, a name stands twice, or there is no such tool.
-    """
+    """Return what the answer to a request with tools has to be, or raise `ApiError` if a tool's schema is not valid, a name
+    stands twice, or there is no such tool."""
     parameters: dict[str, Any] = {}
     for number, tool in enumerate(tools):
         name, schema = tool.function.name, tool.function.parameters

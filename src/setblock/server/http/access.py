@@ -1,6 +1,7 @@
-"""Control who may come in: API keys, and how many at once. Host names are checked by Starlette.
+"""Control what may come in: API keys, how many requests at once, and bodies of bounded size in bounded time. Host names
+are checked by Starlette.
 
-Knows HTTP. Knows nothing of models, and reads no bodies.
+Knows HTTP. Knows nothing of models.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from setblock.errors import SetBlockError
 from setblock.files import read_text
@@ -43,12 +44,8 @@ class Keys:
 
 
 def read_keys(path: Path | None, variable: str | None) -> Keys:
-    """Read keys from a file, one a line (# begins a comment), and from an environment variable, with commas between
-    them.
-
-    Raises:
-        SetBlockError: the file can't be read, or holds no key.
-    """
+    """Read keys from a file, one a line (# begins a comment), and from an environment variable, with commas between them,
+    or raise `SetBlockError` if the file can't be read, or holds no key."""
     found = [key.strip() for key in (variable or "").split(",") if key.strip()]
     if path is not None:
         lines = map(str.strip, read_text(path, what="the API keys in").splitlines())
@@ -82,11 +79,7 @@ class Admission:
         self._idle.set()
 
     def enter(self) -> None:
-        """Take a place.
-
-        Raises:
-            ApiError: there is none.
-        """
+        """Take a place, or raise `ApiError` if there is none."""
         if self.is_closed:
             raise unavailable()
         if self.active >= self._most:
@@ -144,3 +137,69 @@ class AccessControl:
 def is_api(path: str) -> bool:
     """Return whether a path is part of what keys protect."""
     return path.startswith("/v1/") or path == "/tokenize"
+
+
+_DISCARDED = 64  # times the limit: how much of a body that is too large is read, so that its sender gets to the answer
+
+
+class BoundedBody:
+    """Answer 413 where a body is too large, and 408 where it takes too long, as ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, seconds: float) -> None:
+        self._app, self._max_bytes, self._seconds = app, max_bytes, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(self._seconds):
+                body = await self._read(scope, receive)
+        except TimeoutError:
+            late = ApiError(408, f"the body took more than {self._seconds:g} seconds to arrive", code="timeout")
+            late.headers["Connection"] = "close"
+            await late.response()(scope, receive, send)
+            return
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        if body is None:  # the client has left
+            return
+        await self._app(scope, _replayed(body, receive), send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        told = Headers(scope=scope).get("content-length", "")
+        size = 0
+        pieces: list[bytes] = []
+        too_large = told.isdecimal() and int(told) > self._max_bytes
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            piece = message.get("body", b"")
+            size += len(piece)
+            too_large = too_large or size > self._max_bytes
+            pieces = [] if too_large else [*pieces, piece] if piece else pieces
+            more = message.get("more_body", False) and size <= _DISCARDED * self._max_bytes
+        if too_large:
+            raise ApiError(
+                413, f"the body must be at most {self._max_bytes} bytes", code="request_too_large",
+                headers={"Connection": "close"},
+            )  # fmt: skip
+        return b"".join(pieces)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives a body that was read before, then what comes after it."""
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

@@ -59,25 +59,23 @@ class Preparation:
 
     def inputs(self, rows: dict[str, Tensor], *, step: int, block_size: int) -> TrainingInputs:
         """Return the inputs of one forward pass over rows, as `RowCollator` gives them; `step` seeds the noise."""
-        inputs = self._inputs(rows, step=step, block_size=block_size)
-        return inputs.flat() if self.is_flat else inputs
-
-    def _inputs(self, rows: dict[str, Tensor], *, step: int, block_size: int) -> TrainingInputs:
         if self.args.objective == "ntp":
-            return ntp_inputs(rows)
-        return doubled_inputs(
-            rows,
-            block_size=block_size,
-            noising=Noising.of(self.args),
-            logit_shift=self.args.logit_shift,
-            mask_token_id=self.mask_token_id,
-            noise_vocab_size=self.noise_vocab_size,
-            end_of_text_id=self.end_of_text_id,
-            context_length=self.context_length,
-            seed=(self.args.seed, step),
-            idle_blocks=False,
-            causal_block=self.args.block_attention == "causal",
-        )
+            inputs = ntp_inputs(rows)
+        else:
+            inputs = doubled_inputs(
+                rows,
+                block_size=block_size,
+                noising=Noising.of(self.args),
+                logit_shift=self.args.logit_shift,
+                mask_token_id=self.mask_token_id,
+                noise_vocab_size=self.noise_vocab_size,
+                end_of_text_id=self.end_of_text_id,
+                context_length=self.context_length,
+                seed=(self.args.seed, step),
+                idle_blocks=False,
+                causal_block=self.args.block_attention == "causal",
+            )
+        return inputs.flat() if self.is_flat else inputs
 
 
 class SBDCollator:

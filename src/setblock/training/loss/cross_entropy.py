@@ -51,15 +51,6 @@ def losses_at_once(logits: Tensor) -> Weighted:
     return weighted
 
 
-def losses_in_chunks(hidden: Tensor, *, head: Head, parameters: Sequence[Tensor], chunk: int) -> Weighted:
-    """Return weighted losses of the logits that a head makes of hidden states [M, D]; see `chunked_loss`."""
-
-    def weighted(weights: Tensor, losses_of: LossesOf) -> tuple[Tensor, Tensor]:
-        return chunked_loss(hidden, weights, losses_of, head=head, parameters=parameters, chunk=chunk)
-
-    return weighted
-
-
 def chunked_loss(
     hidden: Tensor,
     weights: Tensor,
@@ -69,7 +60,7 @@ def chunked_loss(
     parameters: Sequence[Tensor],
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum of losses of logits, and each of them.
+    """Return the weighted sum of losses of the logits that a head makes of hidden states, and each of them.
 
     The weights come in here, and not as a product with what comes out, because the gradients are taken here.
 

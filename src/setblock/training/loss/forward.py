@@ -22,7 +22,7 @@ from setblock.model.attention.document_attention import (
 )
 from setblock.model.runners.forward import Take, logits_at
 from setblock.training.inputs.doubled import Targets, TrainingInputs
-from setblock.training.loss.cross_entropy import LOGITS_AT_ONCE, losses_at_once, losses_in_chunks
+from setblock.training.loss.cross_entropy import LOGITS_AT_ONCE, chunked_loss, losses_at_once
 from setblock.training.loss.head import SplitHead
 from setblock.training.loss.loss import LogitsOf, MaskedLoss, Objective, SBDLoss, logits_of_hidden
 
@@ -134,7 +134,7 @@ def training_loss(
     def loss_of(hidden: Tensor) -> SBDLoss:
         ours = hidden[: len(learned)]
         theirs = logits_of_hidden(hidden[len(learned) :], head) if teaches_itself else teacher
-        return objective.loss(losses_in_chunks(ours, head=head, parameters=head.trained, chunk=chunk), theirs)
+        return objective.loss(partial(chunked_loss, ours, head=head, parameters=head.trained, chunk=chunk), theirs)
 
     found: list[SBDLoss] = []
 

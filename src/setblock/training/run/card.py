@@ -13,18 +13,12 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
-from setblock.files import write_whole
 from setblock.model.loading.named import NAMED_MODELS, is_named
 from setblock.training.run.checkpoints import without_nulls
 from setblock.training.trainer.metrics import read_metrics
 
 CARD_FILE = "README.md"
 _PACKAGES = ("setblock", "torch", "transformers", "datasets", "tokenizers", "peft")
-
-
-def write_card(folder: Path, *, recipe: Mapping[str, Any]) -> None:
-    """Write the card of a finished run into its folder; see `model_card`."""
-    write_whole(folder / CARD_FILE, str(model_card(folder, recipe=recipe)))
 
 
 def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:

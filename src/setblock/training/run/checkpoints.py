@@ -27,7 +27,7 @@ from setblock.training.trainer.sharding import is_sharded
 _RECIPE_FILE = "recipe.json"
 
 RECORD = "trained.json"
-"""The last file of a checkpoint: shape and sum of each trained tensor (`setblock.training.run.completeness`)."""
+"""The last file of a checkpoint: shape and sum of each trained tensor (`setblock.training.run.saving`)."""
 
 # Values of the training section that may change between two parts of one run: they don't change what is learned.
 _FREE = re.compile(
@@ -40,11 +40,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 def make_folder(folder: Path) -> None:
-    """Make a run's output folder.
-
-    Raises:
-        SetBlockError: it can't be made.
-    """
+    """Make a run's output folder, or raise `SetBlockError` if it can't be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -73,11 +69,8 @@ def claim(folder: Path, recipe: Recipe, *, documents: str | None = None, global_
 
 
 def check_finished(folder: Path, recipe: Recipe) -> None:
-    """Check that the finished run in `folder` is that of a recipe, as far as this is known without its data.
-
-    Raises:
-        SetBlockError: it is the run of another one.
-    """
+    """Check that the finished run in `folder` is that of a recipe, as far as this is known without its data, or raise
+    `SetBlockError` if it is the run of another one."""
     path = folder / _RECIPE_FILE
     if path.is_file():
         recorded = json.loads(path.read_text())
@@ -103,11 +96,8 @@ def _refuse_differences(folder: Path, recorded: dict[str, Any], wanted: dict[str
 
 
 def recorded_recipe(folder: Path) -> tuple[Recipe, SBDConfig] | None:
-    """Return the recipe of the run in `folder`, to be looked at on a CPU; None where there is no run.
-
-    Raises:
-        SetBlockError: its record is not one that this version can read.
-    """
+    """Return the recipe of the run in `folder`, to be looked at on a CPU; None where there is no run. Raise `SetBlockError`
+    if its record is not one that this version can read."""
     path = folder / _RECIPE_FILE
     if not path.is_file():
         return None
@@ -225,11 +215,8 @@ class EarlierRun:
 
 
 def earlier_run(args: SBDConfig) -> EarlierRun:
-    """Return what all processes see of an earlier run. Every process must call this.
-
-    Raises:
-        SetBlockError: the folder can't be made, or another node does not see what the main process writes there.
-    """
+    """Return what all processes see of an earlier run. Every process must call this. Raise `SetBlockError` if the folder
+    can't be made, or another node does not see what the main process writes there."""
     output = Path(args.output_dir)
     if args.world_size > 1:
         make_folder(output)

@@ -31,11 +31,8 @@ def loads_weights(args: TrainingArguments) -> bool:
 
 
 def share_buffers(model: nn.Module) -> None:
-    """Give each process the main one's buffers, which Accelerate does not send. Every process must call this.
-
-    Raises:
-        SetBlockError: Accelerate can't send the model's weights.
-    """
+    """Give each process the main one's buffers, which Accelerate does not send. Every process must call this. Raise
+    `SetBlockError` if Accelerate can't send the model's weights."""
     if not is_fsdp_enabled():
         return
     base: Callable[[], nn.Module] | None = getattr(model, "get_base_model", None)
@@ -55,11 +52,8 @@ def share_buffers(model: nn.Module) -> None:
 
 
 def set_up(plugin: FullyShardedDataParallelPlugin) -> None:
-    """Have FSDP2 sum gradients in float32, also those of layers that compute in half precision.
-
-    Raises:
-        SetBlockError: a setting would lose weights, or was never tried.
-    """
+    """Have FSDP2 sum gradients in float32, also those of layers that compute in half precision, or raise `SetBlockError` if
+    a setting would lose weights, or was never tried."""
     if plugin.fsdp_version != 2:
         raise SetBlockError(f"fsdp_version must be 2, not {plugin.fsdp_version}")
     if plugin.activation_checkpointing:

@@ -19,8 +19,7 @@ from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.attention import plan_of
 from setblock.model.attention.document_attention import attends_runs, document_attention
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapter.adapter import AdapterSection, add_adapter
-from setblock.training.adapter.frozen import FrozenModel
+from setblock.training.adapter import AdapterSection, FrozenModel, add_adapter
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.collator import EVALUATION, Preparation, SBDCollator
 from setblock.training.inputs.doubled import Targets, TrainingInputs
@@ -28,10 +27,10 @@ from setblock.training.loss.cross_entropy import LOGITS_AT_ONCE
 from setblock.training.loss.forward import CleanHalf, training_loss
 from setblock.training.loss.head import split_head
 from setblock.training.loss.loss import SBDLoss
-from setblock.training.run.completeness import Completeness
+from setblock.training.run.saving import Completeness
+from setblock.training.trainer.metrics import StepClock, token_cost
 from setblock.training.trainer.optimizer import MuonAdamW
 from setblock.training.trainer.sharding import is_sharded, set_up, share_buffers, with_tied_weights_visible
-from setblock.training.trainer.throughput import StepClock, token_cost
 
 _TERMS = ("ntp", "matp")  # of `SBDLoss`, each with a sum and a count
 
@@ -44,10 +43,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def prepare(sbd: SBDModel, args: SBDConfig, adapter: AdapterSection | None) -> None:
     """Prepare a model for the objective: it gets a mask token if it needs one and has none. Nothing happens a second time.
-
-    Raises:
-        SetBlockError: it can't be trained, or what is to be learned has no teacher.
-    """
+    Raise `SetBlockError` if it can't be trained, or what is to be learned has no teacher."""
     if args.objective == "sbd":
         is_frozen = adapter is not None and adapter.only_noisy
         if args.masked_loss != "cross_entropy" and not (is_frozen or args.ntp_weight):
@@ -72,15 +68,11 @@ class _Epochs(TrainerCallback):
         self._collator = collator
         self._resumes = False
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Note that the next epoch may have been begun before."""
         self._resumes = not args.ignore_data_skip
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Count the epoch's steps and batches that the Trainer skips. A stream makes its batches all again."""
         loader: DataLoader[Any] = kwargs["train_dataloader"]
         is_stream = isinstance(loader.dataset, IterableDataset)
@@ -123,7 +115,7 @@ class SBDTrainer(Trainer):
             sbd: what is trained, in place.
             adapter: train LoRA layers, which are put into the model here, in place of all weights.
             peak: floating-point operations per second of each process's hardware at most, if that is known: logs `mfu`, the
-                share of it that the model's own arithmetic uses (see `setblock.training.trainer.throughput`).
+                share of it that the model's own arithmetic uses (see `setblock.training.trainer.metrics`).
             kwargs: the Trainer's own, `train_dataset` first of all.
 
         Raises:
@@ -169,9 +161,8 @@ class SBDTrainer(Trainer):
         self.add_callback(Completeness(args))
         if isinstance(self.data_collator, SBDCollator):
             self.add_callback(_Epochs(self.data_collator))
-        self._sums: defaultdict[str, Tensor | float] = defaultdict(
-            float
-        )  # tensors stay on the device until they are logged
+        # Tensors stay on the device until they are logged.
+        self._sums: defaultdict[str, Tensor | float] = defaultdict(float)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -281,7 +272,10 @@ class SBDTrainer(Trainer):
         prepared: TrainingInputs = inputs["inputs"].to(self.args.device)
         if model.training:
             assert inputs["step"] == self.state.global_step, "the noise is of another step"
-            self._count_tokens(prepared)
+            clean, noisy = prepared.clean_tokens, prepared.noisy_tokens
+            learned = len(prepared.ntp.index) + len(prepared.matp.index)
+            self._sums["tokens"] += clean
+            self._sums["operations"] += (clean + noisy) * self._cost.layers + learned * self._cost.head
         loss = self.losses(model, prepared)
 
         prefix = "" if model.training else "eval_"
@@ -293,12 +287,6 @@ class SBDTrainer(Trainer):
         if model.training and self.args.average_tokens_across_devices and num_items_in_batch is not None:
             total = total * self.accelerator.num_processes  # DDP averages gradients, the count is of all processes
         return (total, {}) if return_outputs else total
-
-    def _count_tokens(self, inputs: TrainingInputs) -> None:
-        clean, noisy = inputs.clean_tokens, inputs.noisy_tokens
-        targets = len(inputs.ntp.index) + len(inputs.matp.index)
-        self._sums["tokens"] += clean
-        self._sums["operations"] += (clean + noisy) * self._cost.layers + targets * self._cost.head
 
     def _take_sums(self, names: list[str]) -> list[float]:
         """Return sums over all processes since the last call: every process must take them."""

@@ -1,7 +1,8 @@
-"""Run programs that a model wrote, each in a separate process with limits, and learn which of them came to their end.
+"""Judge the answers to a task: as the task says, or by the program in an answer, if the user has allowed to run it.
 
-Bubblewrap confines a process: it has no network, sees no other process, and may read the system's files and Python's alone.
-Where bubblewrap does not run, a warning says so; then time, memory and output alone are limited. Knows nothing of tasks.
+Each program runs in a separate process with limits. Bubblewrap confines it: it has no network, sees no other process, and may
+read the system's files and Python's alone. Where bubblewrap does not run, a warning says so; then time, memory and output alone
+are limited.
 """
 
 import os
@@ -18,8 +19,38 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.data.tasks import Example, Program, Task, Verdict
+from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
+
+
+def check_judge(task: Task[Any], *, allow_code_execution: bool) -> None:
+    """See that answers can be judged here, before anything is asked.
+
+    Raises:
+        ParameterError: the task runs programs that the model writes, and the user has not allowed it.
+        SetBlockError: programs can't be run here.
+    """
+    if task.runs_code and not allow_code_execution:
+        raise ParameterError(
+            f"the task {task.name} runs programs that the model writes: allow it with --allow-code-execution "
+            "(in Python and recipes allow_code_execution)"
+        )
+    if task.runs_code:
+        _confinement()
+
+
+def verdicts_on(task: Task[Any], examples: Sequence[Example], answers: Sequence[str]) -> list[Verdict] | None:
+    """Return what each answer scores; None where nobody can say. Programs are run: see `check_judge`. Raise `SetBlockError`
+    if programs can't be run here."""
+    if task.judge is None:
+        return None
+    judged = [task.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
+    sources = [each.source for each in judged if isinstance(each, Program)]
+    assert task.runs_code or not sources
+    finished = iter(finish(sources) if sources else ())
+    return [Verdict(next(finished)) if isinstance(each, Program) else each for each in judged]
 
 
 @dataclass(frozen=True)
@@ -41,13 +72,8 @@ class Limits:
     @property
     def resources(self) -> dict[str, int]:
         """Return the values for `resource.setrlimit`. No process or thread can be started, but by root."""
-        return {
-            "RLIMIT_CPU": self.cpu_seconds,
-            "RLIMIT_AS": self.memory,
-            "RLIMIT_FSIZE": self.output,
-            "RLIMIT_CORE": 0,
-            "RLIMIT_NPROC": 1,
-        }
+        limited = {"CPU": self.cpu_seconds, "AS": self.memory, "FSIZE": self.output, "CORE": 0, "NPROC": 1}
+        return {f"RLIMIT_{name}": most for name, most in limited.items()}
 
 
 _USUAL = Limits()
@@ -76,15 +102,6 @@ def finish(programs: Sequence[str], *, limits: Limits = _USUAL) -> list[bool]:
     confined = _confinement()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda program: _run(program, limits, confined)[0], programs))
-
-
-def check() -> None:
-    """See whether programs can be run here. To be called before anything that takes long.
-
-    Raises:
-        SetBlockError: they can't.
-    """
-    _confinement()
 
 
 @lru_cache

@@ -1,41 +1,76 @@
-"""Make a task of a file: prompts, prompts with their completions, or chats.
+"""Make a task of a file of prompts, prompts with their completions, or chats; an answer is judged by one right text (`JUDGES`).
 
-Knows the shapes of a line, those of training data. Knows nothing of models, nor of how an answer is judged.
+Knows the shapes of a line, those of training data, and texts. Knows nothing of models.
 """
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from setblock.data.tasks import Example, Task, Verdict
+from setblock.data.tasks import Task, TextExample, Verdict
 from setblock.data.tasks.task import Split
-from setblock.data.texts.records import SUFFIXES, FileRecords, SourceRecord
-from setblock.decoding.answer.text import messages_at
 from setblock.errors import SetBlockError, check_one_of
-from setblock.evaluation.judging.judges import DEFAULT_JUDGE, JUDGES
+
+if TYPE_CHECKING:
+    from setblock.data.texts.records import SourceRecord
+
+TextJudge = Callable[[str, str], Verdict]
+"""Of a reference and an answer. A reference that has not the form that the judge needs is wrong by itself, too."""
+
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+def _last_number(reference: str, answer: str) -> Verdict:
+    wanted, found = _number_in(reference), _number_in(answer)
+    return Verdict(wanted is not None and wanted == found)
+
+
+def _json(reference: str, answer: str) -> Verdict:
+    """Score `fields`, too: the share of the reference's fields that the answer has with the same value."""
+    wanted, found = _json_in(reference), _json_in(answer)
+    right = wanted is not None and found == wanted
+    if not isinstance(wanted, Mapping) or not isinstance(found, Mapping) or not wanted:
+        return Verdict(right, {"fields": float(right)})
+    same = sum(key in found and found[key] == value for key, value in wanted.items())
+    return Verdict(right, {"fields": same / len(wanted)})
+
+
+DEFAULT_JUDGE = "exact-match"
+JUDGES: dict[str, TextJudge] = {
+    "exact-match": lambda reference, answer: Verdict(answer.strip() == reference.strip()),
+    "contains": lambda reference, answer: Verdict(reference.strip() in answer),
+    "last-number": _last_number,
+    "json": _json,
+}
+"""exact-match: the same text, but for white space around it. contains: the reference occurs in the answer. last-number: the
+last number of both is the same. json: both are the same JSON value, with nothing around it."""
+
+
+def _number_in(text: str) -> Decimal | None:
+    found = _NUMBER.findall(text)
+    return Decimal(found[-1].replace(",", "")) if found else None
+
+
+def _json_in(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True)
-class RecordExample(Example):
+class RecordExample(TextExample):
     """Hold a line: a prompt, or a chat up to the answer. `answer` is its reference; None where it has none."""
 
     chat: tuple[dict[str, Any], ...] = ()
 
     def asked(self, *, raw: bool) -> str | list[dict[str, Any]]:
         """See `Example.asked`. A chat needs a chat template, whatever `raw` says."""
-        return list(self.chat) or (self.question if raw else self.messages)
-
-    @property
-    def prompt(self) -> str:
-        """Return the prompt as it stands."""
-        return self.question
-
-    @property
-    def completion(self) -> str | None:
-        """Return the reference as it stands."""
-        return self.answer
+        return list(self.chat) or super().asked(raw=raw)
 
 
 def task_of_records(path: Path, *, judge: str | None = None, raw: bool = False) -> Task[RecordExample]:
@@ -51,6 +86,8 @@ def task_of_records(path: Path, *, judge: str | None = None, raw: bool = False) 
         SetBlockError: the file can't be read or a record has another shape, some records have a reference and others have
             not, the judge needs references or others, or `raw` meets a chat.
     """
+    from setblock.data.texts.records import SUFFIXES, FileRecords
+
     if judge is not None:
         check_one_of("judge", judge, JUDGES)
     if not path.is_file():
@@ -91,18 +128,11 @@ def task_of_records(path: Path, *, judge: str | None = None, raw: bool = False) 
         assert example.answer is not None
         return judged(example.answer, answer)
 
-    has_references = examples[0].answer is not None
-    return Task(
-        path.stem,
-        f"the records of {path.name}",
-        generate,
-        verdict if has_references else None,
-        raw=raw,
-        splits=("test",),
-    )
+    judge_of_task = None if examples[0].answer is None else verdict
+    return Task(path.stem, f"the records of {path.name}", generate, judge_of_task, raw=raw, splits=("test",))
 
 
-def _example(record: SourceRecord) -> RecordExample:
+def _example(record: "SourceRecord") -> RecordExample:
     columns, where = record.columns, record.where
     if ("prompt" in columns) == ("messages" in columns):
         raise SetBlockError(f"{where} must have either prompt or messages, not {', '.join(columns) or 'nothing'}")
@@ -117,6 +147,8 @@ def _example(record: SourceRecord) -> RecordExample:
 
 
 def _chat(messages: Any, where: str) -> RecordExample:
+    from setblock.decoding.answer.text import messages_at
+
     chat = messages_at(messages, where)
     reference = str(chat.pop()["content"]) if chat[-1]["role"] == "assistant" else None
     if not chat:

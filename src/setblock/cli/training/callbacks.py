@@ -1,0 +1,155 @@
+"""Show a training run, a bar with the losses and the speed on a terminal and a line for each log elsewhere; and stop it
+at Ctrl-C or SIGTERM: after the step, with a checkpoint.
+
+Knows signals, Rich and the Trainer's callbacks. Knows nothing of models.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import typer
+from accelerate.utils import gather
+from rich.progress import Progress, TaskID
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from setblock.cli.messages import columns, print_message, stderr_console
+
+if TYPE_CHECKING:
+    pass
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(KeyboardInterrupt):
+    """Signal that a run was stopped, and saved. Nobody who catches an `Exception` takes it for a fault.
+
+    Attributes:
+        code: exit code of the process, by the shell's convention: 128 and the signal's number.
+        step: optimiser steps in the checkpoint.
+    """
+
+    def __init__(self, code: int, step: int) -> None:
+        super().__init__(f"stopped at step {step}")
+        self.code = code
+        self.step = step
+
+
+class Interruption(TrainerCallback):
+    """Save a checkpoint and raise `Stopped` after the step in which a signal came. A second signal does what it always does.
+
+    Of several processes, all stop after the step in which one of them has had a signal.
+    """
+
+    def __init__(self) -> None:
+        self._signal = 0
+        self._is_main = True
+        self._before: dict[int, Any] = {}
+        self._process = os.getpid()
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Take the signals. Python has them in its main thread only."""
+        self._is_main = state.is_world_process_zero
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Stop, if there was a signal."""
+        if args.world_size > 1:  # of which each may have had it in another step
+            self._signal = int(gather(torch.tensor([self._signal], device=args.device)).max())
+        if self._signal and state.global_step < state.max_steps:
+            control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Give the signals back.
+
+        Raises:
+            Stopped: there was one, and steps are left.
+        """
+        self.close()
+        if self._signal and state.global_step < state.max_steps:
+            raise Stopped(128 + self._signal, state.global_step)
+
+    def close(self) -> None:
+        """Give the signals back."""
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a data loader's worker, which its parent ends
+            if number == signal.SIGTERM:
+                os._exit(128 + number)
+            return
+        self._signal = number
+        self.close()
+        if self._is_main:
+            print_message("stopping after this step; interrupt again to stop at once")
+
+
+_SHOWN = {
+    "loss": ("loss", "{:.3f}"),
+    "ntp_loss": ("ntp", "{:.3f}"),
+    "matp_loss": ("matp", "{:.3f}"),
+    "eval_ntp_loss": ("ntp", "{:.3f}"),
+    "eval_matp_loss": ("matp", "{:.3f}"),
+    "tokens_per_second": ("tokens/s", "{:,.0f}"),
+    "mfu": ("MFU", "{:.1%}"),
+    "learning_rate": ("lr", "{:.1e}"),
+}
+
+
+def log_text(logs: Mapping[str, Any]) -> str:
+    """Return one line of what a log says; empty where nothing of it is to be shown."""
+    parts = [f"{name} {form.format(logs[key])}" for key, (name, form) in _SHOWN.items() if key in logs]
+    for key, value in logs.items():
+        if key.startswith("eval_nfe_speedup_"):
+            name = key.removeprefix("eval_nfe_speedup_")
+            parts.append(f"NFE speed-up {value:.2f}x {'in exact mode' if name == 'exact' else f'at bound {name}'}")
+        elif key.startswith("eval_accuracy_"):
+            parts.append(f"accuracy {value:.1%} ({key.removeprefix('eval_accuracy_')})")
+    return ", ".join(parts)
+
+
+class TrainView(TrainerCallback):
+    """Show the progress of a run. Only the main process shows anything."""
+
+    def __init__(self, *, bar: bool) -> None:
+        """Choose whether to draw a bar, on stderr; if not, each log is a line on stdout."""
+        shown = columns("step", "{task.description}")
+        self._progress = Progress(*shown, console=stderr_console()) if bar else None
+        self._task: TaskID | None = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Draw the bar."""
+        if self._progress is not None and state.is_world_process_zero:
+            self._progress.start()
+            self._task = self._progress.add_task("", total=state.max_steps, completed=state.global_step)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Move it."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=state.global_step)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Say what was logged: losses next to the bar, evaluations above it."""
+        logs = kwargs["logs"]
+        text = log_text(logs)
+        if not text or not state.is_world_process_zero:
+            return
+        evaluated = any(key.startswith("eval_") for key in logs)
+        line = f"step {state.global_step}/{state.max_steps}: {'held out: ' if evaluated else ''}{text}"
+        if self._progress is None:
+            typer.echo(line)
+        elif evaluated:
+            self._progress.console.print(line, style="dim", markup=False, highlight=False)
+        elif self._task is not None:
+            self._progress.update(self._task, description=text)
+
+    def close(self) -> None:
+        """Leave the bar as it is, also where the run was interrupted."""
+        if self._progress is not None:
+            self._progress.stop()

@@ -1,1 +1,0 @@
-"""Train an adapter in place of all weights."""
