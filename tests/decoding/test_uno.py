@@ -25,7 +25,7 @@ from setblock.model.adapter.gate import block_only
 from setblock.model.loading.loading import load
 from setblock.model.protocol.runner import Feed, PassPlan
 from setblock.model.sbd_model import SBDModel
-from setblock.training.inputs.doubled import doubled_inputs
+from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs
 from setblock.training.inputs.noising import Noising
 from setblock.training.loss.forward import training_logits
 
@@ -118,27 +118,13 @@ def test_random_tokens_are_uniform_and_depend_on_seed_and_position_alone() -> No
 def test_the_training_mask_gives_the_logits_that_decoding_sees(model: SBDModel, packed: bool) -> None:
     """Of every block of two documents: one fused pass over all tokens before it and the block, in the runner, gives what
     training's one pass over both halves does."""
-    facts = model.facts
-    assert facts is not None
-    generator = torch.Generator().manual_seed(0)
     documents = [
-        Document(torch.randint(2, 60, (n,), generator=generator).tolist(), [i >= 3 for i in range(n)]) for n in (21, 14)
+        Document(
+            torch.randint(2, 60, (n,), generator=torch.Generator().manual_seed(n)).tolist(), [i >= 3 for i in range(n)]
+        )
+        for n in (21, 14)
     ]
-    rows = RowDataset(pack(documents, row_length=40, pad_token_id=0))
-    batch = RowCollator(pad_token_id=0)([rows[0]])
-    inputs = doubled_inputs(
-        batch,
-        block_size=6,
-        noising=Noising(noise_on="targets", mask_rate_per="block", complete_last_block=True),
-        logit_shift=True,
-        mask_token_id=facts.mask_token_id,
-        noise_vocab_size=facts.noise_vocab_size,
-        end_of_text_id=0,
-        context_length=128,
-        seed=(0,),
-        causal_block=facts.causal_block,
-    )
-    inputs = inputs.flat() if packed else inputs
+    batch, inputs = doubled(model, documents, packed=packed)
     clean = batch["input_ids"].shape[1]
     with torch.inference_mode(), block_only(model.model, inputs.block_ids != CLEAN):
         trained = training_logits(model.model, inputs, torch.arange(inputs.input_ids.numel()))
@@ -151,7 +137,7 @@ def test_the_training_mask_gives_the_logits_that_decoding_sees(model: SBDModel, 
         assert len(before) == start, "a block begins behind the document"
         tokens = torch.tensor([[*before, *inputs.input_ids[0, here].tolist()]])
         with torch.inference_mode():
-            seen = one_pass(model, tokens, start)
+            seen = one_pass(model, tokens, start)[start - 1 :]
         first = clean_place(batch["document_ids"][0], document) + start - 1
         expected = torch.cat([trained[first : first + 1], trained[here]])
         torch.testing.assert_close(seen, expected, atol=1e-4, rtol=1e-4)
@@ -160,14 +146,62 @@ def test_the_training_mask_gives_the_logits_that_decoding_sees(model: SBDModel, 
     assert clean >= 35
 
 
+def doubled(
+    model: SBDModel, documents: list[Document], *, packed: bool, seed: int = 0
+) -> tuple[dict[str, Tensor], TrainingInputs]:
+    """A row of some documents, and the inputs of training on it."""
+    facts = model.facts
+    assert facts is not None
+    batch = RowCollator(pad_token_id=0)([RowDataset(pack(documents, row_length=40, pad_token_id=0))[0]])
+    inputs = doubled_inputs(
+        batch,
+        block_size=6,
+        noising=Noising(noise_on="targets", mask_rate_per="block", complete_last_block=True),
+        logit_shift=True,
+        mask_token_id=facts.mask_token_id,
+        noise_vocab_size=facts.noise_vocab_size,
+        end_of_text_id=0,
+        context_length=128,
+        seed=(seed,),
+        causal_block=facts.causal_block,
+    )
+    return batch, inputs.flat() if packed else inputs
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_noise_leaves_clean_rows_of_training_as_they_are_to_the_bit(model: SBDModel, packed: bool) -> None:
+    documents = [Document(list(range(2, 23)), [True] * 21), Document(list(range(30, 44)), [True] * 14)]
+    seen = []
+    for seed in (0, 1):
+        _, inputs = doubled(model, documents, packed=packed, seed=seed)
+        is_clean = inputs.block_ids == CLEAN
+        with torch.inference_mode(), block_only(model.model, ~is_clean):
+            logits = training_logits(model.model, inputs, torch.arange(inputs.input_ids.numel()))
+        seen.append((inputs.input_ids, logits, is_clean.flatten()))
+    (tokens, logits, is_clean), (other_tokens, other_logits, _) = seen
+    assert not torch.equal(tokens, other_tokens)
+    assert not torch.equal(logits[~is_clean], other_logits[~is_clean])
+    assert torch.equal(logits[is_clean], other_logits[is_clean])
+
+
+def test_noise_leaves_clean_rows_of_a_pass_as_they_are_to_the_bit(model: SBDModel) -> None:
+    before = torch.arange(2, 19)
+    first, second = (
+        one_pass(model, torch.cat([before, torch.tensor(noise)])[None], len(before))
+        for noise in ([40, 41, 42, 43], [50, 41, 52, 53])
+    )
+    assert not torch.equal(first[len(before) :], second[len(before) :])
+    assert torch.equal(first[: len(before)], second[: len(before)])
+
+
 def clean_place(document_ids: Tensor, document: int) -> int:
     return int(np.flatnonzero(document_ids.numpy() == document)[0])
 
 
 def one_pass(model: SBDModel, tokens: Tensor, start: int) -> Tensor:
-    """Logits from the last causal token on, of a fused pass over a prompt and a block."""
+    """Logits [T, V] of a fused pass over a prompt and a block."""
     length = tokens.shape[1]
-    outputs = torch.arange(start - 1, length)[None]
+    outputs = torch.arange(length)[None]
     facts = model.facts
     assert facts is not None
     plan = PassPlan(
