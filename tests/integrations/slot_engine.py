@@ -13,7 +13,9 @@ import torch
 from naive import full_logits
 from setblock.decoding.generate import open_batch
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.integrations.vllm.parameters import width_of
 from setblock.integrations.vllm.slots import BlockSlots
+from setblock.model.protocol.facts import SBDFacts
 from setblock.model.sbd_model import SBDModel
 
 
@@ -74,7 +76,7 @@ def serve(
             request = requests[index]
             start = len(request.written)
             end = request_end(request) if context is None else context[index]
-            width = min(width_of(request, block_size), end - start)
+            width = min(fed_at_most(model.facts, request, block_size), end - start)
             fed.append(width if budgets is None else min(width, budgets.choice([1, 3, 5, 16])))
             tokens = request.written + slots.inputs([index + 1])[0, : fed[-1]].tolist()
             is_causal = bool(slots.causal[index + 1])
@@ -119,15 +121,17 @@ def request_end(request: Served) -> int:
     return len(request.prompt) + request.settings.max_new_tokens
 
 
-def width_of(request: Served, block_size: int) -> int:
-    return 1 if request.settings.method == "ntp" else request.settings.block_size or block_size
+def fed_at_most(facts: SBDFacts, request: Served, block_size: int) -> int:
+    settings = request.settings
+    return 1 if settings.method == "ntp" else width_of(facts, settings.block_size or block_size)
 
 
 def generated(model: SBDModel, prompt: list[int], settings: DecodingSettings) -> tuple[list[int], int]:
-    """What `setblock.generate` gives, and the passes that it takes where each commit is a pass of its own, and one more at
-    the end where the last tokens were never committed."""
+    """What `setblock.generate` gives, and the passes that it takes where each commit is a pass of its own unless blocks are
+    causal, and one more at the end where the last tokens were never committed."""
+    assert model.facts is not None
     batch = open_batch(model, [prompt], [replace(settings, drafts="fixed")])
-    batch.runner.fuses_commit = False  # type: ignore[misc]
+    batch.runner.fuses_commit = model.facts.causal_block  # type: ignore[misc]
     passes = sum(not step.reading.is_prefill for step in batch.steps())
     state = batch.state
     passes += int(state.cache.committed[0] < state.answer.end[0])

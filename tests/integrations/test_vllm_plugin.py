@@ -230,6 +230,19 @@ def test_the_configuration_becomes_that_of_a_block_decoder() -> None:
 
 
 @pytest.mark.usefixtures("some_vllm")
+def test_a_pass_has_room_for_two_causal_blocks() -> None:
+    """That which it commits, and the next one. A request's block size is that of `generate`."""
+    config = vllm_config(setblock={"noise_vocab_size": 9, "causal_block": True, "block_sizes": [4], "version": 1})
+    SetBlockConfig.verify_and_update_config(config)
+    assert config.diffusion_config.canvas_length == 16
+    assert Served.here is not None
+    assert Served.here.canvas_length == 8
+    for extra, width in (({"block_size": 4}, 8), ({"method": "ntp"}, 1)):
+        assert admitted(params(extra_args=extra), Served.here)["diffusion_canvas_length"] == width
+    assert "diffusion_canvas_length" not in admitted(params(), Served.here)
+
+
+@pytest.mark.usefixtures("some_vllm")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -243,10 +256,6 @@ def test_the_configuration_becomes_that_of_a_block_decoder() -> None:
         (
             {"setblock": {"mask_token_id": 1, "block_sizes": [4], "noisy_adapter": True, "version": 1}},
             "adapter on its future block",
-        ),
-        (
-            {"setblock": {"noise_vocab_size": 9, "causal_block": True, "block_sizes": [4], "version": 1}},
-            "trained with uniform noise and causal blocks",
         ),
     ],
 )

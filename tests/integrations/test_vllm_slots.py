@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -20,6 +21,9 @@ from setblock.decoding.samplers import (
 )
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.integrations.vllm.plugin import STOCK
+from setblock.model.sbd_model import SBDModel
+
+Noise = Literal["mask", "uniform"]
 
 SAMPLERS: list[Sampler] = [
     EntropyBounded(4.0),
@@ -37,6 +41,13 @@ def of(sampler: Sampler, **changes: object) -> DecodingSettings:
     return replace(DecodingSettings(method="sbd", sampler=sampler, block_size=8, max_new_tokens=21), **changes)
 
 
+def causal(tokenizer: PreTrainedTokenizerBase, noise: Noise) -> SBDModel:
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted")
+    sbd.facts = None
+    sbd.prepare_for_training(block_sizes=range(2, 17), logit_shift=True, noise=noise, causal_block=True)
+    return sbd
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
 def test_requests_that_come_one_by_one_get_what_generate_gives(
@@ -52,6 +63,29 @@ def test_requests_that_come_one_by_one_get_what_generate_gives(
     rows = [prompts[i % 3] for i in range(len(settings))]
     for prompt, each, served in zip(rows, settings, serve(sbd, rows, settings), strict=True):
         assert (served.token_ids, served.passes) == generated(sbd, prompt, each)
+
+
+@pytest.mark.parametrize("noise", ["mask", "uniform"])
+@pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
+def test_causal_blocks_are_committed_with_the_next_one(
+    method: str, noise: Noise, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """In as many passes as `generate` takes, but for the last commit; and where passes are cut short, too."""
+    sbd = causal(trained_tokenizer, noise)
+    sbd.end_of_text_ids = ()
+    settings = [
+        of(sampler, method=method, block_size=size, temperature=temperature, seed=size)
+        for sampler, size, temperature in zip(
+            SAMPLERS, (8, 5, 16, 1, 7, 8, 8, 3), (0, 0.7, 8, 1, 0, 15, 0, 0), strict=True
+        )
+    ]
+    rows = [prompts[i % 3] for i in range(len(settings))]
+    expected = [generated(sbd, prompt, each) for prompt, each in zip(rows, settings, strict=True)]
+    assert [(served.token_ids, served.passes) for served in serve(sbd, rows, settings)] == expected
+    if method != "sbd":
+        for how in ({"budgets": random.Random(1)}, {"context": [120] * 8}, {"interrupt": frozenset({3, 6})}):
+            found = [served.token_ids for served in serve(sbd, rows, settings, **how)]
+            assert found == [token_ids for token_ids, _ in expected]
 
 
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
@@ -156,6 +190,19 @@ def test_right_drafts_take_one_block_pass_and_one_commit(
     (served,) = serve(sbd, [prompts[0]], [settings])
     assert served.token_ids == answer
     assert served.passes == 8
+
+
+def test_right_drafts_of_causal_blocks_take_one_pass_each(
+    trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    answer = [*range(20, 51), 0]  # 32 tokens: four blocks
+    sbd = reciting(trained_tokenizer, answer, after=len(prompts[0]))
+    assert sbd.facts is not None
+    sbd.facts = replace(sbd.facts, causal_block=True)
+    settings = of(EntropyBounded(math.inf), method="exact", max_new_tokens=40)
+    (served,) = serve(sbd, [prompts[0]], [settings])
+    assert served.token_ids == answer
+    assert served.passes == 5, "the last one hands the last block over"
 
 
 def test_logits_that_are_not_numbers_hold_nothing_up(

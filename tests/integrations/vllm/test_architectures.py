@@ -1,5 +1,6 @@
 """Every architecture of the list, as a tiny random model: what vLLM decodes is what `setblock.generate` decodes."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from integrations.slot_engine import generated
-from integrations.vllm.engines import offline
+from integrations.vllm.engines import offline, passes_so_far
 from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.integrations.vllm.plugin import STOCK
@@ -37,11 +38,19 @@ def test_every_architecture_is_tested() -> None:
     assert set(FAMILIES) == set(STOCK)
 
 
-@pytest.fixture(params=list(FAMILIES))
+CAUSAL = "causal blocks"
+
+
+@pytest.fixture(params=[*FAMILIES, CAUSAL])
 def model(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerBase) -> SBDModel:
-    family, shape = FAMILIES[request.param]
+    family, shape = FAMILIES.get(request.param, FAMILIES["LlamaForCausalLM"])
     # Far from flat, so that rounding decides nothing.
-    return tiny_sbd(family, tokenizer, mode="shifted", initializer_range=0.25, **shape)
+    sbd = tiny_sbd(family, tokenizer, mode="shifted", initializer_range=0.25, **shape)
+    if request.param == CAUSAL:
+        sbd.facts = None
+        form: dict[str, Any] = {"noise": "uniform", "causal_block": True, "logit_shift": True}
+        sbd.prepare_for_training(block_sizes=range(2, 17), **form)
+    return sbd
 
 
 @pytest.fixture
@@ -67,3 +76,31 @@ def test_tokens_are_those_of_generate(engine: Any, model: SBDModel, prompts: Seq
         expected, passes = generated(model, prompt, settings)
         assert list(output.outputs[0].token_ids) == expected
         assert passes < len(expected) or settings.method != "sbd"  # several tokens at a time, commits and all
+
+
+@pytest.mark.parametrize("model", [CAUSAL], indirect=True)
+def test_a_causal_block_is_committed_with_the_next_one(
+    engine: Any, model: SBDModel, prompts: Sequence[list[int]]
+) -> None:
+    """A block that was right to its end takes one pass. At such temperatures noise decides, so that many are right."""
+    from vllm import SamplingParams
+
+    fewest = 48
+    for prompt, temperature in zip(prompts, (0.0, 15.0, 40.0), strict=True):
+        extra = {"method": "exact", "block_size": 4, "gamma": "inf", "temperature": temperature, "seed": 2}
+        settings = DecodingSettings(
+            method="exact",
+            block_size=4,
+            sampler=EntropyPrefix(math.inf),
+            temperature=temperature,
+            seed=2,
+            max_new_tokens=48,
+        )
+        expected, passes = generated(model, prompt, settings)
+        before = passes_so_far(engine)
+        params = SamplingParams(max_tokens=48, extra_args=extra)
+        (output,) = engine.generate([{"prompt_token_ids": prompt}], [params], use_tqdm=False)
+        assert list(output.outputs[0].token_ids) == expected
+        assert passes_so_far(engine) - before == passes
+        fewest = min(fewest, passes)
+    assert fewest < 24, "two passes for each block would be at least as many"

@@ -73,7 +73,8 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
 
     # 1. The block's first token may come from a causal logit of an earlier pass, in which it was fed or committed
     block_start = plan.of(state.block.start)
-    if state.terms.first_is_causal is not None and not (plan.fuses_commit and state.terms.takes_first_at_once):
+    is_at_once = plan.fuses_commit and not plan.may_be_cut and state.terms.takes_first_at_once
+    if state.terms.first_is_causal is not None and not is_at_once:
         if state.first_logits is None:
             state.first_logits = logits.new_zeros((state.batch, logits.shape[-1]))
         fresh = feed.wanted[:, 0] & (plan.of(state.cache.committed) < block_start)

@@ -6,7 +6,7 @@ from typing import Any
 from setblock.decoding.settings.asked import usual_block_size
 from setblock.errors import SetBlockError, check_at_least
 from setblock.integrations.vllm import vllm_api
-from setblock.integrations.vllm.parameters import Served
+from setblock.integrations.vllm.parameters import Served, width_of
 from setblock.integrations.vllm.plugin import PREFIX, STOCK
 from setblock.model.protocol.facts import SBDFacts, read_facts
 
@@ -36,8 +36,8 @@ class SetBlockConfig:
         _refuse(vllm_config, facts)
         Served.here = Served(facts, canvas_length=model_config.hf_config.canvas_length)
         if vllm_config.diffusion_config is None:
-            canvas_length = model_config.hf_config.canvas_length
-            vllm_config.diffusion_config = vllm_api.DiffusionConfig(canvas_length=canvas_length)
+            width = width_of(facts, model_config.hf_config.canvas_length)
+            vllm_config.diffusion_config = vllm_api.DiffusionConfig(canvas_length=width)
         vllm_config.attention_config.use_non_causal = True
         for name in _SAMPLING_DEFAULTS:
             model_config.override_generation_config.setdefault(name, None)
@@ -116,9 +116,6 @@ def _refuse(vllm_config: Any, facts: SBDFacts) -> None:
         ),
         "this checkpoint has an adapter on its future block, which vLLM can't load: use `setblock serve`": (
             facts.noisy_adapter
-        ),
-        f"this checkpoint was trained with {facts.special_form}, which blocks in vLLM don't have: use `setblock serve`": (
-            facts.special_form is not None
         ),
     }
     for reason, holds in refusals.items():

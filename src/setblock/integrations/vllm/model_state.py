@@ -7,7 +7,7 @@ import torch
 
 from setblock.integrations.vllm import vllm_api
 from setblock.integrations.vllm.config import facts_of
-from setblock.integrations.vllm.parameters import BLOCK_SIZE_OF_VLLM, settings_of
+from setblock.integrations.vllm.parameters import WIDTH_OF_VLLM, settings_of, width_of
 from setblock.integrations.vllm.sampler import BlockSampler, finished_prompts
 from setblock.integrations.vllm.slots import BlockSlots
 
@@ -20,11 +20,13 @@ class SetBlockModelState(vllm_api.DefaultModelState):
 
     def __init__(self, vllm_config: Any, model: Any, encoder_cache: Any, device: torch.device) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
-        self.block_size = vllm_config.diffusion_config.canvas_length
+        facts = facts_of(self.model_config.hf_config)
+        self.blocks = width_of(facts, 1)  # of a pass
+        self.width = vllm_config.diffusion_config.canvas_length
         self.slots = BlockSlots(
-            facts_of(self.model_config.hf_config),
+            facts,
             slots=self.max_num_reqs,
-            block_size=self.block_size,
+            block_size=self.width // self.blocks,
             vocab_size=self.model_config.get_vocab_size(),
             device=device,
         )
@@ -40,7 +42,7 @@ class SetBlockModelState(vllm_api.DefaultModelState):
         """Give a request a slot, before its prompt's first pass."""
         super().add_request(req_index, new_req_data)
         params, length = new_req_data.sampling_params, new_req_data.prompt_len
-        block_size = (params.extra_args or {}).get(BLOCK_SIZE_OF_VLLM, self.block_size)
+        block_size = max(1, (params.extra_args or {}).get(WIDTH_OF_VLLM, self.width) // self.blocks)
         ends = set(params.stop_token_ids or ())
         if params.eos_token_id is not None:
             ends.add(params.eos_token_id)

@@ -14,8 +14,8 @@ from setblock.decoding.settings.table import POINT, DecodingSettings, offered
 from setblock.errors import ParameterError
 from setblock.model.protocol.facts import SBDFacts
 
-# vLLM's own name of a request's block size: its scheduler reads it.
-BLOCK_SIZE_OF_VLLM = "diffusion_canvas_length"
+# vLLM's own name of how many tokens a request is fed in each pass: its scheduler reads it.
+WIDTH_OF_VLLM = "diffusion_canvas_length"
 
 OFFERED = offered(
     but_not=(
@@ -32,7 +32,7 @@ OFFERED = offered(
         ),  # its own, or none
     )
 )
-_OF_OTHERS = (BLOCK_SIZE_OF_VLLM, "kv_transfer_params", "ec_transfer_params", "session_id")
+_OF_OTHERS = (WIDTH_OF_VLLM, "kv_transfer_params", "ec_transfer_params", "session_id")
 
 
 def settings_of(params: Any) -> DecodingSettings:
@@ -81,9 +81,14 @@ class Served:
     here: ClassVar["Served | None"] = None
 
 
+def width_of(facts: SBDFacts, block_size: int) -> int:
+    """Return how many tokens a pass feeds a request at most: a block, and before a causal one that which it commits."""
+    return (2 if facts.causal_block else 1) * block_size
+
+
 def admitted(params: Any, served: Served | None) -> dict[str, Any]:
     """Return the `extra_args` of a request that is taken: its own, the calibrated setting of its method where they
-    leave that open, and the block size for vLLM's scheduler.
+    leave that open, and how many tokens vLLM's scheduler gives it in each pass.
 
     Raises:
         ParameterError: as in `settings_of`.
@@ -96,8 +101,10 @@ def admitted(params: Any, served: Served | None) -> dict[str, Any]:
         extra |= {"sampler": told["sampler"], **told["sampler_options"]}
         extra |= {name: value for name, value in point.items() if value is not None}
         settings = found
-    block_size = 1 if settings.method == "ntp" else settings.block_size
-    return extra if block_size is None else {**extra, BLOCK_SIZE_OF_VLLM: block_size}
+    width = 1 if settings.method == "ntp" else settings.block_size
+    if width is not None and settings.method != "ntp" and served is not None:
+        width = width_of(served.facts, width)
+    return extra if width is None else {**extra, WIDTH_OF_VLLM: width}
 
 
 def refuse_unsupported(params: Any) -> None:

@@ -42,7 +42,7 @@ class BlockSampler:
         fed = np.diff(input_batch.cu_num_logits_np[: num_reqs + 1]).astype(np.int64)
         blocks = np.flatnonzero(fed) if input_batch.num_draft_tokens else np.empty(0, dtype=np.int64)
         done = finished_prompts(input_batch)
-        sampled = torch.zeros((num_reqs, self.slots.block_size), dtype=torch.int32, device=device)
+        sampled = torch.zeros((num_reqs, self.slots.width), dtype=torch.int32, device=device)
         num_sampled = torch.zeros(num_reqs, dtype=torch.int32, device=device)
         num_rejected = torch.zeros_like(num_sampled)
         requests = np.concatenate([blocks, done])
@@ -57,7 +57,7 @@ class BlockSampler:
             num_sampled[at] = committed.int()
             num_rejected[at] = (were_fed - committed).int()
             next_fed = self.slots.inputs(slots)
-            self.req_states.draft_tokens[torch.tensor(slots, device=device), : self.slots.block_size] = next_fed
+            self.req_states.draft_tokens[torch.tensor(slots, device=device), : self.slots.width] = next_fed
         return vllm_api.SamplerOutput(
             sampled_token_ids=sampled,
             logprobs_tensors=None,

@@ -3,10 +3,10 @@
 Knows which row each slot has, and how vLLM's passes are cut. Knows nothing of vLLM itself, nor of models: it is given logits.
 What a pass feeds and what follows from it are `next_feed` and `absorb`, as everywhere.
 
-vLLM has one kind of attention for each request in a pass, causal or not, so commits are separate passes. It feeds a whole
-block each time, some of it at random where less is wanted, or less where its budget is short. A request's tokens are handed
-over as they are committed, at the end of an answer too. Shapes: S slots, R requests of a pass, k the largest block size, V
-tokens.
+vLLM has one kind of attention for each request in a pass, causal or not, so commits are separate passes; but not where blocks
+are causal themselves. It feeds as much each time, a block or two, some of it at random where less is wanted, or less where its
+budget is short. A request's tokens are handed over as they are committed, at the end of an answer too. Shapes: S slots, R
+requests of a pass, k the largest block size, w the most tokens that a request is fed, V tokens.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.absorb import absorb
 from setblock.decoding.step.feed import next_feed
 from setblock.decoding.step.policy import Policy, open_policy
+from setblock.integrations.vllm.parameters import width_of
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.protocol.runner import PassPlan
 
@@ -32,13 +33,15 @@ class BlockSlots:
     """Keep up to S requests.
 
     Attributes:
-        causal: [S] int32, whether the next pass of a request is causal: its prompt's or a commit.
+        width: w, twice the largest block size where a pass commits a block and begins the next one.
+        causal: [S] int32, whether the next pass of a request is causal: its prompt's or a commit, or any of causal blocks.
     """
 
     def __init__(
         self, facts: SBDFacts, *, slots: int, block_size: int, vocab_size: int, device: torch.device | str
     ) -> None:
-        self.facts, self.block_size, self.vocab_size = facts, block_size, vocab_size
+        self.facts, self.vocab_size = facts, vocab_size
+        self.width = width_of(facts, block_size)
         self.device = torch.device(device)
         self.causal = torch.ones(slots, dtype=torch.int32, device=self.device)
         self._slots: list[int] = []  # of each row
@@ -107,7 +110,7 @@ class BlockSlots:
             fed: [R] how many of them each request has.
 
         Returns:
-            [R, k] int64 tokens, and [R] int64 how many of them, from the left, the pass has committed.
+            [R, w] int64 tokens, and [R] int64 how many of them, from the left, the pass has committed.
         """
         assert self._state is not None
         assert self._policy is not None
@@ -125,7 +128,7 @@ class BlockSlots:
         index = first[:, None] + torch.minimum(feed.outputs, counts[:, None] - 1)
         absorb(state, feed, logits[index].float(), self._policy)
         count = torch.where(was_prefill, 0, plan.of(state.cache.committed) - before)
-        columns = before[:, None] + torch.arange(self.block_size, device=self.device)
+        columns = before[:, None] + torch.arange(self.width, device=self.device)
         tokens = plan.of(state.tokens).gather(1, columns.clamp(max=state.tokens.shape[1] - 1))
         tokens = torch.where(is_over[:, None], self._filler(plan)[:, None], tokens)
         count = torch.where(is_over & ~was_prefill, counts, count)
@@ -137,14 +140,13 @@ class BlockSlots:
 
     @torch.inference_mode()
     def inputs(self, slots: Sequence[int]) -> Tensor:
-        """Return [R, k] what the next pass of each request is fed: the block's tokens, and the mask token where none is
-        revealed."""
+        """Return [R, w] what the next pass of each request is fed: what it commits and its block's tokens, and the mask
+        token or noise where none is revealed. What is behind them nobody sees."""
         assert self._state is not None
-        assert self.facts.mask_token_id is not None
         row_of = {slot: row for row, slot in enumerate(self._slots)}
-        plan = self._plan(self._state.rows, fed=torch.full_like(self._state.rows, self.block_size))
+        plan = self._plan(self._state.rows, fed=torch.full_like(self._state.rows, self.width))
         feed = next_feed(self._state, plan)
-        tokens = torch.where(feed.is_real, feed.tokens, self.facts.mask_token_id)
+        tokens = torch.where(feed.is_real, feed.tokens, self.facts.mask_token_id or 0)
         tokens = torch.where(self._is_over(plan)[:, None], self._filler(plan)[:, None], tokens)
         return tokens[torch.tensor([row_of[slot] for slot in slots], device=self.device)]
 
@@ -153,18 +155,21 @@ class BlockSlots:
         don't depend on values, so that nothing waits for the device."""
         assert self._state is not None
         state = self._state
-        whole = state.next_end(fuses_commit=False, commits_answers=True)[rows]
+        fuses_commit = self.facts.causal_block
+        whole = state.next_end(fuses_commit=fuses_commit, commits_answers=True)[rows]
         is_prefill = state.is_prefill[rows]
         return PassPlan(
             rows=rows,
             batch=state.batch,
             ends=torch.where(is_prefill, whole, torch.minimum(whole, state.cache.committed[rows] + fed)),
             is_prefill=is_prefill,
-            queries=self.block_size,
+            queries=self.width,
             width=state.terms.block_width,
             checked=state.terms.block_width - 1 if state.terms.has_exact else 0,
             visible=state.tokens.shape[1],
-            fuses_commit=False,
+            fuses_commit=fuses_commit,
+            causal_block=self.facts.causal_block,
+            may_be_cut=True,
             is_fixed=True,
         )
 
@@ -180,7 +185,8 @@ class BlockSlots:
         """Return [A] bool, whether the next pass of each row is causal."""
         assert self._state is not None
         state = self._state
-        return plan.of(state.is_prefill | (state.cache.committed < state.block.start) | state.answer.finished)
+        is_causal = state.is_prefill | (state.cache.committed < state.block.start) | state.answer.finished
+        return plan.of(is_causal | self.facts.causal_block)
 
     def _is_over(self, plan: PassPlan) -> Tensor:
         """Return [A] bool, requests whose answer has ended and was handed over, and which vLLM still serves: their

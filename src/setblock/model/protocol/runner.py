@@ -38,6 +38,7 @@ class PassPlan:
         is_fixed: whether sizes are of the few that a compiled model is made for, at the price of padding.
         fuses_commit: whether what is committed is fed with the block behind it; otherwise the commit is a separate pass.
         causal_block: whether a token of a block sees no later one of it.
+        may_be_cut: whether rows may be fed less than they are to be, at any place.
         is_full: whether it is known to have no padding.
         sees_all: whether it is known, too, that each token sees all that is visible.
         spans: of each row the positions from which, and up to which, it is fed, for the host; None where only the device knows
@@ -55,6 +56,7 @@ class PassPlan:
     is_fixed: bool = False
     fuses_commit: bool = True
     causal_block: bool = False
+    may_be_cut: bool = False
     is_full: bool = False
     sees_all: bool = False
     spans: Sequence[tuple[int, int]] | None = None
