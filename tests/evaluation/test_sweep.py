@@ -127,8 +127,8 @@ def test_a_line_cut_anywhere_is_left_out(finished, tmp_path):
         assert (
             len(read_results(path)) == sum(start <= end + 1 for start in starts) - 1
         )  # a newline alone may be missing
-        with open_results(path) as file:
-            assert file.results
+        with open_results(path) as (results, _):
+            assert results
         whole = path.read_bytes()
         assert whole.endswith(b"\n")
         assert content.startswith(whole)

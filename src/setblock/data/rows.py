@@ -45,7 +45,6 @@ def rows_of(
     """Return the rows of a recipe's data section.
 
     Args:
-        section: what the recipe says.
         tokenizer: the model's; chats are written by its template.
         context_length: tokens that the model's context has room for.
         vocabulary: how many ids the model has embeddings for.

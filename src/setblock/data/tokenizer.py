@@ -31,14 +31,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
     """Train a tokenizer of at most `vocab_size` ids (at least 261: 256 bytes and the special tokens).
 
     The special tokens come first: end-of-text is id 0, the reserved ones 1 to 4. A later fine-tuning takes a reserved
-    one as its mask token, so that no embedding has to be appended.
-
-    Args:
-        texts: what to train on.
-        vocab_size: see above.
-
-    Raises:
-        SetBlockError: `vocab_size` has no room for the bytes and the special tokens.
+    one as its mask token, so that no embedding has to be appended. Raise `SetBlockError` for a smaller `vocab_size`.
     """
     smallest = 256 + 1 + len(RESERVED)
     if vocab_size < smallest:

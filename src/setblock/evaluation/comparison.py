@@ -44,11 +44,7 @@ class Comparison:
 
 
 def compare(
-    model: LanguageModel,
-    prompt: Prompt,
-    *,
-    settings: DecodingSettings | None = None,
-    raw: bool = False,
+    model: LanguageModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False
 ) -> Comparison:
     """Decode a prompt by NTP and by the method of `settings`, after a few untimed passes of each.
 
@@ -67,6 +63,5 @@ def compare(
         for _ in islice(stream(model, prompt, settings=each, raw=raw), _WARM_UP_PASSES):
             pass
     return Comparison(
-        ntp=generate(model, prompt, settings=ntp, raw=raw),
-        blocks=generate(model, prompt, settings=blocks, raw=raw),
+        ntp=generate(model, prompt, settings=ntp, raw=raw), blocks=generate(model, prompt, settings=blocks, raw=raw)
     )

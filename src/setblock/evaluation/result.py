@@ -126,7 +126,6 @@ class Result:
 
     Attributes:
         run: what all results of a sweep share: the task, the shared settings, and in a sweep the model and the code.
-        outcomes: the outcomes of all examples.
         seconds: the wall-clock time of all examples.
         ntp: plain decoding's result on the same examples. None if this is plain decoding's result.
         made: date, hardware and versions.

@@ -7,7 +7,6 @@ answers are counted.
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -128,19 +127,17 @@ def sweep(
         "code": code_identity(),
     }
     wanted = [NTP, *(point for point in dict.fromkeys(points) if point != NTP)]
-    with nullcontext() if path is None else open_results(path) as file:
-        results: dict[DecodingSettings, Result] = {}
-        if file is not None and path is not None and file.results:
-            check_same(path, file.results[0].run, run)
-            results = {result.point: result for result in file.results}
+    with open_results(path) as (earlier, keep):
+        if path is not None and earlier:
+            check_same(path, earlier[0].run, run)
+        results = {result.point: result for result in earlier}
         for point in wanted:
             if point in results:
                 continue
             settings = replace(at_point(point, shared), drafts="fixed")  # so that passes do not depend on the machine
             answers = exam.decode(settings, partial(on_progress, point))
             results[point] = exam.result(run, point, answers, ntp=results.get(NTP))
-            if file is not None:
-                file.add(results[point])
+            keep(results[point])
     return [results[point] for point in wanted]
 
 
@@ -254,7 +251,7 @@ def answers_to(
     Raises:
         SetBlockError: the model can't do what is asked.
     """
-    order = sorted(range(len(prompts)), key=lambda index: _length(prompts[index]))
+    order = sorted(range(len(prompts)), key=lambda index: len(str(prompts[index])))
     answers: dict[int, Generation] = {}
     for first in range(0, len(order), batch_size):
         batch = order[first : first + batch_size]
@@ -262,9 +259,3 @@ def answers_to(
         answers.update(zip(batch, together, strict=True))
         on_progress(len(answers))
     return [answers[index] for index in range(len(prompts))]
-
-
-def _length(prompt: Prompt) -> int:
-    if isinstance(prompt, str):
-        return len(prompt)
-    return sum(len(each["content"]) if isinstance(each, Mapping) else 1 for each in prompt)

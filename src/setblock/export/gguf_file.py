@@ -53,10 +53,7 @@ def write_gguf(sbd: SBDModel, path: Path, *, weights: WeightType = "f16") -> Non
     def write_words(writer: gguf.GGUFWriter) -> None:
         facts = sbd.facts
         write_vocabulary(
-            writer,
-            sbd.tokenizer,
-            size=sbd.vocab_size,
-            mask_token_id=None if facts is None else facts.mask_token_id,
+            writer, sbd.tokenizer, size=sbd.vocab_size, mask_token_id=None if facts is None else facts.mask_token_id
         )
         writer.add_string(END_OF_TEXT_KEY, json.dumps(list(sbd.end_of_text_ids)))
         if facts is not None:
@@ -97,8 +94,7 @@ def write_model(
 
 
 def _stored(name: str, weight: Tensor, weights: WeightType) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
-    """Return a weight as it is stored: vectors in float32, and matrices whose rows no quantised type divides in
-    float16."""
+    """Return a weight as it is stored: vectors in float32, and matrices whose rows no quantised type divides in float16."""
     values = weight.detach().float().cpu().contiguous().numpy()
     kind = gguf.GGMLQuantizationType[weights.upper()]
     if kind.name.startswith(("Q4", "Q5")) and name in ("token_embd.weight", "output.weight"):

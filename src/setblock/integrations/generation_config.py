@@ -165,8 +165,7 @@ _BUILT_FROM: dict[type, tuple[str, str]] = {
 
 
 def _is_built_from(config: GenerationConfig, processor: Any) -> bool:
-    """Return whether it does what the config asks for; one of the user's may be of the same type and hold another
-    value."""
+    """Return whether it does what the config asks for; one of the user's may be of the same type and hold another value."""
     if type(processor) is processors.LogitNormalization:
         return True
     if type(processor) not in _BUILT_FROM:

@@ -78,7 +78,6 @@ class Operation:
     """Describe one operation of a pass, over all layers that do it alike.
 
     Attributes:
-        name: what it is.
         flops: floating-point operations; a multiplication and an addition are two.
         weight_bytes: of weights read from memory.
         activation_bytes: of inputs read and outputs written.

@@ -56,8 +56,7 @@ class Prediction:
         return length * self.shape.kv_numbers * self.precision.kv_bytes
 
     def batch_in_memory(self, length: int) -> int | None:
-        """Return how many requests fit with the weights, activations left out; None where the memory's size is not
-        known."""
+        """Return how many requests fit with the weights, activations left out; None where the memory's size is not known."""
         if self.hardware.memory is None:
             return None
         return max(0, int((self.hardware.memory - self.weight_memory) // self.kv_memory(length)))

@@ -35,8 +35,6 @@ class ServerConfig:
 
     Attributes:
         name: the model's id for clients.
-        engine: limits of the engine.
-        limits: limits of the server.
         keys: API keys; with none, everyone may come.
         hosts: the names by which the server may be called; none for any.
         default: the settings of a request that says nothing.

@@ -65,8 +65,7 @@ class JsonObject:
 
 @dataclass(frozen=True)
 class Regex:
-    """Require a text that a regular expression matches as a whole, in the syntax of Rust's `regex`: without
-    look-around."""
+    """Require a text that a regular expression matches as a whole, in the syntax of Rust's `regex`: without look-around."""
 
     pattern: str
     word: ClassVar[str] = "regex"

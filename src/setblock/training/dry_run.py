@@ -112,20 +112,12 @@ def advice(estimate: Estimate, recipe: Recipe, args: SBDConfig) -> str:
     return "lower data.row_length"
 
 
-def dry_run(
-    recipe: Recipe,
-    args: SBDConfig,
-    *,
-    gpus: int,
-    peak: float,
-    share: float,
-) -> Estimate:
+def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: float) -> Estimate:
     """Estimate what a recipe needs on some GPUs, over which FSDP2 spreads weights, gradients and optimizer; but not those of an
     adapter on the future block.
 
     Args:
         recipe, args: see `setblock.training.recipe.load_recipe`.
-        gpus: how many.
         peak: of one, in operations per second.
         share: of the peak that is reached, in 0..1.
 

@@ -26,15 +26,12 @@ class InspectedRow:
     """Hold a row of L tokens and its noisy half of N, T = L + N.
 
     Attributes:
-        tokenizer: what its tokens are of.
-        index: which row.
         labels: int [L], the row's labels.
         inputs: the doubled input, batch of 1.
         predicts: int [T], the token that each output learns to predict, -1 where it learns nothing.
         mask_token_id: represents the mask token in `inputs`; an id that no token has.
         block_size: k of the noisy half; None where the objective is `ntp`.
         where: the record of each of the row's documents; None where it is not kept.
-        statistics: of all rows.
     """
 
     tokenizer: PreTrainedTokenizerBase

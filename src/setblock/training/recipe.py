@@ -38,8 +38,7 @@ class ModelSection(Section):
         "in the checkpoint's type, and save in the checkpoint's type",
     )
     attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = Field(
-        None,
-        description="null: the fastest one that is right for the model; flex_attention: for long rows, on a GPU",
+        None, description="null: the fastest one that is right for the model; flex_attention: for long rows, on a GPU"
     )
     quantization: Literal["nf4"] | None = Field(
         None, description="with an adapter, on a GPU: hold the frozen weights in four bits"

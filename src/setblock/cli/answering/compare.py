@@ -90,11 +90,7 @@ def comparison_json(
     from setblock.decoding.answer.generation import generation_json
 
     sides = {
-        side.method: {
-            **generation_json(side, tokenizer),
-            "token_ids": side.token_ids,
-            "revealed_by": side.revealed_by,
-        }
+        side.method: {**generation_json(side, tokenizer), "token_ids": side.token_ids, "revealed_by": side.revealed_by}
         for side in (comparison.ntp, comparison.blocks)
     }
     return {

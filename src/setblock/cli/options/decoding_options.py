@@ -163,8 +163,8 @@ def _bias(text: str) -> tuple[int, float]:
         raise ParameterError(f"--logit-bias must be ID=BIAS, such as 42=-1.5, not {text!r}") from error
 
 
-def with_own_sampler(name: str | None) -> str | None:
-    """Return the name of a sampler; one such as `my_file.py:Clear` puts that class among the samplers of this process.
+def with_own_sampler(name: str | None) -> None:
+    """Put the class of a name such as `my_file.py:Clear` among the samplers of this process.
 
     Only the command line reads such names: a client of a server must not choose which code runs.
 
@@ -172,13 +172,12 @@ def with_own_sampler(name: str | None) -> str | None:
         ParameterError: there is no such file or class, its code fails, or the class is no sampler.
     """
     if name is None or ".py:" not in name:
-        return name
+        return
     path, _, kind = name.rpartition(":")
     found = getattr(module_of(Path(path).expanduser()), kind, None)
     if not (isinstance(found, type) and is_dataclass(found) and callable(getattr(found, "select", None))):
         raise ParameterError(f"sampler {name}: {path} must define {kind} as a dataclass with the method select")
     SAMPLERS[name] = found
-    return name
 
 
 def sampler_json(settings: DecodingSettings) -> dict[str, Any]:

@@ -179,14 +179,9 @@ class GridOptions:
             key, equals, listed = text.partition("=")
             if not equals or not all(listed.split(",")):
                 raise ParameterError(f"--grid must be KEY=VALUE,VALUE,..., such as factor=0.5,1, not {text!r}")
-            key = key.strip().replace("-", "_") if "." not in key else _scoped(key.strip())
+            sampler, dot, parameter = key.strip().rpartition(".")  # only names of samplers have dashes
+            key = f"{sampler}{dot}{parameter.replace('-', '_')}"
             if key in values:
                 raise ParameterError(f"--grid {key} is given more than once")
             values[key] = [each.strip() for each in listed.split(",")]
         return grids_of(self.methods or METHODS, self.samplers or [DEFAULT_SAMPLER], values)
-
-
-def _scoped(key: str) -> str:
-    """Return a name as it is typed: names of samplers have dashes, their parameters underscores."""
-    name, _, parameter = key.rpartition(".")
-    return f"{name}.{parameter.replace('-', '_')}"

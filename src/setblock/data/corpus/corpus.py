@@ -93,12 +93,7 @@ class Corpus(Sequence[Document]):
     """
 
     def __init__(
-        self,
-        documents: datasets.Dataset,
-        limits: DocumentLimits,
-        *,
-        held_out: float = 0.0,
-        take_held_out: bool = False,
+        self, documents: datasets.Dataset, limits: DocumentLimits, *, held_out: float = 0.0, take_held_out: bool = False
     ) -> None:
         """Decide what is kept.
 

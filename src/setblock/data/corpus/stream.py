@@ -33,7 +33,6 @@ class DocumentStream:
     Attributes:
         sources: encoders, and the records each is to encode.
         weights: of the sources, against each other.
-        seed: of all draws.
         shuffle_buffer: how many documents there are to draw the next one from.
     """
 

@@ -50,8 +50,6 @@ def tokenise(
         tokenizer: the model's, with the section's chat template.
         folder: where to; one that a stopped run left is completed.
         limits: what the documents must keep to.
-        processes: how many tokenise.
-        shard_documents: documents of a shard.
         on_progress: called with the number of documents so far.
 
     Raises:

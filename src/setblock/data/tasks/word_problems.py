@@ -273,10 +273,7 @@ def _ages(rng: random.Random) -> Draft:
         f"{a} is {youngest} years old. {b} is {times} times as old as {a}.",
         f"{c} is {older} years older than {b}.",
     ]
-    lines = [
-        f"{b} is {times} * {youngest} = {middle} years old.",
-        f"{c} is {middle} + {older} = {oldest} years old.",
-    ]
+    lines = [f"{b} is {times} * {youngest} = {middle} years old.", f"{c} is {middle} + {older} = {oldest} years old."]
     if rng.random() < 0.5:
         facts.append(f"How old will {c} be in {years} years?")
         lines.append(f"In {years} years {c} will be {oldest} + {years} = {oldest + years} years old.")

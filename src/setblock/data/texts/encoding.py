@@ -202,8 +202,7 @@ _PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
 
 
 def _held_apart(values: list[Any], shape: RecordShape, special: re.Pattern[str]) -> tuple[list[Any], list[str]]:
-    """Return values with placeholders for their texts, and the texts: a template's own text and its input stay
-    separate."""
+    """Return values with placeholders for their texts, and the texts: a template's own text and its input stay separate."""
     if shape.name != "messages":
         return [f"\ue000{index}\ue001" for index in range(len(values))], values
     messages = [dict(message) if isinstance(message, dict) else message for message in values[0]]

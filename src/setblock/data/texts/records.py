@@ -60,11 +60,7 @@ class HubRecords:
 
         with _reading(section.source, "there is no such file or folder, and the hub does not give it: "):
             dataset = load_dataset(
-                section.source,
-                name=section.name,
-                split=section.split,
-                revision=section.revision,
-                streaming=streaming,
+                section.source, name=section.name, split=section.split, revision=section.revision, streaming=streaming
             )
         self.dataset = dataset if section.documents is None else dataset.take(section.documents)
 

@@ -48,7 +48,7 @@ def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[st
             raise ParameterError(f"method must be one of {', '.join(METHODS)}, not {method!r} (ntp is always decoded)")
     if "sbd" in methods:
         for name in samplers:
-            known, own = parameters_of(name), {}
+            known, own = parameters_of(name), dict[str, Sequence[Any]]()
             for key, each in values.items():
                 plain = key.removeprefix(f"{name}.")
                 if plain in known:
@@ -57,7 +57,8 @@ def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[st
                     own[plain] = each
                     used.add(key)
             if not own:
-                own = _along_its_dial(name)
+                dial = getattr(SAMPLERS[name], "dial", None)
+                own = {} if dial is None else {dial.name: dial.values}
             blocks = {key: values[key] for key in _KINDS if key in values and SETTINGS[key].acts_in("sbd")}
             used |= blocks.keys()
             grids.append({"method": ["sbd"], "sampler": [name], **own, **blocks})
@@ -109,11 +110,6 @@ def _setting(values: dict[str, Any]) -> DecodingSettings:
             raise ParameterError(f"grid key {next(iter(values))!r} needs a sampler in method {method}")
     sampler = None if name is None else sampler_named(name, values)
     return DecodingSettings(method=method, sampler=sampler, **own)
-
-
-def _along_its_dial(name: str) -> dict[str, Sequence[Any]]:
-    dial = getattr(SAMPLERS[name], "dial", None)
-    return {} if dial is None else {dial.name: dial.values}
 
 
 def _converted(key: str, value: Any) -> Any:

@@ -5,10 +5,10 @@ Knows what is whole in a file and what is not: a process may end in the middle o
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -53,28 +53,18 @@ def _identity(run: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class ResultFile:
-    """Hold a file that results are added to; made by `open_results`.
-
-    Attributes:
-        results: what the file held when it was opened.
-    """
-
-    def __init__(self, file: BinaryIO, results: list[Result]) -> None:
-        self._file = file
-        self.results = results
-
-    def add(self, result: Result) -> None:
-        """Write a result, and see it on the disk."""
-        self._file.write(json.dumps(result.to_json(), allow_nan=False).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-
 @contextmanager
-def open_results(path: Path) -> Iterator[ResultFile]:
-    """Open a file to continue it, or make it. What an interruption left of a last line is cut off. Raise `SetBlockError` if
-    it can't be written, another process writes to it, or as in `read_results`."""
+def open_results(path: Path | None) -> Iterator[tuple[list[Result], Callable[[Result], None]]]:
+    """Open a file to continue it, or make it; yield what it holds, and a function that adds a result and sees it on the disk.
+
+    What an interruption left of a last line is cut off. None keeps no file.
+
+    Raises:
+        SetBlockError: it can't be written, another process writes to it, or as in `read_results`.
+    """
+    if path is None:
+        yield [], lambda result: None
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+b")
@@ -95,7 +85,13 @@ def open_results(path: Path) -> Iterator[ResultFile]:
                 file.truncate(whole)
             elif whole and not content.endswith(b"\n"):
                 file.write(b"\n")
-            yield ResultFile(file, results)
+
+            def add(result: Result) -> None:
+                file.write(json.dumps(result.to_json(), allow_nan=False).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+            yield results, add
         finally:
             lock.release()
 

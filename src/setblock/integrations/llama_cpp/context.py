@@ -26,8 +26,6 @@ class Fed:
     """Describe a token of a pass.
 
     Attributes:
-        token_id: the token.
-        position: where it stands.
         sequences: those that its cell will belong to.
         is_wanted: whether its logits are.
     """

@@ -28,9 +28,6 @@ class LlamaModel:
     """Implement `LanguageModel` of `setblock.model.protocol.language_model` by llama.cpp.
 
     Attributes:
-        path: the file.
-        options: how llama.cpp runs it.
-        tokenizer: its tokenizer.
         facts: its SBD facts; None where it was never trained for blocks.
         end_of_text_ids: ids that end an answer.
         draft_text: texts that method `exact` copies drafts from, besides each request's own; None at first.

@@ -41,10 +41,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 _IGNORED = ("user", "metadata", "safety_identifier", "service_tier", "prompt_cache_key", "prompt_cache_retention")
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 def _joined_parts(content: Any) -> Any:
     """Return the text of a message that is given in parts."""
     if not isinstance(content, list):
@@ -88,7 +84,7 @@ Prompts = Annotated[
 Stop = Annotated[
     list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]],
     Field(max_length=MAX_STOP_STRINGS),
-    BeforeValidator(_as_list),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
 
 

@@ -134,8 +134,6 @@ def drawn_block_size(block_sizes: Sequence[int], *, seed: int, step: int, progre
 
     Args:
         block_sizes: what is drawn from, evenly; one that is there twice is drawn twice as often.
-        seed: of the whole training.
-        step: optimiser steps done.
         progress: share of the training that is done, in 0..1.
         curriculum: share of the training after which all sizes are drawn from; 0: from its beginning.
     """

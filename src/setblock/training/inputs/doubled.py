@@ -76,8 +76,7 @@ class TrainingInputs:
         ]
 
     def index_in(self, half: Half, index: Tensor) -> Tensor:
-        """Return where outputs `index` [M] of the flattened [B * T] are in the flattened outputs of a half that has
-        them."""
+        """Return where outputs `index` [M] of the flattened [B * T] are in the flattened outputs of a half that has them."""
         if half == "both":
             return index
         length, clean = self.input_ids.shape[1], self.clean_length
@@ -275,8 +274,7 @@ def _clean_runs(document_ids: np.ndarray) -> tuple[Run, ...]:
 
 
 def _noisy_runs(half: NoisyHalf, *, padding: int) -> tuple[Run, ...]:
-    """Return runs of neighbouring blocks of one document, the clean tokens before the last of which they see between
-    them."""
+    """Return runs of neighbouring blocks of one document, the clean tokens before the last of which they see between them."""
     runs: list[Run] = []
     starts = np.flatnonzero(np.diff(half.block_ids, prepend=-1))
     lengths = np.diff(starts, append=len(half.block_ids))

@@ -153,7 +153,9 @@ def noise_row(
             )
             blocks += int(block_of[-1]) + 1
         before = draws
-    half = _concatenate(parts)
+    empty = [np.zeros(0, dtype=np.int64)]
+    columns = {name: [getattr(part, name) for part in parts] or empty for name in NoisyHalf.__dataclass_fields__}
+    half = NoisyHalf(**{name: np.concatenate(column) for name, column in columns.items()})
     noise: int | np.ndarray
     if mask_token_id is None:  # drawn last, so that the same positions are masked as with a mask token
         assert noise_vocab_size is not None
@@ -165,8 +167,7 @@ def noise_row(
 
 @dataclass(frozen=True)
 class _Draw:
-    """Hold the blocks of one run, N tokens: how many the first is short of, which block each is of, and which are
-    masked."""
+    """Hold the blocks of one run, N tokens: how many the first is short of, which block each is of, and which are masked."""
 
     missing: int
     block_of: np.ndarray
@@ -184,7 +185,8 @@ def _drawn(
 ) -> _Draw:
     """Return the blocks of a run of `length` tokens of a document, which may grow to `room`; `rates` are the documents'
     so far."""
-    missing = _missing(block_size, noising, rng)
+    is_short = noising.random_offsets > 0 and rng.random() < noising.random_offsets
+    missing = int(rng.integers(block_size)) if is_short else 0
     padded = length
     if noising.complete_last_block:
         padded = -(-(length + missing) // block_size) * block_size - missing
@@ -210,16 +212,3 @@ def _masked(
         power = 2 - (2 * place + 1) / block_size if places == "growing" else 1
         is_masked = rng.random(len(rate)) < rate**power
     return is_masked
-
-
-def _missing(block_size: int, noising: Noising, rng: np.random.Generator) -> int:
-    """Return how many tokens the first block of a run is short of."""
-    if noising.random_offsets == 0 or rng.random() >= noising.random_offsets:
-        return 0
-    return int(rng.integers(block_size))
-
-
-def _concatenate(parts: list[NoisyHalf]) -> NoisyHalf:
-    empty = [np.zeros(0, dtype=np.int64)]
-    columns = {name: [getattr(part, name) for part in parts] or empty for name in NoisyHalf.__dataclass_fields__}
-    return NoisyHalf(**{name: np.concatenate(column) for name, column in columns.items()})

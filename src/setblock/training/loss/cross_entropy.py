@@ -52,13 +52,7 @@ def losses_at_once(logits: Tensor) -> Weighted:
 
 
 def chunked_loss(
-    hidden: Tensor,
-    weights: Tensor,
-    losses_of: LossesOf,
-    *,
-    head: Head,
-    parameters: Sequence[Tensor],
-    chunk: int,
+    hidden: Tensor, weights: Tensor, losses_of: LossesOf, *, head: Head, parameters: Sequence[Tensor], chunk: int
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted sum of losses of the logits that a head makes of hidden states, and each of them.
 

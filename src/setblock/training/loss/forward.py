@@ -131,15 +131,12 @@ def training_loss(
         return objective.loss(losses_at_once(logits[: len(learned)]), theirs)
 
     # 3. Else inside of the forward pass, where what wraps the model has its weights ready
-    def loss_of(hidden: Tensor) -> SBDLoss:
-        ours = hidden[: len(learned)]
-        theirs = logits_of_hidden(hidden[len(learned) :], head) if teaches_itself else teacher
-        return objective.loss(partial(chunked_loss, ours, head=head, parameters=head.trained, chunk=chunk), theirs)
-
     found: list[SBDLoss] = []
 
     def take_loss(hidden: Tensor) -> Tensor:
-        found.append(loss_of(hidden))
+        theirs = logits_of_hidden(hidden[len(learned) :], head) if teaches_itself else teacher
+        ours = partial(chunked_loss, hidden[: len(learned)], head=head, parameters=head.trained, chunk=chunk)
+        found.append(objective.loss(ours, theirs))
         return hidden[:0]
 
     logits = run(index, take=take_loss)  # [0, V]

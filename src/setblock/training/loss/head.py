@@ -95,20 +95,12 @@ def _one_pass(model: PreTrainedModel, module: nn.Module) -> tuple[Tensor, Tensor
 
 
 def _scalings(config: PretrainedConfig) -> Iterator[Scaling]:
-    yield _unchanged
+    yield lambda logits: logits
     cap = getattr(config, "final_logit_softcapping", None)
     if cap:
-        yield partial(_capped, cap=cap)
+        yield lambda logits: torch.tanh(logits / cap) * cap
     for name in _FACTORS:
         factor = getattr(config, name, None)
         if isinstance(factor, int | float) and factor:
             yield partial(torch.mul, other=factor)
             yield partial(torch.mul, other=1 / factor)
-
-
-def _unchanged(logits: Tensor) -> Tensor:
-    return logits
-
-
-def _capped(logits: Tensor, *, cap: float) -> Tensor:
-    return torch.tanh(logits / cap) * cap

@@ -17,13 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from setblock.training.loss.cross_entropy import (
-    Head,
-    LossesOf,
-    Weighted,
-    cross_entropies,
-    in_float32,
-)
+from setblock.training.loss.cross_entropy import Head, LossesOf, Weighted, cross_entropies, in_float32
 
 MaskedLoss = Literal["cross_entropy", "kl", "total_variation", "total_variation_kl"]
 
@@ -48,14 +42,10 @@ def total_variations(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     return (ours - theirs).abs().sum(dim=-1) / 2
 
 
-def _with_kl(logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    return total_variations(logits, teacher_logits) + KL_SHARE * kl_divergences(logits, teacher_logits)
-
-
 DISTANCES: dict[MaskedLoss, Callable[[Tensor, Tensor], Tensor]] = {
     "kl": kl_divergences,
     "total_variation": total_variations,
-    "total_variation_kl": _with_kl,
+    "total_variation_kl": lambda *both: total_variations(*both) + KL_SHARE * kl_divergences(*both),
 }
 """The masked-token losses that have a teacher."""
 

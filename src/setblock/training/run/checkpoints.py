@@ -51,8 +51,6 @@ def claim(folder: Path, recipe: Recipe, *, documents: str | None = None, global_
     """Record in `folder` which recipe is trained there, and on what.
 
     Args:
-        folder: the run's output folder.
-        recipe: what is trained.
         documents: a hash of the documents that it is trained on, if it is known.
         global_batch_size: rows that an optimiser step learns from.
 
@@ -136,9 +134,7 @@ def warn_of_incomplete(folder: Path, *, after: int) -> None:
     if passed_over:
         where = " on another node" if _is_whole(passed_over[-1]) else ""
         warnings.warn(
-            f"{passed_over[-1]} is not complete{where}: training starts at step {after}",
-            SetBlockWarning,
-            stacklevel=2,
+            f"{passed_over[-1]} is not complete{where}: training starts at step {after}", SetBlockWarning, stacklevel=2
         )
 
 

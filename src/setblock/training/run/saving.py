@@ -44,7 +44,6 @@ def save_result(
     """Save what was trained. Every process must call this; the main one writes.
 
     Args:
-        sbd: what the trainer trained.
         dtype: the type that all weights, where they were trained, are rounded to, and that the result runs in; None: as they
             were trained.
         starting: makes what it started from once more, prepared in the same way, its weights not quantised.

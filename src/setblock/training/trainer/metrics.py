@@ -39,8 +39,7 @@ class MetricsFile(TrainerCallback):
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the entries of a run's folder, oldest first; none where it has logged nothing. A line cut short is left
-    out."""
+    """Return the entries of a run's folder, oldest first; none where it has logged nothing. A line cut short is left out."""
     path = folder / METRICS_FILE
     entries = []
     for line in path.read_text().splitlines() if path.is_file() else []:
