@@ -7,12 +7,14 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from setblock.errors import SetBlockError
 
@@ -57,6 +59,16 @@ def stdout_console() -> Console:
 def stderr_console() -> Console:
     """See `stdout_console`."""
     return Console(stderr=True, highlight=False)
+
+
+def figures_table(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return a table of names and their figures, without a head."""
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for name, figure in rows:
+        table.add_row(name, figure)
+    return table
 
 
 def columns(before: str = "{task.description}", after: str = "") -> tuple[ProgressColumn, ...]:

@@ -4,7 +4,7 @@ Knows tasks, decoding and the Trainer's callbacks. Knows nothing of losses. Draw
 run is the same with it and without.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings.operating_point import NTP, point_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.evaluation.run import Exam, exam_of
+from setblock.evaluation.run import exam_of
 from setblock.model.sbd_model import SBDModel
 from setblock.training.recipe import DecodingEvaluationSection
 from setblock.training.trainer.trainer import SBDTrainer, unwrapped
@@ -79,13 +79,19 @@ class DecodingEvaluator(TrainerCallback):
     def _figures(self) -> dict[str, float]:
         trained = unwrapped(self._trainer.model)
         model = SBDModel(trained, self._model.tokenizer, facts=self._model.facts)  # with the gate, if it has one by now
-        training = trained.training
+        exam, training = replace(self._exam, model=model), trained.training
         trained.eval()
         try:
             with torch.no_grad(), _without_autocast(trained):
-                return _figures(replace(self._exam, model=model), self._ntp, self._settings)
+                plain = exam.result({}, NTP, exam.decode(self._ntp), ntp=None)
+                results = {"ntp": plain}
+                for name, each in self._settings.items():
+                    results[name] = exam.result({}, point_of(model, each), exam.decode(each), ntp=plain)
         finally:
             trained.train(training)
+        figures = {f"eval_nfe_speedup_{name}": each.nfe_speedup for name, each in results.items() if each is not plain}
+        figures |= {f"eval_accuracy_{name}": each.accuracy for name, each in results.items()}
+        return {name: value for name, value in figures.items() if value is not None}
 
 
 @contextmanager
@@ -103,13 +109,3 @@ def _without_autocast(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.forward = wrapped  # type: ignore[assignment]
-
-
-def _figures(exam: Exam, ntp: DecodingSettings, settings: Mapping[str, DecodingSettings]) -> dict[str, float]:
-    plain = exam.result({}, NTP, exam.decode(ntp), ntp=None)
-    results = {"ntp": plain}
-    for name, each in settings.items():
-        results[name] = exam.result({}, point_of(exam.model, each), exam.decode(each), ntp=plain)
-    figures = {f"eval_nfe_speedup_{name}": each.nfe_speedup for name, each in results.items() if each is not plain}
-    figures |= {f"eval_accuracy_{name}": each.accuracy for name, each in results.items()}
-    return {name: value for name, value in figures.items() if value is not None}

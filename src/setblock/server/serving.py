@@ -164,16 +164,20 @@ class Reply:
             raise failed(failure.message, code="model_failed")
         return place, made
 
-    async def finished(self) -> list[Generation]:
-        """Return all answers, when they are whole."""
+    @property
+    def done(self) -> list[Generation]:
+        """Return the answers that are whole."""
+        return [each for each in self.generations if each is not None]
+
+    async def finish(self) -> None:
+        """Wait until all answers are whole."""
         async for _ in self:
             pass
-        return [each for each in self.generations if each is not None]
 
     def close(self) -> None:
         """Give up what is not finished, and write down what became of the request."""
         self._answers.close()
-        done = [each for each in self.generations if each is not None]
+        done = self.done
         self._account.fields |= {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": sum(each.num_tokens for each in done),

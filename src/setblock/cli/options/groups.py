@@ -17,14 +17,8 @@ from typer.models import OptionInfo
 
 DECODING, SAMPLING, TASK, OUTPUT = "Decoding", "Sampling", "Task", "Output"  # panels of several groups or commands
 
-_METAVARS: dict[Any, str] = {
-    int: "N",
-    int | None: "N",
-    float: "X",
-    float | None: "X",
-    Path: "FILE",
-    Path | None: "FILE",
-}
+_METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
+_METAVARS |= {kind | None: name for kind, name in _METAVARS.items()}
 
 Group = TypeVar("Group")
 

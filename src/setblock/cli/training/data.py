@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from setblock.cli.messages import print_json, progress, silence_libraries, stdout_console
+from setblock.cli.messages import figures_table, print_json, progress, silence_libraries, stdout_console
 from setblock.cli.options.decoding_options import DecodingOptions
 from setblock.cli.options.groups import JsonOption, option, option_group
 from setblock.cli.options.model import ModelOptions, load_model
@@ -248,26 +248,21 @@ def _columns(row: "InspectedRow") -> "dict[str, np.ndarray]":
 
 def _statistics(row: "InspectedRow") -> Table:
     counts = row.statistics
-    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    if counts.rows is None:
-        table.add_row("of the stream, so far", "")
-    else:
-        table.add_row("rows", f"{counts.rows:,}")
-    table.add_row("documents", f"{counts.documents:,}")
-    for name, value in (
+    left_out = (
         ("too long", counts.too_long),
         ("spelling a special token, dropped", counts.special),
         ("without anything to learn, dropped", counts.without_targets),
-    ):
-        if value:
-            table.add_row(f"  {name}", f"{value:,}")
-    table.add_row("tokens", f"{counts.tokens:,}")
-    table.add_row("  that carry loss", f"{counts.targets:,} ({counts.targets / max(1, counts.tokens):.1%})")
-    if counts.padding is not None:
-        table.add_row("padding", f"{counts.padding:.1%}")
-    return table
+    )
+    return figures_table(
+        [
+            ("of the stream, so far", "") if counts.rows is None else ("rows", f"{counts.rows:,}"),
+            ("documents", f"{counts.documents:,}"),
+            *((f"  {name}", f"{count:,}") for name, count in left_out if count),
+            ("tokens", f"{counts.tokens:,}"),
+            ("  that carry loss", f"{counts.targets:,} ({counts.targets / max(1, counts.tokens):.1%})"),
+            *([] if counts.padding is None else [("padding", f"{counts.padding:.1%}")]),
+        ]
+    )
 
 
 def _clean_table(row: "InspectedRow", limit: int | None) -> Table:
@@ -281,8 +276,8 @@ def _clean_table(row: "InspectedRow", limit: int | None) -> Table:
             _NOTHING if is_padding else str(columns["document_ids"][i]),
             _NOTHING if is_padding else str(columns["position_ids"][i]),
             Text("padding", style="dim") if is_padding else _token(row, int(columns["input_ids"][i])),
-            _NOTHING if row.labels[i] < 0 else _token(row, int(row.labels[i]), "green"),
-            _NOTHING if row.predicts[i] < 0 else _token(row, int(row.predicts[i]), "green"),
+            _token(row, int(row.labels[i]), "green"),
+            _token(row, int(row.predicts[i]), "green"),
         )
     return table
 
@@ -299,7 +294,7 @@ def _noisy_table(row: "InspectedRow", limit: int | None) -> Table:
             str(columns["position_ids"][i]),
             _token(row, int(columns["input_ids"][i])),
             f"before {int(row.inputs.limits[0, i])}",
-            _NOTHING if row.predicts[i] < 0 else _token(row, int(row.predicts[i]), "green"),
+            _token(row, int(row.predicts[i]), "green"),
             end_section=ends,
         )
     return table
@@ -314,7 +309,10 @@ def _table(*names: str) -> Table:
 
 
 def _token(row: "InspectedRow", token_id: int, style: str = "") -> Text:
-    """Return a token's text in quotes, so that its spaces and line breaks are seen; the mask token by its name."""
+    """Return a token's text in quotes, so that its spaces and line breaks are seen; the mask token by its name, none as a
+    dot."""
+    if token_id < 0:
+        return Text(_NOTHING)
     if token_id == row.mask_token_id:
         return Text(_MASK, style="yellow")
     return Text(repr(row.tokenizer.decode([token_id])), style=style)

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich import box
-from rich.table import Table
 
-from setblock.cli.messages import print_json, print_message, stdout_console
+from setblock.cli.messages import figures_table, print_json, print_message, stdout_console
 from setblock.cli.options.groups import JsonOption, option
 from setblock.cli.options.recipe import RecipeOptions
 from setblock.errors import SetBlockError, check_one_of
@@ -92,8 +90,7 @@ def train(
             print_message(f"stopped and saved; run the same command again to resume from step {stopped.step}")
         raise typer.Exit(stopped.code) from stopped
     except KeyboardInterrupt as interruption:
-        checkpoint = newest_checkpoint(folder)
-        step = 0 if checkpoint is None else step_of(checkpoint)
+        step = step_of(newest_checkpoint(folder))
         print_message(f"interrupted; run the same command again to resume from step {step}")
         raise typer.Exit(130) from interruption
     finally:
@@ -146,10 +143,7 @@ def show_dry_run(
     if as_json:
         print_json({**asdict(found), "total": found.total, "hardware": hardware.name, "share": share, "memory": limit})
     else:
-        table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(justify="right", no_wrap=True)
-        for name, value in (
+        rows = [
             ("parameters", f"{found.parameters:,}"),
             ("  that are trained", f"{found.trained:,}"),
             ("steps", f"{found.steps:,}"),
@@ -164,10 +158,9 @@ def show_dry_run(
             ("operations", f"{found.operations:.2e}"),
             (f"days at {share:.0%} of the peak of {hardware.name}", f"{found.seconds / 86400:.2f}"),
             ("GPU-hours", f"{found.seconds / 3600 * gpus:,.1f}"),
-        ):
-            table.add_row(name, value)
+        ]
         console = stdout_console()
-        console.print(table)
+        console.print(figures_table(rows))
         console.print("Left out: " + "; ".join(LEFT_OUT) + ".", style="dim", highlight=False)
     if found.total > limit * _GIB:
         raise SetBlockError(

@@ -183,12 +183,11 @@ class RecordShape:
     @property
     def named(self) -> dict[str, str]:
         """Return the keys of a section that name the columns."""
-        keys = {
-            "messages": ("messages_column",),
-            "prompt and completion": ("prompt_column", "completion_column"),
-            "text": ("text_column",),
-        }
-        return dict(zip(keys[self.name], self.columns, strict=True))
+        return {f"{usual}_column": column for usual, column in zip(_SHAPES[self.name], self.columns, strict=True)}
+
+
+_SHAPES = {"messages": ("messages",), "prompt and completion": ("prompt", "completion"), "text": ("text",)}
+"""By their names, the usual columns of each; the keys of a section that name others are these with `_column`."""
 
 
 @dataclass(frozen=True)
@@ -221,18 +220,11 @@ def _held_apart(values: list[Any], shape: RecordShape, special: re.Pattern[str])
 
 def shape_of(section: SourceSection, record: SourceRecord) -> RecordShape:
     """Return the shape that a section names, or else the one whose usual columns the first record has."""
-    if section.messages_column is not None:
-        return RecordShape("messages", (section.messages_column,))
-    if section.prompt_column is not None and section.completion_column is not None:
-        return RecordShape("prompt and completion", (section.prompt_column, section.completion_column))
-    if section.text_column is not None:
-        return RecordShape("text", (section.text_column,))
-    usual = (
-        RecordShape("messages", ("messages",)),
-        RecordShape("prompt and completion", ("prompt", "completion")),
-        RecordShape("text", ("text",)),
-    )
-    found = [shape for shape in usual if record.columns.keys() >= set(shape.columns)]
+    for name, usual in _SHAPES.items():
+        columns = tuple(getattr(section, f"{column}_column") for column in usual)
+        if None not in columns:
+            return RecordShape(name, columns)
+    found = [RecordShape(name, usual) for name, usual in _SHAPES.items() if record.columns.keys() >= set(usual)]
     if len(found) == 1:
         return found[0]
     names = ", ".join(record.columns) or "none"

@@ -150,14 +150,13 @@ async def _answer(
         await unless_left(request.receive, reply, serving.config.limits.request_seconds)
     except ClientLeft:
         return Response(status_code=499)
-    generations = [each for each in reply.generations if each is not None]
     choices = []
-    for place, generation in enumerate(generations):
+    for place, generation in enumerate(reply.done):
         choice = shape.finished(place, generation, serving.codec.text)
         if body.events:
             choice["tokens"] = tokens_json(generation, serving.codec.text)
         choices.append(choice)
-    usage = usage_of(reply.prompt_tokens, generations)
+    usage = usage_of(reply.prompt_tokens, reply.done)
     return {**head, "object": shape.whole, "choices": choices, "usage": usage}
 
 

@@ -45,7 +45,7 @@ async def unless_left(receive: Receive, reply: Reply, seconds: float) -> None:
         ClientLeft: the client did not.
         ApiError: it took longer than `seconds`, or something broke.
     """
-    is_done, has_left = await _first_of(receive, reply, reply.finished(), seconds=seconds)
+    is_done, has_left = await _first_of(receive, reply, reply.finish(), seconds=seconds)
     if not is_done:
         raise ClientLeft if has_left else timed_out(seconds)
 
@@ -121,8 +121,7 @@ async def frames(
         yield _frame(error.content())
         return
     if with_usage:
-        done = [each for each in reply.generations if each is not None]
-        usage = usage_of(reply.prompt_tokens, done)
+        usage = usage_of(reply.prompt_tokens, reply.done)
         yield _frame({**head, "object": shape.piece, "choices": [], "usage": usage})
     yield "data: [DONE]\n\n"
 

@@ -147,8 +147,10 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return max(whole_checkpoints(folder), key=step_of, default=None)
 
 
-def step_of(checkpoint: Path) -> int:
-    """Return the optimiser step after which a checkpoint was written."""
+def step_of(checkpoint: Path | None) -> int:
+    """Return the optimiser step after which a checkpoint was written; 0 where there is none."""
+    if checkpoint is None:
+        return 0
     found = _CHECKPOINT.fullmatch(checkpoint.name)
     assert found
     return int(found[1])
@@ -173,8 +175,7 @@ def telling_of_full_disks(folder: Path) -> Iterator[None]:
         for path in _checkpoints(folder):
             if not _is_whole(path):
                 shutil.rmtree(path, ignore_errors=True)
-        checkpoint = newest_checkpoint(folder)
-        step = 0 if checkpoint is None else step_of(checkpoint)
+        step = step_of(newest_checkpoint(folder))
         raise SetBlockError(
             f"no space left to write to {folder}: free some space and run the same command again to resume from step {step}"
         ) from error

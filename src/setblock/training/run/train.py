@@ -81,7 +81,7 @@ def train(
         check_finished(output, recipe)
         return output
     if args.process_index == 0:
-        warn_of_incomplete(output, after=0 if earlier.checkpoint is None else step_of(earlier.checkpoint))
+        warn_of_incomplete(output, after=step_of(earlier.checkpoint))
     make_folder(output)
     set_seed(args.seed)
     if args.device.type == "cpu":
