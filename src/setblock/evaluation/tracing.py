@@ -3,7 +3,7 @@
 Knows the chunks of a stream. Knows nothing of pages or terminals.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,7 +96,7 @@ def trace(
     settings = with_calibration(model, settings_asked(named, base=settings))
     ends = {*model.end_of_text_ids, *settings.stop_token_ids}
     start = len(encode_prompt(model.tokenizer, prompt, raw=raw))
-    tracer = _Tracer(model.tokenizer, prompt_length=start, ends=ends, settings=settings)
+    tracer = _Tracer(model.tokenizer, prompt_length=start, ends=ends, is_ntp=settings.method == "ntp")
     passes, generation = [], None
     for chunk in stream(model, prompt, settings=settings, raw=raw):  # not kept: each holds a pass's logits
         passes.append(tracer.traced(chunk))
@@ -119,22 +119,22 @@ def _text(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str:
     return text
 
 
+@dataclass
 class _Tracer:
     """Turn the chunks of one stream into passes, in order. Remembers what the answer holds so far."""
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, prompt_length: int, ends: set[int], settings: DecodingSettings
-    ) -> None:
-        self._tokenizer, self._prompt_length, self._ends = tokenizer, prompt_length, ends
-        self._is_ntp = settings.method == "ntp"
-        self._standing: dict[int, TracedToken] = {}
-        self._start = 0
+    tokenizer: PreTrainedTokenizerBase
+    prompt_length: int
+    ends: set[int]
+    is_ntp: bool
+    _standing: dict[int, TracedToken] = field(default_factory=dict)
+    _start: int = 0
 
     def traced(self, chunk: StreamChunk) -> TracedPass:
         """Return what the next chunk's pass did."""
         event, step = chunk.event, chunk.step
         corrected = None if event.corrected is None else self._token(event.corrected)
-        start = int(step.positions[0, 0]) - self._prompt_length
+        start = int(step.positions[0, 0]) - self.prompt_length
         void = {index for index in self._standing if index >= start > self._start}
         if corrected is not None:
             void |= {index for index in self._standing if index > corrected.index}
@@ -145,7 +145,7 @@ class _Tracer:
         revealed = [self._token(each) for each in event.revealed]
         self._standing |= {each.index: each for each in revealed}
 
-        places = (step.positions[0] - self._prompt_length).tolist()
+        places = (step.positions[0] - self.prompt_length).tolist()
         # What a pass computed behind a draft that it found wrong was thrown away.
         known = step.reading.given.block.known[0].tolist() if corrected is None else []
         known += [False] * (len(places) - len(known))
@@ -158,7 +158,7 @@ class _Tracer:
         in_block = [place for place in places if place in self._standing] + [place for place, _ in masked]
         return TracedPass(
             number=event.number,
-            kind="token" if self._is_ntp and event.kind == "block" else event.kind,
+            kind="token" if self.is_ntp and event.kind == "block" else event.kind,
             start=places[0],
             size=max(in_block, default=places[0] - 1) + 1 - places[0],
             revealed=revealed,
@@ -168,5 +168,5 @@ class _Tracer:
         )
 
     def _token(self, found: Reveal) -> TracedToken:
-        text = _text(self._tokenizer, found.token_id)
-        return TracedToken(found.index, text, found.entropy, found.token_id in self._ends)
+        text = _text(self.tokenizer, found.token_id)
+        return TracedToken(found.index, text, found.entropy, found.token_id in self.ends)

@@ -111,7 +111,7 @@ class Serving:
             raise self.why_stopped() from error
         prompt_tokens = sum(map(len, prompts))
         self.metrics.prompt_tokens.inc(prompt_tokens)
-        return Reply(self, answers, settings, account, prompt_tokens, num_answers=len(requests))
+        return Reply(self, answers, settings, account, prompt_tokens, [None] * len(requests))
 
     def _limited(self, settings: DecodingSettings, prompt_tokens: int) -> DecodingSettings:
         """Return the settings with a limit: without one, an answer may have what the context and the cache have room for."""
@@ -128,23 +128,19 @@ class Serving:
         return unavailable()
 
 
+@dataclass(eq=False)
 class Reply:
     """Watch the answers to one request as they come: times and counts go to metrics and log."""
 
-    def __init__(
-        self,
-        serving: Serving,
-        answers: Answers,
-        settings: DecodingSettings,
-        account: Account,
-        prompt_tokens: int,
-        *,
-        num_answers: int,
-    ) -> None:
-        self.settings, self.prompt_tokens = settings, prompt_tokens
-        self.generations: list[Generation | None] = [None] * num_answers
-        self._serving, self._answers, self._account = serving, answers, account
-        self._progress = answers.progress()
+    serving: Serving
+    answers: Answers
+    settings: DecodingSettings
+    account: Account
+    prompt_tokens: int
+    generations: list[Generation | None]
+
+    def __post_init__(self) -> None:
+        self._progress = self.answers.progress()
         self._last_text: dict[int, float] = {}
 
     def __aiter__(self) -> "Reply":
@@ -156,7 +152,7 @@ class Reply:
         try:
             place, made = await anext(self._progress)
         except EngineStopped as error:
-            raise self._serving.why_stopped() from error
+            raise self.serving.why_stopped() from error
         self._watch(place, made)
         if made.generation is not None and (failure := made.generation.error) is not None:
             if failure.is_of_form:
@@ -176,27 +172,27 @@ class Reply:
 
     def close(self) -> None:
         """Give up what is not finished, and write down what became of the request."""
-        self._answers.close()
+        self.answers.close()
         done = self.done
-        self._account.fields |= {
+        self.account.fields |= {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": sum(each.num_tokens for each in done),
             "num_forwards": sum(each.num_forwards for each in done),
             "finish_reasons": [None if each is None else each.finish_reason for each in self.generations],
             "decoding": self.settings.method,
         }
-        if self._serving.config.logs_text:
-            self._account.fields["answers"] = [each.text for each in done]
+        if self.serving.config.logs_text:
+            self.account.fields["answers"] = [each.text for each in done]
 
     def _watch(self, place: int, made: Progress) -> None:
-        metrics, now = self._serving.metrics, time.perf_counter()
+        metrics, now = self.serving.metrics, time.perf_counter()
         if made.event is not None and made.event.revealed:
             metrics.revealed.observe(len(made.event.revealed))
         if made.text:
             if place in self._last_text:
                 metrics.gap_seconds.observe(now - self._last_text[place])
             else:
-                metrics.first_text_seconds.observe(self._account.seconds)
+                metrics.first_text_seconds.observe(self.account.seconds)
             self._last_text[place] = now
         if made.generation is not None:
             self.generations[place] = made.generation

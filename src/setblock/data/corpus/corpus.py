@@ -9,6 +9,7 @@ import json
 import warnings
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,8 @@ def cached(encoder: Encoder, records: AnyRecords, *, cache_dir: str | None) -> d
     key = hashlib.sha256(json.dumps([encoder.fingerprint, records.fingerprint]).encode()).hexdigest()[:32]
 
     def examples() -> Iterator[dict[str, Any]]:
-        empty = True
         for document in encoder.documents(records):
-            empty = False
             yield {**vars(document), "length": len(document), "targets": sum(document.carries_loss)}
-        if empty:
-            raise SetBlockError(f"data source {encoder.section.source} holds no documents: it must hold at least one")
 
     try:
         # An interrupted build leaves nothing that a later one takes for whole, and of several processes only one builds.
@@ -160,6 +157,7 @@ def refuse_ids(documents: datasets.Dataset, limits: DocumentLimits) -> None:
             limits.refuse_ids(document["token_ids"], document["where"])
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CorpusRows(Sequence[Row]):
     """Make a row when it is asked for.
 
@@ -171,27 +169,17 @@ class CorpusRows(Sequence[Row]):
         lengths: int64 [D], how many tokens are kept of each.
     """
 
-    def __init__(
-        self,
-        documents: datasets.Dataset,
-        *,
-        census: Census,
-        fingerprint: str,
-        starts: np.ndarray,
-        order: np.ndarray,
-        lengths: np.ndarray,
-        row_length: int | None,
-        pad_token_id: int,
-    ) -> None:
-        self._documents = documents.with_format("numpy", columns=["token_ids", "carries_loss"])
-        self._where = documents
-        self.census = census
-        self.fingerprint = fingerprint
-        self.starts = starts
-        self.order = order
-        self.lengths = lengths
-        self._row_length = row_length
-        self._pad_token_id = pad_token_id
+    documents: datasets.Dataset
+    census: Census
+    fingerprint: str
+    starts: np.ndarray
+    order: np.ndarray
+    lengths: np.ndarray
+    row_length: int | None
+    pad_token_id: int
+
+    def __post_init__(self) -> None:
+        self._tokens = self.documents.with_format("numpy", columns=["token_ids", "carries_loss"])
 
     @classmethod
     def of(cls, corpus: Corpus, *, row_length: int | None, pad_token_id: int) -> "CorpusRows":
@@ -206,7 +194,7 @@ class CorpusRows(Sequence[Row]):
                 starts.append(len(order))
         packed = np.array(order)
         return cls(
-            corpus.documents,
+            documents=corpus.documents,
             census=corpus.census,
             fingerprint=corpus.fingerprint,
             starts=np.array(starts),
@@ -232,7 +220,7 @@ class CorpusRows(Sequence[Row]):
     @property
     def room(self) -> int:
         """Return how many tokens the rows have room for, all together."""
-        return len(self) * self._row_length if self._row_length else self.census.tokens
+        return len(self) * self.row_length if self.row_length else self.census.tokens
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -240,14 +228,14 @@ class CorpusRows(Sequence[Row]):
     def __getitem__(self, index: Any) -> Any:
         documents = []
         for place in self._places(index):
-            document, length = self._documents[int(self.order[place])], int(self.lengths[place])
+            document, length = self._tokens[int(self.order[place])], int(self.lengths[place])
             documents.append(Document(document["token_ids"][:length], document["carries_loss"][:length]))
-        row_length = self._row_length or len(documents[0])
-        return row_of(documents, row_length=row_length, pad_token_id=self._pad_token_id)
+        row_length = self.row_length or len(documents[0])
+        return row_of(documents, row_length=row_length, pad_token_id=self.pad_token_id)
 
     def where(self, index: int) -> list[str]:
         """Name the record of each document of a row."""
-        return [str(self._where[int(self.order[place])]["where"]) for place in self._places(index)]
+        return [str(self.documents[int(self.order[place])]["where"]) for place in self._places(index)]
 
     def _places(self, index: int) -> range:
         return range(int(self.starts[index]), int(self.starts[index + 1]))

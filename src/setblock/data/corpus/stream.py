@@ -6,7 +6,7 @@ nothing of columns or templates.
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -62,14 +62,10 @@ class DocumentStream:
 
 def _endless(encoder: Encoder, records: Iterable[SourceRecord]) -> Iterator[EncodedDocument]:
     while True:
-        empty = True
-        for document in encoder.documents(records):
-            empty = False
-            yield document
-        if empty:  # else it would be begun again for ever
-            raise SetBlockError(f"data source {encoder.section.source} holds no documents: it must hold at least one")
+        yield from encoder.documents(records)
 
 
+@dataclass(eq=False)
 class RowStream(IterableDataset[dict[str, Tensor]]):
     """Yield packed rows without end, items as those of `setblock.data.packing.RowDataset`.
 
@@ -81,14 +77,11 @@ class RowStream(IterableDataset[dict[str, Tensor]]):
             intervals.
     """
 
-    def __init__(
-        self, documents: Iterable[EncodedDocument], limits: DocumentLimits, *, row_length: int, pad_token_id: int
-    ) -> None:
-        self._documents = documents
-        self.limits = limits
-        self.row_length = row_length
-        self.pad_token_id = pad_token_id
-        self.census = Census()
+    documents: Iterable[EncodedDocument]
+    limits: DocumentLimits
+    row_length: int
+    pad_token_id: int
+    census: Census = field(default_factory=Census, init=False)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         worker = get_worker_info()
@@ -103,7 +96,7 @@ class RowStream(IterableDataset[dict[str, Tensor]]):
 
     def _kept(self) -> Iterator[Document]:
         fruitless, told = 0, 0
-        for document in self._documents:
+        for document in self.documents:
             where = document.where
             if not (document.spells_special and self.limits.drop_special):
                 self.limits.refuse_ids(document.token_ids, where)

@@ -117,7 +117,9 @@ def tokenised_rows(
         limits.refuse_ids(np.load(folder / "used-ids.npy"), f"data.tokenised {folder}")
         found = {
             name: CorpusRows(
-                _documents(_shards(folder, "evaluation" if name == "evaluation" and section.evaluation else "train")),
+                documents=_documents(
+                    _shards(folder, "evaluation" if name == "evaluation" and section.evaluation else "train")
+                ),
                 census=Census(**manifest["census"][name]),
                 fingerprint=fingerprint,
                 **CorpusRows.arrays(folder / f"rows-{name}"),

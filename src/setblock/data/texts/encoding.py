@@ -64,8 +64,8 @@ class Encoder:
         """Yield the documents of records, in order.
 
         Raises:
-            SetBlockError: a record has not the columns it should have, its chat can't be written, or it spells a special
-                token where that is an error. Its message names the record.
+            SetBlockError: there is none, a record has not the columns it should have, its chat can't be written, or it spells a
+                special token where that is an error. Its message names the record.
         """
         if self.tokenizer.eos_token_id is None:
             raise SetBlockError(
@@ -78,6 +78,8 @@ class Encoder:
             shape = shape or shape_of(self.section, chunk[0])
             spelled = [self._spell(record, shape, special) for record in chunk]
             yield from self._tokenised(chunk, spelled, shape)
+        if shape is None:
+            raise SetBlockError(f"data source {self.section.source} holds no documents: it must hold at least one")
 
     def _spell(self, record: SourceRecord, shape: "RecordShape", special: re.Pattern[str]) -> "_Spelled":
         try:

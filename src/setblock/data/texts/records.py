@@ -30,12 +30,12 @@ class SourceRecord:
     columns: dict[str, Any]
 
 
+@dataclass(frozen=True)
 class FileRecords:
     """Read the records of local files, one file after the other."""
 
-    def __init__(self, files: list[Path], *, limit: int | None) -> None:
-        self.files = files
-        self.limit = limit
+    files: list[Path]
+    limit: int | None
 
     @property
     def fingerprint(self) -> list[Any]:

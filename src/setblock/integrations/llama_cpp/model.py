@@ -3,7 +3,9 @@
 Knows what `setblock.model.protocol.language_model` asks for. Knows nothing of how a pass is decoded.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -24,6 +26,7 @@ class TokenizerDiffers(SetBlockWarning):
     """Warn that setblock's tokenizer is not the one that llama.cpp has for the same file."""
 
 
+@dataclass(eq=False)
 class LlamaModel:
     """Implement `LanguageModel` of `setblock.model.protocol.language_model` by llama.cpp.
 
@@ -35,31 +38,24 @@ class LlamaModel:
         device: the CPU: llama.cpp gives its logits there, whatever computes them.
     """
 
-    device = torch.device("cpu")
+    path: Path
+    file: ModelFile
+    tokenizer: PreTrainedTokenizerBase
+    facts: SBDFacts | None
+    end_of_text_ids: tuple[int, ...]
+    options: LlamaOptions
+    draft_text: DraftText | None = None
+    device: ClassVar[torch.device] = torch.device("cpu")
 
-    def __init__(
-        self,
-        path: Path,
-        file: ModelFile,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        facts: SBDFacts | None,
-        end_of_text_ids: tuple[int, ...],
-        options: LlamaOptions,
-    ) -> None:
-        self.path, self.options, self.tokenizer, self.facts = path, options, tokenizer, facts
-        self.end_of_text_ids = end_of_text_ids
-        self.draft_text: DraftText | None = None
-        self.context_length = min(file.context_length, options.n_ctx or file.context_length)
-        self._file = file
-        self._own = own_sequence(
-            Context(file, options, cells=1, sequences=PROBED_SEQUENCES), vocab_size=file.vocab_size
-        )
+    def __post_init__(self) -> None:
+        self.context_length = min(self.file.context_length, self.options.n_ctx or self.file.context_length)
+        empty = Context(self.file, self.options, cells=1, sequences=PROBED_SEQUENCES)
+        self._own = own_sequence(empty, vocab_size=self.file.vocab_size)
 
     @property
     def vocab_size(self) -> int:
         """Return V, the number of logits of a position."""
-        return self._file.vocab_size
+        return self.file.vocab_size
 
     @property
     def fuses_commit(self) -> bool:
@@ -68,13 +64,13 @@ class LlamaModel:
 
     def runner(self, *, rows: int, capacity: int) -> LlamaRunner:
         """See `setblock.model.protocol.language_model.LanguageModel`."""
-        runner = LlamaRunner(Context(self._file, self.options, cells=rows * capacity), own=self._own, rows=rows)
+        runner = LlamaRunner(Context(self.file, self.options, cells=rows * capacity), own=self._own, rows=rows)
         runner.place((), range(rows))
         return runner
 
     def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> LlamaRunner:
         """See `setblock.model.protocol.language_model.LanguageModel`."""
-        return LlamaRunner(Context(self._file, self.options, cells=pages * page_tokens), own=self._own, rows=rows)
+        return LlamaRunner(Context(self.file, self.options, cells=pages * page_tokens), own=self._own, rows=rows)
 
 
 def load(path: str | Path, options: LlamaOptions | None = None) -> LlamaModel:
@@ -91,14 +87,8 @@ def load(path: str | Path, options: LlamaOptions | None = None) -> LlamaModel:
     facts = facts_in(file.metadata, path, vocab_size=file.vocab_size)
     tokenizer = tokenizer_in(file.metadata, path)
     _compare_tokenizers(path, tokenizer, file)
-    model = LlamaModel(
-        path,
-        file,
-        tokenizer,
-        facts=facts,
-        end_of_text_ids=end_of_text_in(file.metadata, path) or file.end_of_text_ids(),
-        options=options,
-    )
+    ends = end_of_text_in(file.metadata, path) or file.end_of_text_ids()
+    model = LlamaModel(path, file, tokenizer, facts=facts, end_of_text_ids=ends, options=options)
     warn_if_untrained(str(path), facts)
     return model
 

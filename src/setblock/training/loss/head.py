@@ -4,6 +4,7 @@ Knows the scalings that Transformers' models have. Trusts none of them: which on
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ _FACTORS = ("logit_scale", "logits_scaling", "lm_head_multiplier")  # Cohere; Gr
 _TOLERANCE = 0.02  # relative; rounding stays below it in any dtype, a scaling that is left out well above
 
 
+@dataclass(frozen=True, eq=False)
 class SplitHead:
     """Hold the head of a model as a function of hidden states, to be called inside of the model's forward pass.
 
@@ -27,9 +29,8 @@ class SplitHead:
         scaling: what the model does to the logits afterwards.
     """
 
-    def __init__(self, module: nn.Module, scaling: Scaling) -> None:
-        self.module = module
-        self.scaling = scaling
+    module: nn.Module
+    scaling: Scaling
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Map [m, D] to [m, V]."""
