@@ -120,35 +120,31 @@ def checked_recipe(path: Path, content: Any, *, overrides: Mapping[str, Any]) ->
     except ValidationError as error:
         raise SetBlockError(f"recipe {path}: {_first_problem(error)}") from error
     arguments = _training_arguments(path, recipe.training)
-    if recipe.model.path is not None and Path(recipe.model.path).resolve() == Path(arguments.output_dir).resolve():
-        raise SetBlockError(f"recipe {path}: training.output_dir must not be model.path itself, {recipe.model.path!r}")
-    if recipe.adapter is not None and recipe.adapter.only_noisy and arguments.objective == "ntp":
-        raise SetBlockError(
-            f"recipe {path}: adapter.only_noisy trains nothing with training.objective ntp: set one of the two differently"
-        )
-    _check_together(path, recipe.data, arguments)
+    if fault := _fault_of(recipe, arguments):
+        raise SetBlockError(f"recipe {path}: {fault}")
     return recipe, arguments
 
 
-def _check_together(path: Path, data: DataSection, arguments: SBDConfig) -> None:
-    """Refuse what only the data and the training section together make wrong, and what training by a recipe has not."""
+def _fault_of(recipe: Recipe, arguments: SBDConfig) -> str:
+    """Return what only several sections together make wrong, or what training by a recipe has not; else an empty text."""
+    start, data, output = recipe.model.path, recipe.data, arguments.output_dir
+    is_endless = data.streaming and data.tokenised is None
+    if start is not None and Path(start).resolve() == Path(output).resolve():
+        return f"training.output_dir must not be model.path itself, {start!r}"
+    if recipe.adapter is not None and recipe.adapter.only_noisy and arguments.objective == "ntp":
+        return "adapter.only_noisy trains nothing with training.objective ntp: set one of the two differently"
     if arguments.push_to_hub:
-        raise SetBlockError(
-            f"recipe {path}: training.push_to_hub: nothing would be pushed; run `hf upload REPOSITORY "
-            f'{arguments.output_dir} --exclude "checkpoint-*"` after the training'
-        )
+        upload = f'`hf upload REPOSITORY {output} --exclude "checkpoint-*"`'
+        return f"training.push_to_hub: nothing would be pushed; run {upload} after the training"
     if data.too_long == "truncate" and arguments.complete_last_block:
-        raise SetBlockError(
-            f"recipe {path}: data.too_long: truncate and training.complete_last_block exclude each other: the model would "
-            "learn that a text ends where it was cut"
-        )
-    if data.streaming and data.tokenised is None and arguments.max_steps <= 0:
-        raise SetBlockError(f"recipe {path}: data.streaming has no end: give training.max_steps, at least 1")
-    if data.streaming and data.tokenised is None and arguments.dataloader_num_workers > 1:
-        raise SetBlockError(
-            f"recipe {path}: with data.streaming, training.dataloader_num_workers must be 0 or 1, "
-            f"not {arguments.dataloader_num_workers}"
-        )
+        both = "data.too_long: truncate and training.complete_last_block exclude each other"
+        return f"{both}: the model would learn that a text ends where it was cut"
+    if is_endless and arguments.max_steps <= 0:
+        return "data.streaming has no end: give training.max_steps, at least 1"
+    if is_endless and arguments.dataloader_num_workers > 1:
+        workers = arguments.dataloader_num_workers
+        return f"with data.streaming, training.dataloader_num_workers must be 0 or 1, not {workers}"
+    return ""
 
 
 def parse_override(text: str) -> tuple[str, Any]:
