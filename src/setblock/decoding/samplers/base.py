@@ -125,7 +125,7 @@ def _moments_of_candidates(logits: Tensor, greatest: Tensor, candidates: Tensor)
     each time, which takes longer than the arithmetic.
     """
     entropy, confidence = torch.empty_like(greatest), torch.empty_like(greatest)
-    for few in candidates.nonzero().split(_TILE_ROWS):
+    for few in torch.split(candidates.nonzero(), _TILE_ROWS):
         here = few.unbind(dim=1)
         entropy[here], confidence[here] = _tiled_moments(logits[here], greatest[here])
     return Moments(entropy, confidence)
