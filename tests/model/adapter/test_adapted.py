@@ -1,5 +1,6 @@
 """An adapter as decoding runs it: what PEFT computes, in few products, compiled and prepacked, and for the block alone."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,12 +58,43 @@ def test_computes_what_peft_does(tmp_path, tokenizer, family):
     assert not torch.isclose(drafted[1][:, 4:], plain[:, 4:]).any(dim=-1).all()
 
 
-def test_nothing_of_peft_is_left(checkpoint):
+def test_peft_is_not_needed(checkpoint, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
     model = load(checkpoint[0]).model
     assert not [name for name, each in model.named_modules() if type(each).__module__.startswith("peft")]
     updates = [each for each in model.modules() if isinstance(each, Update)]
     layers = model.config.num_hidden_layers
     assert (sum(len(each.layers) for each in updates), len(updates)) == (7 * layers, 4 * layers)
+
+
+class Products(TorchDispatchMode):
+    """Counts products of matrices, and their multiply-adds."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = self.multiply_adds = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.linear, torch.ops.aten.addmm_):
+            weight = args[1].t() if func.overloadpacket is torch.ops.aten.linear else args[2]
+            self.count += 1
+            self.multiply_adds += args[0].shape[:-1].numel() * weight.numel()
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_row_of_the_block_costs_its_update_and_others_nothing(checkpoint):
+    """r (in + out) multiply-adds for each layer; one product with A for each input, and one with B for each layer."""
+    sbd, counts = load(checkpoint[0]), []
+    for rows in (torch.zeros(1, 7).bool(), IN_BLOCK):
+        with torch.inference_mode(), block_only(sbd.model, rows), Products() as products:
+            sbd.model(TOKENS)
+        counts.append((products.multiply_adds, products.count))
+    adapted = [layer for each in sbd.model.modules() if isinstance(each, Update) for layer in each.layers]
+    update = sum(4 * (layer.in_features + layer.out_features) for layer in adapted)
+    (plain, products), (drafting, more) = counts
+    assert plain >= TOKENS.numel() * sum(layer.weight.numel() for layer in adapted)
+    assert drafting - plain == int(IN_BLOCK.sum()) * update
+    assert more - products == (4 + 7) * sbd.model.config.num_hidden_layers
 
 
 class Operations(TorchDispatchMode):

@@ -108,6 +108,33 @@ def test_what_is_no_plain_lora_is_refused_and_not_read(folder: Path, change: str
             load(folder / "base", adapter=trained)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "v_proj",
+            "r_proj",
+            r"another model: model.layers.*r_proj with weights of sizes \[16, 32\], which the model lacks",
+        ),
+        ("q_proj.lora_B", "q_proj.lora_B", r"another model: model.layers.*sizes \[9, 32\], not \[32, 32\], which"),
+        (".lora_B", ".lora_A2", "other weights"),
+        (
+            "0.self_attn.q_proj.lora_A",
+            "9.self_attn.q_proj.lora_A",
+            "only one of A and B of base_model.*0.self_attn.q_proj",
+        ),
+    ],
+)
+def test_an_adapter_of_another_model_is_refused(folder: Path, old: str, new: str, message: str) -> None:
+    weights = load_file(folder / "trained" / "adapter_model.safetensors")
+    if old == new:
+        weights = {name: torch.zeros(9, 4) if old in name else each for name, each in weights.items()}
+    weights = {name.replace(old, new): each for name, each in weights.items()}
+    save_file(weights, folder / "trained" / "adapter_model.safetensors")
+    with pytest.raises(SetBlockError, match=message):
+        load(folder / "base", adapter=folder / "trained")
+
+
 def test_a_folder_without_safetensors_is_refused(folder: Path) -> None:
     (folder / "trained" / "adapter_model.safetensors").rename(folder / "trained" / "adapter_model.bin")
     with pytest.raises(SetBlockError, match="must hold an adapter"):

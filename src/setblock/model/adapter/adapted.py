@@ -1,6 +1,6 @@
 """Run an adapter of the future block in decoding: few small products of the model's own type for each layer.
 
-Knows what PEFT has loaded, and leaves nothing of it. Knows nothing of training (`setblock.model.adapter.adapter`).
+Knows what PEFT's files hold, and does without PEFT. Knows nothing of training (`setblock.model.adapter.adapter`).
 
 LoRA adds `B A x`. Layers that read one input x have one product with A, of the block's rows alone, and each adds its part to
 these rows of its output. All other rows are exactly the base model's. Hooks of the base layers do so, whatever these are
@@ -20,7 +20,8 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError
-from setblock.model.adapter.adapter import ADAPTER_FOLDER, check_layer, check_output, quiet_peft, trained_row, with_row
+from setblock.model.adapter.adapter import check_output, with_row
+from setblock.model.adapter.files import INNER, OUTER, ROW
 from setblock.model.adapter.gate import Gate
 
 
@@ -97,42 +98,27 @@ class Update(nn.Module):
             self.gate.rows(output).addmm_(inside, self.outer(index))
 
 
-def load_adapter(model: PreTrainedModel, source: str, *, subfolder: str = ADAPTER_FOLDER) -> Gate:
-    """Put the adapter that lies in the checkpoint `source` into the model that was loaded from it, to decode with.
+def load_adapter(model: PreTrainedModel, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Gate:
+    """Put an adapter into a model, to decode with.
 
     Args:
-        subfolder: where in the checkpoint; empty where `source` is the folder of an adapter.
+        config, weights: of `read_lora`.
 
     Raises:
-        SetBlockError: PEFT is not installed, or a layer is of a kind that can't act on some tokens only.
-        Exception: whatever PEFT raises over a file that is missing or broken.
+        SetBlockError: the model lacks one of its layers, or a layer is of a kind that can't act on some tokens only.
     """
-    try:
-        from peft import PeftModel
-    except ImportError as error:
-        raise SetBlockError("the checkpoint's adapter needs PEFT: pip install 'setblock[peft]'") from error
-    with quiet_peft():
-        PeftModel.from_pretrained(model, source, subfolder=subfolder)  # changes the model's layers in place
-    return _taken_over(model)
-
-
-def _taken_over(model: PreTrainedModel) -> Gate:
-    """Put the base layers back in the place of PEFT's, with hooks of ours, and return their gate."""
-    from peft.tuners.lora import LoraLayer
-    from peft.utils import TrainableTokensWrapper
-
-    layers: dict[str, Any] = {}
-    replaced: dict[nn.Module, nn.Module] = {}
-    for name, layer in model.named_modules():
-        if isinstance(layer, TrainableTokensWrapper):
-            replaced[layer] = layer.original_module
-            if layer.token_adapter.tied_adapter is None:
-                _set_row(layer.original_module, *trained_row(layer.token_adapter))
-        elif isinstance(layer, LoraLayer):
-            check_layer(layer, name)
-            layers[name] = layer
-    bases: dict[str, nn.Module] = {name: layer.get_base_layer() for name, layer in layers.items()}
-    replace_modules(model, replaced | {layers[name]: base for name, base in bases.items()})
+    scaling, modules = config["lora_alpha"] / config["r"], dict(model.named_modules())
+    bases: dict[str, nn.Module] = {}
+    factors: dict[str, tuple[Tensor, Tensor]] = {}
+    for key, weight in weights.items():
+        name = key.removeprefix("base_model.model.").removesuffix(INNER).removesuffix(ROW)
+        if key.endswith(ROW):
+            (token,) = config["trainable_token_indices"]
+            _set_row(modules[name], token, weight[0])
+        elif key.endswith(INNER):
+            outer = weights[key.removesuffix(INNER) + OUTER].float() * scaling
+            bases[name] = _base(modules, name, {weight.shape[1], outer.shape[0]})
+            factors[name] = weight.to(model.dtype), outer.t().to(model.dtype).contiguous()
     checks = [base.register_forward_hook(lambda base, _, output: check_output(output, base)) for base in bases.values()]
     groups = sharing_input(model, bases)
     for check in checks:
@@ -142,17 +128,18 @@ def _taken_over(model: PreTrainedModel) -> Gate:
         for is_linear in (True, False):  # what can be joined, and what can't
             names = [name for name in group if (type(bases[name]) is nn.Linear) is is_linear]
             if names:
-                factors = [_factors(layers[name], model.dtype) for name in names]
-                Update(gate, [bases[name] for name in names], *zip(*factors, strict=True))
+                Update(gate, [bases[name] for name in names], *zip(*(factors[name] for name in names), strict=True))
     return gate
 
 
-def _factors(layer: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return A [r, in_features] and the transposed B [r, out_features], with LoRA's factor in it, of one of PEFT's
-    layers."""
-    (name,) = layer.active_adapters
-    inner, outer = layer.lora_A[name].weight.detach(), layer.lora_B[name].weight.detach() * layer.scaling[name]
-    return inner.to(dtype), outer.t().to(dtype).contiguous()
+def _base(modules: Mapping[str, Any], name: str, sizes: set[int]) -> nn.Module:
+    """Return the layer that an adapter has an update of, with some sizes of input and output."""
+    layer = modules.get(name)
+    shape = getattr(getattr(layer, "weight", None), "shape", None)
+    if not isinstance(layer, nn.Module) or shape is None or set(shape) != sizes:
+        found = "which the model lacks" if layer is None else f"not {list(shape or ())}, which the model's layer has"
+        raise SetBlockError(f"the adapter is for another model: {name} with weights of sizes {sorted(sizes)}, {found}")
+    return layer
 
 
 def replace_modules(model: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> None:

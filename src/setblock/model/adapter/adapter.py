@@ -42,13 +42,13 @@ def gated(model: nn.Module) -> Gate:
             if layer.token_adapter.tied_adapter is None:
                 layer.original_module.register_forward_hook(partial(_embedded, layer.token_adapter))
         if isinstance(layer, LoraLayer):
-            check_layer(layer, name)
+            _check_layer(layer, name)
             switch_off(layer)
             layer.get_base_layer().register_forward_hook(partial(_updated, layer, gate))
     return gate
 
 
-def check_layer(layer: Any, name: str) -> None:
+def _check_layer(layer: Any, name: str) -> None:
     """Raise `SetBlockError` where one of PEFT's layers can't act on some tokens only."""
     from peft.tuners.lora import ParamWrapper
 
@@ -95,16 +95,10 @@ def switch_off(layer: Any) -> None:
 
 
 def _embedded(trained: Any, base: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """Return an embedding's output [B, T, D], with the trained row for the token that has one."""
-    token, row = trained_row(trained)
-    return with_row(output, base, ids=args[0], token=token, row=row)
-
-
-def trained_row(trained: Any) -> tuple[int, Tensor]:
-    """Return the token whose embedding PEFT has trained, and its row [D]."""
+    """Return an embedding's output [B, T, D], with the trained row [D] for the token that has one."""
     (name,) = trained.active_adapters
     (token,) = trained.token_indices[name]
-    return token, trained.trainable_tokens_delta[name][0]
+    return with_row(output, base, ids=args[0], token=token, row=trained.trainable_tokens_delta[name][0])
 
 
 def with_row(output: Tensor, base: nn.Module, *, ids: Tensor, token: int, row: Tensor) -> Tensor:

@@ -1,28 +1,21 @@
-"""Read and write adapters in UNO's form (arXiv 2609.04010): plain LoRA of PEFT, which acts on uniform noise in causal blocks.
+"""Write adapters in UNO's form (arXiv 2609.04010): plain LoRA of PEFT, which acts on uniform noise in causal blocks.
 
-Knows PEFT's two files, and what SGLang's `--uno-lora-path` reads of them. Knows nothing of models.
+Knows what SGLang's `--uno-lora-path` reads of PEFT's two files. Knows nothing of models.
 """
 
 import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
 
 from setblock.errors import SetBlockError
+from setblock.model.adapter.files import CONFIG_NAME, WEIGHTS_NAME, read_lora
 from setblock.model.protocol.facts import SBDFacts
 
-WEIGHTS_NAME, CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
-"""PEFT's names for the files of an adapter."""
-
 _PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-# More than A and B of each layer, or another factor than alpha / r
-_MORE = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices")
 
 
 def uno_facts(vocab_size: int) -> SBDFacts:
@@ -35,30 +28,6 @@ def uno_facts(vocab_size: int) -> SBDFacts:
         noise_vocab_size=vocab_size,
         causal_block=True,
     )
-
-
-def read_plain_lora(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the config and the weights of a plain LoRA adapter of PEFT.
-
-    Raises:
-        SetBlockError: it is not there, is broken, or is more than plain LoRA.
-    """
-    try:
-        config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
-        weights = load_file(folder / WEIGHTS_NAME)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise SetBlockError(f"{folder} must hold an adapter, {CONFIG_NAME} and {WEIGHTS_NAME}: {error}") from error
-    kind = config.get("peft_type") if isinstance(config, dict) else None
-    if kind != "LORA":
-        raise SetBlockError(f"{folder}: the adapter must be LORA, not {kind}")
-    more = next(
-        (name for name in _MORE if config.get(name)), "bias" if config.get("bias") not in (None, "none") else None
-    )
-    if more is None and not all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in weights):
-        more = "other weights"
-    if more is not None:
-        raise SetBlockError(f"{folder}: the adapter must be plain LoRA, and has {more}")
-    return config, weights
 
 
 def write_uno(source: Path, facts: SBDFacts | None, folder: Path) -> None:
@@ -85,7 +54,7 @@ def write_uno(source: Path, facts: SBDFacts | None, folder: Path) -> None:
     ]
     if wrong:
         raise SetBlockError(f"the adapter was not trained in UNO's form: it needs {', '.join(wrong)}")
-    config, weights = read_plain_lora(source)
+    config, weights = read_lora(source)
     layers = {name.split(".")[-3] for name in weights}
     attention = layers & {"q_proj", "k_proj", "v_proj"}
     if layers - _PROJECTIONS or (attention and not {"q_proj", "v_proj"} <= layers):

@@ -22,7 +22,9 @@ from transformers.utils import cached_file
 from setblock.errors import SetBlockError, SetBlockWarning, warn
 from setblock.heap import keep_freed_memory
 from setblock.model.adapter.adapted import load_adapter
-from setblock.model.adapter.uno import read_plain_lora, uno_facts
+from setblock.model.adapter.adapter import ADAPTER_FOLDER
+from setblock.model.adapter.files import CONFIG_NAME, WEIGHTS_NAME, read_lora
+from setblock.model.adapter.uno import uno_facts
 from setblock.model.attention.attention import layer_windows
 from setblock.model.loading.gguf import (
     Metadata,
@@ -106,7 +108,7 @@ def load(
     if adapter is not None:
         if facts is not None and facts.noisy_adapter:
             raise SetBlockError(f"model {source} has an adapter on its future block already: load it without another")
-        read_plain_lora(Path(adapter))
+        lora = read_lora(Path(adapter))
         facts = uno_facts(vocab_size)
 
     if device is None:
@@ -141,9 +143,8 @@ def load(
     if facts is not None and facts.noisy_adapter:
         with _reading(source, "its adapter"):
             if adapter is None:
-                load_adapter(model, source)
-            else:
-                load_adapter(model, str(adapter), subfolder="")
+                lora = read_lora(_adapter_folder(source), row=True)
+            load_adapter(model, *lora)
 
     # 3. How its weights are stored, and where it runs
     if quantization == "int8":
@@ -171,6 +172,12 @@ def load(
     if adapter is None:
         warn_if_untrained(source, facts)
     return sbd
+
+
+def _adapter_folder(source: str) -> Path:
+    """Return the folder with the adapter of a checkpoint, which may be on the hub."""
+    found = [cached_file(source, f"{ADAPTER_FOLDER}/{name}") for name in (CONFIG_NAME, WEIGHTS_NAME)]
+    return Path(found[0]).parent
 
 
 def _draft_text_in(source: str) -> Path | None:
