@@ -34,7 +34,7 @@ from setblock.decoding.rows import Rows
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step import absorb as loop
-from setblock.decoding.step.policy import RowSamplers
+from setblock.decoding.step.choice import RowSamplers
 from setblock.model.runners import padded_runner
 from setblock.model.sbd_model import SBDModel
 

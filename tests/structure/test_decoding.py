@@ -17,8 +17,7 @@ from answers import answers, assert_same
 from running import check_that_rows_come_and_go_as_alone
 from setblock import DecodingSettings, EntropyBounded, generate, load, stream
 from setblock.decoding.companions.guidance import GuidedBlock
-from setblock.decoding.step.choice import most_likely
-from setblock.decoding.step.logits import Logits
+from setblock.decoding.step.logits import Logits, most_likely
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.sbd_model import SBDModel

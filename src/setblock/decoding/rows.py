@@ -21,8 +21,8 @@ from setblock.decoding.settings.checks import CheckedRows
 from setblock.decoding.state.joining import joined, open_state, taken
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.absorb import DecodingStep, absorb
+from setblock.decoding.step.choice import Policy, open_policy
 from setblock.decoding.step.feed import Span, in_parts, next_feed, next_spans, plan_pass, span_of, spans_ahead, standing
-from setblock.decoding.step.policy import Policy, open_policy
 from setblock.devices import HostCopy
 from setblock.model.protocol.language_model import LanguageModel
 from setblock.model.protocol.runner import Compile, Feed, Runner, as_it_is

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from decoding.samplers.cases import KINDS, PARAMETERS, Passes, chosen, passes, run, samplers
 from setblock.decoding.samplers import Sampler
 from setblock.decoding.samplers.base import moments_of
-from setblock.decoding.step.policy import RowSamplers
+from setblock.decoding.step.choice import RowSamplers
 from setblock.errors import ParameterError
 
 each_sampler = pytest.mark.parametrize("name", KINDS)

@@ -13,8 +13,8 @@ from torch import Tensor
 from setblock.decoding.companions.asking import Companions
 from setblock.decoding.drafts.lookup import Draft
 from setblock.decoding.state.state import BatchState
-from setblock.decoding.step.choice import Draws, choose_tokens, most_likely
-from setblock.decoding.step.logits import Logits
+from setblock.decoding.step.choice import Draws, choose_tokens
+from setblock.decoding.step.logits import Logits, most_likely
 
 
 def guided_commit(state: BatchState, given: Logits, companions: Companions) -> Logits:

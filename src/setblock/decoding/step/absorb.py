@@ -20,10 +20,9 @@ from setblock.decoding.drafts.gains import kinds_of
 from setblock.decoding.drafts.lookup import Draft, with_copies
 from setblock.decoding.samplers.base import Moments, Selection, moments_of
 from setblock.decoding.state.state import BatchState
-from setblock.decoding.step.choice import choose_tokens
+from setblock.decoding.step.choice import Policy, choose_tokens
 from setblock.decoding.step.exact import Check, check_drafts
 from setblock.decoding.step.logits import Logits, first_seen, read_logits
-from setblock.decoding.step.policy import Policy
 from setblock.model.protocol.runner import Compile, Feed, PassPlan, as_it_is
 
 

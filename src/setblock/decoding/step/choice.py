@@ -1,21 +1,205 @@
-"""Choose the token of a position: argmax at temperature 0, else a draw.
+"""Decide which positions a pass reveals in each row, and which tokens they get: g and p of Algorithm 3.
 
-Knows logits, temperatures, cuts and seeds. Knows nothing of which positions are revealed.
+Knows rows' terms, which rows have which sampler, what it remembers between passes, and how tokens are drawn. Knows nothing of
+what has become of the rows.
 
-A draw is Gumbel-max with noise that is a pure function of (seed, position, token id). So a request's tokens do not
-depend on what shares its batch, nor on how many passes its block takes. Which positions a pass reveals depends on the
-distributions only, never on the noise, so a position's noise is still independent of all it is conditioned on when it is
-used, and the draw is exact.
+A token is the most likely one at temperature 0, else a draw: Gumbel-max with noise that is a pure function of (seed, position,
+token id). So a request's tokens do not depend on what shares its batch, nor on how many passes its block takes. Which positions
+a pass reveals depends on the distributions only, never on the noise, so a position's noise is still independent of all it is
+conditioned on when it is used, and the draw is exact.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
+from setblock.decoding.companions.asking import Accompanied, Companions
+from setblock.decoding.companions.companion import Companion
+from setblock.decoding.samplers.base import BlockView, Memory, Moments, Sampler, Selection
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.state.joining import fitted, stacked
+from setblock.decoding.state.terms import RowTerms
+from setblock.decoding.step.logits import LogitRules, logit_rules, most_likely
+from setblock.errors import SetBlockError
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Hold the policy of the rows of a batch.
+
+    Attributes:
+        rules: what they ask of the logits before anything is chosen.
+        samplers: which positions are revealed; they remember passes.
+        draws: which tokens they get.
+        companions: what goes along with the rows, and may say what comes next.
+        vocab_size: V.
+    """
+
+    rules: LogitRules
+    samplers: "RowSamplers"
+    draws: "Draws"
+    companions: Companions
+    vocab_size: int
+
+    @classmethod
+    def joined(cls, parts: Sequence["Policy"], terms: Sequence[RowTerms]) -> "Policy":
+        """Return the rows of several policies in one. `terms` are of all of them."""
+        samplers = RowSamplers.joined([part.samplers for part in parts])
+        companions = Companions.joined([part.companions for part in parts])
+        return _policy(terms, samplers, companions, vocab_size=parts[0].vocab_size)
+
+    def taken(self, rows: Sequence[int], terms: Sequence[RowTerms]) -> "Policy":
+        """Return the policy of `rows` only, which have these `terms`."""
+        return _policy(terms, self.samplers.taken(rows), self.companions.taken(rows), vocab_size=self.vocab_size)
+
+
+def open_policy(
+    terms: Sequence[RowTerms],
+    companions: Sequence[tuple[Companion, ...]],
+    *,
+    vocab_size: int,
+    device: torch.device,
+) -> Policy:
+    """Return the policy of requests before their first pass. The last of a row's companions is the last to hear."""
+    samplers = RowSamplers([each.settings.sampler or EveryCandidate() for each in terms], device=device)
+    return _policy(terms, samplers, Companions([Accompanied(each) for each in companions]), vocab_size=vocab_size)
+
+
+def _policy(terms: Sequence[RowTerms], samplers: "RowSamplers", companions: Companions, *, vocab_size: int) -> Policy:
+    rules = logit_rules(terms, vocab_size=vocab_size, device=samplers.device)
+    draws = draws_of([each.settings for each in terms], vocab_size=vocab_size, device=samplers.device)
+    return Policy(rules, samplers, draws, companions, vocab_size)
+
+
+# Which positions
+
+
+@dataclass(frozen=True)
+class EveryCandidate:
+    """Replace a sampler where a pass has one candidate, as in method `ntp`."""
+
+    def select(self, block: BlockView) -> Selection:
+        """See `setblock.decoding.samplers.base.Sampler`."""
+        return Selection(block.candidates)
+
+
+class RowSamplers:
+    """Hold one sampler for each row; rows of equal samplers are asked together."""
+
+    def __init__(
+        self, samplers: Sequence[Sampler], *, device: torch.device, memories: Sequence[Memory] | None = None
+    ) -> None:
+        """Take each row's sampler and its memory from earlier passes, if any."""
+        self._samplers, self.device = list(samplers), device
+        different = [each for row, each in enumerate(self._samplers) if each not in self._samplers[:row]]
+        groups = [[row for row, each in enumerate(self._samplers) if each == sampler] for sampler in different]
+        self._groups = [
+            (sampler, torch.tensor(rows, device=device)) for sampler, rows in zip(different, groups, strict=True)
+        ]
+        self._memories: list[Memory] = [
+            {} if memories is None else _below([memories[row] for row in rows]) for rows in groups
+        ]
+
+    @classmethod
+    def joined(cls, parts: Sequence["RowSamplers"]) -> "RowSamplers":
+        """Return the rows of several batches, each with its memory."""
+        samplers = [sampler for part in parts for sampler in part._samplers]
+        memories = [memory for part in parts for memory in part._of_rows()]
+        return cls(samplers, device=parts[0].device, memories=memories)
+
+    def taken(self, rows: Sequence[int]) -> "RowSamplers":
+        """Return the samplers of `rows` only."""
+        samplers, memories = self._samplers, self._of_rows()
+        return RowSamplers(
+            [samplers[row] for row in rows], device=self.device, memories=[memories[row] for row in rows]
+        )
+
+    def _of_rows(self) -> list[Memory]:
+        """Return each row's memory: tensors [1, k, ...], none of rows that no sampler was asked for."""
+        found: list[Memory] = [{} for _ in self._samplers]
+        for (_, rows), memory in zip(self._groups, self._memories, strict=True):
+            for place, row in enumerate(rows.tolist()):
+                found[row] = {name: kept[place : place + 1] for name, kept in memory.items()}
+        return found
+
+    def select(
+        self,
+        logits: Tensor,
+        *,
+        candidates: Tensor,
+        revealed: Tensor,
+        passes: Tensor,
+        is_asked: Tensor,
+        moments: Moments,
+    ) -> Selection:
+        """Ask each row's sampler, and keep what it remembers, which is not returned.
+
+        Args:
+            logits, candidates, revealed, moments: as in `BlockView`.
+            passes: [B] int64, how many have filled each row's block; where none, what was remembered is forgotten.
+            is_asked: [B] bool, rows of which the pass says anything; what is remembered of others stays.
+
+        Raises:
+            SetBlockError: a sampler reveals nothing where there are candidates, or what is none.
+        """
+        if len(self._groups) == 1:
+            return self._ask(0, BlockView(logits, candidates, revealed, moments=moments), passes, is_asked)
+        reveal, changed = torch.zeros_like(candidates), None
+        for index, (_, rows) in enumerate(self._groups):
+            of_rows = Moments(*(each[rows] for each in moments))
+            block = BlockView(logits[rows], candidates[rows], revealed[rows], moments=of_rows)
+            selection = self._ask(index, block, passes[rows], is_asked[rows])
+            reveal[rows] = selection.reveal
+            if selection.logits is not None:
+                changed = (logits if changed is None else changed).index_copy(0, rows, selection.logits)
+        return Selection(reveal, changed)
+
+    def _ask(self, index: int, block: BlockView, passes: Tensor, is_asked: Tensor) -> Selection:
+        sampler, size = self._groups[index][0], block.candidates.shape[1]
+        kept = {
+            name: fitted(each, size).masked_fill(_beside(each, passes) == 0, 0)
+            for name, each in self._memories[index].items()
+        }
+        selection = sampler.select(replace(block, memory=kept))
+        if not isinstance(selection, Selection):
+            raise SetBlockError(f"sampler {sampler} must return Selection(reveal), not a {type(selection).__name__}")
+        is_own = type(sampler).__module__.startswith("setblock.decoding.")
+        if not is_own and _breaks_rules(selection, block):
+            # The one would decode for ever, the other write over what is fixed.
+            raise SetBlockError(
+                f"sampler {sampler} must reveal at least one candidate of each row, and candidates only"
+            )
+        self._memories[index] = {
+            name: torch.where(_beside(each, is_asked), each, kept.get(name, torch.zeros_like(each)))
+            for name, each in selection.memory.items()
+        }
+        return Selection(selection.reveal, selection.logits)
+
+
+def _breaks_rules(selection: Selection, block: BlockView) -> bool:
+    """Return whether a sampler reveals a position that is no candidate, or nothing of a row that has candidates. Waits
+    for the device; the samplers of this package are not asked, since tests hold them to it."""
+    chosen = selection.reveal & block.candidates
+    return bool((block.candidates.any(dim=1) ^ chosen.any(dim=1)).any() | (selection.reveal ^ chosen).any())
+
+
+def _beside(each: Tensor, of_rows: Tensor) -> Tensor:
+    """Return `of_rows` [b] as [b, 1, ...], with as many dimensions as `each`."""
+    return of_rows.view(-1, *[1] * (each.dim() - 1))
+
+
+def _below(memories: Sequence[Memory]) -> Memory:
+    """Stack the memories of several rows, with zeros where a row has none."""
+    examples = {name: each for memory in memories for name, each in memory.items()}
+    return {
+        name: stacked([memory.get(name, torch.zeros_like(each)) for memory in memories])
+        for name, each in examples.items()
+    }
+
+
+# Which tokens
 
 
 @dataclass(frozen=True)
@@ -40,14 +224,8 @@ class Draws:
 
     def taken(self, rows: Tensor) -> "Draws":
         """Return the draws of `rows` [n] only."""
-        return Draws(
-            temperature=self.temperature[rows],
-            top_k=None if self.top_k is None else self.top_k[rows],
-            top_p=None if self.top_p is None else self.top_p[rows],
-            min_p=None if self.min_p is None else self.min_p[rows],
-            seeds=self.seeds[rows],
-            is_greedy=self.is_greedy,
-        )
+        columns = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(self, **{name: column[rows] for name, column in columns.items() if isinstance(column, Tensor)})
 
 
 def draws_of(settings: Sequence[DecodingSettings], *, vocab_size: int, device: torch.device) -> Draws:
@@ -88,19 +266,6 @@ def choose_tokens(logits: Tensor, draws: Draws, *, positions: Tensor, best: Tens
     exponential = -torch.log1p(-uniform)  # the smallest of exponential / probability is a draw
     sampled = (scaled - exponential.log()).argmax(dim=-1)
     return torch.where(draws.temperature[:, None] > 0, sampled, greedy)
-
-
-class MostLikely(NamedTuple):
-    """Hold the greatest logits [...] float32 and their tokens [...] int64, the smallest id of a tie."""
-
-    logits: Tensor
-    token_ids: Tensor
-
-
-def most_likely(logits: Tensor) -> MostLikely:
-    """Return the greatest of logits [..., V] and its token. Where they are not all numbers, the greatest isn't one
-    either."""
-    return MostLikely(*logits.max(dim=-1))  # argmax is three times as slow on CPUs; both take the first of a tie
 
 
 def cut(scaled: Tensor, draws: Draws) -> Tensor:

@@ -22,8 +22,8 @@ from setblock.decoding.state.joining import joined, open_state, taken
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.absorb import absorb
+from setblock.decoding.step.choice import Policy, open_policy
 from setblock.decoding.step.feed import next_feed
-from setblock.decoding.step.policy import Policy, open_policy
 from setblock.integrations.vllm.parameters import width_of
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.protocol.runner import PassPlan
