@@ -12,6 +12,7 @@ block's start, and `same_block` adds the noisy tokens of the block.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask, and_masks, or_masks
 from torch.nn.functional import pad
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+AttentionMask = Tensor | BlockMask | dict[str, Tensor | BlockMask]
 
 CLEAN = -1
 """Block id of a token that is in no noisy block."""
@@ -191,3 +193,50 @@ def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
     [B, 1, R, C]."""
     order = tiles.long().argsort(dim=-1, descending=True, stable=True)
     return tiles.sum(dim=-1, dtype=torch.int32), order.int()
+
+
+@dataclass(frozen=True)
+class MaskForm:
+    """Make the masks that a model's layers take. A config takes long to ask, so whoever needs many masks asks it once.
+
+    Attributes:
+        windows: the sliding window of each attention layer type, None for full attention.
+        implementation: Transformers' name of the attention implementation.
+        dtype: of the model.
+        index: 0, 1, 2, ... up to the largest batch, number of queries or of keys, on the model's device.
+    """
+
+    windows: dict[str, int | None]
+    implementation: str
+    dtype: torch.dtype
+    index: Tensor
+
+    def mask(
+        self, mask_mod_for: Callable[[int | None], MaskMod], *, batch: int, queries: int, keys: int
+    ) -> AttentionMask:
+        """Return the `attention_mask` argument that makes every layer follow `mask_mod_for(its window)`. Transformers hands a
+        4D tensor or a `BlockMask` through untouched, and takes a dict of them, by layer type, where a model mixes these."""
+
+        def realise(window: int | None) -> Tensor | BlockMask:
+            mask_mod = mask_mod_for(window)
+            if self.implementation == "flex_attention":
+                return to_block_mask(mask_mod, batch=batch, queries=queries, keys=keys, device=self.index.device)
+            allowed = to_dense(mask_mod, batch=batch, queries=queries, keys=keys, index=self.index)  # [B, 1, Q, K]
+            if self.implementation == "sdpa":
+                return allowed
+            # Eager attention adds its mask to the scores.
+            return torch.zeros((), dtype=self.dtype, device=allowed.device).where(allowed, torch.finfo(self.dtype).min)
+
+        return by_layer_type(self.windows, realise)
+
+
+def by_layer_type(windows: dict[str, int | None], realise: Callable[[int | None], Tensor | BlockMask]) -> AttentionMask:
+    """Return the mask that `realise` makes for the window, or a dict of them by layer type where a model mixes them."""
+    if len(windows) == 1:
+        return realise(next(iter(windows.values())))
+    return {kind: realise(window) for kind, window in windows.items()}
+
+
+def added(mask: Tensor) -> Tensor:
+    """Return what a mask adds to scores, float32: 0 where a bool mask is True, and minus infinity elsewhere."""
+    return mask.float() if mask.dtype != torch.bool else torch.where(mask, 0.0, -torch.inf)

@@ -170,7 +170,7 @@ def test_fixed_sizes_are_few_and_large_enough(k: int, method: Any, data: st.Data
     size = 1 if method == "ntp" else k
     needed = data.draw(st.integers(1, 2 * size))
     drafts = data.draw(st.sampled_from(["fixed", "adaptive"]))
-    terms = RowTerms(DecodingSettings(method=method, block_size=size, drafts=drafts), 5, 5 + 3 * k, ())
+    terms = RowTerms(DecodingSettings(method=method, drafts=drafts), size, 5, 5 + 3 * k, ())
     state = open_state([[1] * 5], [terms], facts=None, device=torch.device("cpu"))
     queries, places, outputs = fixed_sizes(state.terms, needed)
     assert needed <= queries in (1, size, 2 * size)
@@ -180,7 +180,7 @@ def test_fixed_sizes_are_few_and_large_enough(k: int, method: Any, data: st.Data
 
 @given(k=st.integers(1, 64), data=st.data())
 def test_a_plan_is_as_small_as_can_be_or_fixed(k: int, data: st.DataObject) -> None:
-    terms = RowTerms(DecodingSettings("sbd", block_size=k), prompt_length=5, limit=5 + 3 * k, ends=())
+    terms = RowTerms(DecodingSettings("sbd"), block_size=k, prompt_length=5, limit=5 + 3 * k, ends=())
     state = open_state([[1] * 5] * 3, [terms] * 3, facts=None, device=torch.device("cpu"))
     ends = data.draw(st.lists(st.integers(5, 5 + 2 * k), min_size=3, max_size=3).filter(lambda ends: max(ends) > 5))
     spans = [Span(5, end, 5, is_prefill=False) for end in ends]

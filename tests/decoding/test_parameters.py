@@ -248,7 +248,7 @@ def test_every_logit_is_as_transformers_processors_make_it(penalty: float, bias:
     settings = DecodingSettings(
         method="sbd", repetition_penalty=penalty, logit_bias={3: bias, 4: -bias}, banned_tokens=(5, 6), min_new_tokens=2
     )
-    terms = RowTerms(settings, prompt_length=5, limit=9, ends=(0, 9))
+    terms = RowTerms(settings, block_size=1, prompt_length=5, limit=9, ends=(0, 9))
     rules = logit_rules([terms], vocab_size=30, device=torch.device("cpu"))
     places = torch.arange(6).expand(30, 6).masked_fill(prompt != torch.arange(30)[:, None], 10**6)
     ours = rules.apply(logits, positions=torch.tensor([[6, 7]]), first_seen=places.amin(dim=1)[None])

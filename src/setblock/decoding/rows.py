@@ -233,10 +233,10 @@ class OpenBatch(Rows):
 
     def steps(self) -> Iterator[DecodingStep]:
         """Decode to the end (Algorithm 3), a step for each forward pass."""
-        passes = 0
+        passes, most = 0, self._most_passes
         while (spans := self._spans()) and any(span.tokens for span in spans):
             passes += not any(span.is_prefill for span in spans)
-            assert passes <= self._most_passes, "an answer does not end"
+            assert passes <= most, "an answer does not end"
             yield self.step(self.runner, spans)
         assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
 

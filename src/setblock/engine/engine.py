@@ -232,7 +232,7 @@ class Engine:
             job, of_row = self._running[row], news[row]
             job.served = self._counts.passes
             job.read(of_row)
-            if rows.state.terms.rows[row].method == "exact" and not spans[row].is_prefill:
+            if rows.state.terms.rows[row].settings.method == "exact" and not spans[row].is_prefill:
                 right = min(spans[row].drafted, of_row.span.start - spans[row].start - 1)
                 self._count(drafted_tokens=spans[row].drafted, accepted_tokens=max(0, right))
             if not of_row.failed and self._runner.shares_pages:
@@ -264,7 +264,7 @@ class Engine:
         for span, terms in zip(spans, self._rows.state.terms.rows, strict=True):
             if span.is_prefill:
                 prefill += span.tokens
-            elif terms.method == "ntp":
+            elif terms.settings.method == "ntp":
                 block += span.tokens
             else:
                 of_block = max(0, span.end - span.block_start)

@@ -115,7 +115,7 @@ def guided_block(
             if not is_open[place] or not (wanted[row][column] or is_forced[place]):
                 walking.remove(row)
                 # A dead end, unless another token may still come before it: where tokens are tentative, or a draft.
-                is_draft = column > 0 and state.terms.rows[row].method == "exact"
+                is_draft = column > 0 and state.terms.rows[row].settings.method == "exact"
                 each.is_stuck = wanted[row][column] and told[row] == 0 and not is_draft
                 state.answer.failed[row] |= each.is_stuck
                 continue

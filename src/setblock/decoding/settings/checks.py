@@ -113,7 +113,7 @@ def check_rows(
     started = time.perf_counter()
     asked = [_with_grammar(model, with_calibration(model, each)) for each in settings]
     terms = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, asked, strict=True)]
-    warn_if_not_trained(model, max([each.block_size for each in terms if each.method == "sbd"], default=0))
+    warn_if_not_trained(model, max([each.block_size for each in terms if each.settings.method == "sbd"], default=0))
     for prompt, row in zip(prompts, terms, strict=True):
         check_prompt(prompt, model.vocab_size)
         check_token_ids(row.settings, model.vocab_size)
@@ -144,7 +144,8 @@ def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
     room = 1 << (limit - prompt_length - 1).bit_length()  # rounded up, so that a compiled model meets few block sizes
     settings = decided(settings, model.facts, has_draft_text=model.draft_text is not None)
     return RowTerms(
-        settings=replace(settings, block_size=min(settings.block_size or 1, room)),
+        settings=settings,
+        block_size=min(settings.block_size or 1, room),
         prompt_length=prompt_length,
         limit=limit,
         ends=(*model.end_of_text_ids, *settings.stop_token_ids),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.state.state import Answer, BatchState, Block, Cached
-from setblock.decoding.state.terms import RowTerms, Terms, mask_of
+from setblock.decoding.state.terms import RowTerms, Terms
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.facts import SBDFacts
 
@@ -32,7 +32,7 @@ def open_state(
         written: of each its prompt and, where it continues after an interruption, what it has been given of its answer.
     """
     terms = Terms(rows, facts, device=device)
-    tokens = torch.full((len(rows), terms.capacity), mask_of(facts))
+    tokens = torch.full((len(rows), terms.capacity), terms.mask_token)
     for row, token_ids in enumerate(written):
         tokens[row, : len(token_ids)] = torch.tensor(token_ids)
     start = torch.tensor([len(token_ids) for token_ids in written], device=device)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from setblock.decoding.state.terms import Terms, mask_of
+from setblock.decoding.state.terms import Terms
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.facts import SBDFacts
 
@@ -253,7 +253,7 @@ class BatchState:
         self._place_blocks(rows, start)
         block.revealed = block.revealed.masked_fill(rows[:, None], False)
         if self.terms.has_exact:  # what was drafted behind a gap, or is not taken, or is wrong, is void
-            self.tokens.scatter_(1, self.columns[-1].where(block.revealed, block.positions), mask_of(self.facts))
+            self.tokens.scatter_(1, self.columns[-1].where(block.revealed, block.positions), self.terms.mask_token)
 
     def _place_blocks(self, rows: Tensor, start: Tensor) -> None:
         """Place blocks of `rows` [B] bool at `start` [B]. A block ends, at the latest, where the text does."""

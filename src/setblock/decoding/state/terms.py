@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from setblock.decoding.drafts.gains import CONFIDENCES
-from setblock.decoding.settings.table import DecodingSettings, Method
+from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.protocol.runner import fixed_capacity
 
@@ -22,32 +22,23 @@ class RowTerms:
     """Hold the terms of one row.
 
     Attributes:
-        settings: of the request, with the operating point decided. Where the answer is short, blocks are smaller.
+        settings: of the request, with the operating point decided.
+        block_size: k; 1 in method `ntp`. Where the answer is short, blocks are smaller than those that were asked for.
         prompt_length: tokens of the prompt.
         limit: the position past the last one that may be generated.
         ends: token ids that end the answer.
     """
 
     settings: DecodingSettings
+    block_size: int
     prompt_length: int
     limit: int
     ends: tuple[int, ...]
 
     @property
-    def method(self) -> Method:
-        """Return `sbd`, `exact` or `ntp`."""
-        return self.settings.method
-
-    @property
-    def block_size(self) -> int:
-        """Return k; 1 in method `ntp`."""
-        assert self.settings.block_size is not None
-        return self.settings.block_size
-
-    @property
     def adapts_drafts(self) -> bool:
         """Return whether each pass decides anew how much is drafted."""
-        return self.method == "exact" and self.settings.drafts == "adaptive"
+        return self.settings.method == "exact" and self.settings.drafts == "adaptive"
 
     @property
     def most_passes(self) -> int:
@@ -65,6 +56,7 @@ class Terms:
         block_width: k.
         capacity: C, past every row's block, rounded up.
         has_sbd, has_exact, has_ntp: whether any row is decoded by the method.
+        mask_token: what is written where nothing is revealed.
         takes_first_at_once: whether every row takes its block's first token in the pass of the causal logit, so that
             `first_logits` is never needed.
         prompt_length, limit, block_size: [B] as in `RowTerms`.
@@ -88,8 +80,9 @@ class Terms:
         self.rows, self.facts = tuple(rows), facts
         self.block_width = max(each.block_size for each in rows)
         self.capacity = fixed_capacity(max(each.limit for each in rows) + self.block_width)
-        methods = {each.method for each in rows}
+        methods = {each.settings.method for each in rows}
         self.has_sbd, self.has_exact, self.has_ntp = ("sbd" in methods, "exact" in methods, "ntp" in methods)
+        self.mask_token = NO_TOKEN if facts is None or facts.mask_token_id is None else facts.mask_token_id
         self.takes_first_at_once = facts is None or not self.has_sbd
         most_ends = max(1, *(len(each.ends) for each in rows))
 
@@ -100,8 +93,8 @@ class Terms:
         self.limit = column([each.limit for each in rows])
         self.ends = column([[*each.ends, *[NO_TOKEN] * (most_ends - len(each.ends))] for each in rows])
         self.block_size = column([each.block_size for each in rows])
-        self.is_ntp = column([each.method == "ntp" for each in rows])
-        self.is_exact = column([each.method == "exact" for each in rows])
+        self.is_ntp = column([each.settings.method == "ntp" for each in rows])
+        self.is_exact = column([each.settings.method == "exact" for each in rows])
         self.draft_lookup = column([each.settings.draft_lookup or 0 for each in rows])
         self.seeds = column([each.settings.seed for each in rows])
         self.confidences = column(CONFIDENCES)
@@ -120,8 +113,3 @@ class Terms:
         if facts is not None and not facts.logit_shift:
             from_before = torch.zeros_like(self.is_ntp) if self.first_is_causal is None else self.first_is_causal
             self.shifts[:] = from_before[:, None] & self.is_first
-
-
-def mask_of(facts: SBDFacts | None) -> int:
-    """Return the token that is written where nothing is revealed."""
-    return NO_TOKEN if facts is None or facts.mask_token_id is None else facts.mask_token_id

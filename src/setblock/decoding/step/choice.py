@@ -11,6 +11,7 @@ conditioned on when it is used, and the draw is exact.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -225,7 +226,8 @@ class Draws:
     def taken(self, rows: Tensor) -> "Draws":
         """Return the draws of `rows` [n] only."""
         columns = {each.name: getattr(self, each.name) for each in fields(self)}
-        return replace(self, **{name: column[rows] for name, column in columns.items() if isinstance(column, Tensor)})
+        taken: dict[str, Any] = {name: each[rows] for name, each in columns.items() if isinstance(each, Tensor)}
+        return replace(self, **taken)
 
 
 def draws_of(settings: Sequence[DecodingSettings], *, vocab_size: int, device: torch.device) -> Draws:

@@ -115,7 +115,7 @@ def spans_ahead(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
     What is really fed is less where a block is not done, and nothing where an answer has ended."""
     ahead = []
     for span, each in zip(spans, terms, strict=True):
-        if each.method == "ntp":
+        if each.settings.method == "ntp":
             end = min(span.end + 1, each.limit - 1)  # an answer's last token is never fed
             bound = Span(span.end, end, end, is_prefill=False)
         else:
@@ -148,7 +148,9 @@ def plan_pass(
     """
     fed = [row for row, span in enumerate(spans) if span.tokens]
     queries = max(span.tokens for span in spans)
-    drafted = [span.drafted for span, terms in zip(spans, state.terms.rows, strict=True) if terms.method == "exact"]
+    drafted = [
+        span.drafted for span, terms in zip(spans, state.terms.rows, strict=True) if terms.settings.method == "exact"
+    ]
     checked, visible = max([0, *drafted]), max(spans[row].end for row in fed)
     whole_blocks = whole_blocks or is_ahead or state.terms.has_sbd  # whose samplers remember all places
     width = state.terms.block_width if whole_blocks else max(1, *(span.in_block for span in spans))

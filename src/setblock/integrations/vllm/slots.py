@@ -68,8 +68,10 @@ class BlockSlots:
             ends: token ids that end its answer.
         """
         self.close(slot)
+        settings = decided(self._with_own_tokens(settings), self.facts)
         terms = RowTerms(
-            settings=decided(self._with_own_tokens(settings), self.facts),
+            settings=settings,
+            block_size=settings.block_size or 1,
             prompt_length=prompt_length,
             limit=limit,
             ends=tuple(each for each in ends if 0 <= each < self.vocab_size),

@@ -4,18 +4,13 @@ Knows layer types, sliding windows and attention implementations. Knows nothing 
 that makes the `mask_mod` for a window.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 from transformers import PretrainedConfig, PreTrainedModel
 
-from setblock.masks import MaskMod, to_block_mask, to_dense
-
-AttentionMask = Tensor | BlockMask | dict[str, Tensor | BlockMask]
+from setblock.masks import AttentionMask, MaskForm, MaskMod
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -123,70 +118,9 @@ def attention_mask(
     return form.mask(mask_mod_for, batch=batch, queries=queries, keys=keys)
 
 
-@dataclass(frozen=True)
-class MaskForm:
-    """Make the masks that a model's layers take. A config takes long to ask, so whoever needs many masks asks it once.
-
-    Attributes:
-        windows: as `layer_windows` gives them.
-        implementation: Transformers' name of the attention implementation.
-        dtype: of the model.
-        index: 0, 1, 2, ... up to the largest batch, number of queries or of keys, on the model's device.
-    """
-
-    windows: dict[str, int | None]
-    implementation: str
-    dtype: torch.dtype
-    index: Tensor
-
-    def mask(
-        self, mask_mod_for: Callable[[int | None], MaskMod], *, batch: int, queries: int, keys: int
-    ) -> AttentionMask:
-        """See `attention_mask`."""
-
-        def realise(window: int | None) -> Tensor | BlockMask:
-            mask_mod = mask_mod_for(window)
-            if self.implementation == "flex_attention":
-                return to_block_mask(mask_mod, batch=batch, queries=queries, keys=keys, device=self.index.device)
-            allowed = to_dense(mask_mod, batch=batch, queries=queries, keys=keys, index=self.index)  # [B, 1, Q, K]
-            if self.implementation == "sdpa":
-                return allowed
-            # Eager attention adds its mask to the scores.
-            return torch.zeros((), dtype=self.dtype, device=allowed.device).where(allowed, torch.finfo(self.dtype).min)
-
-        return by_layer_type(self.windows, realise)
-
-
 def mask_form(
     config: PretrainedConfig, *, device: torch.device, dtype: torch.dtype, most: int, implementation: str | None = None
 ) -> MaskForm:
     """Return the form for the attention implementation that is named, or else the model's, and sizes up to `most`."""
     index = torch.arange(most, device=device)
     return MaskForm(layer_windows(config), implementation or config._attn_implementation, dtype, index)
-
-
-def by_layer_type(windows: dict[str, int | None], realise: Callable[[int | None], Tensor | BlockMask]) -> AttentionMask:
-    """Return the mask that `realise` makes for the window, or a dict of them by layer type where a model mixes them."""
-    if len(windows) == 1:
-        return realise(next(iter(windows.values())))
-    return {kind: realise(window) for kind, window in windows.items()}
-
-
-def added(mask: Tensor) -> Tensor:
-    """Return what a mask adds to scores, float32: 0 where a bool mask is True, and minus infinity elsewhere."""
-    return mask.float() if mask.dtype != torch.bool else torch.where(mask, 0.0, -torch.inf)
-
-
-@contextmanager
-def attention_by(name: str, config: PretrainedConfig) -> Iterator[None]:
-    """Make a model's layers call the attention function that is registered by that name.
-
-    Args:
-        config: of the text model.
-    """
-    usual = config._attn_implementation
-    config._attn_implementation = name
-    try:
-        yield
-    finally:
-        config._attn_implementation = usual

@@ -21,15 +21,9 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.errors import SetBlockError
-from setblock.masks import MaskMod
-from setblock.model.attention.attention import (
-    LAYERED,
-    AttentionMask,
-    attention_by,
-    by_layer_type,
-    layer_windows,
-    plan_of,
-)
+from setblock.masks import AttentionMask, MaskMod, by_layer_type
+from setblock.model.attention.attention import LAYERED, layer_windows, plan_of
+from setblock.model.runners.forward import attention_by
 
 Half = Literal["both", "clean", "noisy"]
 

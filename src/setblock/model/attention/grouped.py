@@ -31,8 +31,10 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from setblock.model.attention.attention import OURS, AttentionMask, added, attention_by, layer_windows, plan_of
+from setblock.masks import AttentionMask, added
+from setblock.model.attention.attention import OURS, layer_windows, plan_of
 from setblock.model.protocol.runner import PROMPT_PART
+from setblock.model.runners.forward import attention_by
 
 GROUPED_SDPA, INVARIANT_SDPA = f"{OURS}grouped_sdpa", f"{OURS}invariant_sdpa"
 """Names of the attention functions below."""

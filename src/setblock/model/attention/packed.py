@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from setblock.masks import MaskMod
-from setblock.model.attention.attention import OURS, AttentionMask, attention_by, attention_mask
+from setblock.masks import AttentionMask, MaskMod
+from setblock.model.attention.attention import OURS, attention_mask
 from setblock.model.attention.grouped import GroupedAttention
+from setblock.model.runners.forward import attention_by
 
 _NAME = f"{OURS}packed"
 

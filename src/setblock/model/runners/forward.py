@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from setblock.model.attention.attention import AttentionMask
+from setblock.masks import AttentionMask
 from setblock.model.protocol.runner import Function
 
 _FEW, _FULL = 6, 16
@@ -76,6 +76,21 @@ def head_reads_only(model: PreTrainedModel, index: Tensor, *, take: Take | None 
         hook.index = hook.take = None
         if handle is not None:
             handle.remove()
+
+
+@contextmanager
+def attention_by(name: str, config: PretrainedConfig) -> Iterator[None]:
+    """Make a model's layers call the attention function that is registered by that name.
+
+    Args:
+        config: of the text model.
+    """
+    usual = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = usual
 
 
 def logits_at(

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from setblock import devices
-from setblock.masks import decode_mask
+from setblock.masks import AttentionMask, decode_mask
 from setblock.model.adapter.gate import block_only, gate_of
-from setblock.model.attention.attention import AttentionMask, mask_form
+from setblock.model.attention.attention import mask_form
 from setblock.model.attention.grouped import grouped_attention
 from setblock.model.protocol.runner import Compile, Feed, as_it_is, fixed_capacity
 from setblock.model.runners.forward import CompiledModel, keep_hook, logits_at
@@ -41,7 +41,7 @@ class PaddedRunner:
         most = max(rows, 2 * capacity)  # a pass of padding feeds twice a block
         self._form = mask_form(config, device=device, dtype=dtype, most=most)
         keep_hook(model)
-        self._has_gate = gate_of(model) is not None
+        self._has_gate, self._waits = gate_of(model) is not None, devices.waits(device)
 
     @property
     def fixed_keys(self) -> int | None:
@@ -72,7 +72,7 @@ class PaddedRunner:
             outputs = outputs.add(places[:, None], alpha=queries)
         compiled = self._compiled if feed.plan.is_fixed else None
         # To ask how many are wanted takes longer than the head where it is a wait; and it never gets less than one.
-        takes_all = feed.plan.is_fixed or outputs.numel() == 1 or devices.waits(outputs.device)
+        takes_all = feed.plan.is_fixed or outputs.numel() == 1 or self._waits
         index = outputs.flatten() if takes_all else outputs[feed.wanted]
         # Compiled passes of one token are without an adapter, all others with it, so that each size is compiled once.
         is_fixed = compiled is not None and queries > least

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError
-from setblock.masks import MaskMod, train_mask
-from setblock.model.attention.attention import AttentionMask, attention_mask, layer_windows, plan_of
+from setblock.masks import AttentionMask, MaskMod, train_mask
+from setblock.model.attention.attention import attention_mask, layer_windows, plan_of
 from setblock.model.attention.document_attention import (
     CleanKeys,
     Half,
