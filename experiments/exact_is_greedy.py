@@ -33,7 +33,7 @@ from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.evaluation.run import prompts_of
 from setblock.integrations.llama_cpp import LlamaModel, LlamaOptions
 from setblock.integrations.llama_cpp import load as load_gguf
-from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runtime import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))

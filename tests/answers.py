@@ -15,7 +15,7 @@ from setblock.decoding.generate import open_batch
 from setblock.decoding.rows import OpenBatch
 from setblock.decoding.samplers import SAMPLERS, BlockView, EntropyBounded, Sampler, Selection
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runtime import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
 

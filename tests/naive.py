@@ -17,7 +17,7 @@ from setblock.decoding.step.choice import choose_tokens, draws_of, random_tokens
 from setblock.model.adapter.gate import block_only
 from setblock.model.attention.attention import layer_windows
 from setblock.model.protocol.draft_text import LONGEST_MATCH
-from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runtime import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
 Block = list[int | None]  # None: still masked

@@ -18,7 +18,7 @@ from measuring.timing import synchronise
 from setblock.decoding.generate import open_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.export.gguf_file import WeightType, write_model
-from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runtime import LanguageModel
 
 
 @dataclass(frozen=True)

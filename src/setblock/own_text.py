@@ -28,7 +28,7 @@ from setblock.engine.offline import answered, limits_for
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError
 from setblock.files import whole_lines
-from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runtime import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
 

@@ -9,7 +9,7 @@ from measuring.synchronisations import as_on_an_accelerator
 from setblock.decoding.generate import open_batch
 from setblock.decoding.rows import OpenBatch
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runtime import LanguageModel
 
 
 def assert_ahead_is_the_same(

@@ -16,7 +16,7 @@ from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.model.protocol.draft_text import indexed
-from setblock.model.protocol.runner import Feed
+from setblock.model.protocol.runtime import Feed
 from setblock.model.runners.padded_runner import PaddedRunner
 from setblock.model.sbd_model import SBDModel
 

@@ -38,7 +38,7 @@ from setblock.integrations.llama_cpp.library import is_installed
 from setblock.integrations.llama_cpp.model import load as load_in_llama_cpp
 from setblock.integrations.llama_cpp.options import LlamaOptions
 from setblock.model.protocol.draft_text import indexed
-from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runtime import LanguageModel
 from setblock.model.sbd_model import SBDModel
 from setblock.server.api.protocol import ChatBody
 from setblock.server.api.settings import settings_of

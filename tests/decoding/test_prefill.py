@@ -14,7 +14,7 @@ from setblock.decoding.generate import open_batch
 from setblock.decoding.rows import OpenBatch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
-from setblock.model.protocol.runner import Feed
+from setblock.model.protocol.runtime import Feed
 
 LENGTHS = (3, 40, 17, 64)
 

@@ -27,8 +27,7 @@ from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.facts import SBDFacts
-from setblock.model.protocol.language_model import LanguageModel
-from setblock.model.protocol.runner import Feed, as_it_is
+from setblock.model.protocol.runtime import Feed, LanguageModel, as_it_is
 
 MASK = 1
 

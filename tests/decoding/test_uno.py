@@ -23,7 +23,7 @@ from setblock.engine.request import Request
 from setblock.masks import CLEAN
 from setblock.model.adapter.gate import block_only
 from setblock.model.loading.loading import load
-from setblock.model.protocol.runner import Feed, PassPlan
+from setblock.model.protocol.runtime import Feed, PassPlan
 from setblock.model.sbd_model import SBDModel
 from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs
 from setblock.training.inputs.noising import Noising

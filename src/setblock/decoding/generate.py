@@ -13,7 +13,7 @@ from setblock.decoding.settings.checks import check_rows
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.absorb import DecodingStep
 from setblock.errors import ParameterError, SetBlockError
-from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runtime import LanguageModel
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from setblock.decoding.step.absorb import DecodingStep, absorb
 from setblock.decoding.step.choice import Policy, open_policy
 from setblock.decoding.step.feed import Span, in_parts, next_feed, next_spans, plan_pass, span_of, spans_ahead, standing
 from setblock.devices import HostCopy
-from setblock.model.protocol.language_model import LanguageModel
-from setblock.model.protocol.runner import Compile, Feed, Runner, as_it_is
+from setblock.model.protocol.runtime import Compile, Feed, LanguageModel, Runner, as_it_is
 
 
 @dataclass

@@ -16,7 +16,7 @@ from setblock.engine.files import AnswerFile, Key, PromptLine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError
-from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runtime import LanguageModel
 
 MOST_CACHED = 65536
 """Positions of the cache, where as many of the longest requests as are decoded at once would take more."""

@@ -10,7 +10,7 @@ from setblock.decoding.settings.operating_point import with_calibration
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
 from setblock.evaluation.result import nfe_speedup
-from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runtime import LanguageModel
 
 _WARM_UP_PASSES = 8
 

@@ -24,7 +24,7 @@ from setblock.evaluation.judging import check_judge, verdicts_on
 from setblock.evaluation.result import Result, outcomes_of
 from setblock.evaluation.sweeps.fingerprint import code_identity, model_fingerprint, provenance, task_identity
 from setblock.evaluation.sweeps.result_file import check_same, open_results
-from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runtime import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
 DEFAULT_LIMIT = 100

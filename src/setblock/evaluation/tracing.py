@@ -15,7 +15,7 @@ from setblock.decoding.generate import StreamChunk, loaded, stream
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.operating_point import point_of, with_calibration
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runtime import LanguageModel
 
 Kind = Literal["prefill", "token", "block", "commit"]
 

@@ -124,11 +124,11 @@ class SBDModel:
             prepack(self.model)
 
     def runner(self, *, rows: int, capacity: int) -> PaddedRunner:
-        """See `setblock.model.protocol.language_model.LanguageModel`."""
+        """See `setblock.model.protocol.runtime.LanguageModel`."""
         return PaddedRunner(self.model, rows=rows, capacity=capacity, compiled=self.compiled)
 
     def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PackedRunner:
-        """See `setblock.model.protocol.language_model.LanguageModel`.
+        """See `setblock.model.protocol.runtime.LanguageModel`.
 
         Raises:
             SetBlockError: the model is compiled, or its attention can't be computed for packed requests.

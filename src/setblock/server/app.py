@@ -18,7 +18,7 @@ from starlette.types import Scope
 from setblock.decoding.samplers import SAMPLERS, EntropyPrefix
 from setblock.decoding.settings.table import METHODS
 from setblock.engine.engine import Engine
-from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runtime import LanguageModel
 from setblock.server.api.routes import api, operations, page
 from setblock.server.codec import Codec
 from setblock.server.http.access import AccessControl, Admission, BoundedBody, host_patterns

@@ -12,7 +12,7 @@ from types import FrameType
 import uvicorn
 
 from setblock.errors import SetBlockError
-from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runtime import LanguageModel
 from setblock.server.app import create_app
 from setblock.server.http.logs import log_config
 from setblock.server.serving import ServerConfig, Serving

@@ -17,7 +17,7 @@ from setblock.errors import ParameterError
 from setblock.files import module_of
 
 if TYPE_CHECKING:
-    from setblock.model.protocol.language_model import LanguageModel
+    from setblock.model.protocol.runtime import LanguageModel
 
 _PANELS: dict[Group, str] = {"point": DECODING, "answer": DECODING, "sampling": SAMPLING, "report": OUTPUT}
 _LISTED = {list[int]: list[int], list[str]: list[str], dict[int, float]: list[str]}

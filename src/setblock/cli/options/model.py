@@ -15,7 +15,7 @@ from setblock.integrations.llama_cpp.options import LlamaOptions
 from setblock.model.loading.source import check_source
 
 if TYPE_CHECKING:
-    from setblock.model.protocol.language_model import LanguageModel
+    from setblock.model.protocol.runtime import LanguageModel
     from setblock.model.sbd_model import SBDModel
 
 Model = TypeVar("Model", bound="LanguageModel")

@@ -12,7 +12,7 @@ from setblock.decoding.drafts.gains import Chances, ExpectedDraft, Prospects, Sh
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.feed import Span, fixed_widths
-from setblock.model.protocol.runner import PassPlan, Runner
+from setblock.model.protocol.runtime import PassPlan, Runner
 
 
 @dataclass(eq=False)

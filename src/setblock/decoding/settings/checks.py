@@ -11,7 +11,7 @@ from setblock.decoding.settings.operating_point import with_calibration
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.terms import RowTerms
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning, warn
-from setblock.model.protocol.language_model import LanguageModel
+from setblock.model.protocol.runtime import LanguageModel
 
 
 class BlockSizeNotTrained(SetBlockWarning):

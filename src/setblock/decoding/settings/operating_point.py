@@ -19,7 +19,7 @@ from setblock.errors import ParameterError, SetBlockError
 
 if TYPE_CHECKING:
     from setblock.model.protocol.facts import CalibratedSetting, SBDFacts
-    from setblock.model.protocol.language_model import LanguageModel
+    from setblock.model.protocol.runtime import LanguageModel
 
 NTP = DecodingSettings(method="ntp", block_size=1)
 _WITHOUT_EFFECT = (("adaptive_blocks", False), ("draft_passes", None), ("draft_passes", 1))

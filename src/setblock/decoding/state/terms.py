@@ -12,7 +12,7 @@ import torch
 from setblock.decoding.drafts.gains import CONFIDENCES
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.protocol.facts import SBDFacts
-from setblock.model.protocol.runner import fixed_capacity
+from setblock.model.protocol.runtime import fixed_capacity
 
 NO_TOKEN = -1
 

@@ -23,7 +23,7 @@ from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import Policy, choose_tokens
 from setblock.decoding.step.exact import Check, check_drafts
 from setblock.decoding.step.logits import Logits, first_seen, read_logits
-from setblock.model.protocol.runner import Compile, Feed, PassPlan, as_it_is
+from setblock.model.protocol.runtime import Compile, Feed, PassPlan, as_it_is
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch import Tensor
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import NO_TOKEN, RowTerms, Terms
 from setblock.decoding.step.choice import random_tokens
-from setblock.model.protocol.runner import PROMPT_PART, Feed, PassPlan
+from setblock.model.protocol.runtime import PROMPT_PART, Feed, PassPlan
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from setblock.decoding.state.state import NEVER, BatchState
 from setblock.decoding.state.terms import RowTerms
-from setblock.model.protocol.runner import Feed
+from setblock.model.protocol.runtime import Feed
 
 
 class MostLikely(NamedTuple):

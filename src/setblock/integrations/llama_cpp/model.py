@@ -1,6 +1,6 @@
 """Run a GGUF file in llama.cpp as a model that decoding can drive.
 
-Knows what `setblock.model.protocol.language_model` asks for. Knows nothing of how a pass is decoded.
+Knows what `setblock.model.protocol.runtime` asks for. Knows nothing of how a pass is decoded.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class TokenizerDiffers(SetBlockWarning):
 
 @dataclass(eq=False)
 class LlamaModel:
-    """Implement `LanguageModel` of `setblock.model.protocol.language_model` by llama.cpp.
+    """Implement `LanguageModel` of `setblock.model.protocol.runtime` by llama.cpp.
 
     Attributes:
         facts: its SBD facts; None where it was never trained for blocks.
@@ -63,13 +63,13 @@ class LlamaModel:
         return self._own is not None
 
     def runner(self, *, rows: int, capacity: int) -> LlamaRunner:
-        """See `setblock.model.protocol.language_model.LanguageModel`."""
+        """See `setblock.model.protocol.runtime.LanguageModel`."""
         runner = LlamaRunner(Context(self.file, self.options, cells=rows * capacity), own=self._own, rows=rows)
         runner.place((), range(rows))
         return runner
 
     def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> LlamaRunner:
-        """See `setblock.model.protocol.language_model.LanguageModel`."""
+        """See `setblock.model.protocol.runtime.LanguageModel`."""
         return LlamaRunner(Context(self.file, self.options, cells=pages * page_tokens), own=self._own, rows=rows)
 
 

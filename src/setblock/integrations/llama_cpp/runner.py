@@ -23,7 +23,7 @@ from torch import Tensor
 
 from setblock.errors import SetBlockError
 from setblock.integrations.llama_cpp.context import Context, Fed
-from setblock.model.protocol.runner import Feed, as_it_is
+from setblock.model.protocol.runtime import Feed, as_it_is
 
 
 @dataclass
@@ -47,7 +47,7 @@ MOST_HELPERS = 32
 
 
 class LlamaRunner:
-    """See `setblock.model.protocol.runner.PagedRunner`. A row is known by its id; rows share no cells."""
+    """See `setblock.model.protocol.runtime.PagedRunner`. A row is known by its id; rows share no cells."""
 
     pads = False
     fixed_keys = None

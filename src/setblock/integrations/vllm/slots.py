@@ -26,7 +26,7 @@ from setblock.decoding.step.choice import Policy, open_policy
 from setblock.decoding.step.feed import next_feed
 from setblock.integrations.vllm.parameters import width_of
 from setblock.model.protocol.facts import SBDFacts
-from setblock.model.protocol.runner import PassPlan
+from setblock.model.protocol.runtime import PassPlan
 
 
 class BlockSlots:

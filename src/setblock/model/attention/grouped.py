@@ -33,7 +33,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.masks import AttentionMask, added
 from setblock.model.attention.attention import OURS, layer_windows, plan_of
-from setblock.model.protocol.runner import PROMPT_PART
+from setblock.model.protocol.runtime import PROMPT_PART
 from setblock.model.runners.forward import attention_by
 
 GROUPED_SDPA, INVARIANT_SDPA = f"{OURS}grouped_sdpa", f"{OURS}invariant_sdpa"

@@ -21,7 +21,7 @@ from setblock.data.packing import PADDING
 from setblock.masks import CLEAN, MaskMod, decode_mask, train_mask
 from setblock.model.attention.attention import attention_mask, plan_of
 from setblock.model.attention.document_attention import RowRuns, Run, document_attention, document_masks, layout_of
-from setblock.model.protocol.runner import Feed, PassPlan, Runner
+from setblock.model.protocol.runtime import Feed, PassPlan, Runner
 from setblock.model.runners.forward import logits_at
 
 _FIRST, _START, _BLOCK = (18, 4, 12), (25, 5, 17), 4

@@ -28,7 +28,7 @@ from setblock.model.probe.agreement import (
     expected_logits,
 )
 from setblock.model.probe.small_copy import Threshold, run_text, small_copy, thresholds_of, with_low
-from setblock.model.protocol.runner import Runner
+from setblock.model.protocol.runtime import Runner
 from setblock.model.runners.packed_runner import PackedRunner
 from setblock.model.runners.padded_runner import PaddedRunner
 

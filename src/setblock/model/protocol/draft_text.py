@@ -17,7 +17,7 @@ from torch import Tensor
 from setblock.errors import SetBlockError
 
 if TYPE_CHECKING:
-    from setblock.model.protocol.language_model import LanguageModel
+    from setblock.model.protocol.runtime import LanguageModel
 
 DRAFT_TEXT_FILE = "draft_text.jsonl"
 """Name of such texts in a checkpoint."""

@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from setblock.masks import AttentionMask
-from setblock.model.protocol.runner import Function
+from setblock.model.protocol.runtime import Function
 
 _FEW, _FULL = 6, 16
 """Outputs between these are filled up to the second: on CPUs a float32 product of 7 to 15 rows takes MKL up to twice the time
@@ -166,7 +166,7 @@ class CompiledModel:
 
     def function(self, function: Function, /) -> Function:
         """Return what runs between passes, compiled as one graph in the same way; see
-        `setblock.model.protocol.runner.Compile`."""
+        `setblock.model.protocol.runtime.Compile`."""
         if function not in self._functions:
             compiled = torch.compile(function, backend=self._backend, fullgraph=True, dynamic=False, **_limits())
             self._functions[function] = compiled

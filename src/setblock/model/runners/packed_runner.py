@@ -19,12 +19,12 @@ from setblock.masks import MaskMod, decode_mask
 from setblock.model.adapter.gate import block_only
 from setblock.model.attention.grouped import grouped_attention
 from setblock.model.attention.packed import Rectangle, packed_attention
-from setblock.model.protocol.runner import Feed, as_it_is
+from setblock.model.protocol.runtime import Feed, as_it_is
 from setblock.model.runners.forward import logits_at
 
 
 class PackedRunner:
-    """See `setblock.model.protocol.runner.PagedRunner`."""
+    """See `setblock.model.protocol.runtime.PagedRunner`."""
 
     fuses_commit = True
     pads = False

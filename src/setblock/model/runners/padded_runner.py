@@ -18,12 +18,12 @@ from setblock.masks import AttentionMask, decode_mask
 from setblock.model.adapter.gate import block_only, gate_of
 from setblock.model.attention.attention import mask_form
 from setblock.model.attention.grouped import grouped_attention
-from setblock.model.protocol.runner import Compile, Feed, as_it_is, fixed_capacity
+from setblock.model.protocol.runtime import Compile, Feed, as_it_is, fixed_capacity
 from setblock.model.runners.forward import CompiledModel, keep_hook, logits_at
 
 
 class PaddedRunner:
-    """See `setblock.model.protocol.runner.Runner`."""
+    """See `setblock.model.protocol.runtime.Runner`."""
 
     fuses_commit = True
     pads = True
@@ -50,7 +50,7 @@ class PaddedRunner:
 
     @property
     def compiled(self) -> Compile:
-        """See `setblock.model.protocol.runner.Runner`."""
+        """See `setblock.model.protocol.runtime.Runner`."""
         return as_it_is if self._compiled is None else self._compiled.function
 
     def logits(self, feed: Feed) -> Tensor:

@@ -1,6 +1,7 @@
-"""Define what one forward pass feeds the model, which of its outputs are wanted, and who runs it.
+"""Define a runtime: what decoding needs of a model, what one forward pass feeds it, and who runs the pass. `SBDModel` is one.
 
-Knows tokens, positions and what each may see. Knows nothing of what they mean, nor of how a cache is laid out.
+Knows tokens, positions and what each may see. Knows nothing of what they mean, of how a cache is laid out, of PyTorch modules,
+nor of Transformers' models.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +10,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from setblock.model.protocol.draft_text import DraftText
+from setblock.model.protocol.facts import SBDFacts
 
 PROMPT_PART = 512
 """Tokens of a prompt that a pass is fed at most, unless a request says otherwise. Of 128 to 2,048 this is the fastest on a CPU,
@@ -206,5 +211,61 @@ class PagedRunner(Runner, Protocol):
         Args:
             pages: of each row, the pages that hold its positions, from the first on.
             ids: of each row, a unique number, as long as it is in the batch. A row that comes again is fed anew.
+        """
+        ...
+
+
+class LanguageModel(Protocol):
+    """Define a model that decoding can drive.
+
+    Attributes:
+        draft_text: texts that method `exact` copies drafts from, besides each request's own; None where there are none.
+    """
+
+    draft_text: DraftText | None
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the model's tokenizer."""
+        ...
+
+    @property
+    def facts(self) -> SBDFacts | None:
+        """Return what the model's training fixed; None where it was never trained for blocks. It then decodes by `ntp`, and
+        by `exact` with copied drafts."""
+        ...
+
+    @property
+    def end_of_text_ids(self) -> Sequence[int]:
+        """Return the ids that end an answer."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Return V, the number of logits of a position."""
+        ...
+
+    @property
+    def context_length(self) -> int | None:
+        """Return the most positions that the model can hold, or None where there is no limit."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device where feeds are made, and logits are read."""
+        ...
+
+    def runner(self, *, rows: int, capacity: int) -> Runner:
+        """Return a runner, with an empty cache, of `rows` rows of at most `capacity` positions, which stay together to
+        the end."""
+        ...
+
+    def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PagedRunner:
+        """Return a runner of rows that come and go, at most `rows` at once.
+
+        Its cache is empty, and has `pages` pages of `page_tokens` positions.
+
+        Raises:
+            SetBlockError: the model can't be run so; the message says why.
         """
         ...
