@@ -13,7 +13,7 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind, RowDrafts
+from setblock.decoding.drafts.control import DraftControl, FedDraft, RowDrafts
 from setblock.decoding.drafts.gains import Prospects, Share
 from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE
@@ -23,7 +23,7 @@ from setblock.roofline.shape import PRESETS
 RIGHT, KIND, CACHED = 0.85, 4, 512  # how often a token is right; the kind whose prior that is; positions
 SIZES, LARGEST, PASSES = (4, 8, 16), 16, 300
 LOADS = tuple(1 << power for power in range(11))
-ANY_PASS = PassKind("simulated", None)
+ANY_PASS = "simulated"
 PREDICTION = Prediction(shape=PRESETS["llama-3.1-8b"], hardware=HARDWARE["h100"], precision=Precision.of("bfloat16"))
 
 Decide = Callable[[DraftControl, Sequence[Prospects]], list[Share]]
@@ -43,7 +43,7 @@ class RooflineCosts:
 
 def simulated(rows: int, decide: Decide, *, seed: int = 0) -> tuple[float, float]:
     """Return how many times as many tokens a second as plain decoding `rows` requests get, and the tokens of each of a pass."""
-    rng, control, costs = random.Random(seed), DraftControl(costs={ANY_PASS.name: RooflineCosts()}), RooflineCosts()
+    rng, control, costs = random.Random(seed), DraftControl(costs={ANY_PASS: RooflineCosts()}), RooflineCosts()
     known: list[RowDrafts] = [control.new_row() for _ in range(rows)]
     drafts, stands = [0] * rows, [0] * rows
     gained = fed = 0

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import assert_same, drawn_settings
 from families import MODES, tiny_sbd
-from setblock.decoding.drafts.control import DraftControl, PassKind
+from setblock.decoding.drafts.control import DraftControl
 from setblock.decoding.drafts.gains import Prospects, Share
 from setblock.decoding.drafts.lookup import with_copies
 from setblock.decoding.generate import generate_batch, stream
@@ -29,7 +29,7 @@ class AnyDrafts(DraftControl):
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     seen: list[tuple[int, Share]] = field(default_factory=list)
 
-    def decide(self, rows: Sequence[Prospects], kind: PassKind, **_: int) -> list[Share]:
+    def decide(self, rows: Sequence[Prospects], kind: str, **_: Any) -> list[Share]:
         """Return any decision that there may be."""
         shares = [
             Share(

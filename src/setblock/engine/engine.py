@@ -267,9 +267,8 @@ class Engine:
             elif terms.settings.method == "ntp":
                 block += span.tokens
             else:
-                of_block = max(0, span.end - span.block_start)
-                block += of_block
-                commit += span.tokens - of_block
+                block += span.in_block
+                commit += span.tokens - span.in_block
         self._count(passes=1, prefill_tokens=prefill, block_tokens=block, commit_tokens=commit)
 
     def _count(self, **added: int) -> None:

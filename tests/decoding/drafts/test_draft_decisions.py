@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from setblock.decoding.drafts.control import DraftControl, FedDraft, PassKind
+from setblock.decoding.drafts.control import DraftControl, FedDraft
 from setblock.decoding.drafts.costs import KNOTS, MOST_CACHED, CostModel, LearnedCosts
 from setblock.decoding.drafts.gains import (
     CONFIDENCES,
@@ -243,8 +243,7 @@ def test_an_expected_draft_is_the_mean_of_those_there_were() -> None:
 
 def decided(control: DraftControl, rows: int, *, size: int, kinds: Sequence[int] = ()) -> list[Share]:
     prospects = [control.new_row().prospects(kinds, size, waits=False) for _ in range(rows)]
-    kind = PassKind("any", None)
-    return control.decide(prospects, kind, others=0, prompts=0, padded_rows=rows, cached=0)
+    return control.decide(prospects, "any", others=0, prompts=0, padded_rows=rows, cached=0)
 
 
 def on_an_h100(tokens: int, rows: int) -> float:
@@ -283,9 +282,8 @@ def test_a_row_whose_drafts_are_wrong_stops_drafting_and_others_do_not() -> None
             row.fed = FedDraft(10, kinds, 0)
             control.observe(row, 10 + gained, ())
     prospects = [row.prospects(kinds, 0, waits=False) for row in (wrong, right)]
-    shares = control.decide(prospects, PassKind("any", None), others=0, prompts=0, padded_rows=2, cached=0)
+    shares = control.decide(prospects, "any", others=0, prompts=0, padded_rows=2, cached=0)
     assert [share.drafted for share in shares] == [0, 3]
-    assert (control.drafted, control.accepted) == (120, 60)
 
 
 def test_what_few_rows_gain_is_not_asked_of_many() -> None:
@@ -295,7 +293,7 @@ def test_what_few_rows_gain_is_not_asked_of_many() -> None:
     row = before.new_row()
     for _ in range(200):
         share = before.decide(
-            [row.prospects(kinds, 0, waits=False)], PassKind("any", None), others=0, prompts=0, padded_rows=1, cached=0
+            [row.prospects(kinds, 0, waits=False)], "any", others=0, prompts=0, padded_rows=1, cached=0
         )[0]
         row.fed = FedDraft(10, kinds[: share.drafted], 0)
         before.observe(row, 11 + share.drafted, ())
@@ -322,8 +320,7 @@ def test_a_pass_that_is_filled_up_pays_for_what_a_second_token_costs() -> None:
     """Two rows, and two that have ended, in a compiled pass: the rows that fill it up are no second tokens."""
     control = DraftControl(costs={"any": Given(lambda tokens, rows: 1 + 0.5 * (tokens > rows))})
     prospects = [control.new_row().prospects([0], 0, waits=False) for _ in range(2)]
-    kind = PassKind("any", [1, 8])
-    shares = control.decide(prospects, kind, others=0, prompts=0, padded_rows=4, cached=0)
+    shares = control.decide(prospects, "any", others=0, prompts=0, padded_rows=4, cached=0, widths=[1, 8])
     assert shares == [Share(0, 0)] * 2
 
 
@@ -357,7 +354,7 @@ def test_what_is_gained_already_is_asked_of_drafts_once() -> None:
         assert worth == pytest.approx(0.545, abs=0.001)
         row = control.new_row().prospects([], 0, waits=False)._replace(reached=[chance])
         assert (
-            control.decide([row] * 8, PassKind("any", None), others=0, prompts=0, padded_rows=8, cached=0)
+            control.decide([row] * 8, "any", others=0, prompts=0, padded_rows=8, cached=0)
             == [Share(int(is_taken), 0)] * 8
         )
 

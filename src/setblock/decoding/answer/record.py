@@ -211,21 +211,16 @@ def read_news(
         standing(state, fuses_commit=fuses_commit),
         torch.stack(scalars, dim=1),
         state.tokens.gather(1, window),
-        *_revealing(step.positions, step.revealed, step.token_ids, step.entropy[:, : state.terms.block_width]),
+        *(step.positions, step.revealed, step.token_ids, step.entropy[:, : state.terms.block_width].double()),
     ]
     commit, check = read.given.commit, read.check
     if commit is not None and check is not None:
-        parts += _revealing(
-            commit.positions, check.replaced, check.token_ids, step.entropy[:, state.terms.block_width :]
-        )
+        entropy = step.entropy[:, state.terms.block_width :].double()
+        parts += (commit.positions, check.replaced, check.token_ids, entropy)
     widths = [part.shape[1] for part in parts]
     rows = HostCopy(torch.cat(parts, dim=1)).read()  # float64 holds each of these numbers as it is
     ends = list(accumulate(widths))
     return [_row_news([row[end - width : end] for width, end in zip(widths, ends, strict=True)]) for row in rows]
-
-
-def _revealing(positions: Tensor, where: Tensor, token_ids: Tensor, entropy: Tensor) -> tuple[Tensor, ...]:
-    return positions, where, token_ids, entropy.double()
 
 
 def _row_news(parts: list[list[float]]) -> RowNews:

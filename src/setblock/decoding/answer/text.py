@@ -176,9 +176,8 @@ class AnswerText(Companion):
         self._tokenizer, self._stop, self._min_new_tokens = tokenizer, tuple(stop), min_new_tokens
         self.is_lazy = not self._stop
         self._token_ids: list[int] = []
-        self._read = self._window = (
-            0  # tokens whose text is in `text`; where the window begins that the next are decoded in
-        )
+        # Tokens whose text is in `text`; where the window begins that the next are decoded in
+        self._read = self._window = 0
         self._given = 0
 
     @property

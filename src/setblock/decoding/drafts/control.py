@@ -55,18 +55,6 @@ class FedDraft(NamedTuple):
     block: int
 
 
-class PassKind(NamedTuple):
-    """Describe passes whose costs are alike.
-
-    Attributes:
-        name: of what runs them.
-        widths: the numbers of tokens for each row that a pass may have, padding included; None where it has no padding.
-    """
-
-    name: str
-    widths: Sequence[int] | None
-
-
 @dataclass
 class _Gain:
     """Hold what recent passes gave: their tokens, and those that plain passes would have given in the same time; and of the
@@ -91,10 +79,9 @@ class _Gain:
         self.right, self.hoped = _FADING * self.right, _FADING * self.hoped
 
 
-_MARGIN = (
-    1.1  # times as many tokens as plain passes would bring for its cost is what a draft must bring, at least: estimates
-)
-# err, and not all that it costs is timed. Where passes have gained more, a draft must bring as much as they have
+# Times as many tokens as plain passes would bring for its cost is what a draft must bring, at least: estimates err, and not all
+# that it costs is timed. Where passes have gained more, a draft must bring as much as they have
+_MARGIN = 1.1
 _HOPED = 8.0  # drafted tokens: what full trust is worth a priori
 _FADING = 0.98  # of what is known of passes, after one more
 _REFUSED, _REST = 64, 3  # rows whose drafts were refused, and the passes that then follow without one
@@ -107,7 +94,6 @@ class DraftControl:
     Attributes:
         free_tokens: as in `LearnedCosts`.
         costs: by the name of a kind of pass. Those that are not there are learned.
-        drafted, accepted: tokens that were checked, and those of them that were right.
         resting: how many passes follow that nobody drafts for. Where all drafts are refused, to look for them and to decide
             costs more than it can bring.
         clock: what times passes.
@@ -115,8 +101,6 @@ class DraftControl:
 
     free_tokens: float = 24.0
     costs: dict[str, CostModel] = field(default_factory=dict)
-    drafted: int = 0
-    accepted: int = 0
     resting: int = 0
     clock: PassClock = field(default_factory=PassClock)
     _chances: Chances = field(default_factory=lambda: Chances(memory=500.0))
@@ -171,8 +155,6 @@ class DraftControl:
         if fed.block > 1 and right == len(fed.kinds):  # else its draft is void
             reached = row.chances.reached(kinds[: fed.block - 1])  # copies may stand behind what the block gave
             row.expected.learn([*reached, *[0.0] * (fed.block - 1 - len(reached))])
-        self.drafted += len(fed.kinds)
-        self.accepted += right
 
     def learn(self, timed: TimedPass) -> None:
         """Take the time of a pass into account."""
@@ -180,19 +162,29 @@ class DraftControl:
         self.costs_of(timed.kind).learn(tokens, rows=rows, cached=cached, seconds=seconds)
 
     def decide(
-        self, rows: Sequence[Prospects], kind: PassKind, *, others: int, prompts: int, padded_rows: int, cached: int
+        self,
+        rows: Sequence[Prospects],
+        kind: str,
+        *,
+        others: int,
+        prompts: int,
+        cached: int,
+        padded_rows: int,
+        widths: Sequence[int] | None = None,
     ) -> list[Share]:
         """Return what each of the rows is to be fed in the next pass besides its next token.
 
         Args:
+            kind: the name of passes whose costs are alike.
             others: tokens of other rows in the pass, those of prompts left out.
             prompts: tokens of prompts in the pass.
-            padded_rows: rows that the pass computes, where it has padding.
             cached: positions that the cache holds of all rows in the pass.
+            padded_rows: rows that the pass computes, where it has padding.
+            widths: the numbers of tokens for each row that it may have then, padding included; None where it has no padding.
         """
-        model, count = self.costs_of(kind.name), len(rows) + others
+        model, count = self.costs_of(kind), len(rows) + others
         self._load = count.bit_length()
-        computed = count if kind.widths is None else padded_rows
+        computed = count if widths is None else padded_rows
 
         def seconds(tokens: Sequence[int]) -> list[float]:
             return model.seconds(tokens, rows=computed, cached=cached)
@@ -200,11 +192,11 @@ class DraftControl:
         plain = seconds([computed])[0]
         rate, trust = max(_MARGIN, self.gain) * count / plain, self._gain_here.trust
         prospects = [row.trusted(trust) for row in rows]
-        if kind.widths is None:
+        if widths is None:
             shares = shared(prospects, seconds, others=count + prompts, rate=rate)
             tokens = count + sum(each.drafted + each.fed for each in shares)
         else:
-            shares = shared_alike(prospects, seconds, widths=kind.widths, padded_rows=padded_rows, rate=rate)
+            shares = shared_alike(prospects, seconds, widths=widths, padded_rows=padded_rows, rate=rate)
             tokens = padded_rows * (1 + max(each.drafted + each.fed for each in shares))
         self._chances.fade(_KEPT)
         self._expected.fade(_KEPT)
@@ -317,11 +309,12 @@ def _decided(
         prospects.append(known.prospects(spans[row].kinds, room if has_blocks else 0, waits=not runner.fuses_commit))
     return control.decide(
         prospects,
-        PassKind(pass_kind(runner), widths),
+        pass_kind(runner),
         others=sum(span.tokens for span in others if not span.is_prefill),
         prompts=sum(span.tokens for span in others if span.is_prefill),
-        padded_rows=len(spans) if is_fixed else len(fed),
         cached=sum(span.start for span in fed),
+        padded_rows=len(spans) if is_fixed else len(fed),
+        widths=widths,
     )
 
 

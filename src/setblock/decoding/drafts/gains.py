@@ -119,9 +119,8 @@ class ExpectedDraft:
         return found
 
 
-_USUAL = (
-    0.9  # the chance that a drafted token is right where those before it are: rather too much, so that drafts are tried
-)
+# The chance that a drafted token is right where those before it are: rather too much, so that drafts are tried
+_USUAL = 0.9
 _RECENT = 16.0  # drafts that count
 
 
@@ -159,9 +158,8 @@ class Prospects(NamedTuple):
 
     def trusted(self, trust: float) -> "Prospects":
         """Return them with all chances times `trust`."""
-        return Prospects(
-            [trust * each for each in self.reached], [trust * each for each in self.expected], self.size, self.waits
-        )
+        reached, expected = ([trust * each for each in chances] for chances in (self.reached, self.expected))
+        return self._replace(reached=reached, expected=expected)
 
 
 class Share(NamedTuple):
@@ -189,7 +187,8 @@ def shared(rows: Sequence[Prospects], seconds: Seconds, *, others: int, rate: fl
     most = sum(len(row.reached) + row.size for row in rows)
     cost = [rate * each for each in seconds(range(others, others + most + 2))]
     # 1. Drafted places: the best first
-    places = sorted(((gain, index) for index, row in enumerate(rows) for gain in row.reached), key=_gain, reverse=True)
+    places = [(gain, index) for index, row in enumerate(rows) for gain in row.reached]
+    places.sort(key=lambda place: place[0], reverse=True)
     taken = _best([gain for gain, _ in places], range(1, len(places) + 1), cost)
     drafted = [0] * len(rows)
     for _, index in places[:taken]:
@@ -201,7 +200,7 @@ def shared(rows: Sequence[Prospects], seconds: Seconds, *, others: int, rate: fl
         for index, row in enumerate(rows)
         for item in _parts(row, index, drafted[index], one_more, cost[0] / others)
     ]
-    items.sort(key=_density, reverse=True)
+    items.sort(key=lambda item: item.gain / item.tokens, reverse=True)
     tokens = list(accumulate(each.tokens for each in items))
     fed = [0] * len(rows)
     for item in items[: _best([item.gain for item in items], tokens, cost[taken:])]:
@@ -233,14 +232,6 @@ def shared_alike(
         if value > best:
             best, found = value, shares
     return found
-
-
-def _gain(place: tuple[float, int]) -> float:
-    return place[0]
-
-
-def _density(item: _Item) -> float:
-    return item.gain / item.tokens
 
 
 def _best(gains: Sequence[float], tokens: Sequence[int], cost: Sequence[float]) -> int:

@@ -84,14 +84,9 @@ def _plug_ins() -> dict[str, EntryPoint]:
 
 
 def _class_in_file(name: str) -> type[Any]:
-    return _class_in(f"setblock.decoding.samplers.{_files()[name]}", name)
-
-
-def _class_in(module: str, name: str) -> type[Any]:
-    found = [
-        each for each in vars(import_module(module)).values() if isinstance(each, type) and each.__module__ == module
-    ]
-    named = [each for each in found if getattr(each, "name", None) == name]
+    module = f"setblock.decoding.samplers.{_files()[name]}"
+    own = [each for each in vars(import_module(module)).values() if getattr(each, "__module__", None) == module]
+    named = [each for each in own if isinstance(each, type) and getattr(each, "name", None) == name]
     if len(named) != 1:
         raise SetBlockError(f"{module} must have one class with the attribute name = {name!r}, not {len(named)}")
     return named[0]

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from setblock.model.protocol.runtime import LanguageModel
 
 NTP = DecodingSettings(method="ntp", block_size=1)
-_WITHOUT_EFFECT = (("adaptive_blocks", False), ("draft_passes", None), ("draft_passes", 1))
 _KEYS = ("method", "sampler", "sampler_options", *(name for name in POINT if name != "sampler"))
 
 
@@ -83,8 +82,6 @@ def point_from_json(recorded: Any) -> DecodingSettings:
     Raises:
         ParameterError: it is none, or none that this release knows.
     """
-    if isinstance(recorded, Mapping):  # of an earlier release, which had more
-        recorded = {name: value for name, value in recorded.items() if (name, value) not in _WITHOUT_EFFECT}
     if not isinstance(recorded, Mapping) or not {"method"} <= recorded.keys() <= {*_KEYS}:
         raise ParameterError(f"an operating point must have the keys {', '.join(sorted(_KEYS))}, not be {recorded!r}")
     values = dict(recorded)

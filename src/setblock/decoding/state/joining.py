@@ -67,14 +67,10 @@ def open_state(
 def joined(states: Sequence[BatchState]) -> BatchState:
     """Return the rows of several states in one state."""
     first_logits = None
-    if sizes := [state.first_logits.shape[1] for state in states if state.first_logits is not None]:
-        none = states[0].tokens.new_zeros((0,), dtype=torch.float32)
-        first_logits = stacked(
-            [
-                none.new_zeros((state.batch, sizes[0])) if state.first_logits is None else state.first_logits
-                for state in states
-            ]
-        )
+    if kept := [state.first_logits for state in states if state.first_logits is not None]:
+        zeros = [kept[0].new_zeros((1, kept[0].shape[1])).expand(each.batch, -1) for each in states]
+        given = [each.first_logits for each in states]
+        first_logits = stacked([zero if own is None else own for zero, own in zip(zeros, given, strict=True)])
     terms = Terms(
         [each for state in states for each in state.terms.rows], states[0].facts, device=states[0].tokens.device
     )

@@ -138,12 +138,10 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
     if state.terms.is_all_exact:
         failed = broken[:, 0]  # of a draft, plain decoding would have seen the logits of the first token only
     else:
-        counts = (
-            broken
-            if state.terms.takes_next is None
-            else broken & (state.terms.takes_next[:, : given.width] | ~state.terms.is_exact[:, None])
-        )
-        failed = counts.any(dim=1)
+        failed = broken
+        if state.terms.takes_next is not None:
+            failed = broken & (state.terms.takes_next[:, : given.width] | ~state.terms.is_exact[:, None])
+        failed = failed.any(dim=1)
     state.answer.failed = state.answer.failed | failed
     candidates = (asked > broken).masked_fill(state.answer.failed[:, None], False)
     known = candidates if check is None else torch.cat([candidates, check.replaced], dim=1)
@@ -179,10 +177,10 @@ def write_pass(
 ) -> DecodingStep:
     """Reveal what a sampler said, and continue. Where next-token decoding's text is promised, a block's first token is its own,
     and known at once. Without a guided block, nothing here waits for the device."""
-    block, width, is_next = reading.block, reading.candidates.shape[1], state.terms.takes_next
-    reveal = selection.reveal
+    block, width, terms = reading.block, reading.candidates.shape[1], state.terms
+    reveal, is_next = selection.reveal, terms.takes_next
     if is_next is not None:
-        is_next = is_next if width == state.terms.block_width else is_next[:, :width]
+        is_next = is_next if width == terms.block_width else is_next[:, :width]
         reveal = reveal | (reading.candidates & is_next)
     if selection.logits is None:
         chosen = choose_tokens(block.logits, policy.draws, positions=block.positions, best=block.best.token_ids)
@@ -198,20 +196,18 @@ def write_pass(
     if reading.plan.is_prefill is not None:
         is_asked = is_asked & ~reading.is_prefill
     state.block.passes = state.block.passes + is_asked
-    terms = state.terms
     has_kinds, has_copies = state.may_draft and terms.adapts_drafts, state.may_draft and terms.copies_drafts
     if guided is not None or has_copies:  # what is forced or copied may not be known to the model
         entropy = entropy.masked_fill(~reading.known, 0)
-    kinds = kinds_of(confidence[:, :width], state.terms.confidences) if has_kinds else None
-    if width < state.terms.block_width:  # what is not fed may be copied
-        more = (0, state.terms.block_width - width)
+    kinds = kinds_of(confidence[:, :width], terms.confidences) if has_kinds else None
+    if width < terms.block_width:  # what is not fed may be copied
+        more = (0, terms.block_width - width)
         chosen, reveal, kinds = pad(chosen, more), pad(reveal, more), None if kinds is None else pad(kinds, more)
         entropy = torch.cat([pad(entropy[:, :width], more), entropy[:, width:]], dim=1)
     if has_copies:
         draft = Draft(chosen, reveal)
-        copied, copy_kinds = with_copies(
-            state, draft, entropy=entropy[:, : state.terms.block_width], rows=reading.took_part
-        )
+        of_block = entropy[:, : terms.block_width]
+        copied, copy_kinds = with_copies(state, draft, entropy=of_block, rows=reading.took_part)
         if guided is not None:
             copied = guided_copies(state, draft, copied, policy.companions, vocab_size=policy.vocab_size)
         if kinds is not None:
@@ -222,14 +218,7 @@ def write_pass(
     positions = state.block.positions
     at = state.reveal(chosen, reveal)
     state.advance(fuses_commit=reading.plan.fuses_commit)
-    return DecodingStep(
-        reading=reading,
-        positions=positions,
-        token_ids=chosen,
-        revealed=reveal,
-        at=at,
-        entropy=entropy,
-    )
+    return DecodingStep(reading, positions, chosen, reveal, at, entropy)
 
 
 def _shaped(given: Logits, state: BatchState, policy: Policy) -> tuple[Logits, Tensor]:

@@ -148,12 +148,8 @@ class Feed:
 Function = Callable[..., Any]
 
 
-class Compile(Protocol):
-    """Give a function that does the same with tensors of few, fixed shapes, and faster."""
-
-    def __call__(self, function: Function, /) -> Function:
-        """Return the fast one."""
-        ...
+Compile = Callable[[Function], Function]
+"""Give a function that does the same with tensors of few, fixed shapes, and faster."""
 
 
 def as_it_is(function: Function, /) -> Function:
