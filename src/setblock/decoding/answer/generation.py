@@ -150,11 +150,6 @@ class PassEvent:
     corrected: Reveal | None
 
 
-def kind_of(*, is_prefill: bool, commits: bool) -> Kind:
-    """Return the kind of a pass."""
-    return "prefill" if is_prefill else "commit" if commits else "block"
-
-
 def generation_json(generation: Generation, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
     """Return the JSON object of one answer."""
     return {

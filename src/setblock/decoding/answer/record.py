@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from setblock.decoding.answer.generation import PassCounts, PassEvent, Reveal, TokenLogprobs, kind_of
+from setblock.decoding.answer.generation import PassCounts, PassEvent, Reveal, TokenLogprobs
 from setblock.decoding.state.joining import fitted, stacked
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.absorb import DecodingStep
@@ -232,7 +232,7 @@ def _row_news(parts: list[list[float]]) -> RowNews:
     corrected = _reveals(revealing[4:], start) if len(revealing) > 4 else []
     event = PassEvent(
         number=number,
-        kind=kind_of(is_prefill=bool(is_prefill), commits=bool(commits)),
+        kind="prefill" if is_prefill else "commit" if commits else "block",
         revealed=revealed,
         corrected=corrected[0] if corrected else None,
     )

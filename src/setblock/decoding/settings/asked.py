@@ -3,7 +3,7 @@
 Knows the table of settings, and samplers by name. Knows nothing of command lines, HTTP or other libraries.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,6 @@ from setblock.decoding.settings.table import HYPERPARAMETERS, POINT, SETTINGS, D
 from setblock.errors import ParameterError, SetBlockError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from setblock.decoding.samplers.base import Sampler
     from setblock.model.protocol.facts import SBDFacts
 
@@ -108,7 +106,7 @@ def decided(settings: DecodingSettings, facts: "SBDFacts | None", *, has_draft_t
     return replace(settings, **found | ({"block_size": 1} if method == "ntp" else {}))
 
 
-def usual_block_size(trained: "Sequence[int]") -> int:
+def usual_block_size(trained: Sequence[int]) -> int:
     """Return the largest of the block sizes that a model was trained with, at most 16."""
     return min(DEFAULT_BLOCK_SIZE, max(trained, default=DEFAULT_BLOCK_SIZE))
 
