@@ -156,7 +156,7 @@ def test_copies_are_not_looked_for_where_none_is_worth_it(
         return with_copies(*of, **more)
 
     monkeypatch.setattr("setblock.decoding.step.absorb.with_copies", counted)
-    monkeypatch.setattr(DraftControl, "costs_of", lambda *_: Dear())
+    monkeypatch.setattr(DraftControl, "costs_of", lambda *_, **__: Dear())
     sbd = tiny_sbd("llama", tokenizer, mode="shifted")
     settings = DecodingSettings(max_new_tokens=60, min_new_tokens=60, draft_lookup=1)
     answers = generate_batch(sbd, [[5, 6, 5, 6, 5, 6]] * 20, settings=settings)

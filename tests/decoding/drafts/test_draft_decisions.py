@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from setblock.decoding.drafts.control import DraftControl, FedDraft
-from setblock.decoding.drafts.costs import KNOTS, MOST_CACHED, CostModel, LearnedCosts
+from setblock.decoding.drafts.costs import KNOTS, MOST_CACHED, CostModel, LearnedCosts, TimedPass
 from setblock.decoding.drafts.gains import (
     CONFIDENCES,
     COPIED,
@@ -301,6 +301,23 @@ def test_what_few_rows_gain_is_not_asked_of_many() -> None:
     fresh.new_row().chances.learn(kinds * 30, right=7 * 30)
     full, alone = decided(before, 20, size=0, kinds=kinds), decided(fresh, 20, size=0, kinds=kinds)
     assert full == alone != [Share(0, 0)] * 20
+
+
+def test_what_a_draft_costs_among_many_rows_is_not_taken_for_what_it_costs_among_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Among 32 rows a second token of any row takes much longer, as attention in parts does; among 8 rows little."""
+    monkeypatch.setattr("setblock.decoding.drafts.control.LearnedCosts", LearnedCosts)
+    control = DraftControl()
+    for tokens in [32, 33, 40, 52] * 60:
+        seconds = 0.1 + 0.001 * tokens + 0.03 * (tokens > 32)
+        control.learn(TimedPass("any", tokens, rows=32, cached=6400, seconds=seconds))
+    for tokens in [8, 8, 8, 12] * 6:
+        control.learn(TimedPass("any", tokens, rows=8, cached=1600, seconds=0.05 + 0.001 * tokens))
+    plain, more = control.costs_of("any", rows=8).seconds([8, 12], rows=8, cached=1600)
+    assert more / plain == pytest.approx(62 / 58, abs=0.02)
+    assert control.curve("any", rows=31, cached=0)
+    assert not control.curve("any", rows=2, cached=0)
 
 
 def test_chances_that_promise_too_much_are_trusted_less() -> None:

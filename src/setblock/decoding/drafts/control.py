@@ -93,7 +93,7 @@ class DraftControl:
 
     Attributes:
         free_tokens: as in `LearnedCosts`.
-        costs: by the name of a kind of pass. Those that are not there are learned.
+        costs: given, by the name of a kind of pass. Others are learned.
         resting: how many passes follow that nobody drafts for. Where all drafts are refused, to look for them and to decide
             costs more than it can bring.
         clock: what times passes.
@@ -105,23 +105,28 @@ class DraftControl:
     clock: PassClock = field(default_factory=PassClock)
     _chances: Chances = field(default_factory=lambda: Chances(memory=500.0))
     _expected: ExpectedDraft = field(default_factory=ExpectedDraft)
-    _gains: dict[int, _Gain] = field(default_factory=dict)  # by the binary digits of a plain pass's tokens
+    # Apart for about as many rows: what few rows cost and gain says little of many
+    _learned: dict[tuple[str, int], LearnedCosts] = field(default_factory=dict)
+    _gains: dict[int, _Gain] = field(default_factory=dict)
     _load: int = 1  # that of the last decision
 
     def new_row(self) -> RowDrafts:
         """Return what is known of a row that begins."""
         return RowDrafts(Chances(self._chances, memory=24.0), ExpectedDraft(self._expected))
 
-    def costs_of(self, name: str) -> CostModel:
-        """Return the costs of a kind of pass."""
-        if name not in self.costs:
-            self.costs[name] = LearnedCosts(free_tokens=self.free_tokens)
-        return self.costs[name]
+    def costs_of(self, name: str, *, rows: int) -> CostModel:
+        """Return the costs of a kind of pass over about as many rows."""
+        if name in self.costs:
+            return self.costs[name]
+        key = name, _load_of(rows)
+        if key not in self._learned:
+            self._learned[key] = LearnedCosts(free_tokens=self.free_tokens)
+        return self._learned[key]
 
     def curve(self, name: str, *, rows: int, cached: int) -> tuple[tuple[int, float], ...]:
         """Return what passes over 1, 2, 4, ... tokens cost, in seconds, as far as it is known."""
-        model = self.costs.get(name)
-        if model is None or not getattr(model, "num_passes", 0):
+        model = self._learned.get((name, _load_of(rows)))
+        if model is None or not model.num_passes:
             return ()
         return tuple(zip(KNOTS, model.seconds(KNOTS, rows=max(1, rows), cached=cached), strict=True))
 
@@ -159,7 +164,7 @@ class DraftControl:
     def learn(self, timed: TimedPass) -> None:
         """Take the time of a pass into account."""
         _, tokens, rows, cached, seconds = timed
-        self.costs_of(timed.kind).learn(tokens, rows=rows, cached=cached, seconds=seconds)
+        self.costs_of(timed.kind, rows=rows).learn(tokens, rows=rows, cached=cached, seconds=seconds)
 
     def decide(
         self,
@@ -182,9 +187,9 @@ class DraftControl:
             padded_rows: rows that the pass computes, where it has padding.
             widths: the numbers of tokens for each row that it may have then, padding included; None where it has no padding.
         """
-        model, count = self.costs_of(kind), len(rows) + others
-        self._load = count.bit_length()
+        count = len(rows) + others
         computed = count if widths is None else padded_rows
+        model, self._load = self.costs_of(kind, rows=computed), _load_of(count)
 
         def seconds(tokens: Sequence[int]) -> list[float]:
             return model.seconds(tokens, rows=computed, cached=cached)
@@ -213,6 +218,11 @@ class DraftControl:
         self.resting -= 1
         self._gain_here.spent += num_rows
         return [Share(0, 0)] * num_rows
+
+
+def _load_of(rows: int) -> int:
+    """Return the same number for 1 row, for 2, for 3 and 4, for 5 to 8, and so on."""
+    return max(0, rows - 1).bit_length()
 
 
 def control_of(model: Any) -> DraftControl:
