@@ -3,7 +3,7 @@
     python experiments/adapter_study.py --variants loss --seeds 0 --out experiments/results/adapter.jsonl
     python experiments/adapter_study.py --report --out experiments/results/adapter.jsonl
 
-Each variant is `recipes/smollm2-lossless.yaml` with a few other values, on the same first conversations of its data. Its drafts
+Each variant is `recipes/smollm2-lossless.yaml` with a few other values, on the same conversations in the same order. Its drafts
 are then checked on prompts that training does not have: exact mode with whole blocks of `--block-size` (`--drafts fixed`), no
 copies, greedy. The figure is tokens a pass, without the prefill. Each line of the file is a variant, a seed and a task. What is
 there is not run again; an interrupted training resumes.
@@ -62,7 +62,12 @@ def main() -> None:
                 if missing:
                     folder = train(options, name, values, seed)
                 for task in missing:
-                    line = {"variant": name, "seed": seed, "documents": options.documents, **check(options, folder, task)}
+                    line = {
+                        "variant": name,
+                        "seed": seed,
+                        "steps": options.steps,
+                        **check(options, folder, task),
+                    }
                     with options.out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(line) + "\n")
         lines = read_lines(options.out)
@@ -73,8 +78,7 @@ def train(options: argparse.Namespace, name: str, values: dict[str, Any], seed: 
     """Train a variant, unless it is trained already, and return its folder."""
     folder = Path(options.runs) / "".join(c if c.isalnum() else "-" for c in f"{name} {seed}")
     values = values | {
-        "data.documents": options.documents,
-        "training.num_train_epochs": 1,
+        "training.max_steps": options.steps,
         "training.seed": seed,
         "training.data_seed": seed,
     }
@@ -106,7 +110,7 @@ def settings(values: dict[str, Any]) -> list[str]:
 
 
 def setblock(*arguments: str) -> str:
-    """Run the command line in a process of its own, and return what it prints; what it says of its progress is shown."""
+    """Run the command line in another process, and return what it prints. What it says of its progress is shown."""
     command = [sys.executable, "-m", "setblock", *arguments]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
@@ -139,7 +143,7 @@ def parse_options() -> argparse.Namespace:
     add = parser.add_argument
     add("--variants", nargs="+", choices=STUDIES, default=list(STUDIES), metavar="STUDY", help=", ".join(STUDIES))
     add("--seeds", type=int, nargs="+", default=[0])
-    add("--documents", type=int, default=96, help="conversations to train on")
+    add("--steps", type=int, default=60, help="of training, two conversations each")
     add("--limit", type=int, default=32, help="prompts of a task to check with")
     add("--block-size", type=int, default=8)
     add("--runs", default="runs/adapter-study", help="folder of the trained models")
