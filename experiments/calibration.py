@@ -180,7 +180,7 @@ def is_of(rule: str, row: Result) -> bool:
 
 def loss_of(row: Result, tolerance: Tolerance, examples: Sequence[int]) -> float:
     """Return the mean loss on some examples."""
-    losses = tolerance.losses(row)
+    losses = row.lost if tolerance.measure == "accuracy" else row.differing
     return sum(losses[index] for index in examples) / len(examples)
 
 

@@ -7,6 +7,7 @@ from the outcomes of the examples, here and nowhere else. Knows nothing of how a
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -267,6 +268,14 @@ def result_from_json(recorded: Any, *, ntp: Result | None) -> Result:
     if point == NTP and (token_ids is None or len(token_ids) != len(outcomes)):
         raise SetBlockError("its token_ids must be one list for each example")
     return Result(run, point, outcomes, seconds, ntp, made, token_ids)
+
+
+def title_of(results: Sequence[Result]) -> str:
+    """Return which task, how many examples, which model."""
+    task, model = results[0].run["task"], results[0].run["model"]
+    split = task["options"].get("split")
+    examples = f"{task['num_examples']:,} {task['name']}{f', {split} split' if split else ''}"
+    return f"{examples}; model {Path(model['name']).name} {model['fingerprint'][:8]}"
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:

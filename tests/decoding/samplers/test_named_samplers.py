@@ -47,9 +47,10 @@ def test_a_plug_in_is_known_without_being_imported(monkeypatch: pytest.MonkeyPat
     assert name_of(Factor()) == "factor"
 
 
-def test_a_file_without_its_rule_is_told() -> None:
+def test_a_file_without_its_rule_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(named_samplers, "_files", lambda: {"mine": "factor"})
     with pytest.raises(SetBlockError, match="must have one class with the attribute name = 'mine', not 0"):
-        named_samplers._class_in("setblock.decoding.samplers.factor", "mine")
+        named_samplers._class_in_file("mine")
 
 
 def test_names_need_no_pytorch() -> None:

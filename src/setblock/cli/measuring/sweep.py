@@ -66,13 +66,10 @@ def _run(task: TaskOptions, model: ModelOptions, grid: GridOptions, out: Path | 
 
 def sweep_table(results: "list[Result]") -> Table:
     """Return a line for each result; those on the Pareto front are bold."""
-    from setblock.evaluation.result import pareto_front
+    from setblock.evaluation.result import pareto_front, title_of
 
-    task, model = results[0].run["task"], results[0].run["model"]
-    split = task["options"].get("split")
-    examples = f"{task['num_examples']:,} {task['name']}{f', {split} split' if split else ''}"
     table = Table(
-        title=f"{examples}; model {Path(model['name']).name} {model['fingerprint'][:8]}",
+        title=title_of(results),
         caption="●: no other is right as often in as few passes. Passes leave the prefill out; intervals are 95%.",
         title_justify="left",
         caption_justify="left",
