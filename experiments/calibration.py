@@ -2,6 +2,9 @@
 decoded.
 
     python experiments/calibration.py runs/sweep.jsonl --tolerance accuracy=1 --out docs/experiments/calibration.md
+    python experiments/calibration.py experiments/results/orders.jsonl --tolerance accuracy=3 --rule entropy-prefix
+
+A file may be one of `setblock sweep` or one of `experiments/order_study.py`.
 
 1. Splits: the examples of the first file are cut at random into a part to calibrate on and a part that is fresh, ten times
    over (`--splits`). The parts of one split share no example; those of different splits do, since they are cut from one set.
@@ -16,20 +19,23 @@ The fresh part is a sample too: a setting that keeps the tolerance may break it 
 """
 
 import argparse
+import json
 import random
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.progress import track
 
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings.operating_point import label_of, point_to_json
+from setblock.decoding.settings.operating_point import label_of, point_from_json, point_to_json
 from setblock.errors import SetBlockError
 from setblock.evaluation.calibration import Tolerance, calibrate, tolerance_of
-from setblock.evaluation.result import Result
+from setblock.evaluation.result import Outcomes, Result, differing
 from setblock.evaluation.sweeps.result_file import read_results
 
 
@@ -61,7 +67,7 @@ def main() -> None:
 def report_lines(options: argparse.Namespace) -> Iterator[str]:
     """Yield the report, in Markdown."""
     tolerance = tolerance_of(options.tolerance, confidence=options.confidence)
-    sweeps = [read_results(path) for path in options.sweeps]
+    sweeps = [results_of(path) for path in options.sweeps]
     yield "# Calibration"
     yield ""
     yield f"Tolerance: {tolerance.text}. Made by"
@@ -73,6 +79,47 @@ def report_lines(options: argparse.Namespace) -> Iterator[str]:
         yield from split_lines(sweeps[0], tolerance, options)
     if len(sweeps) > 1:
         yield from transfer_lines(sweeps, tolerance, fixed_gamma=options.fixed_gamma)
+
+
+def results_of(path: Path) -> list[Result]:
+    """Return the results in the file of a sweep or of the study of orders."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+    except (OSError, ValueError) as error:
+        raise SetBlockError(f"can't read {path}: {error}") from error
+    return study_results(path, lines) if lines and "wording" in lines[0] else read_results(path)
+
+
+def study_results(path: Path, lines: Sequence[dict[str, Any]]) -> list[Result]:
+    """Return the results that the lines of a study make up, over the messages that every rule has answered."""
+    answers: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for line in lines:
+        answers[line["label"]][line["number"]] = line
+    numbers = sorted(set.intersection(*(set(found) for found in answers.values())))
+    task = {"name": path.stem, "options": {}, "num_examples": len(numbers)}
+    run = {"task": task, "settings": {}, "model": {"name": path.stem, "fingerprint": "of the study"}}
+    plain = [answers["ntp"][number] for number in numbers]
+    results: list[Result] = []
+    for found in sorted(answers.values(), key=lambda found: found is not answers["ntp"]):
+        own = [found[number] for number in numbers]
+        outcomes = Outcomes(
+            tokens=tuple(line["tokens"] for line in own),
+            prefill=(1,) * len(own),
+            block=tuple(line["passes"] for line in own),
+            commit=(0,) * len(own),  # a study counts them with the others
+            differing=tuple(map(differing_tokens, own, plain)),
+            correct=tuple(int(line["right"]) for line in own),
+        )
+        results.append(Result(run, point_from_json(own[0]["point"]), outcomes, 0.0, results[0] if results else None))
+    return results
+
+
+def differing_tokens(one: dict[str, Any], other: dict[str, Any]) -> int:
+    """Return at how many tokens two answers differ, estimated by their characters: a study keeps texts and no tokens."""
+    mine, theirs = one["text"].encode(), other["text"].encode()
+    tokens: int = max(one["tokens"], other["tokens"])
+    return round(tokens * differing(mine, theirs) / max(len(mine), len(theirs), 1))
 
 
 def split_lines(sweep: Sequence[Result], tolerance: Tolerance, options: argparse.Namespace) -> Iterator[str]:
