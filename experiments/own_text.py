@@ -64,9 +64,7 @@ def main() -> None:
         print(f"{written} prompts in {options.output}")
         return
     recipe, _ = load_recipe(options.recipe)
-    if (path := options.model or recipe.model.path) is None:
-        raise SystemExit("the recipe starts from random weights: name a model with --model")
-    model = load(path)
+    model = load(options.model or recipe.model.path)
     use_chat_template(recipe.data, model.tokenizer)
     done = regenerate(model, questions_of(recipe.data), options.output, settings=settings)
     print(f"{done.answers} answers in {options.output}; {done.questions - done.answers} did not end and were left out")
