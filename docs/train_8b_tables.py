@@ -1,4 +1,4 @@
-"""Fill the table of docs/train-8b.md: what `experiments/dry_run.py` says of Llama's sizes.
+"""Fill the table of docs/train-8b.md: what `setblock train --dry-run` says of Llama's sizes.
 
     python docs/train_8b_tables.py
 
@@ -6,7 +6,6 @@ Takes minutes. Needs no weights: the models are configs of Llama 3's shapes.
 """
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,8 @@ from transformers import LlamaConfig
 
 from setblock.data.tokenizer import train_tokenizer
 from setblock.roofline.hardware import HARDWARE
+from setblock.training.dry_run import Estimate, dry_run
 from setblock.training.recipe import load_recipe
-
-sys.path.append(str(Path(__file__).parents[1] / "experiments"))
-from dry_run import Estimate, dry_run
 
 PAGE = Path(__file__).with_name("train-8b.md")
 BEGIN, END = "<!-- dry run -->\n", "<!-- end of dry run -->\n"

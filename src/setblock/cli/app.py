@@ -25,7 +25,6 @@ from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 _GONE = {
     "'regenerate'": "python experiments/own_text.py answers, in the repository, writes a model's answers",
     "'prompts'": "python experiments/own_text.py prompts, in the repository, writes prompts",
-    "--dry-run": "python experiments/dry_run.py RECIPE, in the repository, estimates what a training needs",
 }
 """What left the command line, and what to use instead."""
 

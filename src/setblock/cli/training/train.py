@@ -3,20 +3,24 @@
 import shlex
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from setblock.cli.messages import print_message
-from setblock.cli.options.groups import option
+from setblock.cli.messages import figures_table, print_json, print_message, stdout_console
+from setblock.cli.options.groups import JsonOption, option
 from setblock.cli.options.recipe import RecipeOptions
+from setblock.errors import SetBlockError, check_one_of
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
     from setblock.model.sbd_model import SBDModel
+    from setblock.roofline.hardware import Hardware
     from setblock.training.config import SBDConfig
+    from setblock.training.recipe import Recipe
     from setblock.training.trainer.trainer import SBDTrainer
 
 
@@ -25,6 +29,14 @@ def train(
     output: Path | None = option(
         None, "Output folder. Default: training.output_dir of the recipe.", metavar="DIR", show_default=False
     ),
+    dry_run: bool = option(False, "Train nothing: estimate memory, disk space and time, without loading weights."),
+    gpus: int = option(8, "With --dry-run: number of GPUs, over which weights are sharded.", min=1),
+    memory: float | None = option(
+        None, "With --dry-run: GiB that a GPU has. Default: that of --hardware.", min=0, show_default=False
+    ),
+    hardware: str = option("h100", "With --dry-run: the GPU, a name of `setblock roofline`."),
+    share: float = option(0.4, "With --dry-run: share of the GPU's peak that training reaches.", min=0.01, max=1),
+    as_json: JsonOption = False,
 ) -> None:
     """Train a model by a recipe.
 
@@ -35,10 +47,19 @@ def train(
 
     from setblock.cli.training.callbacks import Interruption, Stopped, TrainView
     from setblock.evaluation.during_training import DecodingEvaluator
+    from setblock.roofline.hardware import HARDWARE
     from setblock.training.run.checkpoints import check_finished, earlier_run, newest_checkpoint, step_of
     from setblock.training.run.train import train as run
 
-    checked, arguments = recipe.load(**({} if output is None else {"training.output_dir": str(output)}))
+    replaced = {} if output is None else {"training.output_dir": str(output)}
+    if dry_run:  # a recipe for GPUs, on a machine that may have none
+        checked, arguments = recipe.load(**replaced, **{"training.use_cpu": True})
+        check_one_of("hardware", hardware, HARDWARE)
+        show_dry_run(
+            checked, arguments, gpus=gpus, memory=memory, hardware=HARDWARE[hardware], share=share, as_json=as_json
+        )
+        return
+    checked, arguments = recipe.load(**replaced)
     view = TrainView(bar=sys.stderr.isatty() and not checked.training.get("disable_tqdm"))
     stopper = Interruption()
     arguments.disable_tqdm = True  # the Trainer's own bar
@@ -91,3 +112,58 @@ def _peak(arguments: "SBDConfig") -> float | None:
         return None
     hardware = hardware_of_device(torch.cuda.get_device_name(arguments.device))
     return None if hardware is None else hardware.peak(16 if arguments.bf16 or arguments.fp16 else 32)
+
+
+_GIB = 2**30
+
+
+def show_dry_run(
+    recipe: "Recipe",
+    arguments: "SBDConfig",
+    *,
+    gpus: int,
+    memory: float | None,
+    hardware: "Hardware",
+    share: float,
+    as_json: bool,
+) -> None:
+    """Print the estimate of a recipe.
+
+    Args:
+        memory: GiB that a GPU has; None: what the hardware has.
+
+    Raises:
+        SetBlockError: it needs more.
+    """
+    from setblock.training.dry_run import LEFT_OUT, advice, dry_run
+
+    bits = 16 if arguments.bf16 or arguments.fp16 else 32
+    found = dry_run(recipe, arguments, gpus=gpus, peak=hardware.peak(bits), share=share)
+    limit = (hardware.memory or float("inf")) / _GIB if memory is None else memory
+    if as_json:
+        print_json({**asdict(found), "total": found.total, "hardware": hardware.name, "share": share, "memory": limit})
+    else:
+        rows = [
+            ("parameters", f"{found.parameters:,}"),
+            ("  that are trained", f"{found.trained:,}"),
+            ("steps", f"{found.steps:,}"),
+            ("rows", f"{found.rows:,}"),
+            ("tokens at most", f"{found.tokens:,}"),
+            ("tokens of a pass, with noisy ones", f"{found.pass_tokens:,}"),
+            (f"GiB of each of {gpus} GPUs" + (", sharded" if found.is_sharded else ""), f"{found.total / _GIB:.1f}"),
+            *((f"  {kind}", f"{size / _GIB:.1f}") for kind, size in found.peak.items()),
+            ("GiB of a host while weights load", f"{found.host / _GIB:.0f}"),
+            ("GiB of a checkpoint", f"{found.checkpoint / _GIB:.1f}"),
+            ("GiB on disk", f"{found.disk / _GIB:.1f}"),
+            ("operations", f"{found.operations:.2e}"),
+            (f"days at {share:.0%} of the peak of {hardware.name}", f"{found.seconds / 86400:.2f}"),
+            ("GPU-hours", f"{found.seconds / 3600 * gpus:,.1f}"),
+        ]
+        console = stdout_console()
+        console.print(figures_table(rows))
+        console.print("Left out: " + "; ".join(LEFT_OUT) + ".", style="dim", highlight=False)
+    if found.total > limit * _GIB:
+        raise SetBlockError(
+            f"it needs {found.total / _GIB:.1f} GiB of each GPU, more than the {limit:.1f} GiB that there are: "
+            f"{advice(found, recipe, arguments)}"
+        )

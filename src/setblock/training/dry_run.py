@@ -1,19 +1,13 @@
 """Say what a training would need, without weights and without a GPU: memory by kind, disk, operations, days.
 
-    python experiments/dry_run.py recipes/llama-3.1-8b-lora.yaml --gpus 8 --memory 80
-    python experiments/dry_run.py recipe.yaml --set data.row_length=4096 --json
-
-One step of the recipe runs through `training_loss`, as the trainer's would, on PyTorch's fake tensors, which have shapes and no
-storage. PyTorch's own memory trackers, which are no public part of it, count what the step holds.
+Knows recipes, and PyTorch's memory trackers on fake tensors, which have shapes and no storage: one step runs through
+`training_loss`, as the trainer's would. Knows data sheets only by the peak that it is given.
 """
 
-import argparse
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,7 +29,6 @@ from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.attention import LAYERED
 from setblock.model.attention.document_attention import document_attention
 from setblock.model.sbd_model import SBDModel
-from setblock.roofline.hardware import HARDWARE, hardware_named
 from setblock.training.adapter import FrozenModel, add_adapter
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.collator import Preparation
@@ -43,7 +36,7 @@ from setblock.training.inputs.doubled import Targets, TrainingInputs
 from setblock.training.loss.cross_entropy import LOGITS_AT_ONCE
 from setblock.training.loss.forward import training_loss
 from setblock.training.loss.head import SplitHead
-from setblock.training.recipe import Recipe, load_recipe, parse_override
+from setblock.training.recipe import Recipe
 from setblock.training.run.train import context_length_of, starting_tokenizer
 from setblock.training.trainer.metrics import token_cost
 
@@ -57,7 +50,6 @@ LEFT_OUT = (
     f"the lengths of your documents: rows are full of documents of {DOCUMENT_LENGTH:,} tokens that carry loss all over",
 )
 
-GIB = 2**30
 _MOST_RUNS = 64
 _GPUS_OF_A_HOST = 8
 
@@ -68,42 +60,6 @@ _KINDS = {
     "activations": ("Activation", "Inputs"),
     "logits and other temporaries": ("Temp", "Other"),
 }
-
-
-def main() -> None:
-    """Print the estimate, and what to change where it does not fit."""
-    options = parse_options()
-    replaced = dict(parse_override(text) for text in options.set)
-    recipe, args = load_recipe(options.recipe, overrides={**replaced, "training.use_cpu": True})
-    hardware = hardware_named(options.hardware)
-    peak = hardware.peak(16 if args.bf16 or args.fp16 else 32)
-    found = dry_run(recipe, args, gpus=options.gpus, peak=peak, share=options.share)
-    limit = (hardware.memory or math.inf) / GIB if options.memory is None else options.memory
-    if options.json:
-        print(json.dumps({**asdict(found), "total": found.total, "hardware": hardware.name, "memory": limit}))
-    else:
-        where = ", sharded" if found.is_sharded else ""
-        for name, figure in (
-            ("parameters", f"{found.parameters:,}"),
-            ("  that are trained", f"{found.trained:,}"),
-            ("steps", f"{found.steps:,}"),
-            ("rows", f"{found.rows:,}"),
-            ("tokens at most", f"{found.tokens:,}"),
-            ("tokens of a pass, with noisy ones", f"{found.pass_tokens:,}"),
-            (f"GiB of each of {options.gpus} GPUs{where}", f"{found.total / GIB:.1f}"),
-            *((f"  {kind}", f"{size / GIB:.1f}") for kind, size in found.peak.items()),
-            ("GiB of a host while weights load", f"{found.host / GIB:.0f}"),
-            ("GiB of a checkpoint", f"{found.checkpoint / GIB:.1f}"),
-            ("GiB on disk", f"{found.disk / GIB:.1f}"),
-            ("operations", f"{found.operations:.2e}"),
-            (f"days at {options.share:.0%} of the peak of {hardware.name}", f"{found.seconds / 86400:.2f}"),
-            ("GPU-hours", f"{found.seconds / 3600 * options.gpus:,.1f}"),
-        ):
-            print(f"{name:<40}{figure:>20}")
-        print("Left out: " + "; ".join(LEFT_OUT) + ".")
-    if found.total > limit * GIB:
-        needed = f"it needs {found.total / GIB:.1f} GiB of each GPU, more than the {limit:.1f} GiB that there are"
-        raise SystemExit(f"{needed}: {advice(found, recipe, args)}")
 
 
 @dataclass(frozen=True)
@@ -394,22 +350,3 @@ def _mesh(size: int) -> Iterator[DeviceMesh | None]:
         yield init_device_mesh("cpu", (size,))
     finally:
         dist.destroy_process_group()
-
-
-def parse_options() -> argparse.Namespace:
-    """Return the options of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", type=Path)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as of `setblock train`"
-    )
-    parser.add_argument("--gpus", type=int, default=8, help="over which weights are sharded")
-    parser.add_argument("--memory", type=float, help="GiB that a GPU has; by default those of --hardware")
-    parser.add_argument("--hardware", default="h100", help=f"one of {', '.join(HARDWARE)}")
-    parser.add_argument("--share", type=float, default=0.4, help="of the GPU's peak that training reaches")
-    parser.add_argument("--json", action="store_true")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
 """A dry run against a real step of the same recipe, as PyTorch's profiler counts its memory on a CPU."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner
 
 from conftest import TEXTS
-from dry_run import _inputs, dry_run, main
 from families import tiny_model
 from setblock.cli.app import app
 from setblock.data.tokenizer import train_tokenizer
 from setblock.model.attention.document_attention import document_attention
+from setblock.training.dry_run import _inputs, dry_run
 from setblock.training.loss.forward import training_loss
 from setblock.training.loss.head import SplitHead
 from setblock.training.recipe import load_recipe
@@ -24,7 +23,7 @@ from setblock.training.run.train import prepared_model, starting_tokenizer
 
 SIZES: dict[str, dict[str, Any]] = {
     "wide": {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 1024, "num_attention_heads": 4},
-    "deep": {"hidden_size": 128, "num_hidden_layers": 5, "intermediate_size": 256, "num_attention_heads": 4},
+    "deep": {"hidden_size": 128, "num_hidden_layers": 8, "intermediate_size": 256, "num_attention_heads": 4},
     "large vocabulary": {
         "hidden_size": 128,
         "num_hidden_layers": 2,
@@ -110,27 +109,21 @@ def test_an_adapter_on_the_future_block_is_whole_on_each_gpu(tmp_path: Path) -> 
     assert eight.host == 8 * 2 * eight.parameters
 
 
-def test_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    path = recipe_of(tmp_path, "wide")
+def test_the_command(tmp_path: Path) -> None:
+    path = recipe_of(tmp_path, "deep")
 
-    def run(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["dry_run.py", str(path), *arguments])
-        main()
-        return capsys.readouterr().out
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["train", str(path), "--dry-run", *arguments])
 
-    one, eight = (json.loads(run("--json", "--gpus", count)) for count in ("1", "8"))
+    one, eight = (json.loads(run("--json", "--gpus", count).stdout) for count in ("1", "8"))
     assert not (tmp_path / "out").exists()
     assert eight["host"] == one["host"], "one process reads the weights that are sharded"
     assert one["rows"] == 20
     assert eight["rows"] == 160
     assert one["seconds"] == pytest.approx(eight["seconds"])
     assert eight["peak"]["optimizer"] == pytest.approx(one["peak"]["optimizer"] / 8, rel=0.05)
-    with pytest.raises(SystemExit, match=r"more than the 0\.0 GiB .*: set training\.activation_checkpointing: true"):
-        run("--gpus", "1", "--memory", "0.001")
-    assert "days at 40% of the peak of h100" in capsys.readouterr().out
-
-
-def test_the_command_line_says_where_it_is(tmp_path: Path) -> None:
-    outcome = CliRunner().invoke(app, ["train", str(recipe_of(tmp_path, "deep")), "--dry-run"])
-    assert outcome.exit_code == 2
-    assert "python experiments/dry_run.py RECIPE" in outcome.stderr
+    shown = run("--gpus", "2")
+    assert "days at 40% of the peak of h100" in shown.stdout
+    refused = run("--memory", "0.001")
+    assert refused.exit_code == 1
+    assert "more than the 0.0 GiB that there are: set training.activation_checkpointing: true" in refused.stderr
