@@ -157,8 +157,7 @@ def test_guide_runs(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     if "--output prompts.jsonl" not in path.read_text():
         (folder / "prompts.jsonl").write_text(f"{json.dumps({'prompt': PROMPT})}\n" * 4)
     pair = {"prompt": PROMPT, "completion": "#### 19"}
-    for name in ("held-out.jsonl", "own.jsonl"):  # the second is what experiments/own_text.py would write
-        (folder / name).write_text(f"{json.dumps(pair)}\n" * 2)
+    (folder / "held-out.jsonl").write_text(f"{json.dumps(pair)}\n" * 2)
     for command in BEFORE.get(path.name, ()):
         run_command(command)
     with contextlib.ExitStack() as stack:

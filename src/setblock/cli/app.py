@@ -18,15 +18,9 @@ from setblock.cli.measuring.roofline import roofline
 from setblock.cli.measuring.sweep import sweep
 from setblock.cli.messages import print_message, print_warning, silence_early, writable_stdout
 from setblock.cli.options.groups import with_option_groups
-from setblock.cli.training.data import inspect, tokenise
+from setblock.cli.training.data import inspect, prompts, regenerate, tokenise
 from setblock.cli.training.train import train
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
-
-_GONE = {
-    "'regenerate'": "python experiments/own_text.py answers, in the repository, writes a model's answers",
-    "'prompts'": "python experiments/own_text.py prompts, in the repository, writes prompts",
-}
-"""What left the command line, and what to use instead."""
 
 
 class _Commands(TyperGroup):
@@ -45,13 +39,6 @@ class _Commands(TyperGroup):
             except SetBlockError as error:
                 print_message(f"error: {error}")
                 raise typer.Exit(2 if isinstance(error, ParameterError) else 1) from error
-            except Exception as error:
-                problem = getattr(error, "message", "")  # click's, which Typer has a copy of
-                instead = [told for name, told in _GONE.items() if problem.startswith("No such") and name in problem]
-                if not instead:
-                    raise
-                print_message(f"error: {problem.rstrip('.')}: {instead[0]}")
-                raise typer.Exit(2) from error
             except KeyboardInterrupt as error:
                 print_message("interrupted")
                 raise typer.Exit(INTERRUPTED) from error
@@ -85,7 +72,9 @@ for command in (generate, compare, evaluate, sweep, calibrate, train, merge, exp
     app.command()(with_option_groups(command))
 
 
-data = typer.Typer(no_args_is_help=True, help="Inspect or tokenise the data of a recipe.")
-for of_data in (inspect, tokenise):
+data = typer.Typer(
+    no_args_is_help=True, help="Inspect or tokenise the data of a recipe, or let a model write prompts and answers."
+)
+for of_data in (inspect, tokenise, regenerate, prompts):
     data.command()(with_option_groups(of_data))
 app.add_typer(data, name="data")

@@ -1,7 +1,7 @@
-"""Show what a recipe trains on before the training, and tokenise it (`setblock data`)."""
+"""Show what a recipe trains on before the training, and let a model write prompts and answers (`setblock data`)."""
 
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,14 +11,30 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from setblock.cli.messages import figures_table, print_json, progress, stdout_console
-from setblock.cli.options.groups import JsonOption, option
+from setblock.cli.messages import figures_table, print_json, progress, silence_libraries, stdout_console
+from setblock.cli.options.decoding_options import DecodingOptions
+from setblock.cli.options.groups import JsonOption, option, option_group
+from setblock.cli.options.model import ModelOptions, load_model
 from setblock.cli.options.recipe import RecipeOptions
+from setblock.decoding.settings.table import Method
+from setblock.errors import ParameterError, SetBlockError
 
 if TYPE_CHECKING:
     import numpy as np
 
     from setblock.training.inspection import InspectedRow
+
+
+RecordsOption = Annotated[Path, option(..., "The .jsonl file to write.", "--output")]
+
+
+@option_group()
+class RegenerateOptions(DecodingOptions):
+    """Hold how answers are written: one token a pass, by default."""
+
+    method: Method = option(
+        "ntp", "ntp: one token per pass. exact: the same text in blocks. sbd: blocks without a check."
+    )
 
 
 def inspect(
@@ -76,6 +92,93 @@ def tokenise(
     )
 
 
+def regenerate(
+    recipe: RecipeOptions,
+    output: RecordsOption,
+    batch_size: int = option(32, "Number of questions answered at once. It changes no answer.", min=1),
+    *,
+    model: ModelOptions,
+    decoding: RegenerateOptions,
+) -> None:
+    """Let a model answer the prompts of a recipe's data, to train it on its own answers.
+
+    The model is --model, or by default model.path of the recipe. Method exact gives the same answers as ntp. The same command
+    resumes after an interruption. Then set data.source to the file.
+    """
+    from setblock.data.rows import use_chat_template
+    from setblock.own_text import questions_of
+    from setblock.own_text import regenerate as run
+
+    _check_records(output)
+    checked, _ = recipe.load()
+    path = checked.model.path if model.path is None else model.path
+    if path is None:
+        raise SetBlockError("the recipe starts from random weights: name a model with --model")
+    settings = decoding.settings()
+    loaded = load_model(replace(model, path=path), blocks=settings.method == "sbd")
+    use_chat_template(checked.data, loaded.tokenizer)
+    with progress() as tell:
+        done = run(
+            loaded,
+            questions_of(checked.data),
+            output,
+            settings=settings,
+            batch_size=batch_size,
+            on_progress=lambda done: tell("answers", done.answers, None),
+        )
+    cut = done.questions - done.answers
+    left_out = f"; {cut} did not end within --max-new-tokens and were left out" if cut else ""
+    typer.echo(f"{done.answers} answers in {output}{left_out}")
+
+
+def prompts(
+    output: RecordsOption,
+    count: int = option(
+        1000, "Number of prompts to generate. Incomplete prompts and duplicates are then left out.", min=1
+    ),
+    system: list[str] | None = option(
+        None,
+        "A system message, which steers the topics. Can be repeated; the messages are used in turn. Default: that of "
+        "the chat template.",
+        metavar="TEXT",
+        show_default=False,
+    ),
+    temperature: float = option(1.0, "Sampling temperature, above 0."),
+    top_p: float = option(0.95, "As in `setblock generate`."),
+    max_new_tokens: int = option(192, "Maximum length of a prompt, in tokens. Longer ones are left out."),
+    seed: int = option(0, "Seed of the first prompt. Each further prompt has the next number."),
+    *,
+    model: ModelOptions,
+) -> None:
+    """Let a chat model write prompts, which `setblock data regenerate` then answers.
+
+    The chat template opens a user's message, and the model continues it. The same command resumes after an interruption.
+    """
+    from setblock.decoding.settings.table import DecodingSettings
+    from setblock.own_text import write_prompts
+
+    _check_records(output)
+    if temperature <= 0:
+        raise ParameterError(
+            f"--temperature must be above 0, not {temperature}: the same prompt would be written each time"
+        )
+    settings = DecodingSettings(
+        method="ntp", temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens, seed=seed
+    )
+    silence_libraries()
+    loaded = load_model(model, blocks=False)
+    with progress() as tell:
+        written = write_prompts(
+            loaded,
+            output,
+            count=count,
+            systems=system or [None],
+            settings=settings,
+            on_progress=lambda asked: tell("prompts", asked, count),
+        )
+    typer.echo(f"{written} prompts in {output}")
+
+
 _NOTHING = "·"
 _MASK = "<mask>"
 
@@ -121,6 +224,12 @@ def row_json(row: "InspectedRow") -> dict[str, Any]:
         "noisy": None if row.block_size is None else noisy,
         "statistics": asdict(row.statistics),
     }
+
+
+def _check_records(path: Path) -> None:
+    """Raise `ParameterError` for a file of records whose name has another ending."""
+    if not path.name.endswith(".jsonl"):
+        raise ParameterError(f"--output must end in .jsonl, not {path.name!r}")
 
 
 def _halves(row: "InspectedRow") -> tuple[int, int]:

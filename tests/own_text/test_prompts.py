@@ -7,10 +7,10 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
-from own_text import opened_turn, write_prompts
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.model.sbd_model import SBDModel
+from setblock.own_text import opened_turn, write_prompts
 
 TEMPLATE = (
     "{% for m in messages %}{% if loop.first and m.role != 'system' %}[system] Be good.\n{% endif %}"

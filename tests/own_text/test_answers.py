@@ -1,23 +1,20 @@
 """Regenerated answers: those of plain decoding, in the shape of the data, and the same after an interruption."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from transformers import PreTrainedTokenizerBase
-from typer.testing import CliRunner
 
 from families import tiny_sbd
-from own_text import Question, Regenerated, main, questions_of, regenerate
-from setblock.cli.app import app
 from setblock.data.section import DataSection
 from setblock.decoding.generate import generate
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.model.sbd_model import SBDModel
+from setblock.own_text import Question, Regenerated, questions_of, regenerate
 
 SETTINGS = DecodingSettings(method="ntp", max_new_tokens=6, temperature=3.0, seed=5)
 QUESTIONS = [Question(f"row {i}", f"Question {i}:") for i in range(12)]
@@ -105,29 +102,27 @@ def test_questions_of_every_shape(tmp_path: Path) -> None:
             list(questions_of(DataSection(source=str(path))))
 
 
-def test_a_recipe_trains_on_what_the_program_wrote(
-    model: SBDModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, own, recipe = tmp_path / "model", tmp_path / "own.jsonl", tmp_path / "recipe.yaml"
+def test_a_recipe_trains_on_what_the_command_wrote(model: SBDModel, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from setblock.cli.app import app
+
+    def run(*args: object) -> Any:
+        return CliRunner().invoke(app, [str(arg) for arg in args])
+
+    folder, own = tmp_path / "model", tmp_path / "own.jsonl"
     model.model.generation_config.eos_token_id = list(model.end_of_text_ids)
     model.save(folder)
-    content = {
+    recipe = {
         "model": {"path": str(folder)},
         "data": {"source": "word-problems", "documents": 6},
         "training": {"output_dir": "x", "use_cpu": True},
     }
-    recipe.write_text(yaml.safe_dump(content))
-    options = ["--output", str(own), "--max-new-tokens", "16"]
-    monkeypatch.setattr(sys, "argv", ["own_text.py", "answers", str(recipe), *options])
-    main()
-    assert f"{len(records(own))} answers in {own}" in capsys.readouterr().out
-    content["data"] = {"source": str(own), "special_tokens": "spell"}
-    recipe.write_text(yaml.safe_dump(content))
-    assert records(own)
-    assert CliRunner().invoke(app, ["data", "inspect", str(recipe), "--json"]).exit_code == 0
-
-
-def test_the_command_line_says_where_it_is() -> None:
-    outcome = CliRunner().invoke(app, ["data", "regenerate", "recipe.yaml"])
-    assert outcome.exit_code == 2
-    assert "python experiments/own_text.py answers" in outcome.stderr
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    outcome = run("data", "regenerate", tmp_path / "recipe.yaml", "--output", own, "--max-new-tokens", 16)
+    assert outcome.exit_code == 0, outcome.output
+    assert f"{len(records(own))} answers in {own}" in outcome.stdout
+    recipe["data"] = {"source": str(own), "special_tokens": "spell"}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    if records(own):
+        assert run("data", "inspect", tmp_path / "recipe.yaml", "--json").exit_code == 0

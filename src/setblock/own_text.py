@@ -1,20 +1,12 @@
 """Let a model write text to learn from: prompts, and answers to the prompts of a data set.
 
-    python experiments/own_text.py prompts --model smollm2-base --count 4000 --output prompts.jsonl
-    python experiments/own_text.py answers recipe.yaml --output own.jsonl --max-new-tokens 1024
-    setblock train recipe.yaml --set data.source=own.jsonl
-
-`answers` answers the prompts of a recipe's data by plain decoding of its `model.path`, greedily unless a temperature is given.
-Of a chat it replaces the last answer. An answer that did not end before the limit is left out, and counted. `prompts` has a
-chat model write prompts: its chat template opens a user's message, and the model continues. Both resume after an interruption.
-
-A model that learns to decode its own answers in blocks need not learn to write others'; that is what fewer tokens can do
-(Fast-dLLM v2, arXiv 2509.26328, trains on the data of its base model; TiDAR, arXiv 2511.08923, and speculative drafters on
-regenerated answers). A chat model was trained on users' turns, too. So a user's turn is opened, and the model continues it: a
-wide mixture of prompts without any data set (Magpie, arXiv 2406.08464).
+Knows records, decoding and files of results. Knows nothing of training. A model that learns to decode its own answers in
+blocks need not learn to write others'; that is what fewer tokens can do (Fast-dLLM v2, arXiv 2509.26328, trains on the data of
+its base model; TiDAR, arXiv 2511.08923, and speculative drafters on regenerated answers). A chat model was trained on users'
+turns, too. So a user's turn is opened, and the model continues it: a wide mixture of prompts without any data set (Magpie,
+arXiv 2406.08464).
 """
 
-import argparse
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +17,6 @@ from typing import Any, TextIO
 
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.rows import use_chat_template
 from setblock.data.section import DataSection
 from setblock.data.texts.encoding import shape_of, value_of
 from setblock.data.texts.records import records_of
@@ -37,37 +28,8 @@ from setblock.engine.offline import answered, limits_for
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError
 from setblock.files import whole_lines
-from setblock.model.loading.loading import load
 from setblock.model.protocol.runtime import LanguageModel
 from setblock.model.sbd_model import SBDModel
-from setblock.training.recipe import load_recipe
-
-
-def main() -> None:
-    """Write what is asked for, and say how much it is."""
-    options = parse_options()
-    settings = DecodingSettings(
-        method="ntp",
-        temperature=options.temperature,
-        top_p=options.top_p,
-        max_new_tokens=options.max_new_tokens,
-        seed=options.seed,
-    )
-    if options.command == "prompts":
-        written = write_prompts(
-            load(options.model),
-            options.output,
-            count=options.count,
-            systems=options.system or [None],
-            settings=settings,
-        )
-        print(f"{written} prompts in {options.output}")
-        return
-    recipe, _ = load_recipe(options.recipe)
-    model = load(options.model or recipe.model.path)
-    use_chat_template(recipe.data, model.tokenizer)
-    done = regenerate(model, questions_of(recipe.data), options.output, settings=settings)
-    print(f"{done.answers} answers in {options.output}; {done.questions - done.answers} did not end and were left out")
 
 
 @dataclass(frozen=True)
@@ -290,25 +252,3 @@ def _prompts_in(path: Path) -> tuple[set[str], int]:
         records = [json.loads(line) for line in whole_lines(path)]
         texts = {str(record["messages"][0]["content"]) for record in records}
         return texts, int(records[-1]["number"]) + 1 if records else 0
-
-
-def parse_options() -> argparse.Namespace:
-    """Return the options of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    prompts, answers = commands.add_parser("prompts"), commands.add_parser("answers")
-    prompts.add_argument("--count", type=int, default=1000, help="prompts to ask for; some are then left out")
-    prompts.add_argument("--system", action="append", help="a system message, which steers the topics; can be repeated")
-    answers.add_argument("recipe", type=Path, help="a YAML file whose data has the prompts")
-    for each, temperature, tokens in ((prompts, 1.0, 192), (answers, 0.0, 1024)):
-        each.add_argument("--model", required=each is prompts, help="a folder, hub id or name")
-        each.add_argument("--output", type=Path, required=True, help="the JSON Lines file to write")
-        each.add_argument("--temperature", type=float, default=temperature)
-        each.add_argument("--top-p", type=float, default=0.95 if each is prompts else 1.0)
-        each.add_argument("--max-new-tokens", type=int, default=tokens)
-        each.add_argument("--seed", type=int, default=0, help="of the first; each further one has the next number")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()
