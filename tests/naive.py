@@ -237,7 +237,7 @@ def _reveal(
     candidates = masked.clone()
     candidates[_needed(model, block) :] = False
     candidates[reachable.stop :] = False
-    selection = sampler.select(BlockView(logits[None], candidates[None], ~masked[None], memory))
+    selection = sampler.select(BlockView.of(logits[None], candidates[None], ~masked[None], memory))
     assert selection.logits is None
     return selection.reveal[0].nonzero()[:, 0].tolist(), selection.memory
 

@@ -38,7 +38,7 @@ def test_the_other_two_rules_differ_from_the_two_of_the_package_in_one_thing_eac
     """Entropies are 0.16, 0.95, 0.01 and 0.06."""
     top = torch.tensor([[0.97, 0.6, 0.999, 0.99]])
     logits = torch.stack([top, (1 - top) / 2, (1 - top) / 2], dim=-1).log()
-    block = BlockView(logits, torch.ones_like(top, dtype=torch.bool), torch.zeros_like(top, dtype=torch.bool))
+    block = BlockView.of(logits, torch.ones_like(top, dtype=torch.bool), torch.zeros_like(top, dtype=torch.bool))
 
     def revealed(name: str, gamma: float) -> list[int]:
         kind = STUDY[name] if name in STUDY else SAMPLERS[name]

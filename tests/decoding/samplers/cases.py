@@ -76,7 +76,7 @@ class Passes:
         return Passes(self.logits[:, row : row + 1], self.needed[row : row + 1])
 
     def first(self, *, memory: Memory | None = None) -> BlockView:
-        return BlockView(self.logits[0], self.needed, torch.zeros_like(self.needed), memory or {})
+        return BlockView.of(self.logits[0], self.needed, torch.zeros_like(self.needed), memory or {})
 
 
 @st.composite
@@ -106,7 +106,7 @@ def run(sampler: Sampler, said: Passes) -> Iterator[tuple[BlockView, Selection]]
     for logits in said.logits:
         if bool((~said.needed | revealed).all()):
             return
-        block = BlockView(logits, said.needed & ~revealed, revealed, memory)
+        block = BlockView.of(logits, said.needed & ~revealed, revealed, memory)
         selection = sampler.select(block)
         yield block, selection
         revealed, memory = revealed | selection.reveal, selection.memory

@@ -22,19 +22,19 @@ CANDIDATES = torch.tensor(
 )
 
 
-def test_moments_are_those_of_the_distribution() -> None:
+def test_certainty_is_that_of_the_distribution() -> None:
     logits = logits_of(4)
-    block = BlockView(logits, CANDIDATES, ~CANDIDATES)
+    block = BlockView.of(logits, CANDIDATES, ~CANDIDATES)
     exact = logits.double().softmax(dim=-1)
     entropy = torch.special.entr(exact).sum(dim=-1)[CANDIDATES]
     assert block.entropy[CANDIDATES].tolist() == pytest.approx(entropy.tolist(), abs=1e-4)
     assert block.confidence[CANDIDATES].tolist() == pytest.approx(exact.amax(dim=-1)[CANDIDATES].tolist(), rel=1e-5)
 
 
-def test_moments_do_not_depend_on_what_shares_the_batch() -> None:
+def test_certainty_does_not_depend_on_what_shares_the_batch() -> None:
     logits = logits_of(4)
-    together = BlockView(logits, CANDIDATES, ~CANDIDATES).entropy
+    together = BlockView.of(logits, CANDIDATES, ~CANDIDATES).entropy
     for row in range(4):
         one = slice(row, row + 1)
-        alone = BlockView(logits[one], CANDIDATES[one], ~CANDIDATES[one]).entropy
+        alone = BlockView.of(logits[one], CANDIDATES[one], ~CANDIDATES[one]).entropy
         assert torch.equal(alone, together[one])

@@ -32,7 +32,7 @@ class Selected:
 
 
 def select(sampler: EntropyBounded, logits: Tensor, candidates: Tensor) -> Selected:
-    block = BlockView(logits, candidates, torch.zeros_like(candidates))
+    block = BlockView.of(logits, candidates, torch.zeros_like(candidates))
     return Selected(sampler.select(block).reveal, block.entropy)
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.samplers.cases import KINDS, PARAMETERS, Passes, chosen, passes, run, samplers
-from setblock.decoding.samplers import Sampler
-from setblock.decoding.samplers.base import moments_of
+from setblock.decoding.samplers import BlockView, Sampler
 from setblock.decoding.step.choice import RowSamplers
 from setblock.errors import ParameterError
 
@@ -99,10 +98,8 @@ def test_a_row_that_begins_a_block_forgets_the_last(name: str, data: st.DataObje
         found, revealed = [], torch.zeros_like(said.needed)
         for number, logits in enumerate(said.logits):
             passes = torch.full((len(revealed),), number)
-            candidates = said.needed & ~revealed
-            moments = moments_of(logits, logits.amax(dim=-1), candidates)
-            of_row = {"candidates": candidates, "revealed": revealed, "passes": passes, "moments": moments}
-            found.append(asked.select(logits, is_asked=torch.ones_like(passes).bool(), **of_row).reveal)
+            block = BlockView.of(logits, said.needed & ~revealed, revealed)
+            found.append(asked.select(block, passes=passes, is_asked=torch.ones_like(passes).bool()).reveal)
             revealed = revealed | found[-1]
         return found
 
@@ -123,7 +120,7 @@ def test_what_is_no_candidate_does_not_matter(name: str, data: st.DataObject) ->
     memory = {}
     for block, expected in plain:
         garbage = torch.where(block.candidates[..., None], block.logits, math.nan)
-        selection = sampler.select(dataclasses.replace(block, logits=garbage, memory=memory))
+        selection = sampler.select(BlockView.of(garbage, block.candidates, block.revealed, memory))
         assert torch.equal(selection.reveal, expected.reveal)
         memory = selection.memory
         assert not any(kept.isnan().any() for kept in memory.values())

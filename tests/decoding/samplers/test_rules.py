@@ -58,7 +58,7 @@ def block(
     if candidates is not None:
         is_candidate = torch.tensor([[i in candidates for i in range(len(confidences))]])
     logits = torch.stack([top, (1 - top) / 2, (1 - top) / 2], dim=-1).log()
-    return BlockView(logits, is_candidate, ~is_candidate, memory or {})
+    return BlockView.of(logits, is_candidate, ~is_candidate, memory or {})
 
 
 def revealed(sampler: Sampler, view: BlockView) -> list[int]:

@@ -18,11 +18,11 @@ from torch.nn.functional import pad
 from setblock.decoding.companions.guidance import GuidedBlock, guided_block, guided_commit, guided_copies
 from setblock.decoding.drafts.gains import kinds_of
 from setblock.decoding.drafts.lookup import Draft, with_copies
-from setblock.decoding.samplers.base import Moments, Selection, moments_of
+from setblock.decoding.samplers.base import BlockView, Selection
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import Policy, choose_tokens
 from setblock.decoding.step.exact import Check, check_drafts
-from setblock.decoding.step.logits import Logits, first_seen, read_logits
+from setblock.decoding.step.logits import Certainty, Logits, certainty_of, first_seen, read_logits
 from setblock.model.protocol.runtime import Compile, Feed, PassPlan, as_it_is
 
 
@@ -56,7 +56,7 @@ class Reading:
         plan: of the pass.
         given: the model's logits.
         block: those that the block's tokens are chosen from.
-        moments: of the distributions of the block's first w places; then of those where a draft was checked.
+        certainty: of the distributions of the block's first w places; then of those where a draft was checked.
         known: [B, w + m] bool, where they count: `candidates`, then `check.replaced`.
         is_asked: [B] bool, rows of whose block the pass says anything.
         candidates: [B, w] bool, masked positions that may be revealed.
@@ -69,7 +69,7 @@ class Reading:
     plan: PassPlan
     given: Logits
     block: Logits
-    moments: Moments
+    certainty: Certainty
     known: Tensor
     is_asked: Tensor
     candidates: Tensor
@@ -101,14 +101,10 @@ def absorb(
         reading, guided = _guided(state, reading, policy)
     # 2. Reveal what the sampler says
     width = feed.plan.width
-    selection = policy.samplers.select(
-        reading.block.logits,
-        moments=reading.moments.columns(0, width),
-        candidates=reading.candidates,
-        revealed=state.block.revealed if width == state.terms.block_width else state.block.revealed[:, :width],
-        passes=state.block.passes,
-        is_asked=reading.is_asked,
-    )
+    entropy, confidence = (each[:, :width] for each in reading.certainty)
+    revealed = state.block.revealed if width == state.terms.block_width else state.block.revealed[:, :width]
+    block = BlockView(reading.block.logits, reading.candidates, revealed, entropy, confidence)
+    selection = policy.samplers.select(block, passes=state.block.passes, is_asked=reading.is_asked)
     # 3. On to the next block, or to the end
     step: DecodingStep = compiled(write_pass)(state, reading, selection, policy, guided)
     if policy.companions.listens:  # a stop string ends an answer, too
@@ -149,7 +145,7 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
         plan=plan,
         given=given,
         block=block,
-        moments=moments_of(shaped.logits, shaped.best.logits, known),
+        certainty=certainty_of(shaped.logits, shaped.best.logits, known),
         known=known,
         is_asked=asked.any(dim=1),
         candidates=candidates,
@@ -167,9 +163,10 @@ def _guided(state: BatchState, reading: Reading, policy: Policy) -> tuple[Readin
         policy.companions.hear(state)  # drafts that were wrong; answers that end with what was right
     candidates = reading.candidates & ~state.answer.finished[:, None]
     guided = guided_block(state, reading.block, candidates, policy.companions, draws=policy.draws)
-    of_block = moments_of(guided.logits.logits, guided.logits.best.logits, guided.candidates)
-    moments = of_block.before(reading.moments.columns(candidates.shape[1], reading.known.shape[1]))
-    return replace(reading, block=guided.logits, candidates=guided.candidates, moments=moments), guided
+    of_block = certainty_of(guided.logits.logits, guided.logits.best.logits, guided.candidates)
+    whole = zip(of_block, reading.certainty, strict=True)
+    certainty = Certainty(*(torch.cat([block, both[:, candidates.shape[1] :]], dim=1) for block, both in whole))
+    return replace(reading, block=guided.logits, candidates=guided.candidates, certainty=certainty), guided
 
 
 def write_pass(
@@ -189,7 +186,7 @@ def write_pass(
         if is_next is not None:
             chosen_from = torch.where(is_next[..., None], block.logits, chosen_from)
         chosen = choose_tokens(chosen_from, policy.draws, positions=block.positions)
-    entropy, confidence = reading.moments
+    entropy, confidence = reading.certainty
     is_asked = reading.is_asked
     if guided is not None:
         reveal = guided.kept(reveal, chosen, revealed=state.block.revealed, entropy=entropy[:, :width])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from setblock.decoding.companions.asking import Accompanied, Companions
 from setblock.decoding.companions.companion import Companion
-from setblock.decoding.samplers.base import BlockView, Memory, Moments, Sampler, Selection
+from setblock.decoding.samplers.base import BlockView, Memory, Sampler, Selection
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import fitted, stacked
 from setblock.decoding.state.terms import RowTerms
@@ -125,20 +125,11 @@ class RowSamplers:
                 found[row] = {name: kept[place : place + 1] for name, kept in memory.items()}
         return found
 
-    def select(
-        self,
-        logits: Tensor,
-        *,
-        candidates: Tensor,
-        revealed: Tensor,
-        passes: Tensor,
-        is_asked: Tensor,
-        moments: Moments,
-    ) -> Selection:
+    def select(self, block: BlockView, *, passes: Tensor, is_asked: Tensor) -> Selection:
         """Ask each row's sampler, and keep what it remembers, which is not returned.
 
         Args:
-            logits, candidates, revealed, moments: as in `BlockView`.
+            block: of all rows, without memory.
             passes: [B] int64, how many have filled each row's block; where none, what was remembered is forgotten.
             is_asked: [B] bool, rows of which the pass says anything; what is remembered of others stays.
 
@@ -146,15 +137,20 @@ class RowSamplers:
             SetBlockError: a sampler reveals nothing where there are candidates, or what is none.
         """
         if len(self._groups) == 1:
-            return self._ask(0, BlockView(logits, candidates, revealed, moments=moments), passes, is_asked)
-        reveal, changed = torch.zeros_like(candidates), None
+            return self._ask(0, block, passes, is_asked)
+        reveal, changed = torch.zeros_like(block.candidates), None
         for index, (_, rows) in enumerate(self._groups):
-            of_rows = Moments(*(each[rows] for each in moments))
-            block = BlockView(logits[rows], candidates[rows], revealed[rows], moments=of_rows)
-            selection = self._ask(index, block, passes[rows], is_asked[rows])
+            of_rows = BlockView(
+                logits=block.logits[rows],
+                candidates=block.candidates[rows],
+                revealed=block.revealed[rows],
+                entropy=block.entropy[rows],
+                confidence=block.confidence[rows],
+            )
+            selection = self._ask(index, of_rows, passes[rows], is_asked[rows])
             reveal[rows] = selection.reveal
             if selection.logits is not None:
-                changed = (logits if changed is None else changed).index_copy(0, rows, selection.logits)
+                changed = (block.logits if changed is None else changed).index_copy(0, rows, selection.logits)
         return Selection(reveal, changed)
 
     def _ask(self, index: int, block: BlockView, passes: Tensor, is_asked: Tensor) -> Selection:
