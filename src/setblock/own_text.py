@@ -61,7 +61,7 @@ def questions_of(section: DataSection) -> Iterator[Question]:
     Raise `SetBlockError` if the data can't be read, or has no answers to ask for."""
     for source in section.sources:
         shape = None
-        for record in records_of(source, streaming=section.streaming):
+        for record in records_of(source):
             shape = shape or shape_of(source, record)
             try:
                 yield Question(record.where, _prompt([value_of(record, column, shape) for column in shape.columns]))

@@ -117,14 +117,6 @@ def test_a_row_as_text(run, recipe, chats):
     assert re.search(r"padding +0\.0%", outcome.stdout)
 
 
-def test_of_a_stream(run, recipe, chats):
-    recipe.write_text(recipe.read_text().replace("  evaluation_fraction: 0.2\n", "  streaming: true\n"))
-    first, second = (json.loads(run("data", "inspect", recipe, "--json", "--row", 2).stdout) for _ in range(2))
-    assert first == second
-    assert first["statistics"]["rows"] is None
-    assert "of the stream, so far" in run("data", "inspect", recipe).stdout
-
-
 def test_what_is_shown_is_what_is_trained_on(run, recipe, monkeypatch):
     """Every row that the trainer gets is the one of its number, and the noise of the first step is that step's."""
     trained: list[tuple[int, Any, Any]] = []
@@ -169,7 +161,11 @@ def test_what_is_shown_is_what_is_trained_on(run, recipe, monkeypatch):
             "data.mixture.0.weight: Input should be greater than 0",
         ),
         (("--set", "data.prompt_column=q"), 1, "prompt_column and completion_column go together"),
-        (("--set", "data.streaming=true"), 1, "evaluation_fraction needs streaming: false"),
+        (
+            ("--set", "data.streaming=true"),
+            1,
+            "unknown key 'data.streaming': tokenise much data once, by `setblock data",
+        ),
         (("--set", "data.source=nobody/nothing"), 1, "can't load data source nobody/nothing: there is no such file"),
         (("--set", "data.source=nothing.jsonl"), 1, "data source nothing.jsonl: no such file"),
         (("--set", "data.chat_template=nothing.jinja"), 1, "can't read data.chat_template nothing.jinja: No such file"),
@@ -177,26 +173,6 @@ def test_what_is_shown_is_what_is_trained_on(run, recipe, monkeypatch):
             ("--set", "data.too_long=truncate", "--set", "training.complete_last_block=true"),
             1,
             "data.too_long: truncate and training.complete_last_block exclude each other",
-        ),
-        (
-            (
-                "--set",
-                "data.evaluation_fraction=null",
-                "--set",
-                "data.streaming=true",
-                "--set",
-                "training.max_steps=-1",
-            ),
-            1,
-            "data.streaming has no end: give training.max_steps",
-        ),
-        (
-            (
-                *("--set", "data.evaluation_fraction=null", "--set", "data.streaming=true"),
-                *("--set", "training.dataloader_num_workers=2"),
-            ),
-            1,
-            "training.dataloader_num_workers must be 0 or 1, not 2",
         ),
     ],
 )
@@ -226,11 +202,8 @@ def test_no_rows_to_evaluate_on(run, recipe):
     assert (outcome.code, "the recipe has no data to evaluate on" in outcome.message) == (1, True)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_run_goes_on_in_the_middle_of_an_epoch(run, recipe, tmp_path, monkeypatch, streaming):
+def test_a_run_goes_on_in_the_middle_of_an_epoch(run, recipe, tmp_path, monkeypatch):
     """The rows of each step, and the weights in the end, are those of a run that was not interrupted."""
-    if streaming:
-        recipe.write_text(recipe.read_text().replace("  evaluation_fraction: 0.2\n", "  streaming: true\n"))
     rows: dict[int, list[list[int]]] = {}
     compute_loss = SBDTrainer.compute_loss
 

@@ -117,7 +117,7 @@ def test_hub_ids_go_to_the_library(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     found = read("org/texts", name="small", split="test", revision="v1", documents=2)
-    assert asked == {"path": "org/texts", "name": "small", "split": "test", "revision": "v1", "streaming": False}
+    assert asked == {"path": "org/texts", "name": "small", "split": "test", "revision": "v1"}
     assert [record.columns for record in found] == ROWS[:2]
     assert found[1].where == "org/texts, split test, row 2"
 

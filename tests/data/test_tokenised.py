@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -79,19 +78,6 @@ def test_the_rows_are_those_made_without_the_folder(
     made = section(kind)
     ours = rows_of(tokenised(made, tokenizer, tmp_path / "out", processes=processes), tokenizer, **LIMITS)
     assert_same(ours, rows_of(made, tokenizer, **LIMITS))
-
-
-def test_the_rows_are_those_of_a_stream_in_the_order_of_the_file(
-    section: Any, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    made = section(evaluation_fraction=None, row_length=30)
-    ours = rows_of(tokenised(made, tokenizer, tmp_path / "out"), tokenizer, **LIMITS).train
-    stream = rows_of(made.model_copy(update={"streaming": True, "shuffle_buffer": 1}), tokenizer, **LIMITS).train
-    assert isinstance(ours, RowDataset)
-    closed = len(ours) - 33  # into rows that are open at the end of the file, a stream packs its second round
-    assert closed > 5
-    for index, item in enumerate(islice(stream, closed)):
-        assert all((item[name] == column).all() for name, column in ours[index].items())
 
 
 def test_a_stopped_run_is_completed(section: Any, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

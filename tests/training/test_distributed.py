@@ -146,17 +146,7 @@ def noting(function: Callable[[SBDConfig], EarlierRun], found: list[EarlierRun])
     return looking
 
 
-def test_a_stream_is_read_once_for_all_processes(tmp_path: Path) -> None:
-    path = tmp_path / "texts.jsonl"
-    texts = (f"Number {i} is followed by {i + 1}, and that by {i + 2}." for i in range(40))
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    data = {"source": str(path), "streaming": True, "shuffle_buffer": 8, "row_length": 64}
-    one = run(tmp_path / "one", processes=1, data=data, gradient_accumulation_steps=BATCHES)
-    two = run(tmp_path / "two", processes=2, data=data, gradient_accumulation_steps=BATCHES // 2)
-    assert_same_training(two, one, evaluated=False)
-
-
-def test_tokenised_data_is_learned_as_the_stream_of_the_same_texts(tmp_path: Path) -> None:
+def test_tokenised_data_is_learned_as_the_texts_themselves(tmp_path: Path) -> None:
     path, tokens = tmp_path / "texts.jsonl", tmp_path / "tokens"
     texts = (f"Number {i} is followed by {i + 1}, and that by {i + 2}." for i in range(400))
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -164,10 +154,10 @@ def test_tokenised_data_is_learned_as_the_stream_of_the_same_texts(tmp_path: Pat
     recipe = recipe_of(tmp_path / "recipe", data=data)
     arguments = ["data", "tokenise", str(recipe), "--output", str(tokens), "--processes", "2"]
     in_processes(1, lambda: app(arguments, standalone_mode=False), recipe.parent)
-    streaming = data | {"streaming": True, "shuffle_buffer": 1}
-    stream = run(tmp_path / "stream", processes=1, data=streaming, gradient_accumulation_steps=BATCHES)
-    there, in_order = data | {"tokenised": str(tokens)}, {"train_sampling_strategy": "sequential"}
+    in_order = {"train_sampling_strategy": "sequential"}
+    texts_themselves = run(tmp_path / "texts", processes=1, data=data, gradient_accumulation_steps=BATCHES, **in_order)
+    there = data | {"tokenised": str(tokens)}
     one = run(tmp_path / "one", processes=1, data=there, gradient_accumulation_steps=BATCHES, **in_order)
-    assert history(one, "loss") == history(stream, "loss")
-    assert_same_training(one, stream, evaluated=False)
-    assert_same_training(run(tmp_path / "four", processes=4, data=there, **in_order), stream, evaluated=False)
+    assert history(one, "loss") == history(texts_themselves, "loss")
+    assert_same_training(one, texts_themselves, evaluated=False)
+    assert_same_training(run(tmp_path / "four", processes=4, data=there, **in_order), one, evaluated=False)

@@ -42,10 +42,6 @@ class Document:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def targets(self, kept: int) -> int:
-        """Return how many of the first `kept` tokens carry loss."""
-        return sum(self.carries_loss[:kept])
-
 
 def encode_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Iterable[tuple[str, str]]) -> Iterator[Document]:
     """Encode (prompt, completion) texts as documents. The completion and its end-of-text token carry loss.
@@ -83,8 +79,7 @@ Item = TypeVar("Item")
 def fill(items: Iterable[Item], *, size: Callable[[Item], int], row_length: int) -> Iterator[list[Item]]:
     """Yield what goes into each row: every item into the first of the open rows that has room for it.
 
-    Rows come in the order in which they were opened, each as soon as it is closed: of an endless stream, only so many items
-    are held as the open rows have room for. No item may be larger than a row.
+    Rows come in the order in which they were opened, each as soon as it is closed. No item may be larger than a row.
     """
     rows: deque[list[Item]] = deque()
     room: deque[int] = deque()

@@ -1,6 +1,6 @@
 """Make the rows that a recipe's data section gives a trainer, and count them.
 
-Knows which stage follows which: records -> documents -> corpus or stream -> rows. Knows nothing of noise or models.
+Knows which stage follows which: records -> documents -> corpus -> rows. Knows nothing of noise or models.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus.census import Census, DocumentLimits
 from setblock.data.corpus.corpus import Corpus, CorpusRows, cached, mixed, refuse_ids
-from setblock.data.corpus.stream import DocumentStream, RowStream
 from setblock.data.corpus.tokenised import tokenised_rows
 from setblock.data.packing import RowDataset
 from setblock.data.section import DataSection
@@ -24,14 +23,14 @@ from setblock.data.texts.records import records_of
 class RecipeRows:
     """Hold the rows to train on and those to evaluate on, if there are any."""
 
-    train: RowDataset | RowStream
+    train: RowDataset
     evaluation: RowDataset | None
 
     @property
-    def fingerprint(self) -> str | None:
-        """Return a hash of the documents to train on; None where they are not known beforehand."""
-        rows = self.train.rows if isinstance(self.train, RowDataset) else None
-        return rows.fingerprint if isinstance(rows, CorpusRows) else None
+    def fingerprint(self) -> str:
+        """Return a hash of the documents to train on."""
+        assert isinstance(self.train.rows, CorpusRows)
+        return self.train.rows.fingerprint
 
 
 def rows_of(
@@ -58,11 +57,9 @@ def rows_of(
         of_folder, held_out = tokenised_rows(section, tokenizer, limits)
         return RecipeRows(RowDataset(of_folder), None if held_out is None else RowDataset(held_out))
     rows = partial(_corpus_rows, tokenizer=tokenizer, limits=limits)
-    train = _stream(section, tokenizer, limits) if section.streaming else rows(section)
-    own = section.evaluation_texts
-    if own is not None:
-        return RecipeRows(train, rows(own))
-    return RecipeRows(train, rows(section, take_held_out=True) if section.evaluation_fraction else None)
+    if (own := section.evaluation_texts) is not None:
+        return RecipeRows(rows(section), rows(own))
+    return RecipeRows(rows(section), rows(section, take_held_out=True) if section.evaluation_fraction else None)
 
 
 def limits_of(
@@ -89,7 +86,7 @@ def corpus_texts(section: DataSection) -> Iterator[str]:
     """Yield the texts of a section, for a tokenizer that is yet to be trained on them. Those of a mixture one source after
     another. Raise `SetBlockError` if a source can't be read."""
     for source in section.sources:
-        yield from texts_of(source, records_of(source, streaming=section.streaming))
+        yield from texts_of(source, records_of(source))
 
 
 def _corpus_rows(
@@ -105,35 +102,21 @@ def _corpus_rows(
     return RowDataset(CorpusRows.of(corpus, row_length=section.row_length, pad_token_id=tokenizer.eos_token_id))
 
 
-def _stream(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> RowStream:
-    assert section.row_length is not None
-    sources = [(encoder, records_of(encoder.section, streaming=True)) for encoder in encoders_of(section, tokenizer)]
-    documents = DocumentStream(
-        sources,
-        weights=[source.weight for source in section.sources],
-        seed=section.seed,
-        shuffle_buffer=section.shuffle_buffer,
-    )
-    return RowStream(documents, limits, row_length=section.row_length, pad_token_id=tokenizer.eos_token_id)
-
-
 @dataclass
 class Statistics(Census):
-    """Hold what a user wants to know before a long run: the census (of a stream, so far), and the rows.
+    """Hold what a user wants to know before a long run: the census, and the rows.
 
     Attributes:
-        rows: how many; None of a stream, which has no end.
-        padding: share of the rows' tokens that are padding, in 0..1; None of a stream. Unpacked rows have no padding.
+        rows: how many.
+        padding: share of the rows' tokens that are padding, in 0..1. Unpacked rows have no padding.
     """
 
-    rows: int | None = None
-    padding: float | None = None
+    rows: int = 0
+    padding: float = 0.0
 
 
-def statistics_of(rows: RowDataset | RowStream) -> Statistics:
+def statistics_of(rows: RowDataset) -> Statistics:
     """Return the statistics of a recipe's rows, none of which is read for them."""
-    if isinstance(rows, RowStream):
-        return Statistics(**vars(rows.census))
     assert isinstance(rows.rows, CorpusRows)
     census = rows.rows.census
     return Statistics(**vars(census), rows=len(rows), padding=1 - census.tokens / rows.rows.room)

@@ -3,7 +3,7 @@
 Knows the keys and their valid values. Knows nothing of files, tokenizers or rows.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,7 @@ from setblock.section import Section
 LossOn = Literal["assistant", "all"]
 TooLong = Literal["error", "drop", "truncate"]
 SpecialTokens = Literal["error", "drop", "spell", "keep"]
+_TOKENISE = ": tokenise much data once, by `setblock data tokenise`"
 
 
 class _Texts(Section):
@@ -58,11 +59,11 @@ class EvaluationSection(_Texts):
 class DataSection(_Texts):
     """Choose the texts: one source or a mixture of tasks, local files and hub data sets."""
 
+    gone: ClassVar = {"streaming": _TOKENISE, "shuffle_buffer": _TOKENISE}
+
     source: str | None = Field(None, description="a file, folder or glob pattern, a task, or a hub id")
     mixture: tuple[SourceSection, ...] | None = Field(None, min_length=1, description="several sources in one epoch")
-    streaming: bool = Field(False, description="read, tokenise and pack while training; nothing is kept on disk")
-    shuffle_buffer: int = Field(1000, ge=1, description="with streaming: documents among which the next one is drawn")
-    seed: int = Field(0, description="seed of a task's examples, of the mixture and of the shuffle buffer")
+    seed: int = Field(0, description="seed of a task's examples and of the mixture")
     loss_on: LossOn = Field("assistant", description="what carries loss: completions and assistant messages, or all")
     special_tokens: SpecialTokens = Field(
         "error", description="what to do with a document whose text contains the name of a special token"
@@ -94,10 +95,6 @@ class DataSection(_Texts):
             raise ValueError("give either evaluation or evaluation_fraction")
         if self.evaluation is not None and self.mixture and not self.evaluation.model_fields_set & {"source", "split"}:
             raise ValueError("with a mixture, evaluation needs its own source or split")
-        if self.streaming and self.row_length is None:
-            raise ValueError("streaming needs a row_length to pack to")
-        if self.streaming and self.evaluation_fraction is not None:
-            raise ValueError("evaluation_fraction needs streaming: false; name an evaluation source or split instead")
         return self
 
     @property
@@ -116,8 +113,8 @@ class DataSection(_Texts):
         given = {name: getattr(self.evaluation, name) for name in self.evaluation.model_fields_set}
         if self.mixture is not None and self.evaluation.source is None:
             others = tuple(source.model_copy(update={"documents": None} | given) for source in self.mixture)
-            return self.model_copy(update={"mixture": others, "evaluation": None, "streaming": False})
-        alone = {"mixture": None, "evaluation": None, "streaming": False}
+            return self.model_copy(update={"mixture": others, "evaluation": None})
+        alone: dict[str, None] = {"mixture": None, "evaluation": None}
         # Where evaluation names columns, none is inherited: they may name another shape.
         if any(name.endswith("_column") for name in given):
             alone |= {name: None for name in _Texts.model_fields if name.endswith("_column")}

@@ -88,8 +88,6 @@ class SBDConfig(Noising, TrainingArguments):
         self.check_noising()
         super().__post_init__()
         self._set_accumulation()
-        # Each process reads a stream itself and makes its own batches: they have no rows to be dealt out by.
-        self.accelerator_config.dispatch_batches = False
 
     def _set_accumulation(self) -> None:
         """Find the accumulation steps that the global batch takes on these processes."""

@@ -179,12 +179,8 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
 
 def _rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, context: int) -> int:
     """Return how many rows the recipe's data has."""
-    if recipe.data.streaming and recipe.data.tokenised is None:
-        raise SetBlockError("data.streaming has no end: give training.max_steps, at least 1")
     use_chat_template(recipe.data, tokenizer)
-    rows = rows_of(recipe.data, tokenizer, context_length=context).train
-    assert isinstance(rows, RowDataset)
-    return len(rows)
+    return len(rows_of(recipe.data, tokenizer, context_length=context).train)
 
 
 def _inputs(

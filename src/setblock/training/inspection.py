@@ -4,13 +4,12 @@ Knows recipes, rows and the doubled input. Knows nothing of how it is shown.
 """
 
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus.corpus import CorpusRows
-from setblock.data.packing import RowCollator, RowDataset
+from setblock.data.packing import RowCollator
 from setblock.data.rows import Statistics, rows_of, statistics_of, use_chat_template
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.facts import read_facts
@@ -31,7 +30,7 @@ class InspectedRow:
         predicts: int [T], the token that each output learns to predict, -1 where it learns nothing.
         mask_token_id: represents the mask token in `inputs`; an id that no token has.
         block_size: k of the noisy half; None where the objective is `ntp`.
-        where: the record of each of the row's documents; None where it is not kept.
+        where: the record of each of the row's documents.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -41,7 +40,7 @@ class InspectedRow:
     predicts: np.ndarray
     mask_token_id: int
     block_size: int | None
-    where: list[str] | None
+    where: list[str]
     statistics: Statistics
 
 
@@ -66,12 +65,12 @@ def inspected_row(recipe: Recipe, args: SBDConfig, *, row: int, evaluation: bool
     rows = both.evaluation if evaluation else both.train
     if rows is None:
         raise SetBlockError("the recipe has no data to evaluate on: set data.evaluation or data.evaluation_fraction")
-    if isinstance(rows, RowDataset) and row >= len(rows):
+    if row >= len(rows):
         raise ParameterError(f"--row must be in 0..{len(rows) - 1}, not {row}")
-    item = rows[row] if isinstance(rows, RowDataset) else next(islice(rows, row, None))
+    assert isinstance(rows.rows, CorpusRows)
 
     # 2. As the first step doubles it
-    batch = RowCollator(pad_token_id=tokenizer.eos_token_id)([item])
+    batch = RowCollator(pad_token_id=tokenizer.eos_token_id)([rows[row]])
     mask_token_id = 1 + max(config.get_text_config().vocab_size, len(tokenizer))
     preparation = Preparation(
         args, mask_token_id=mask_token_id, end_of_text_id=tokenizer.eos_token_id, context_length=context_length
@@ -89,6 +88,6 @@ def inspected_row(recipe: Recipe, args: SBDConfig, *, row: int, evaluation: bool
         predicts=predicts,
         mask_token_id=mask_token_id,
         block_size=None if args.objective == "ntp" else block_size,
-        where=rows.rows.where(row) if isinstance(rows, RowDataset) and isinstance(rows.rows, CorpusRows) else None,
+        where=rows.rows.where(row),
         statistics=statistics_of(rows),
     )

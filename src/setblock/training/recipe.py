@@ -128,7 +128,6 @@ def checked_recipe(path: Path, content: Any, *, overrides: Mapping[str, Any]) ->
 def _fault_of(recipe: Recipe, arguments: SBDConfig) -> str:
     """Return what only several sections together make wrong, or what training by a recipe has not; else an empty text."""
     start, data, output = recipe.model.path, recipe.data, arguments.output_dir
-    is_endless = data.streaming and data.tokenised is None
     if start is not None and Path(start).resolve() == Path(output).resolve():
         return f"training.output_dir must not be model.path itself, {start!r}"
     if recipe.adapter is not None and recipe.adapter.only_noisy and arguments.objective == "ntp":
@@ -139,11 +138,6 @@ def _fault_of(recipe: Recipe, arguments: SBDConfig) -> str:
     if data.too_long == "truncate" and arguments.complete_last_block:
         both = "data.too_long: truncate and training.complete_last_block exclude each other"
         return f"{both}: the model would learn that a text ends where it was cut"
-    if is_endless and arguments.max_steps <= 0:
-        return "data.streaming has no end: give training.max_steps, at least 1"
-    if is_endless and arguments.dataloader_num_workers > 1:
-        workers = arguments.dataloader_num_workers
-        return f"with data.streaming, training.dataloader_num_workers must be 0 or 1, not {workers}"
     return ""
 
 

@@ -195,7 +195,7 @@ def print_row(console: Console, row: "InspectedRow", *, limit: int | None) -> No
     if row.block_size is not None:
         title += f", {noisy} noisy ones in blocks of {row.block_size}"
     console.print(Text(title, style="bold"))
-    for number, where in enumerate(row.where or []):
+    for number, where in enumerate(row.where):
         console.print(Text(f"  document {number}: {where}", style="dim"), soft_wrap=True)
     console.print(_clean_table(row, limit))
     _print_rest(console, clean, limit)
@@ -255,12 +255,12 @@ def _statistics(row: "InspectedRow") -> Table:
     )
     return figures_table(
         [
-            ("of the stream, so far", "") if counts.rows is None else ("rows", f"{counts.rows:,}"),
+            ("rows", f"{counts.rows:,}"),
             ("documents", f"{counts.documents:,}"),
             *((f"  {name}", f"{count:,}") for name, count in left_out if count),
             ("tokens", f"{counts.tokens:,}"),
             ("  that carry loss", f"{counts.targets:,} ({counts.targets / max(1, counts.tokens):.1%})"),
-            *([] if counts.padding is None else [("padding", f"{counts.padding:.1%}")]),
+            ("padding", f"{counts.padding:.1%}"),
         ]
     )
 

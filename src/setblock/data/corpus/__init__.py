@@ -1,1 +1,1 @@
-"""Choose the documents of a training, pack them into rows, and keep both on disk or stream them."""
+"""Choose the documents of a training, pack them into rows, and keep both on disk."""

@@ -30,7 +30,7 @@ from setblock.files import differences, write_whole
 MANIFEST, _PLAN = "manifest.json", "plan.json"
 SHARD_DOCUMENTS = 8192
 
-_FREE = {"streaming", "shuffle_buffer", "chat_template"}  # they change no document, or the tokenizer has them
+_FREE = {"chat_template"}  # the tokenizer has it
 
 
 def tokenise(

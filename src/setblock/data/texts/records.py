@@ -51,17 +51,15 @@ class FileRecords:
 
 
 class HubRecords:
-    """Read the records of one split of a hub data set, which is downloaded, or streamed where that is asked for."""
+    """Read the records of one split of a hub data set, which is downloaded."""
 
-    def __init__(self, section: SourceSection, *, streaming: bool) -> None:
+    def __init__(self, section: SourceSection) -> None:
         self.section = section
         check_installed("a data set of a hub", "datasets")
         from datasets import load_dataset
 
         with _reading(section.source, "there is no such file or folder, and the hub does not give it: "):
-            dataset = load_dataset(
-                section.source, name=section.name, split=section.split, revision=section.revision, streaming=streaming
-            )
+            dataset = load_dataset(section.source, name=section.name, split=section.split, revision=section.revision)
         self.dataset = dataset if section.documents is None else dataset.take(section.documents)
 
     @property
@@ -79,8 +77,8 @@ class HubRecords:
 class TaskRecords:
     """Read the examples of a task (`setblock.data.tasks`), each with its answer."""
 
-    def __init__(self, section: SourceSection, *, streaming: bool) -> None:
-        if section.documents is None and not streaming:
+    def __init__(self, section: SourceSection) -> None:
+        if section.documents is None:
             raise SetBlockError(
                 f"data source {section.source} may be endless: set data.documents to the number of documents to take"
             )
@@ -109,7 +107,7 @@ class TaskRecords:
 AnyRecords = FileRecords | HubRecords | TaskRecords
 
 
-def records_of(section: SourceSection, *, streaming: bool = False) -> AnyRecords:
+def records_of(section: SourceSection) -> AnyRecords:
     """Return the records of a source: a task's examples where it is the name or file of one, local files where it is theirs,
     else a hub's.
 
@@ -117,9 +115,9 @@ def records_of(section: SourceSection, *, streaming: bool = False) -> AnyRecords
         SetBlockError: there is no such file, the data set can't be loaded, or it may have no end.
     """
     if is_task(section.source):
-        return TaskRecords(section, streaming=streaming)
+        return TaskRecords(section)
     files = local_files(section.source)
-    return HubRecords(section, streaming=streaming) if files is None else FileRecords(files, limit=section.documents)
+    return HubRecords(section) if files is None else FileRecords(files, limit=section.documents)
 
 
 def local_files(source: str) -> list[Path] | None:

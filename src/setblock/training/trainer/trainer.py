@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from setblock.errors import SetBlockError
@@ -73,15 +73,14 @@ class _Epochs(TrainerCallback):
         self._resumes = not args.ignore_data_skip
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Count the epoch's steps and batches that the Trainer skips. A stream makes its batches all again."""
+        """Count the epoch's steps and batches that the Trainer skips."""
         loader: DataLoader[Any] = kwargs["train_dataloader"]
-        is_stream = isinstance(loader.dataset, IterableDataset)
-        steps = state.max_steps if is_stream else -(-len(loader) // args.gradient_accumulation_steps)
+        steps = -(-len(loader) // args.gradient_accumulation_steps)
         skipped = state.global_step % steps if self._resumes else 0
         self._resumes = False
         self._collator.begin_epoch(
             step=state.global_step - skipped,
-            batch=0 if is_stream else skipped * args.gradient_accumulation_steps,
+            batch=skipped * args.gradient_accumulation_steps,
             max_steps=state.max_steps,
         )
 
