@@ -25,7 +25,7 @@ def texts(count: int, *, word: str = "x") -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def section(write: Any, tmp_path: Path) -> Any:
+def section(write: Any) -> Any:
     def made(kind: str = "fraction", **more: Any) -> DataSection:
         shapes: dict[str, dict[str, Any]] = {
             "fraction": {"source": str(write("a.jsonl", texts(100))), "evaluation_fraction": 0.1},
@@ -42,7 +42,7 @@ def section(write: Any, tmp_path: Path) -> Any:
             },
             "unpacked": {"source": str(write("f.jsonl", texts(20))), "row_length": None},
         }
-        return DataSection(**{"row_length": 64, "cache_dir": str(tmp_path / "cache")} | shapes[kind] | more)
+        return DataSection(**{"row_length": 64} | shapes[kind] | more)
 
     return made
 

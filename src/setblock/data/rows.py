@@ -94,7 +94,7 @@ def _corpus_rows(
 ) -> RowDataset:
     sources = []
     for encoder in encoders_of(section, tokenizer):
-        sources.append(cached(encoder, records_of(encoder.section), cache_dir=section.cache_dir))
+        sources.append(cached(encoder, records_of(encoder.section)))
         refuse_ids(sources[-1], limits)
     documents = mixed(sources, [source.weight for source in section.sources], seed=section.seed)
     held_out = section.evaluation_fraction or 0.0

@@ -59,7 +59,11 @@ class EvaluationSection(_Texts):
 class DataSection(_Texts):
     """Choose the texts: one source or a mixture of tasks, local files and hub data sets."""
 
-    gone: ClassVar = {"streaming": _TOKENISE, "shuffle_buffer": _TOKENISE}
+    gone: ClassVar = {
+        "streaming": _TOKENISE,
+        "shuffle_buffer": _TOKENISE,
+        "cache_dir": ": set HF_DATASETS_CACHE in the environment",
+    }
 
     source: str | None = Field(None, description="a file, folder or glob pattern, a task, or a hub id")
     mixture: tuple[SourceSection, ...] | None = Field(None, min_length=1, description="several sources in one epoch")
@@ -77,12 +81,9 @@ class DataSection(_Texts):
     evaluation_fraction: float | None = Field(
         None, gt=0, lt=1, description="share of the documents to hold out for evaluation"
     )
-    # Not part of what is trained: a run may resume with its tokenised data or its cache elsewhere.
+    # Not part of what is trained: a run may resume with its tokenised data elsewhere.
     tokenised: str | None = Field(
         None, exclude=True, description="folder that `setblock data tokenise` made of this section; null: tokenise now"
-    )
-    cache_dir: str | None = Field(
-        None, exclude=True, description="folder for tokenised documents; null: the cache of `datasets`"
     )
 
     @model_validator(mode="after")

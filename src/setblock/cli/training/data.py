@@ -197,11 +197,11 @@ def print_row(console: Console, row: "InspectedRow", *, limit: int | None) -> No
     console.print(Text(title, style="bold"))
     for number, where in enumerate(row.where):
         console.print(Text(f"  document {number}: {where}", style="dim"), soft_wrap=True)
-    console.print(_clean_table(row, limit))
-    _print_rest(console, clean, limit)
-    if row.block_size is not None:
-        console.print(_noisy_table(row, limit))
-        _print_rest(console, noisy, limit)
+    halves = [range(clean)] if row.block_size is None else [range(clean), range(clean, clean + noisy)]
+    for half in halves:
+        console.print(_table(row, half[:limit], is_noisy=half.start > 0))
+        if limit is not None and len(half) > limit:
+            console.print(Text(f"… and {len(half) - limit} more; --tokens 0 shows all", style="dim"))
 
 
 def row_json(row: "InspectedRow") -> dict[str, Any]:
@@ -265,46 +265,26 @@ def _statistics(row: "InspectedRow") -> Table:
     )
 
 
-def _clean_table(row: "InspectedRow", limit: int | None) -> Table:
-    table = _table("#", "document", "position", "token", "label", "output learns")
-    clean, _ = _halves(row)
-    columns = _columns(row)
-    for i in range(clean)[:limit]:
-        is_padding = columns["document_ids"][i] < 0
-        table.add_row(
-            str(i),
-            _NOTHING if is_padding else str(columns["document_ids"][i]),
-            _NOTHING if is_padding else str(columns["position_ids"][i]),
-            Text("padding", style="dim") if is_padding else _token(row, int(columns["input_ids"][i])),
-            _token(row, int(row.labels[i]), "green"),
-            _token(row, int(row.predicts[i]), "green"),
-        )
-    return table
-
-
-def _noisy_table(row: "InspectedRow", limit: int | None) -> Table:
-    table = _table("block", "document", "position", "token", "sees clean", "output learns")
-    clean, noisy = _halves(row)
-    columns, blocks = _columns(row), row.inputs.block_ids[0].tolist()
-    for i in range(clean, clean + noisy)[:limit]:
-        ends = i + 1 == clean + noisy or blocks[i] != blocks[i + 1]
-        table.add_row(
-            str(blocks[i]),
-            str(columns["document_ids"][i]),
-            str(columns["position_ids"][i]),
-            _token(row, int(columns["input_ids"][i])),
-            f"before {int(row.inputs.limits[0, i])}",
-            _token(row, int(row.predicts[i]), "green"),
-            end_section=ends,
-        )
-    return table
-
-
-def _table(*names: str) -> Table:
+def _table(row: "InspectedRow", places: range, *, is_noisy: bool) -> Table:
+    """Return a line for each of some tokens of the clean or of the noisy half."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in names:
+    which, seen = ("block", "sees clean") if is_noisy else ("#", "label")
+    for name in (which, "document", "position", "token", seen, "output learns"):
         is_token = name in ("token", "label", "output learns")
         table.add_column(name, justify="left" if is_token else "right", no_wrap=True)
+    columns, blocks, limits = _columns(row), row.inputs.block_ids[0].tolist(), row.inputs.limits[0].tolist()
+    for i in places:
+        document, token_id = int(columns["document_ids"][i]), int(columns["input_ids"][i])
+        is_padding = document < 0 and not is_noisy
+        table.add_row(
+            str(blocks[i] if is_noisy else i),
+            _NOTHING if is_padding else str(document),
+            _NOTHING if is_padding else str(columns["position_ids"][i]),
+            Text("padding", style="dim") if is_padding else _token(row, token_id),
+            f"before {limits[i]}" if is_noisy else _token(row, int(row.labels[i]), "green"),
+            _token(row, int(row.predicts[i]), "green"),
+            end_section=is_noisy and blocks[i] != blocks[min(i + 1, len(blocks) - 1)],
+        )
     return table
 
 
@@ -316,8 +296,3 @@ def _token(row: "InspectedRow", token_id: int, style: str = "") -> Text:
     if token_id == row.mask_token_id:
         return Text(_MASK, style="yellow")
     return Text(repr(row.tokenizer.decode([token_id])), style=style)
-
-
-def _print_rest(console: Console, count: int, limit: int | None) -> None:
-    if limit is not None and count > limit:
-        console.print(Text(f"… and {count - limit} more; --tokens 0 shows all", style="dim"))

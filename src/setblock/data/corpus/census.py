@@ -1,11 +1,10 @@
-"""Count which documents are kept, how much of each, and how many were not.
+"""Say which documents may be used, and report how many were not.
 
-Knows lengths, token ids and the wishes of a recipe. Knows nothing of texts or rows. Counts and
-reports what is left out.
+Knows lengths, token ids and the wishes of a recipe. Knows nothing of texts or rows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,19 +37,6 @@ class DocumentLimits:
                 f"0..{self.vocabulary - 1}: the tokenizer is not the model's"
             )
 
-    def length_of(self, length: int, where: str) -> int:
-        """Return how many tokens to keep of a document that is too long; 0 if none.
-
-        Raises:
-            SetBlockError: that is an error.
-        """
-        if self.too_long == "error":
-            raise SetBlockError(
-                f"{where}: the document has {length} tokens, and a row or the model's context has room for {self.longest}: "
-                "set data.too_long to drop or truncate"
-            )
-        return self.longest if self.too_long == "truncate" else 0
-
     def fault_of(self, ids: np.ndarray | Sequence[int]) -> str:
         """Return what is wrong with token ids [N], if one has no embedding or is the mask token's; else an empty text."""
         largest = int(np.max(ids, initial=0))
@@ -72,63 +58,14 @@ class DocumentLimits:
 class Census:
     """Count documents, and what became of them."""
 
-    documents: int = 0
-    too_long: int = 0
-    special: int = 0
-    without_targets: int = 0
-    kept: int = 0
-    tokens: int = 0
-    targets: int = 0
-    first: dict[str, str] = field(default_factory=dict)  # of each kind that is not kept whole, the first one's name
-
-    @property
-    def whole(self) -> int:
-        """Return how many are kept as they are."""
-        return self.documents - self.too_long - self.special - self.without_targets
-
-    def judge(
-        self,
-        limits: DocumentLimits,
-        *,
-        length: int,
-        targets: Callable[[int], int],
-        spells_special: bool,
-        where: Callable[[], str],
-    ) -> int:
-        """Return how many tokens are kept of a document, 0 if it is left out; count it either way.
-
-        Args:
-            limits: what it must keep to.
-            length: how many tokens it has.
-            targets: how many of its first tokens carry loss, by how many of them are kept.
-            spells_special: see `EncodedDocument`.
-            where: names it to a user.
-
-        Raises:
-            SetBlockError: it is too long, and that is an error.
-        """
-        self.documents += 1
-        if spells_special and limits.drop_special:
-            self._count("special", where)
-            return 0
-        kept = length
-        if length > limits.longest:
-            kept = limits.length_of(length, where())
-            self._count("too_long", where)
-        learned = targets(kept) if kept else 0
-        if kept and not learned:
-            self._count("without_targets", where)
-        if not learned:
-            return 0
-        self.kept += 1
-        self.tokens += kept
-        self.targets += learned
-        return kept
-
-    def _count(self, what: str, where: Callable[[], str]) -> None:
-        setattr(self, what, getattr(self, what) + 1)
-        if what not in self.first:
-            self.first[what] = where()
+    documents: int
+    too_long: int
+    special: int
+    without_targets: int
+    kept: int
+    tokens: int
+    targets: int
+    first: dict[str, str]  # of each kind that is not kept whole, the first one's name
 
     def complaints(self, limits: DocumentLimits) -> list[str]:
         """Return what a user should know of, a line each."""

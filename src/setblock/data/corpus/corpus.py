@@ -10,7 +10,6 @@ import warnings
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ FEATURES = Features(
 """What the cache holds of a document: `EncodedDocument`, and two sums that spare reading it."""
 
 
-def cached(encoder: Encoder, records: AnyRecords, *, cache_dir: str | None) -> datasets.Dataset:
+def cached(encoder: Encoder, records: AnyRecords) -> datasets.Dataset:
     """Yield the documents of one source, tokenised once and kept on disk for as long as neither it nor the tokenizer
     changes.
 
@@ -56,7 +55,7 @@ def cached(encoder: Encoder, records: AnyRecords, *, cache_dir: str | None) -> d
 
     try:
         # An interrupted build leaves nothing that a later one takes for whole, and of several processes only one builds.
-        return datasets.Dataset.from_generator(examples, features=FEATURES, cache_dir=cache_dir, fingerprint=key)
+        return datasets.Dataset.from_generator(examples, features=FEATURES, fingerprint=key)
     except DatasetGenerationError as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, SetBlockError | OSError):
@@ -64,10 +63,14 @@ def cached(encoder: Encoder, records: AnyRecords, *, cache_dir: str | None) -> d
         if isinstance(cause, SetBlockError):
             raise cause from None
         if isinstance(cause, OSError):
-            raise SetBlockError(f"can't write tokenised documents to {cache_dir or 'the cache'}: {cause}") from error
+            raise SetBlockError(
+                f"can't write tokenised documents to {datasets.config.HF_DATASETS_CACHE}: {cause}"
+            ) from error
         raise
     except OSError as error:
-        raise SetBlockError(f"can't write tokenised documents to {cache_dir or 'the cache'}: {error}") from error
+        raise SetBlockError(
+            f"can't write tokenised documents to {datasets.config.HF_DATASETS_CACHE}: {error}"
+        ) from error
 
 
 def mixed(sources: Sequence[datasets.Dataset], weights: Sequence[float], *, seed: int) -> datasets.Dataset:
@@ -105,29 +108,40 @@ class Corpus(Sequence[Document]):
         """
         self.documents = documents.with_format("numpy")
         columns = documents.select_columns(["length", "targets", "spells_special", "bucket"]).with_format("numpy")[:]
-        is_ours = (columns["bucket"] < held_out * BUCKETS) == take_held_out
-        self.census = Census()
-        indices, lengths = [], []
-        for index in np.flatnonzero(is_ours).tolist():
-            kept = self.census.judge(
-                limits,
-                length=int(columns["length"][index]),
-                targets=partial(self._targets, index, columns),
-                spells_special=bool(columns["spells_special"][index]),
-                where=partial(self._where, index),
+        mine = np.flatnonzero((columns["bucket"] < held_out * BUCKETS) == take_held_out)
+        lengths, targets = columns["length"][mine], columns["targets"][mine]
+        is_special = columns["spells_special"][mine] & limits.drop_special
+        is_long = ~is_special & (lengths > limits.longest)
+        if is_long.any() and limits.too_long == "error":
+            first = int(mine[is_long.argmax()])
+            raise SetBlockError(
+                f"{self._where(first)}: the document has {columns['length'][first]} tokens, and a row or the model's context "
+                f"has room for {limits.longest}: set data.too_long to drop or truncate"
             )
-            if kept:
-                indices.append(index)
-                lengths.append(kept)
+        kept = np.where(is_special, 0, lengths)
+        kept[is_long] = limits.longest if limits.too_long == "truncate" else 0
+        for place in np.flatnonzero(is_long & (kept > 0)):
+            targets[place] = self.documents[int(mine[place])]["carries_loss"][: limits.longest].sum()
+        is_empty = (kept > 0) & (targets == 0)
+        kept[is_empty] = 0
+        is_kept = kept > 0
+        left_out = {"too_long": is_long, "special": is_special, "without_targets": is_empty}
+        self.census = Census(
+            documents=len(mine),
+            **{name: int(which.sum()) for name, which in left_out.items()},
+            kept=int(is_kept.sum()),
+            tokens=int(kept.sum()),
+            targets=int(targets[is_kept].sum()),
+            first={name: self._where(mine[which.argmax()]) for name, which in left_out.items() if which.any()},
+        )
         complaints = self.census.complaints(limits)
-        if not indices:
+        if not is_kept.any():
             which = "to evaluate on " if take_held_out else ""
             why = "; ".join(complaints) or f"{len(documents)} are too few to hold out a share of {held_out}"
             raise SetBlockError(f"data: no documents {which}are left: {why}")
         for complaint in complaints:
             warnings.warn(f"data: {complaint}", SetBlockWarning, stacklevel=2)
-        self.indices = np.array(indices)
-        self.lengths = np.array(lengths)
+        self.indices, self.lengths = mine[is_kept], kept[is_kept].astype(np.int64)
         identity = np.stack([columns["bucket"][self.indices].astype(np.int64), self.lengths])
         self.fingerprint = hashlib.blake2b(identity.tobytes(), digest_size=8).hexdigest()
 
@@ -138,16 +152,8 @@ class Corpus(Sequence[Document]):
         document, length = self.documents[int(self.indices[index])], int(self.lengths[index])
         return Document(document["token_ids"][:length].tolist(), document["carries_loss"][:length].tolist())
 
-    def where(self, index: int) -> str:
-        """Name the record that a document is of."""
-        return self._where(int(self.indices[index]))
-
-    def _targets(self, index: int, columns: dict[str, np.ndarray], kept: int) -> int:
-        whole = kept == columns["length"][index]
-        return int(columns["targets"][index] if whole else self.documents[index]["carries_loss"][:kept].sum())
-
     def _where(self, index: int) -> str:
-        return str(self.documents[index]["where"])
+        return str(self.documents[int(index)]["where"])
 
 
 def refuse_ids(documents: datasets.Dataset, limits: DocumentLimits) -> None:
