@@ -30,7 +30,7 @@ from measuring.output import at_least_one, begin, finish, parser_of
 from measuring.subjects import SIZES, random_model
 from measuring.timing import seconds, spread
 from setblock.data.packing import Document, RowCollator, RowDataset, pack
-from setblock.heap import keep_few_products, keep_freed_memory
+from setblock.heap import keep_freed_memory
 from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.document_attention import attends_runs, document_attention
 from setblock.model.sbd_model import SBDModel
@@ -49,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write."""
     options = parse_options(arguments)
     if not torch.cuda.is_available():
-        keep_freed_memory()
-        keep_few_products()
+        keep_freed_memory(few_products=True)
     if options.memory_of:
         objective, share = options.memory_of.split(":")
         print(json.dumps(peak_bytes(objective, float(share), options)))

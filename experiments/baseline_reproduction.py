@@ -31,7 +31,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.evaluation.judging import verdicts_on
 from setblock.evaluation.result import wilson_interval
-from setblock.evaluation.run import answers_to, prompts_of
+from setblock.evaluation.run import exam_of
 from setblock.evaluation.sweeps.fingerprint import model_fingerprint, provenance
 from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
@@ -85,8 +85,8 @@ def measured(name: str, path: Path, options: argparse.Namespace) -> Figures:
     batches = [documents[i : i + options.batch_size] for i in range(0, len(documents), options.batch_size)]
     losses = [loss for batch in track(batches, description=f"{name}: loss") for loss in ntp_losses(model, batch)]
     ntp = DecodingSettings(method="ntp")
-    prompts, raw = prompts_of(task, examples, model)
-    answers = answers_to(prompts, model, ntp, batch_size=options.batch_size, raw=raw)
+    asked = {"split": options.split, "seed": options.seed, "limit": options.limit, "batch_size": options.batch_size}
+    answers = exam_of(model, task, **asked).decode(ntp).generations
     verdicts = verdicts_on(task, examples, [answer.text for answer in answers]) or []
     correct = [int(each.right) for each in verdicts]
     return Figures(f"{name} ({path.name})", model_fingerprint(model), losses, correct)

@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 
 from deltas.shipping import FORM, FORMS, rows_of_facts, ship_changes
 from deltas.trained import hold_changes
-from setblock.heap import keep_few_products, keep_freed_memory
+from setblock.heap import keep_freed_memory
 from setblock.model.loading.named import DELTA_FILE, resolved
 from setblock.training.recipe import load_recipe, parse_override
 from setblock.training.run.checkpoints import claim, newest_checkpoint
@@ -66,8 +66,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="of the recipe")
     options = parser.parse_args()
     recipe, args = load_recipe(options.recipe, overrides=dict(map(parse_override, options.set)))
-    keep_freed_memory()
-    keep_few_products()
+    keep_freed_memory(few_products=True)
     sbd = prepared_model(recipe, args)
     assert sbd.facts is not None  # the recipe trains for blocks
     rows = recipe_rows(recipe, sbd)

@@ -62,11 +62,10 @@ STEPS = """
 import os, sys
 import torch
 from torch import nn
-from setblock.heap import keep_few_products, keep_freed_memory
+from setblock.heap import keep_freed_memory
 
 torch.set_num_threads(1)
-keep_freed_memory()
-keep_few_products()
+keep_freed_memory(few_products=True)
 draw = torch.Generator().manual_seed(0)
 tokens, head = nn.Embedding(256, 32), nn.Linear(32, 256, bias=False)
 model = nn.Sequential(tokens, nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32), head)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from setblock.data.tasks import Example, Task
 from setblock.decoding.answer.generation import Generation
@@ -34,42 +34,45 @@ _OF_POINTS = {"method", *POINT}
 Progress = Callable[[DecodingSettings, int], None]
 
 
+class Asked(TypedDict, total=False):
+    """Choose what a model is asked, and how examples are answered together: keyword arguments of `evaluate` and `sweep`.
+
+    Attributes:
+        split: the split that the examples come from, by default `test`; see `Task.examples`.
+        seed: the seed that the examples are generated from, by default 0.
+        limit: how many examples, at least 1; by default 100.
+        batch_size: how many examples are decoded at once, at least 1; by default 32. It changes the time, never an answer or a
+            count.
+        allow_code_execution: whether a task such as HumanEval may run the programs that the model writes; see
+            `setblock.evaluation.judging`.
+    """
+
+    split: str
+    seed: int
+    limit: int
+    batch_size: int
+    allow_code_execution: bool
+
+
 def evaluate(
     model: LanguageModel,
     task: Task[Any],
     *,
-    split: str = "test",
-    seed: int = 0,
     settings: DecodingSettings | None = None,
-    limit: int = DEFAULT_LIMIT,
-    batch_size: int = DEFAULT_BATCH_SIZE,
-    allow_code_execution: bool = False,
     on_progress: Progress = lambda point, done: None,
+    **asked: Unpack[Asked],
 ) -> Result:
-    """Evaluate a model on the first `limit` examples of a task, by NTP and, if it is another, by the method of `settings`.
+    """Evaluate a model on the first examples of a task, by NTP and, if it is another, by the method of `settings`.
 
     Args:
-        split: the split that the examples come from; see `Task.examples`.
-        seed: the seed that the examples are generated from.
         settings: how to decode. NTP uses the same settings, except for the method.
-        limit: how many examples, at least 1.
-        batch_size: how many examples are decoded at once, at least 1. It changes the time, never an answer or a count.
-        allow_code_execution: whether a task such as HumanEval may run the programs that the model writes; see
-            `setblock.evaluation.judging`.
         on_progress: called with the operating point and the number of examples answered so far.
+        asked: `split`, `seed`, `limit`, `batch_size` and `allow_code_execution`; see `Asked`.
 
     Raises:
         SetBlockError: an argument is out of its range, or the model does not support the request.
     """
-    exam = exam_of(
-        model,
-        task,
-        split=split,
-        seed=seed,
-        limit=limit,
-        batch_size=batch_size,
-        allow_code_execution=allow_code_execution,
-    )
+    exam = exam_of(model, task, **asked)
     settings = with_calibration(model, settings)
     point = point_of(model, settings)
     run = {"task": exam.identity, "settings": changed_settings(settings)}
@@ -84,14 +87,10 @@ def sweep(
     task: Task[Any],
     points: Iterable[DecodingSettings],
     *,
-    split: str = "test",
-    seed: int = 0,
     path: Path | None = None,
     shared: DecodingSettings | None = None,
-    limit: int = DEFAULT_LIMIT,
-    batch_size: int = DEFAULT_BATCH_SIZE,
-    allow_code_execution: bool = False,
     on_progress: Progress = lambda point, done: None,
+    **asked: Unpack[Asked],
 ) -> list[Result]:
     """Evaluate a model at every point as `evaluate` does. NTP is decoded once for all of them.
 
@@ -99,6 +98,7 @@ def sweep(
         points: the operating points, in this order. A point that the file already has is not decoded again.
         path: a file that each result is added to. An interrupted sweep resumes from it. None keeps no file.
         shared: the settings that all points share, such as `max_new_tokens`.
+        on_progress, asked: as in `evaluate`.
 
     Returns:
         NTP and the requested points in their order, even if the file has others too.
@@ -106,15 +106,7 @@ def sweep(
     Raises:
         SetBlockError: an argument is out of its range, the file holds another sweep, or the model does not support the request.
     """
-    exam = exam_of(
-        model,
-        task,
-        split=split,
-        seed=seed,
-        limit=limit,
-        batch_size=batch_size,
-        allow_code_execution=allow_code_execution,
-    )
+    exam = exam_of(model, task, **asked)
     shared = shared or DecodingSettings()
     run: Mapping[str, Any] = {
         "model": {
@@ -164,7 +156,7 @@ class Exam:
         identity: of task and examples; see `task_identity`.
         prompts: how the examples are asked.
         raw: whether prompts are gone on with as they stand, without a chat template.
-        batch_size: as in `setblock.evaluation.run.evaluate`.
+        batch_size: how many examples are decoded at once.
     """
 
     model: LanguageModel
@@ -178,11 +170,18 @@ class Exam:
     def decode(
         self, settings: DecodingSettings, on_progress: Callable[[int], None] = lambda done: None
     ) -> TimedAnswers:
-        """Answer all examples."""
+        """Answer all examples. Prompts of like length share a batch; `on_progress` hears how many are answered so far."""
         started = time.perf_counter()
-        how: dict[str, Any] = {"batch_size": self.batch_size, "raw": self.raw}
-        generations = answers_to(self.prompts, self.model, settings, on_progress=on_progress, **how)
-        return TimedAnswers(generations, time.perf_counter() - started)
+        order = sorted(range(len(self.prompts)), key=lambda index: len(str(self.prompts[index])))
+        answers: dict[int, Generation] = {}
+        for first in range(0, len(order), self.batch_size):
+            batch = order[first : first + self.batch_size]
+            together = generate_batch(
+                self.model, [self.prompts[index] for index in batch], settings=settings, raw=self.raw
+            )
+            answers.update(zip(batch, together, strict=True))
+            on_progress(len(answers))
+        return TimedAnswers([answers[index] for index in range(len(order))], time.perf_counter() - started)
 
     def result(
         self, run: Mapping[str, Any], point: DecodingSettings, answers: TimedAnswers, *, ntp: Result | None
@@ -208,10 +207,10 @@ def exam_of(
     model: LanguageModel,
     task: Task[Any],
     *,
-    split: str,
-    limit: int,
-    batch_size: int,
+    split: str = "test",
     seed: int = 0,
+    limit: int = DEFAULT_LIMIT,
+    batch_size: int = DEFAULT_BATCH_SIZE,
     allow_code_execution: bool = False,
 ) -> Exam:
     """Return the first `limit` examples of a task's split, for a model, or raise `SetBlockError` if an argument is out of
@@ -230,32 +229,3 @@ def prompts_of(task: Task[Any], examples: Sequence[Example], model: LanguageMode
     """Return how a model is asked, and whether the prompt is continued directly, without a chat template."""
     raw = task.raw or model.tokenizer.chat_template is None
     return [example.asked(raw=raw) for example in examples], raw
-
-
-def answers_to(
-    prompts: Sequence[Prompt],
-    model: LanguageModel,
-    settings: DecodingSettings,
-    *,
-    batch_size: int,
-    raw: bool,
-    on_progress: Callable[[int], None] = lambda done: None,
-) -> list[Generation]:
-    """Return the model's answers, in the order of the prompts. Prompts of like length share a batch.
-
-    Args:
-        batch_size: how many are decoded at once. It changes no answer.
-        raw: whether prompts are continued as they stand, without a chat template.
-        on_progress: called after each batch with the number of prompts answered so far.
-
-    Raises:
-        SetBlockError: the model can't do what is asked.
-    """
-    order = sorted(range(len(prompts)), key=lambda index: len(str(prompts[index])))
-    answers: dict[int, Generation] = {}
-    for first in range(0, len(order), batch_size):
-        batch = order[first : first + batch_size]
-        together = generate_batch(model, [prompts[index] for index in batch], settings=settings, raw=raw)
-        answers.update(zip(batch, together, strict=True))
-        on_progress(len(answers))
-    return [answers[index] for index in range(len(prompts))]

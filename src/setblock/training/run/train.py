@@ -26,7 +26,7 @@ from setblock.data.section import DataSection
 from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError, one_line
 from setblock.files import write_whole
-from setblock.heap import keep_few_products, keep_freed_memory
+from setblock.heap import keep_freed_memory
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
 from setblock.model.loading.loading import NotTrainedForBlocks, load, load_tokenizer, refuse_unsupported
 from setblock.model.probe.probe import plan_attention
@@ -85,8 +85,7 @@ def train(
     make_folder(output)
     set_seed(args.seed)
     if args.device.type == "cpu":
-        keep_freed_memory()
-        keep_few_products()
+        keep_freed_memory(few_products=True)
     sbd = prepared_model(recipe, args)
 
     # 2. Data
