@@ -1,9 +1,6 @@
 import json
-import re
 
 import pytest
-
-from setblock.cli.answering.compare import reveal_lines
 
 SHORT = ("--max-new-tokens", 20)
 
@@ -49,34 +46,19 @@ def test_an_endless_gamma_is_still_json(run, sbd_folder):
     assert json.loads(outcome.stdout)["sampler_options"]["gamma"] == "inf"
 
 
-def test_without_colour_each_pass_has_a_line(run, sbd_folder):
+def test_without_colour_there_is_none(run, sbd_folder):
     outcome = run("compare", "Tom", "--model", sbd_folder, "--method", "sbd", "--gamma", "inf", *SHORT)
     assert "\x1b" not in outcome.stdout  # though this random model writes that byte
-    assert re.search(r"^ prefill  \[", outcome.stdout, re.MULTILINE)
-    assert re.search(r"^  pass 1  \[", outcome.stdout, re.MULTILINE)
     header = next(line.split() for line in outcome.stdout.splitlines() if "prefill  " in line and "method" in line)
     assert header == ["method", "tokens", "prefill", "block", "commit", "forwards", "per", "forward", "seconds"]
     assert "NFE speed-up" in outcome.stdout
 
 
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
-def test_colour_takes_the_place_of_the_list(run, sbd_folder, monkeypatch, no_color, coloured):
+def test_colours_and_their_legend(run, sbd_folder, monkeypatch, no_color, coloured):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", no_color)
     outcome = run("compare", "Tom", "--model", sbd_folder, "--method", "sbd", *SHORT)
     assert ("\x1b[36m" in outcome.stdout) is coloured
-    assert ("pass 1  [" in outcome.stdout) is not coloured
-
-
-def test_reveal_lines_keep_the_order_of_the_text_and_mark_gaps():
-    lines = reveal_lines(["Tom", " has", " 5", "\n", "pens"], [0, 1, 2, 1, 1])
-    assert [line.strip() for line in lines] == ["prefill  [Tom]", "pass 1  [ has] … [↵pens]", "pass 2  [ 5]"]
-
-
-def test_many_passes_share_lines():
-    lines = reveal_lines([f" word{n}" for n in range(60)], list(range(60)))
-    assert len(lines) < 10
-    assert lines[0].startswith(" prefill  [ word0] [ word1]")
-    assert " ".join(line[10:] for line in lines) == " ".join(f"[ word{n}]" for n in range(60))
-    assert all(len(line) < 120 for line in lines)
+    assert ("colour: the pass that revealed a token" in outcome.stdout) is coloured

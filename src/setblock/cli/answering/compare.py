@@ -1,6 +1,5 @@
 """Compare one prompt by two methods, side by side (`setblock compare`)."""
 
-from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -53,7 +52,7 @@ def compare(
 ) -> None:
     """Decode a prompt by plain decoding (ntp), then in blocks, and show both texts, passes and seconds.
 
-    The colour of a token shows the forward pass that revealed it. Without colours, a list shows what each pass revealed.
+    The colour of a token shows the forward pass that revealed it (`generate --trace` shows each pass).
     Both methods run a few untimed passes first. The NFE speed-up is ntp's number of passes divided by the other method's,
     with commits and without the prefill. The wall-clock speed-up is the ratio of the seconds, including the prefill.
     """
@@ -105,6 +104,8 @@ def comparison_json(
 # The terminal's own colours, so that they read on its background whatever that is; neighbours are easy to distinguish.
 PALETTE = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
+_FEW_PASSES = 24
+
 TITLES = {"ntp": "one token a pass", "sbd": "blocks", "exact": "blocks, each checked so that the text is ntp's"}
 
 
@@ -120,15 +121,9 @@ def print_comparison(
         pieces = token_texts(tokenizer, side)
         text = Text.assemble(*((piece, _style(by)) for piece, by in zip(pieces, side.revealed_by, strict=True)))
         console.print(text, soft_wrap=True)
-        if side is comparison.blocks:
+        if side is comparison.blocks and coloured:
             console.print()
-            if coloured:
-                console.print(_legend(side), soft_wrap=True)
-            else:
-                if side.finish_reason == "stop":
-                    pieces[-1] += "end of text"
-                for line in reveal_lines(pieces, side.revealed_by):
-                    console.print(Text(line), soft_wrap=True)
+            console.print(_legend(side), soft_wrap=True)
     console.print(_table(comparison))
     for line in _verdict(comparison):
         console.print(Text(line), soft_wrap=True)
@@ -149,40 +144,15 @@ def token_texts(tokenizer: "PreTrainedTokenizerBase", generation: "Generation") 
 CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
-def reveal_lines(pieces: list[str], revealed_by: list[int]) -> list[str]:
-    """Return what each pass revealed, in the order of the text, with `…` where it left something out: a line for each
-    of a few passes; of many, as many as a line holds."""
-    shown = {}
-    for number in sorted(set(revealed_by)):
-        runs = groupby(zip(pieces, revealed_by, strict=True), key=lambda pair: pair[1] == number)
-        texts = ["".join(piece for piece, _ in run) for chosen, run in runs if chosen]
-        shown[number] = " … ".join(f"[{text}]".replace("\n", "↵") for text in texts)
-    if len(shown) <= _FEW_PASSES:
-        return [f"{_pass_name(number):>8}  {text}" for number, text in shown.items()]
-    lines: list[str] = []
-    for number, text in shown.items():
-        if lines and len(lines[-1]) + len(text) < _LINE:
-            lines[-1] += f" {text}"
-        else:
-            lines.append(f"{_pass_name(number):>8}  {text}")
-    return lines
-
-
-_FEW_PASSES, _LINE = 24, 100
-
-
-def _pass_name(number: int) -> str:
-    return "prefill" if number == 0 else f"pass {number}"
-
-
 def _style(number: int) -> str:
     return PALETTE[number % len(PALETTE)]
 
 
 def _legend(generation: "Generation") -> Text:
-    if len(set(generation.revealed_by)) > _FEW_PASSES:
+    numbers = sorted(set(generation.revealed_by))
+    if len(numbers) > _FEW_PASSES:
         return Text("the colour changes with each pass", style="dim")
-    names = [(f" {_pass_name(number)} ", _style(number)) for number in sorted(set(generation.revealed_by))]
+    names = [(f" pass {number} " if number else " prefill ", _style(number)) for number in numbers]
     return Text.assemble(("colour: the pass that revealed a token: ", "dim"), *names)
 
 
