@@ -28,7 +28,6 @@ from measuring.synchronisations import Synchronisations, as_on_an_accelerator
 from measuring.tables import markdown
 from measuring.timing import synchronise
 from setblock.decoding import rows, samplers
-from setblock.decoding.answer.record import Record
 from setblock.decoding.generate import open_batch
 from setblock.decoding.rows import Rows
 from setblock.decoding.settings.table import DecodingSettings, Method
@@ -50,7 +49,7 @@ PARTS: dict[str, tuple[Any, str]] = {
     "check of drafts": (loop, "check_drafts"),
     "state: reveal": (BatchState, "reveal"),
     "state: advance": (BatchState, "advance"),
-    "record": (Record, "add"),
+    "record": (loop, "_count"),
 }
 HEAD = "LM head"
 MODEL = ("layers", HEAD)
@@ -138,7 +137,7 @@ def counted(sbd: SBDModel, prompt: list[int], settings: DecodingSettings) -> dic
         "operations": {place: count / passes for place, count in operations.counts.most_common()},
         "operations_in_model": operations.in_model / passes,
         "synchronisations": {line: count / passes for line, count in waits.counts.most_common()},
-        "streaming_synchronisations": streaming.total / streamed.record.counts(0).total,
+        "streaming_synchronisations": streaming.total / streamed.state.counts(0).total,
     }
 
 

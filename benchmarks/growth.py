@@ -128,7 +128,7 @@ def our_seconds(
             pass
 
     taken = seconds(decode)
-    passes = requests.record.counts(0)
+    passes = requests.state.counts(0)
     if settings.method == "ntp":
         return taken, {"one token": passes.total, "block": 0, "fused": 0}
     return taken, {"one token": passes.prefill, "block": passes.block, "fused": passes.commit}

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from answers import answers, assert_same
-from setblock.decoding.answer.generation import Generation, PassEvent
+from setblock.decoding.answer.generation import Generation
+from setblock.decoding.answer.news import RowNews
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Progress, Request
@@ -19,7 +20,7 @@ class Told:
     """All that an engine told of a request."""
 
     text: str = ""
-    events: list[PassEvent] = field(default_factory=list)
+    events: list[RowNews] = field(default_factory=list)
     generation: Generation | None = None
     silent: int = 0  # passes that said nothing
 

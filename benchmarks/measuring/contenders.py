@@ -65,7 +65,7 @@ def _decoded(model: LanguageModel, prompt: list[int], settings: DecodingSettings
         if bool(step.reading.is_prefill.all()):
             synchronise()
             prefill = time.perf_counter() - started
-    return Answer(batch.state.answer_of(0).tolist(), batch.record.counts(0).decoding, prefill)
+    return Answer(batch.state.answer_of(0).tolist(), batch.state.counts(0).decoding, prefill)
 
 
 def transformers(

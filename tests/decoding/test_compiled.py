@@ -20,9 +20,9 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.joining import open_state
 from setblock.decoding.state.terms import RowTerms
-from setblock.decoding.step.feed import Span, fixed_sizes, plan_pass
+from setblock.decoding.step.feed import fixed_sizes, plan_pass
 from setblock.model.protocol.draft_text import indexed
-from setblock.model.protocol.runtime import fixed_capacity
+from setblock.model.protocol.runtime import Span, fixed_capacity
 from setblock.model.sbd_model import SBDModel
 
 PROMPTS = [text[:length] for text, length in zip(TEXTS, (12, 50, 3, 30, 20, 9), strict=False)]

@@ -42,7 +42,7 @@ def test_a_pass_is_few_operations_and_waits_for_nothing(
         with Operations(sbd.model) as operations, Synchronisations() as waits:
             batch.run()
     passes = operations.passes
-    counted = max(batch.record.counts(row).total for row in range(rows))
+    counted = max(batch.state.counts(row).total for row in range(rows))
     assert 0 <= passes - counted <= (0 if name == "ntp" else 1)  # one was fed before the end was known
     assert operations.total / passes <= MOST[name], operations.counts
     assert waits.total / passes <= 0.2, waits.counts

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from setblock.decoding.step.feed import Span
 from setblock.engine.schedule import schedule
+from setblock.model.protocol.runtime import Span
 
 Rows = tuple[list[Span], list[int]]
 """What each is fed by a full pass, and when it was served."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from setblock.decoding.answer.generation import Generation, PassEvent
+from setblock.decoding.answer.generation import Generation
+from setblock.decoding.answer.news import RowNews
 from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.decoding.rows import OpenBatch, Rows
 from setblock.decoding.settings.asked import settings_asked
@@ -22,13 +23,13 @@ class StreamChunk:
 
     Attributes:
         text: the text that became final in this pass; may be empty.
-        event: the tokens that the pass revealed.
+        event: what the pass did, such as the tokens that it revealed.
         step: the same as tensors of a batch of one, and the logits.
         generation: the finished answer, on the last chunk only.
     """
 
     text: str
-    event: PassEvent
+    event: RowNews
     step: DecodingStep = field(repr=False)
     generation: Generation | None = None
 
@@ -78,10 +79,9 @@ def stream(
     batch = _one(model, prompt, settings, raw=raw, named=named)
     for step in batch.steps():
         news = batch.news(step, batch.runner)
-        text, event = batch.new_texts(news)[0], news[0].event
-        assert event is not None
+        text = batch.new_texts(news)[0]
         generation = _whole(batch.generation(0)) if news[0].finished else None
-        yield StreamChunk(text, event, step, generation)
+        yield StreamChunk(text, news[0], step, generation)
 
 
 def generate(

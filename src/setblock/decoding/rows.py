@@ -12,8 +12,8 @@ from functools import partial
 import torch
 
 from setblock import devices
-from setblock.decoding.answer.generation import Failure, FinishReason, Generation
-from setblock.decoding.answer.record import Record, RowNews, open_record, read_news
+from setblock.decoding.answer.generation import Failure, FinishReason, Generation, TokenLogprobs
+from setblock.decoding.answer.news import RowNews, read_news
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.companions.asking import Accompanied, Companions
 from setblock.decoding.drafts.control import RowDrafts, control_of, note_fed, observe, shared_spans, timed_pass
@@ -22,9 +22,9 @@ from setblock.decoding.state.joining import joined, open_state, taken
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.absorb import DecodingStep, absorb
 from setblock.decoding.step.choice import Policy, open_policy
-from setblock.decoding.step.feed import Span, in_parts, next_feed, next_spans, plan_pass, span_of, spans_ahead, standing
+from setblock.decoding.step.feed import in_parts, next_feed, next_spans, plan_pass, span_of, spans_ahead, standing
 from setblock.devices import HostCopy
-from setblock.model.protocol.runtime import Compile, Feed, LanguageModel, Runner, as_it_is
+from setblock.model.protocol.runtime import Compile, Feed, LanguageModel, Runner, Span, as_it_is
 
 
 @dataclass
@@ -34,7 +34,6 @@ class Rows:
     model: LanguageModel
     state: BatchState
     policy: Policy
-    record: Record
     texts: list[AnswerText]
     started: list[float]
     drafts: list[RowDrafts | None]  # of rows whose drafts vary in length
@@ -48,12 +47,10 @@ class Rows:
         """Return the rows of requests, with tensors of their full capacity on the model's device."""
         model, terms = checked.model, checked.terms
         state = open_state(checked.prompts, terms, facts=model.facts, device=model.device, draft_text=model.draft_text)
-        wanted = [each.settings.logprobs for each in terms if each.settings.logprobs is not None]
         return cls(
             model=model,
             state=state,
             policy=open_policy(terms, checked.companions, vocab_size=model.vocab_size, device=model.device),
-            record=open_record(state, num_alternatives=min(max(wanted), model.vocab_size) if wanted else None),
             texts=checked.texts,
             drafts=[control_of(model).new_row() if row.adapts_drafts else None for row in terms],
             started=[checked.started] * len(terms),
@@ -69,7 +66,6 @@ class Rows:
             model=parts[0].model,
             state=state,
             policy=Policy.joined([part.policy for part in parts], state.terms.rows),
-            record=Record.joined([part.record for part in parts], capacity=state.tokens.shape[1]),
             texts=[each for part in parts for each in part.texts],
             drafts=[each for part in parts for each in part.drafts],
             started=[each for part in parts for each in part.started],
@@ -84,7 +80,6 @@ class Rows:
             model=self.model,
             state=state,
             policy=self.policy.taken(rows, state.terms.rows),
-            record=self.record.taken(index, capacity=state.tokens.shape[1]),
             texts=[self.texts[row] for row in rows],
             drafts=[self.drafts[row] for row in rows],
             started=[self.started[row] for row in rows],
@@ -153,25 +148,22 @@ class Rows:
 
     @torch.inference_mode()
     def absorb(self, feed: Feed, logits: torch.Tensor, *, compiled: Compile = as_it_is) -> DecodingStep:
-        """Apply the results of a forward pass: `setblock.decoding.step.absorb.absorb`, and the record and the text of its
-        rows."""
+        """Apply the results of a forward pass: `setblock.decoding.step.absorb.absorb`."""
         self.next_spans, self.answered = None, self.state.answer.end
-        step = absorb(self.state, feed, logits, self.policy, compiled=compiled)
-        (compiled if self.record.num_alternatives is None else as_it_is)(Record.add)(self.record, step)
-        return step
+        return absorb(self.state, feed, logits, self.policy, compiled=compiled)
 
     @torch.inference_mode()
     def news(self, step: DecodingStep, runner: Runner) -> list[RowNews]:
         """Return what the last step did to all rows, after their companions have heard of it. Waits for the device, once."""
         assert self.answered is not None
-        read = partial(read_news, self.state, step, self.record, fuses_commit=runner.fuses_commit, since=self.answered)
+        read = partial(read_news, self.state, step, fuses_commit=runner.fuses_commit, since=self.answered)
         news, finished = read(), self.state.answer.finished
-        told = [row for row, each in enumerate(news) if each.event is not None]
+        told = [row for row, each in enumerate(news) if each.took_part]
         self.policy.companions.hear(self.state, told, news=news)
         if self.state.answer.finished is not finished:  # a companion that hears only now has ended an answer
             news = read()
         for each, terms in zip(news, self.state.terms.rows, strict=True):
-            assert each.event is None or each.event.number <= terms.most_passes, "an answer does not end"
+            assert each.number <= terms.most_passes, "an answer does not end"
         self.next_spans, self.is_shared = [each.span for each in news], False
         self.state.may_prefill = any(span.is_prefill for span in self.next_spans)
         return news
@@ -187,23 +179,31 @@ class Rows:
         terms = self.state.terms.rows[row]
         settings, start = terms.settings, terms.prompt_length
         token_ids = self.state.answer_of(row).tolist()
-        here = (row, start, len(token_ids))
+        here, record = (row, slice(start, start + len(token_ids))), self.state.record
+        assert record is not None
         return Generation(
             text=self.texts[row].text,
             token_ids=token_ids,
             finish_reason="cancelled" if cancelled else self._finish_reason(row),
-            passes=self.record.counts(row),
-            revealed_by=self.record.revealed_by(*here),
-            entropy=self.record.entropy(*here).tolist(),
-            logprobs=(
-                None if settings.logprobs is None else self.record.logprobs(*here, alternatives=settings.logprobs)
-            ),
+            passes=self.state.counts(row),
+            revealed_by=record.revealing[here].tolist(),
+            entropy=record.entropies[here].tolist(),
+            logprobs=None if settings.logprobs is None else self._logprobs(here, alternatives=settings.logprobs),
             seconds=time.perf_counter() - self.started[row],
             method=settings.method,
             error=None if cancelled else self.failure(row),
-            drafted=int(self.record.drafted[row]),
-            accepted=int(self.record.accepted[row]),
+            drafted=int(record.drafted[row]),
+            accepted=int(record.accepted[row]),
         )
+
+    def _logprobs(self, here: tuple[int, slice], *, alternatives: int) -> list[TokenLogprobs]:
+        record, count = self.state.record, min(alternatives, self.model.vocab_size)
+        assert record is not None
+        columns = (record.logprob[here], record.top_ids[here][:, :count], record.top_logprobs[here][:, :count])
+        return [
+            TokenLogprobs(logprob, list(zip(ids, values, strict=True)))
+            for logprob, ids, values in zip(*(each.tolist() for each in columns), strict=True)
+        ]
 
     def failure(self, row: int) -> Failure | None:
         """Return why a row's answer ended with an error, if it did."""

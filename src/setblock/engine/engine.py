@@ -13,13 +13,12 @@ import torch
 from setblock.decoding.drafts.control import control_of, pass_kind
 from setblock.decoding.rows import Rows
 from setblock.decoding.settings.checks import check_rows
-from setblock.decoding.step.feed import Span
 from setblock.engine.limits import EngineFigures, EngineLimits
 from setblock.engine.pages import PagePool
 from setblock.engine.request import Job, Progress, QueueFull, Request
 from setblock.engine.schedule import schedule
 from setblock.errors import ParameterError, SetBlockError
-from setblock.model.protocol.runtime import LanguageModel
+from setblock.model.protocol.runtime import LanguageModel, Span
 
 
 class Engine:
@@ -244,7 +243,7 @@ class Engine:
                 Progress(
                     job.request.id,
                     texts[row],
-                    None if is_silent else of_row.event,
+                    None if is_silent else of_row,
                     rows.generation(row) if of_row.finished else None,
                 )
             )

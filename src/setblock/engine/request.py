@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from setblock.decoding.answer.generation import Generation, PassEvent
-from setblock.decoding.answer.record import RowNews
+from setblock.decoding.answer.generation import Generation
+from setblock.decoding.answer.news import RowNews
 from setblock.decoding.rows import Rows
 from setblock.decoding.settings.checks import CheckedRows
 from setblock.decoding.settings.table import DecodingSettings
@@ -38,13 +38,13 @@ class Progress:
     Attributes:
         id: the id of the request.
         text: the text that became final; may be empty.
-        event: the tokens that the pass revealed. None if it fed only a part of the prompt, or the request was cancelled.
+        event: what the pass did. None if it fed only a part of the prompt, or the request was cancelled.
         generation: the finished answer, in a request's last progress only.
     """
 
     id: str
     text: str
-    event: PassEvent | None
+    event: RowNews | None
     generation: Generation | None
 
 

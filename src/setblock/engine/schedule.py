@@ -10,7 +10,7 @@ they have evenly, so that a short one is done at once however long the others ar
 from collections.abc import Sequence
 from dataclasses import replace
 
-from setblock.decoding.step.feed import Span
+from setblock.model.protocol.runtime import Span
 
 
 def schedule(spans: Sequence[Span], budget: int, *, served: Sequence[int]) -> list[Span]:

@@ -132,24 +132,6 @@ class Reveal:
     entropy: float
 
 
-@dataclass(frozen=True)
-class PassEvent:
-    """Describe one forward pass.
-
-    Attributes:
-        number: 0 for the prefill (for each pass of one that is cut into several), then 1, 2, ...
-        kind: as it is counted in `PassCounts`.
-        revealed: what it revealed, from left to right. May lie past the end of the answer, where that becomes known later.
-        corrected: in method `exact`, where a draft was wrong, and what is there now; everything that was revealed to the
-            right of it before this pass is void. None where the draft was right.
-    """
-
-    number: int
-    kind: Kind
-    revealed: list[Reveal]
-    corrected: Reveal | None
-
-
 def generation_json(generation: Generation, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
     """Return the JSON object of one answer."""
     return {

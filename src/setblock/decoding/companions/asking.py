@@ -16,7 +16,7 @@ from setblock.decoding.companions.companion import Companion
 from setblock.decoding.state.state import BatchState
 
 if TYPE_CHECKING:  # which knows steps
-    from setblock.decoding.answer.record import RowNews
+    from setblock.decoding.answer.news import RowNews
 
 
 @dataclass(eq=False)

@@ -11,8 +11,8 @@ from setblock.decoding.drafts.costs import KNOTS, CostModel, LearnedCosts, PassC
 from setblock.decoding.drafts.gains import Chances, ExpectedDraft, Prospects, Share, shared, shared_alike
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import RowTerms
-from setblock.decoding.step.feed import Span, fixed_widths
-from setblock.model.protocol.runtime import PassPlan, Runner
+from setblock.decoding.step.feed import fixed_widths
+from setblock.model.protocol.runtime import PassPlan, Runner, Span
 
 
 @dataclass(eq=False)

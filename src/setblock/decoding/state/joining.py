@@ -4,18 +4,16 @@ Knows which of a state's values are of rows. Knows nothing of models, logits or 
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import TypeVar
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from setblock.decoding.state.state import Answer, BatchState, Block, Cached
+from setblock.decoding.state.groups import Answer, Block, Cached, Record, fitted, joined_group, stacked, taken_group
+from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import RowTerms, Terms
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.facts import SBDFacts
-
-Group = TypeVar("Group", Cached, Block, Answer)
 
 
 def open_state(
@@ -25,10 +23,12 @@ def open_state(
     facts: SBDFacts | None,
     device: torch.device,
     draft_text: DraftText | None = None,
+    records: bool = True,
 ) -> BatchState:
     """Return the state of requests before their prefill.
 
     Args:
+        records: whether to record what passes do.
         written: of each its prompt and, where it continues after an interruption, what it has been given of its answer.
     """
     terms = Terms(rows, facts, device=device)
@@ -59,7 +59,26 @@ def open_state(
             stopped=none.clone(),
             failed=none.clone(),
         ),
+        record=_open_record(terms) if records else None,
         draft_text=None if draft_text is None else draft_text.to(device),
+    )
+
+
+def _open_record(terms: Terms) -> Record:
+    none = torch.zeros_like(terms.prompt_length)
+    nowhere = none[:, None].expand(-1, terms.capacity)
+    alternatives = nowhere[..., None].expand(-1, -1, terms.num_alternatives or 0)
+    return Record(
+        prefill=none,
+        number=none.clone(),
+        commit=none.clone(),
+        drafted=none.clone(),
+        accepted=none.clone(),
+        revealing=nowhere - 1,
+        entropies=nowhere.float(),
+        logprob=nowhere.float(),
+        top_logprobs=alternatives.float(),
+        top_ids=alternatives.clone(),
     )
 
 
@@ -78,9 +97,12 @@ def joined(states: Sequence[BatchState]) -> BatchState:
         terms=terms,
         # The row of the largest limit may get a larger block from another
         tokens=fitted(stacked([state.tokens for state in states]), terms.capacity),
-        cache=_joined([state.cache for state in states]),
-        block=_joined([state.block for state in states]),
-        answer=_joined([state.answer for state in states]),
+        cache=joined_group([state.cache for state in states]),
+        block=joined_group([state.block for state in states]),
+        answer=joined_group([state.answer for state in states]),
+        record=_sized(joined_group(records), terms)
+        if (records := [each.record for each in states if each.record])
+        else None,
         first_logits=first_logits,
         draft_text=states[0].draft_text,
         may_prefill=any(state.may_prefill for state in states),
@@ -91,40 +113,23 @@ def joined(states: Sequence[BatchState]) -> BatchState:
 def taken(state: BatchState, rows: Tensor) -> BatchState:
     """Return a state of `rows` [n] only, no wider than they need."""
     terms = Terms([state.terms.rows[row] for row in rows.tolist()], state.facts, device=rows.device)
-    block = _taken(state.block, rows)
+    block = taken_group(state.block, rows)
     block.revealed, block.kinds = block.revealed[:, : terms.block_width], block.kinds[:, : terms.block_width]
     return BatchState(
         terms=terms,
         tokens=state.tokens[rows, : terms.capacity],
-        cache=_taken(state.cache, rows),
+        cache=taken_group(state.cache, rows),
         block=block,
-        answer=_taken(state.answer, rows),
+        answer=taken_group(state.answer, rows),
+        record=None if state.record is None else _sized(taken_group(state.record, rows), terms),
         first_logits=None if state.first_logits is None else state.first_logits[rows],
         draft_text=state.draft_text,
         may_prefill=state.may_prefill,
     )
 
 
-def _joined(groups: Sequence[Group]) -> Group:
-    names = [each.name for each in fields(groups[0]) if each.init]
-    return type(groups[0])(**{name: stacked([getattr(group, name) for group in groups]) for name in names})
-
-
-def _taken(group: Group, rows: Tensor) -> Group:
-    return type(group)(**{each.name: getattr(group, each.name)[rows] for each in fields(group) if each.init})
-
-
-def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Stack `parts` [B, ...] as [sum of all B, ...]; they may differ in B and in the second dimension. Zeros fill it
-    up."""
-    if parts[0].dim() == 1:
-        return torch.cat(list(parts))
-    width = max(part.shape[1] for part in parts)
-    return torch.cat([fitted(part, width) for part in parts])
-
-
-def fitted(part: Tensor, width: int) -> Tensor:
-    """Return [B, width, ...] of `part` [B, n, ...], cut or padded with zeros on the right."""
-    missing = max(0, width - part.shape[1])
-    filling = part.new_zeros((part.shape[0], missing, *part.shape[2:]))
-    return torch.cat([part[:, :width], filling], dim=1)  # PyTorch 2.9 pads no tensor whose last dimension is empty
+def _sized(record: Record, terms: Terms) -> Record:
+    """Return a record with the positions and the alternatives that its rows need."""
+    sizes = (terms.capacity, terms.num_alternatives or 0)
+    wide = {name: getattr(record, name) for name in ("revealing", "entropies", "logprob", "top_logprobs", "top_ids")}
+    return replace(record, **{name: fitted(each, *sizes[: each.dim() - 1]) for name, each in wide.items()})

@@ -18,74 +18,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from setblock.decoding.answer.generation import PassCounts
+from setblock.decoding.state.groups import Answer, Block, Cached, Record
 from setblock.decoding.state.terms import Terms
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.facts import SBDFacts
 
 NEVER = torch.iinfo(torch.long).max
-
-
-@dataclass
-class Cached:
-    """Say what the cache holds of each row, [B] each.
-
-    Attributes:
-        committed: how many positions it holds exactly.
-        prefill_end: how many it has to hold before the block is fed: the prompt, or what it held before it was evicted.
-        prefilled: bool, rows whose prompt was fed to its end at least once; what they are fed again reveals nothing.
-    """
-
-    committed: Tensor
-    prefill_end: Tensor
-    prefilled: Tensor
-
-
-@dataclass
-class Block:
-    """Hold the current block of each row.
-
-    Attributes:
-        start, end: [B]; empty where only a check of the last draft is left.
-        needed_end: [B] the position past the last that is still needed: `end`, or just behind the block's first end-of-text.
-        fed_size: [B] how many of its tokens a row is fed behind what is committed; 0 where none: rows of `ntp`, all rows of a
-            model that was not trained for blocks, and exact rows that draft without it.
-        passes: [B] how many passes have filled it.
-        revealed: [B, k] bool, which of its positions are fixed.
-        kinds: [B, k] of exact rows, where each drafted token came from (`drafts.chances`). Column 0 is position `committed`,
-            even after the block has moved.
-        positions: [B, k], running past `end` where the block is shorter than k.
-    """
-
-    start: Tensor
-    end: Tensor
-    needed_end: Tensor
-    fed_size: Tensor
-    passes: Tensor
-    revealed: Tensor
-    kinds: Tensor
-    positions: Tensor = field(init=False)
-
-
-@dataclass
-class Answer:
-    """Say how far the answer of each row goes, [B] each.
-
-    Attributes:
-        text_end: the end of the text that has no gap, drafts included.
-        stop_end: where the answer is complete: behind its end-of-text, drafts included; else its limit.
-        end: the end of the final text: it has no gap, and in exact rows it is next-token decoding's.
-        finished: bool.
-        stopped: bool, rows that `BatchState.finish` ended.
-        failed: bool, rows whose logits were not numbers, or left no token. Nothing more is revealed in them; what they have is
-            kept.
-    """
-
-    text_end: Tensor
-    stop_end: Tensor
-    end: Tensor
-    finished: Tensor
-    stopped: Tensor
-    failed: Tensor
 
 
 @dataclass
@@ -96,6 +35,7 @@ class BatchState:
         terms: what is fixed of each row.
         tokens: [B, C] the token at each position; the mask token where none is revealed, up to the row's limit.
         cache, block, answer: of each row.
+        record: what passes have done to each row; None where nobody asks.
         first_logits: [B, V] float32 or None, the causal logits of the block's first token, from its first pass.
         draft_text: what drafts may be copied from, besides each row's own text; None where there is nothing.
         may_prefill: for the host, whether any row may have to be fed its prompt, or what it had to give up.
@@ -109,6 +49,7 @@ class BatchState:
     cache: Cached
     block: Block
     answer: Answer
+    record: Record | None = None
     first_logits: Tensor | None = None
     draft_text: DraftText | None = None
     may_prefill: bool = True
@@ -323,6 +264,14 @@ class BatchState:
             for each in names:
                 setattr(group, each, getattr(group, each).masked_fill(here, end))
         block.positions = block.start[:, None] + self.columns[: self.terms.block_width]
+
+    def counts(self, row: int) -> PassCounts:
+        """Return the passes of one row. Waits for the device."""
+        record, is_ntp = self.record, self.terms.rows[row].settings.method == "ntp"
+        assert record is not None
+        prefill, number, commit = torch.stack([record.prefill[row], record.number[row], record.commit[row]]).tolist()
+        commit = 0 if is_ntp else commit
+        return PassCounts(prefill=prefill, block=number - commit, commit=commit)
 
     def answer_of(self, row: int) -> Tensor:
         """Return [n] the tokens of a row's answer that will not change, the end-of-text included."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from setblock import devices
 from setblock.decoding.drafts.gains import CONFIDENCES
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.protocol.facts import SBDFacts
@@ -53,6 +54,7 @@ class Terms:
     Attributes:
         rows: of each, for the host.
         facts: how the model's logits are read; None where it was never trained for blocks.
+        waits: whether a host that reads a value has to wait for the device.
         block_width: k.
         capacity: C, past every row's block, rounded up.
         has_sbd, has_exact, has_ntp: whether any row is decoded by the method.
@@ -73,11 +75,12 @@ class Terms:
         shifts: [B, k] how far before a position of the block stands the output that predicts it.
         confidences: the bounds between the kinds of what the model drafts, float32.
         is_all_exact, is_all_causal, feeds_whole: whether all rows are exact, or never fed a block, or always a whole one.
+        num_alternatives: the most alternatives of a token that a row's log-probabilities have; None where no row keeps any.
         copies_drafts, adapts_drafts: whether the drafts of any row may be copied from the text, or vary in length.
     """
 
     def __init__(self, rows: Sequence[RowTerms], facts: SBDFacts | None, *, device: torch.device) -> None:
-        self.rows, self.facts = tuple(rows), facts
+        self.rows, self.facts, self.waits = tuple(rows), facts, devices.waits(device)
         self.block_width = max(each.block_size for each in rows)
         self.capacity = fixed_capacity(max(each.limit for each in rows) + self.block_width)
         methods = {each.settings.method for each in rows}
@@ -100,6 +103,7 @@ class Terms:
         self.confidences = column(CONFIDENCES)
         self.is_all_exact = methods == {"exact"}
         self.is_all_causal = facts is None or methods == {"ntp"}
+        self.num_alternatives = max((n for each in rows if (n := each.settings.logprobs) is not None), default=None)
         self.copies_drafts = any(each.settings.draft_lookup for each in rows)
         self.adapts_drafts = any(each.adapts_drafts for each in rows)
         self.feeds_whole = facts is not None and not self.has_ntp and not self.adapts_drafts

@@ -19,6 +19,7 @@ from setblock.decoding.companions.guidance import GuidedBlock, guided_block, gui
 from setblock.decoding.drafts.gains import kinds_of
 from setblock.decoding.drafts.lookup import Draft, with_copies
 from setblock.decoding.samplers.base import BlockView, Selection
+from setblock.decoding.state.groups import Record
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import Policy, choose_tokens
 from setblock.decoding.step.exact import Check, check_drafts
@@ -35,7 +36,6 @@ class DecodingStep:
         positions: int64, absolute positions of the block.
         token_ids: int64, the tokens chosen for them.
         revealed: bool, positions that this pass revealed.
-        at: int64, where its tokens stand: `BatchState.reveal`.
         entropy: [B, k + m] float32, nats, of the distribution at each of the k block positions, then at the m that were checked
             (of use where `check` replaced a draft).
     """
@@ -44,7 +44,6 @@ class DecodingStep:
     positions: Tensor
     token_ids: Tensor
     revealed: Tensor
-    at: Tensor
     entropy: Tensor
 
 
@@ -107,6 +106,8 @@ def absorb(
     selection = policy.samplers.select(block, passes=state.block.passes, is_asked=reading.is_asked)
     # 3. On to the next block, or to the end
     step: DecodingStep = compiled(write_pass)(state, reading, selection, policy, guided)
+    if state.record is not None and state.terms.num_alternatives is not None:
+        _keep_logprobs(state.record, step, state.terms.num_alternatives)
     if policy.companions.listens:  # a stop string ends an answer, too
         policy.companions.hear(state)
     return step
@@ -145,7 +146,7 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
         plan=plan,
         given=given,
         block=block,
-        certainty=certainty_of(shaped.logits, shaped.best.logits, known),
+        certainty=certainty_of(shaped.logits, shaped.best.logits, known, in_tiles=not state.terms.waits),
         known=known,
         is_asked=asked.any(dim=1),
         candidates=candidates,
@@ -163,7 +164,8 @@ def _guided(state: BatchState, reading: Reading, policy: Policy) -> tuple[Readin
         policy.companions.hear(state)  # drafts that were wrong; answers that end with what was right
     candidates = reading.candidates & ~state.answer.finished[:, None]
     guided = guided_block(state, reading.block, candidates, policy.companions, draws=policy.draws)
-    of_block = certainty_of(guided.logits.logits, guided.logits.best.logits, guided.candidates)
+    best = guided.logits.best.logits
+    of_block = certainty_of(guided.logits.logits, best, guided.candidates, in_tiles=not state.terms.waits)
     whole = zip(of_block, reading.certainty, strict=True)
     certainty = Certainty(*(torch.cat([block, both[:, candidates.shape[1] :]], dim=1) for block, both in whole))
     return replace(reading, block=guided.logits, candidates=guided.candidates, certainty=certainty), guided
@@ -215,7 +217,48 @@ def write_pass(
     positions = state.block.positions
     at = state.reveal(chosen, reveal)
     state.advance(fuses_commit=reading.plan.fuses_commit)
-    return DecodingStep(reading, positions, chosen, reveal, at, entropy)
+    step = DecodingStep(reading, positions, chosen, reveal, entropy)
+    if state.record is not None:
+        _count(state.record, step, at)
+    return step
+
+
+def _count(record: Record, step: DecodingStep, at: Tensor) -> None:
+    """Add a pass to what is recorded; its block's tokens stand `at` [B, k]."""
+    read = step.reading
+    if read.plan.is_prefill is not None:
+        record.prefill += read.is_prefill
+        record.number += read.took_part & ~read.is_prefill
+    else:
+        record.number += read.took_part
+    record.commit += read.committed
+    commit, check = read.given.commit, read.check
+    if commit is not None and check is not None:
+        drafted = check.known.sum(dim=1)
+        record.drafted += drafted
+        record.accepted += torch.minimum(drafted, check.first_wrong[:, 0])
+        # Each column is there once, but for the last, which nobody reads
+        nowhere = record.revealing.shape[1] - 1
+        at = torch.cat([at, commit.positions.where(check.replaced, nowhere)], dim=1)
+    record.revealing.scatter_(1, at, record.number[:, None].expand_as(at))
+    record.entropies.scatter_(1, at, step.entropy)
+
+
+def _keep_logprobs(record: Record, step: DecodingStep, alternatives: int) -> None:
+    """Record how likely the tokens of a pass were, with that many alternatives."""
+    read = step.reading
+    block, commit, check = read.given.block, read.given.commit, read.check
+    told = [(block, step.revealed[:, : block.known.shape[1]], step.token_ids)]
+    if commit is not None and check is not None:
+        told.insert(0, (commit, check.accepted | check.replaced, check.token_ids))
+    for logits, where, token_ids in told:
+        rows, columns = (where & logits.known).nonzero(as_tuple=True)  # what a grammar forces may have no logits
+        positions = logits.positions[rows, columns]
+        log_probs = logits.logits[rows, columns].log_softmax(dim=-1)  # [N, V]
+        record.logprob[rows, positions] = log_probs.gather(1, token_ids[rows, columns, None])[:, 0]
+        top = log_probs.topk(min(alternatives, log_probs.shape[-1]), dim=-1)
+        record.top_logprobs[rows, positions, : top.values.shape[1]] = top.values
+        record.top_ids[rows, positions, : top.indices.shape[1]] = top.indices
 
 
 def _shaped(given: Logits, state: BatchState, policy: Policy) -> tuple[Logits, Tensor]:

@@ -20,7 +20,7 @@ from setblock.decoding.companions.asking import Accompanied, Companions
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.samplers.base import BlockView, Memory, Sampler, Selection
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.state.joining import fitted, stacked
+from setblock.decoding.state.groups import fitted, stacked
 from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.logits import LogitRules, logit_rules, most_likely
 from setblock.errors import SetBlockError

@@ -15,7 +15,7 @@ is cut into several.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,51 +23,7 @@ from torch import Tensor
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import NO_TOKEN, RowTerms, Terms
 from setblock.decoding.step.choice import random_tokens
-from setblock.model.protocol.runtime import PROMPT_PART, Feed, PassPlan
-
-
-@dataclass(frozen=True)
-class Span:
-    """Hold what a row's next pass feeds.
-
-    Attributes:
-        start, end: the positions, `end` not included; equal where the row is fed nothing.
-        block_start: those from here on are fed as a block, those before it causally.
-        is_prefill: whether it may be cut.
-        is_cut: whether it is.
-        stop_end: where the answer would end if this draft is right.
-        kinds: of the drafted tokens behind the first, where drafts vary in length.
-        fed_size: tokens of the new block to feed; -1 where nobody has decided.
-    """
-
-    start: int
-    end: int
-    block_start: int
-    is_prefill: bool
-    is_cut: bool = False
-    stop_end: int = 0
-    kinds: tuple[int, ...] = ()
-    fed_size: int = -1
-
-    @property
-    def drafted(self) -> int:
-        """Return the number of tokens that the pass checks: those that it commits, but for the first."""
-        return 0 if self.is_prefill else max(0, min(self.end, self.block_start) - self.start - 1)
-
-    @property
-    def in_block(self) -> int:
-        """Return the number of tokens that are fed as a block."""
-        return 0 if self.is_prefill else max(0, self.end - self.block_start)
-
-    @property
-    def tokens(self) -> int:
-        """Return the number of tokens."""
-        return self.end - self.start
-
-    @property
-    def is_alike(self) -> bool:
-        """Return whether each of them sees as much as the last one."""
-        return self.end - self.start == 1 or self.start >= self.block_start
+from setblock.model.protocol.runtime import PROMPT_PART, Feed, PassPlan, Span
 
 
 def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
@@ -186,7 +142,7 @@ def plan_pass(
         and (queries == 1 or not causal_block)
         and all(spans[row].end == visible and spans[row].is_alike for row in fed),
         is_fixed=is_fixed,
-        spans=None if is_ahead or is_fixed else [(spans[row].start, spans[row].end) for row in fed],
+        spans=None if is_ahead or is_fixed else [spans[row] for row in fed],
     )
 
 

@@ -76,7 +76,7 @@ class BlockSlots:
             limit=limit,
             ends=tuple(each for each in ends if 0 <= each < self.vocab_size),
         )
-        state = open_state([written], [terms], facts=self.facts, device=self.device)
+        state = open_state([written], [terms], facts=self.facts, device=self.device, records=False)
         companions = companions_of(terms, vocab_size=self.vocab_size)
         policy = open_policy([terms], [companions], vocab_size=self.vocab_size, device=self.device)
         policy.companions.hear(state)

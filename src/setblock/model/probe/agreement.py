@@ -21,7 +21,7 @@ from setblock.data.packing import PADDING
 from setblock.masks import CLEAN, MaskMod, decode_mask, train_mask
 from setblock.model.attention.attention import attention_mask, plan_of
 from setblock.model.attention.document_attention import RowRuns, Run, document_attention, document_masks, layout_of
-from setblock.model.protocol.runtime import Feed, PassPlan, Runner
+from setblock.model.protocol.runtime import Feed, PassPlan, Runner, Span
 from setblock.model.runners.forward import logits_at
 
 _FIRST, _START, _BLOCK = (18, 4, 12), (25, 5, 17), 4
@@ -188,7 +188,7 @@ def _step(
             visible=int(end.max()),
             is_full=bool(is_real.all()),
             sees_all=len(rows) == 1 and ends[rows[0]] - starts[rows[0]] == max(1, blocks[rows[0]]),
-            spans=[(starts[row], ends[row]) for row in rows],
+            spans=[Span(starts[row], ends[row], ends[row] - blocks[row], is_prefill=False) for row in rows],
         ),
         tokens=torch.stack([expected.rows[row][safe[number]] for number, row in enumerate(rows)]),
         positions=safe,

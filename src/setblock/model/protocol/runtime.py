@@ -27,6 +27,50 @@ def fixed_capacity(needed: int) -> int:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Hold what a pass feeds one row, for the host.
+
+    Attributes:
+        start, end: the positions, `end` not included; equal where the row is fed nothing.
+        block_start: those from here on are fed as a block, those before it causally.
+        is_prefill: whether it may be cut.
+        is_cut: whether it is.
+        stop_end: where the answer would end if this draft is right.
+        kinds: of the drafted tokens behind the first, where drafts vary in length.
+        fed_size: tokens of the new block to feed; -1 where nobody has decided.
+    """
+
+    start: int
+    end: int
+    block_start: int
+    is_prefill: bool
+    is_cut: bool = False
+    stop_end: int = 0
+    kinds: tuple[int, ...] = ()
+    fed_size: int = -1
+
+    @property
+    def drafted(self) -> int:
+        """Return the number of tokens that the pass checks: those that it commits, but for the first."""
+        return 0 if self.is_prefill else max(0, min(self.end, self.block_start) - self.start - 1)
+
+    @property
+    def in_block(self) -> int:
+        """Return the number of tokens that are fed as a block."""
+        return 0 if self.is_prefill else max(0, self.end - self.block_start)
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens."""
+        return self.end - self.start
+
+    @property
+    def is_alike(self) -> bool:
+        """Return whether each of them sees as much as the last one."""
+        return self.end - self.start == 1 or self.start >= self.block_start
+
+
+@dataclass(frozen=True)
 class PassPlan:
     """Hold the sizes of a pass, and which rows of a batch it feeds how far.
 
@@ -46,8 +90,8 @@ class PassPlan:
         may_be_cut: whether rows may be fed less than they are to be, at any place.
         is_full: whether it is known to have no padding.
         sees_all: whether it is known, too, that each token sees all that is visible.
-        spans: of each row the positions from which, and up to which, it is fed, for the host; None where only the device knows
-            them, or sizes are fixed, since code is compiled for the values of numbers.
+        spans: [A] of each row, for the host; None where only the device knows them, or sizes are fixed, since code is compiled
+            for the values of numbers.
     """
 
     rows: Tensor
@@ -64,7 +108,7 @@ class PassPlan:
     may_be_cut: bool = False
     is_full: bool = False
     sees_all: bool = False
-    spans: Sequence[tuple[int, int]] | None = None
+    spans: Sequence[Span] | None = None
 
     @property
     def has_all(self) -> bool:

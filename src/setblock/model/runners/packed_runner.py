@@ -50,7 +50,7 @@ class PackedRunner:
         # 1. Where tokens are in the packed row, and where in the cache
         plan = feed.plan
         assert plan.spans is not None
-        lengths, ends = [end - start for start, end in plan.spans], [end for _, end in plan.spans]
+        lengths, ends = [span.tokens for span in plan.spans], [span.end for span in plan.spans]
         place = (feed.is_real.flatten().cumsum(dim=0) - 1).view(feed.is_real.shape)  # [A, Q]
         slots = self._slots(plan.rows, plan.ends, self._attention.whole_chunks(plan.visible))  # [A, at least visible]
 

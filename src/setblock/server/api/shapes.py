@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from setblock.decoding.answer.generation import Generation, PassEvent, Reveal
+from setblock.decoding.answer.generation import Generation, Reveal
+from setblock.decoding.answer.news import RowNews
 from setblock.structure.calls import CallForm, CallReader, Piece
 
 TokenText = Callable[[int], str]
@@ -185,7 +186,7 @@ def usage_of(prompt_tokens: int, generations: list[Generation]) -> dict[str, Any
     }
 
 
-def pass_json(event: PassEvent, text_of: TokenText) -> dict[str, Any]:
+def pass_json(event: RowNews, text_of: TokenText) -> dict[str, Any]:
     """Return what one pass did."""
 
     def reveal(found: Reveal) -> dict[str, Any]:

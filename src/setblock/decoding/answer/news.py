@@ -1,0 +1,122 @@
+"""Bring to the host what it learns of a pass: one copy for the text, for people and for the plan of the next pass.
+
+Knows states and steps. Knows nothing of models or text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from setblock.decoding.answer.generation import Kind, Reveal
+from setblock.decoding.state.state import BatchState
+from setblock.decoding.step.absorb import DecodingStep
+from setblock.decoding.step.feed import span_of, standing
+from setblock.devices import HostCopy
+from setblock.model.protocol.runtime import Span
+
+
+@dataclass(frozen=True)
+class RowNews:
+    """Hold what a pass did to one row, and where the row stands now.
+
+    Attributes:
+        took_part: whether it was in the pass.
+        number: 0 for the prefill (for each pass of one that is cut into several), then 1, 2, ...
+        kind: as it is counted in `PassCounts`.
+        revealed: what the pass revealed, from left to right. May lie past the end of the answer, where that becomes known
+            later.
+        corrected: in method `exact`, where a draft was wrong, and what is there now; everything that was revealed to the
+            right of it before this pass is void. None where the draft was right.
+        span: what the next pass feeds it, from what the cache holds exactly on.
+        prefilled: as in `Cached`.
+        finished, failed, text_end: as in `Answer`.
+        answer_end: where the answer ends now.
+        tokens: its tokens from position `tokens_start` on, as far as they may have changed.
+        tokens_start: where the answer ended before the pass.
+    """
+
+    took_part: bool
+    number: int
+    kind: Kind
+    revealed: Sequence[Reveal]
+    corrected: Reveal | None
+    span: Span
+    prefilled: bool
+    finished: bool
+    failed: bool
+    text_end: int
+    answer_end: int
+    tokens: Sequence[int]
+    tokens_start: int
+
+    def tokens_between(self, start: int, end: int) -> list[int] | None:
+        """Return the row's tokens from `start` to `end`, or None where they are not among those that were read."""
+        first, last = start - self.tokens_start, end - self.tokens_start
+        return list(self.tokens[first:last]) if first >= 0 and last <= len(self.tokens) else None
+
+
+def read_news(state: BatchState, step: DecodingStep, *, fuses_commit: bool, since: Tensor) -> list[RowNews]:
+    """Return the news of all rows after a step. Waits for the device, once.
+
+    Args:
+        fuses_commit: as in `BatchState.next_end`.
+        since: [B] int64, where answers ended before the step.
+    """
+    read, record = step.reading, state.record
+    assert record is not None
+    width = 2 * state.terms.block_width  # of a draft that was checked and the block behind it
+    window = (since[:, None] + state.columns[:width]).clamp(max=state.tokens.shape[1] - 1)
+    cache, answer = state.cache, state.answer
+    scalars = (
+        *(cache.prefilled, answer.finished, answer.failed, answer.text_end, answer.end, since, record.number),
+        *(read.took_part, read.is_prefill, read.committed & ~state.terms.is_ntp, state.terms.prompt_length),
+    )
+    parts = [
+        standing(state, fuses_commit=fuses_commit),
+        torch.stack(scalars, dim=1),
+        state.tokens.gather(1, window),
+        *(step.positions, step.revealed, step.token_ids, step.entropy[:, : state.terms.block_width].double()),
+    ]
+    commit, check = read.given.commit, read.check
+    if commit is not None and check is not None:
+        entropy = step.entropy[:, state.terms.block_width :].double()
+        parts += (commit.positions, check.replaced, check.token_ids, entropy)
+    widths = [part.shape[1] for part in parts]
+    rows = HostCopy(torch.cat(parts, dim=1)).read()  # float64 holds each of these numbers as it is
+    ends = list(accumulate(widths))
+    return [_row_news([row[end - width : end] for width, end in zip(widths, ends, strict=True)]) for row in rows]
+
+
+def _row_news(parts: list[list[float]]) -> RowNews:
+    stands, scalars, tokens, *revealing = parts
+    prefilled, finished, failed, text_end, answer_end, since, number, took_part, is_prefill, commits, start = map(
+        int, scalars
+    )
+    kind: Kind = "prefill" if is_prefill else "commit" if commits else "block"
+    corrected = _reveals(revealing[4:], start) if len(revealing) > 4 else []
+    return RowNews(
+        took_part=bool(took_part),
+        number=number,
+        kind=kind,
+        revealed=_reveals(revealing[:4], start),
+        corrected=corrected[0] if corrected else None,
+        span=span_of([int(each) for each in stands]),
+        prefilled=bool(prefilled),
+        finished=bool(finished),
+        failed=bool(failed),
+        text_end=text_end,
+        answer_end=answer_end,
+        tokens=[int(each) for each in tokens],
+        tokens_start=since,
+    )
+
+
+def _reveals(columns: list[list[float]], start: int) -> list[Reveal]:
+    return [
+        Reveal(int(position) - start, int(token_id), entropy)
+        for position, where, token_id, entropy in zip(*columns, strict=True)
+        if where
+    ]
