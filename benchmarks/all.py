@@ -55,12 +55,6 @@ COMMANDS = tuple(
         ),
         ("side_by_side_trained", "side_by_side", "", 3),
         (
-            "side_by_side_trained_compiled",
-            "side_by_side",
-            "--threads,1,--rounds,3,--problems,10,--compile",
-            3,
-        ),
-        (
             "side_by_side_orders",
             "side_by_side",
             "--threads,1,--checkpoint,models/smollm2-orders,--task,tasks/orders.py,--problems,40,--rounds,1,--answer-tokens,220,"
@@ -78,7 +72,6 @@ COMMANDS = tuple(
             5,
         ),
         ("structured", "structured", "", 3),
-        ("local_models", "local_models", "--model,smollm2-base", 15),
     )
 )
 

@@ -158,19 +158,6 @@ def cells_table(cells: Json) -> str:
     return markdown([*columns, "of its speed"], rows)
 
 
-def local_table(found: Json) -> str:
-    """Return a table with a row for each contender on each file."""
-    rows = [
-        [
-            *(weights, name, f"{row['tokens_per_second']:.1f}", spread(row["over_llama_cpp"])),
-            *("" if row["passes"] is None else str(row["passes"]), f"{row['same_as_llama_cpp']:.1%}"),
-        ]
-        for weights, file in found["types"].items()
-        for name, row in file["contenders"].items()
-    ]
-    return markdown(["file", "", "tokens/s", "over llama.cpp", "passes", "same text"], rows)
-
-
 def breakdown_table(found: Json) -> str:
     """Return a table of milliseconds, and waits."""
     title = f"{found['parameters'] / 1e6:.0f}M random weights, {found['dtype']}, vocabulary {found['vocabulary']:,}."
@@ -278,7 +265,6 @@ def lines_of(cells: Json, across: str, other: str) -> Iterator[tuple[str, dict[s
 TABLES: dict[str, Callable[[Json], str]] = {
     "passes": passes_table,
     "side_by_side": side_by_side_table,
-    "local_models": local_table,
     "structured": structured_table,
     "growth": growth_table,
     "breakdown": breakdown_table,
