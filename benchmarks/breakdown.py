@@ -34,15 +34,15 @@ from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step import absorb as loop
 from setblock.decoding.step.choice import RowSamplers
-from setblock.model.runners import padded_runner
+from setblock.model.runners import forward
 from setblock.model.sbd_model import SBDModel
 
 # What is timed: a name in the table -> where the loop finds it. A part's time is without that of parts inside it.
 PARTS: dict[str, tuple[Any, str]] = {
-    "layers": (padded_runner, "logits_at"),
+    "layers": (forward, "logits_at"),
     "plan of the pass": (Rows, "spans"),
     "inputs": (rows, "next_feed"),
-    "mask, logits' places": (padded_runner.PaddedRunner, "logits"),
+    "mask, logits' places": (forward.PaddedRunner, "logits"),
     "reading the logits": (loop, "read_logits"),
     "sampler": (RowSamplers, "select"),
     "choice of tokens": (loop, "choose_tokens"),

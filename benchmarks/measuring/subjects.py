@@ -25,8 +25,7 @@ from setblock.masks import decode_mask
 from setblock.model.attention.attention import attention_mask
 from setblock.model.attention.grouped import grouped_attention
 from setblock.model.protocol.facts import SBDFacts
-from setblock.model.runners.forward import logits_at
-from setblock.model.runners.padded_runner import PaddedRunner, SlotCache
+from setblock.model.runners.forward import PaddedRunner, SlotCache, logits_at
 from setblock.model.sbd_model import SBDModel
 from setblock.roofline.shape import CONFIGS, shape_of
 

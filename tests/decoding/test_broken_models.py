@@ -17,7 +17,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.model.protocol.draft_text import indexed
 from setblock.model.protocol.runtime import Feed
-from setblock.model.runners.padded_runner import PaddedRunner
+from setblock.model.runners.forward import PaddedRunner
 from setblock.model.sbd_model import SBDModel
 
 SOME: Sampler = EntropyBounded(4.0)

@@ -24,9 +24,8 @@ from setblock.model.loading.mask_token import add_mask_token
 from setblock.model.probe.probe import check_stored, plan_attention, remember
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, DraftText, draft_text_of, read_texts
 from setblock.model.protocol.facts import SBDFacts
-from setblock.model.runners.forward import CompiledModel
+from setblock.model.runners.forward import CompiledModel, PaddedRunner
 from setblock.model.runners.packed_runner import PackedRunner
-from setblock.model.runners.padded_runner import PaddedRunner
 from setblock.model.weights import PrepackedLinear, Quantization, prepack
 
 

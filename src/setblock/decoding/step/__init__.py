@@ -1,1 +1,1 @@
-"""Run one pass of Algorithm 3: feed, logits, exact (the check of drafts), policy and choice, absorb."""
+"""Run one pass of Algorithm 3: feed, logits, policy and choice, and absorb with the check of drafts."""

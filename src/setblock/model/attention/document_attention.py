@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from setblock.errors import SetBlockError
 from setblock.masks import AttentionMask, MaskMod, by_layer_type
 from setblock.model.attention.attention import LAYERED, layer_windows, plan_of
-from setblock.model.runners.forward import attention_by
+from setblock.model.attention.grouped import attention_by
 
 Half = Literal["both", "clean", "noisy"]
 

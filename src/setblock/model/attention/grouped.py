@@ -20,7 +20,8 @@ depends on the shapes give texts that differ. Here every sum has one order:
     values     one product for each chunk of `CHUNK` keys, then the sum over chunks, in order, in float32
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,7 +35,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from setblock.masks import AttentionMask, added
 from setblock.model.attention.attention import OURS, layer_windows, plan_of
 from setblock.model.protocol.runtime import PROMPT_PART
-from setblock.model.runners.forward import attention_by
 
 GROUPED_SDPA, INVARIANT_SDPA = f"{OURS}grouped_sdpa", f"{OURS}invariant_sdpa"
 """Names of the attention functions below."""
@@ -190,6 +190,21 @@ class GroupedAttention:
     def _repeated(self, mask: Tensor) -> Tensor:
         mask = added(mask).to(self.dtype)
         return mask.expand(-1, -1, self.of_group, -1) if mask.shape[2] == 1 else mask.repeat(1, 1, self.of_group, 1)
+
+
+@contextmanager
+def attention_by(name: str, config: PretrainedConfig) -> Iterator[None]:
+    """Make a model's layers call the attention function that is registered by that name.
+
+    Args:
+        config: of the text model.
+    """
+    usual = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = usual
 
 
 def grouped_attention(model: PreTrainedModel) -> GroupedAttention:

@@ -22,8 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.masks import AttentionMask, MaskMod
 from setblock.model.attention.attention import OURS, attention_mask
-from setblock.model.attention.grouped import GroupedAttention
-from setblock.model.runners.forward import attention_by
+from setblock.model.attention.grouped import GroupedAttention, attention_by
 
 _NAME = f"{OURS}packed"
 

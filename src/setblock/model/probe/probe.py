@@ -29,8 +29,8 @@ from setblock.model.probe.agreement import (
 )
 from setblock.model.probe.small_copy import Threshold, run_text, small_copy, thresholds_of, with_low
 from setblock.model.protocol.runtime import Runner
+from setblock.model.runners.forward import PaddedRunner
 from setblock.model.runners.packed_runner import PackedRunner
-from setblock.model.runners.padded_runner import PaddedRunner
 
 _T = TypeVar("_T")
 

@@ -1,20 +1,27 @@
-"""Run one forward pass of a Hugging Face causal LM, with logits only where they are wanted; compiled, where shapes are few.
+"""Run forward passes of a Hugging Face causal LM: one pass with logits only where they are wanted (`logits_at`), and those of a
+batch whose rows stay together (`PaddedRunner`), compiled where shapes are few.
 
-Knows how to call and to compile a model. Knows nothing of what the tokens mean, nor of what makes shapes few.
+Knows how to call and to compile a model, how a feed becomes its arguments, and where keys and values are written: one slot for
+each position of each row. A block's noisy entries are in the slots of its positions, where the commit pass writes the exact
+ones over them, so a noisy entry never outlives its block.
 """
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
 
-from setblock.masks import AttentionMask
-from setblock.model.protocol.runtime import Function
+from setblock import devices
+from setblock.masks import AttentionMask, decode_mask
+from setblock.model.adapter.gate import block_only, gate_of
+from setblock.model.attention.attention import mask_form
+from setblock.model.attention.grouped import grouped_attention
+from setblock.model.protocol.runtime import Compile, Feed, Function, as_it_is, fixed_capacity
 
 _FEW, _FULL = 6, 16
 """Outputs between these are filled up to the second: on CPUs a float32 product of 7 to 15 rows takes MKL up to twice the time
@@ -76,21 +83,6 @@ def head_reads_only(model: PreTrainedModel, index: Tensor, *, take: Take | None 
         hook.index = hook.take = None
         if handle is not None:
             handle.remove()
-
-
-@contextmanager
-def attention_by(name: str, config: PretrainedConfig) -> Iterator[None]:
-    """Make a model's layers call the attention function that is registered by that name.
-
-    Args:
-        config: of the text model.
-    """
-    usual = config._attn_implementation
-    config._attn_implementation = name
-    try:
-        yield
-    finally:
-        config._attn_implementation = usual
 
 
 def logits_at(
@@ -171,3 +163,162 @@ class CompiledModel:
             compiled = torch.compile(function, backend=self._backend, fullgraph=True, dynamic=False, **_limits())
             self._functions[function] = compiled
         return self._functions[function]
+
+
+class PaddedRunner:
+    """See `setblock.model.protocol.runtime.Runner`."""
+
+    fuses_commit = True
+    pads = True
+
+    def __init__(
+        self, model: PreTrainedModel, *, rows: int, capacity: int, compiled: CompiledModel | None = None
+    ) -> None:
+        """Make an empty cache for `rows` rows of at most `capacity` positions. `compiled`: the model, where it is."""
+        self._model, self._compiled = model, compiled
+        # A model and its config take long to ask, so they are asked once
+        config, device, dtype = model.config.get_text_config(), model.device, model.dtype
+        self._attention = grouped_attention(model)
+        capacity = self._attention.whole_chunks(capacity if compiled is None else fixed_capacity(capacity))
+        self.cache = SlotCache(layers=config.num_hidden_layers, batch=rows, capacity=capacity)
+        most = max(rows, 2 * capacity)  # a pass of padding feeds twice a block
+        self._form = mask_form(config, device=device, dtype=dtype, most=most)
+        keep_hook(model)
+        self._has_gate, self._waits = gate_of(model) is not None, devices.waits(device)
+
+    @property
+    def fixed_keys(self) -> int | None:
+        """Return the cache's capacity where the model is compiled."""
+        return None if self._compiled is None else self.cache.capacity
+
+    @property
+    def compiled(self) -> Compile:
+        """See `setblock.model.protocol.runtime.Runner`."""
+        return as_it_is if self._compiled is None else self._compiled.function
+
+    def logits(self, feed: Feed) -> Tensor:
+        """Run one pass over [A, Q] tokens."""
+        least = self._attention.least
+        if feed.tokens.numel() < least:
+            feed = feed.padded()
+        rows, queries = feed.tokens.shape
+        visible = min(self._attention.whole_chunks(feed.plan.visible), self.cache.capacity)
+        everyone = feed.plan.has_all
+        self.cache.write_to(
+            rows=None if everyone else feed.plan.rows,
+            slots=feed.positions if feed.plan.is_full else feed.positions.where(feed.is_real, self.cache.capacity),
+            visible=visible,
+        )
+        outputs = feed.outputs  # [A, m]
+        if rows > 1:
+            places = feed.plan.rows if everyone else torch.arange(rows, device=feed.plan.rows.device)
+            outputs = outputs.add(places[:, None], alpha=queries)
+        compiled = self._compiled if feed.plan.is_fixed else None
+        # To ask how many are wanted takes longer than the head where it is a wait; and it never gets less than one.
+        takes_all = feed.plan.is_fixed or outputs.numel() == 1 or self._waits
+        index = outputs.flatten() if takes_all else outputs[feed.wanted]
+        # Compiled passes of one token are without an adapter, all others with it, so that each size is compiled once.
+        is_fixed = compiled is not None and queries > least
+        gate = block_only(self._model, feed.in_block, is_fixed=is_fixed) if self._has_gate else nullcontext()
+        with gate, self._attention.active():
+            logits = logits_at(
+                self._model,
+                index if index.shape[0] else outputs[0, :1],  # not every kernel takes none
+                input_ids=feed.tokens,
+                position_ids=feed.positions,
+                attention_mask=self._mask(feed, visible=visible),
+                cache=self.cache,
+                wrapped=None if compiled is None else compiled.model,
+                least=least,
+            )
+        logits = logits.float()[: index.shape[0]]
+        return logits.view(*outputs.shape, -1) if index.shape[0] == outputs.numel() else logits
+
+    def _mask(self, feed: Feed, *, visible: int) -> AttentionMask | None:
+        """Return the mask of a pass; None where each token sees all of `visible`, and the attention takes that."""
+        if feed.plan.sees_all and not self._attention.needs_masks:
+            return None
+        (rows, queries), limits = feed.tokens.shape, feed.limits
+        mask = self._form.mask(
+            lambda window: decode_mask(position_ids=feed.positions, limits=limits, window=window),
+            batch=rows,
+            queries=queries,
+            keys=visible,
+        )
+        return self._attention.mask(mask, queries=queries)
+
+
+class SlotCache(Cache):
+    """Hold a preallocated cache [B, H, capacity, D] for each layer, whose slot s holds the token at position s.
+
+    Before each forward pass `write_to` says which rows and positions its tokens are; the pass then gets, in every layer,
+    the first `visible` slots of those rows. What a token may see of them is the attention mask's business.
+    """
+
+    def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
+        super().__init__(layers=[SlotLayer(batch=batch, capacity=capacity) for _ in range(layers)])
+        self.batch, self.capacity = batch, capacity
+        self._everyone: Tensor | None = None
+
+    def write_to(self, *, rows: Tensor | None, slots: Tensor, visible: int) -> None:
+        """Set where the next forward pass writes.
+
+        Args:
+            rows: [A] rows that take part; None for all of them.
+            slots: [A, Q] slot of each token; a padding token's is `capacity`, which is never read.
+            visible: how many slots, from the first on, the pass reads.
+        """
+        if self._everyone is None:
+            self._everyone = torch.arange(self.batch, device=slots.device)
+        written = self._everyone if rows is None else rows
+        for layer in self.layers:
+            layer.rows, layer.written, layer.slots, layer.visible = rows, written[:, None], slots, visible
+
+
+class SlotLayer(CacheLayerMixin):
+    """Hold one layer of a `SlotCache`."""
+
+    is_sliding = False
+
+    def __init__(self, *, batch: int, capacity: int) -> None:
+        super().__init__()
+        self.batch, self.capacity = batch, capacity
+        self.rows: Tensor | None = None
+        self.written: Tensor | None = None
+        self.slots: Tensor | None = None
+        self.visible = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate the slots, and one more where padding is written."""
+        for name, states in (("keys", key_states), ("values", value_states)):
+            _, heads, _, size = states.shape
+            setattr(self, name, states.new_zeros((self.batch, heads, self.capacity + 1, size)))
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write [A, H, Q, D] states to their slots; return the visible slots [A, H, visible, D] of the same rows."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.slots is not None
+        if self.batch == 1:
+            self.keys.index_copy_(2, self.slots[0], key_states)
+            self.values.index_copy_(2, self.slots[0], value_states)
+        else:
+            where = (self.written, slice(None), self.slots)  # addresses [A, Q, H, D]
+            self.keys[where] = key_states.transpose(1, 2)
+            self.values[where] = value_states.transpose(1, 2)
+        keys, values = self.keys[:, :, : self.visible], self.values[:, :, : self.visible]
+        return (keys, values) if self.rows is None else (keys[self.rows], values[self.rows])
+
+    def get_seq_length(self) -> int:
+        """Return the slots in use; positions are always given to the model, so that it never needs this to number
+        tokens."""
+        return self.visible
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the length and offset of the keys that a pass gets."""
+        return self.visible, 0
+
+    def get_max_length(self) -> int:
+        """Return the number of slots of a row."""
+        return self.capacity
