@@ -232,9 +232,14 @@ def medians(rounds: Sequence[dict[str, Any]]) -> Iterator[tuple[str, int | str, 
         )
 
 
+def best_fixed(ratios: dict[str, float]) -> str:
+    """Return the fixed draft length that gains most."""
+    return max((way for way in ratios if way not in (PLAIN, ADAPTIVE)), key=lambda way: ratios[way])
+
+
 def row_of(name: str, load: int | str, ratios: dict[str, float]) -> str:
     """Return the row of a cell in docs/drafts.md."""
-    best = max(map(str, FIXED), key=lambda way: ratios[way])
+    best = best_fixed(ratios)
     return f"| {name} | {load} | {ratios[ADAPTIVE]:.2f} | {ratios[best]:.2f} (k = {best}) |"
 
 
@@ -243,18 +248,17 @@ def report(rounds: Sequence[dict[str, Any]], picture: Path | None) -> None:
     rows, over_best, over_default, adaptive = [], [], [], []
     found = list(medians(rounds))
     for name, load, ratios, about in found:
-        fixed = {way: each for way, each in ratios.items() if way not in (PLAIN, ADAPTIVE)}
-        best = max(fixed, key=lambda way: fixed[way])
-        mine, default = ratios[ADAPTIVE], fixed[str(SUBJECTS[name].default)]
+        best = best_fixed(ratios)
+        mine, default = ratios[ADAPTIVE], ratios[str(SUBJECTS[name].default)]
         adaptive.append(mine)
-        over_best.append(mine / max(1.0, fixed[best]))
+        over_best.append(mine / max(1.0, ratios[best]))
         over_default.append(mine / default)
         rows.append(
             [
                 name,
                 str(load),
                 f"{mine:.2f}",
-                f"{fixed[best]:.2f} (k = {best})",
+                f"{ratios[best]:.2f} (k = {best})",
                 f"{default:.2f}",
                 f"{over_best[-1]:.2f}",
                 f"{about['same']} of {about['answers']}",

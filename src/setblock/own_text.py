@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -110,11 +110,16 @@ def regenerate(
         SetBlockError: the file holds answers to other questions, can't be written, or a question can't be answered.
     """
     questions = iter(questions)
-    done = _regenerated(path, questions)
-    with _appended(path) as file:
+    written, first = _begun(path, "question")
+    if first:
+        last = next(islice(questions, first - 1, None), None)
+        if last is None or not last.asks(written[-1]):
+            raise SetBlockError(f"{path} holds answers to other questions: delete it, or give another --output")
+    done = Regenerated(first, len(written))
+    with _appended(path) as write:
         while batch := list(islice(questions, batch_size)):
             records = list(_answers(model, batch, first=done.questions, settings=settings))
-            _write(file, records)
+            write(records)
             done = Regenerated(done.questions + len(batch), done.answers + len(records))
             on_progress(done)
     return done
@@ -131,42 +136,29 @@ def _answers(
             yield {"question": first + number, **question.answered(answer.text)}
 
 
-def _regenerated(path: Path, questions: Iterator[Question]) -> Regenerated:
-    """Return what a file holds already; `questions` are moved behind those."""
-    lines = whole_lines(path)
-    if not lines:
-        return Regenerated(0, 0)
-    with _written_here(path):
-        last = json.loads(lines[-1])
-        number = int(last["question"])
-    question = next(islice(questions, number, None), None)
-    if question is None or not question.asks(last):
-        raise SetBlockError(f"{path} holds answers to other questions: delete it, or give another --output")
-    return Regenerated(number + 1, len(lines))
+def _begun(path: Path, number: str) -> tuple[list[dict[str, Any]], int]:
+    """Return the records that a file holds, and the number of what comes next; `number` is the key of theirs."""
+    try:
+        records = [json.loads(line) for line in whole_lines(path)]
+        return records, int(records[-1][number]) + 1 if records else 0
+    except (ValueError, KeyError, TypeError) as error:
+        raise SetBlockError(f"{path} was not written by this command: give another --output") from error
 
 
 @contextmanager
-def _appended(path: Path) -> Iterator[TextIO]:
-    """Open a file of JSON lines to add to it."""
+def _appended(path: Path) -> Iterator[Callable[[Iterable[dict[str, Any]]], None]]:
+    """Open a file of JSON lines, and yield what adds records to it."""
+
+    def write(records: Iterable[dict[str, Any]]) -> None:
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        file.flush()
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            yield file
+            yield write
     except OSError as error:
         raise SetBlockError(f"can't write {path}: {error.strerror}") from error
-
-
-def _write(file: TextIO, records: Iterable[dict[str, Any]]) -> None:
-    file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    file.flush()
-
-
-@contextmanager
-def _written_here(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise SetBlockError(f"{path} was not written by this command: give another --output") from error
 
 
 _HERE = "\ue000"  # represents what the user writes
@@ -225,11 +217,12 @@ def write_prompts(
         SetBlockError: as `opened_turn`, or the file is another command's or can't be written.
     """
     openings = [opened_turn(model.tokenizer, system=system) for system in systems]
-    seen, first = _prompts_in(path)
+    written, first = _begun(path, "number")
+    seen = {str(record["messages"][0]["content"]) for record in written}
     limits = limits_for(
         model, [Request("", opening, settings) for opening in openings for _ in range(_AT_ONCE)], concurrency=_AT_ONCE
     )
-    with _appended(path) as file:
+    with _appended(path) as write:
         for begin in range(first, count, 4 * _AT_ONCE):
             numbers = range(begin, min(count, begin + 4 * _AT_ONCE))
             requests = [Request(str(n), openings[n % len(openings)], settings.of_sample(n)) for n in numbers]
@@ -241,14 +234,6 @@ def write_prompts(
                 if answer.finish_reason == "stop" and len(text) >= _SHORTEST and text not in seen:
                     seen.add(text)
                     records.append({"number": number, "messages": [{"role": "user", "content": text}]})
-            _write(file, records)
+            write(records)
             on_progress(numbers.stop)
     return len(seen)
-
-
-def _prompts_in(path: Path) -> tuple[set[str], int]:
-    """Return the prompts of a file, and the number of the next."""
-    with _written_here(path):
-        records = [json.loads(line) for line in whole_lines(path)]
-        texts = {str(record["messages"][0]["content"]) for record in records}
-        return texts, int(records[-1]["number"]) + 1 if records else 0
