@@ -1,5 +1,6 @@
 """Several processes that train together, forked from this one: what torchrun starts, without importing all again in each."""
 
+import gc
 import os
 import signal
 import socket
@@ -62,6 +63,7 @@ def _forked(rank: int, count: int, nodes: int, port: int, work: Callable[[], Non
     code = 1
     try:
         signal.alarm(TIMEOUT)  # one that hangs must not outlive the test
+        gc.freeze()  # the garbage collector would copy every page of what this process shares with its parent
         for number, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(folder / f"{name}-{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")

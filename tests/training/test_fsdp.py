@@ -19,6 +19,7 @@ import torch
 from accelerate.utils import fsdp_utils
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import _muon
 from transformers import TrainerCallback
 
@@ -162,15 +163,18 @@ def exactly_orthogonal(matrix: Tensor, coefficients: tuple[float, float, float],
     """Muon's iteration in float64.
 
     PyTorch's rounds to bfloat16. Where a matrix has singular values far apart, its result then differs by a fifth between two
-    processes and one, from equal gradients: what sharding itself does would not be seen.
+    processes and one, from equal gradients: what sharding itself does would not be seen. A sharded matrix is gathered once, and
+    not for each product.
     """
     a, b, c = coefficients
-    x = matrix.double() if len(matrix) <= matrix.shape[1] else matrix.double().T
+    whole = matrix.full_tensor() if isinstance(matrix, DTensor) else matrix
+    x = whole.double() if len(matrix) <= matrix.shape[1] else whole.double().T
     x = x / x.norm().clamp(min=eps)
     for _ in range(steps):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x if len(matrix) <= matrix.shape[1] else x.T).to(matrix.dtype)
+    x = (x if len(matrix) <= matrix.shape[1] else x.T).to(matrix.dtype)
+    return distribute_tensor(x, matrix.device_mesh, matrix.placements) if isinstance(matrix, DTensor) else x
 
 
 def in_group(count: int, work: Callable[[], dict[str, str]], folder: Path, *, nodes: int = 1) -> list[dict[str, str]]:
