@@ -11,12 +11,15 @@ import importlib.util
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import cache, partial
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from setblock.errors import SetBlockError, warn
 
@@ -56,6 +59,47 @@ def four_bits() -> BitsAndBytesConfig:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
+
+
+MOST_TOKENS = 32
+"""Tokens of a product at most, where a token's bits depend on how many there are. Up to so many they don't."""
+
+
+def bits_vary(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether a token gets other bits in a product of many tokens than in one of few, in half precision on this CPU.
+    With AMX it does: oneDNN then sums in another order."""
+    return dtype.itemsize == 2 and device.type == "cpu" and _bits_vary(dtype)
+
+
+@cache
+def _bits_vary(dtype: torch.dtype) -> bool:
+    """Try it, which takes a few milliseconds."""
+    with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        hidden, weight = torch.randn(4 * MOST_TOKENS, 1024).to(dtype), torch.randn(2048, 1024).to(dtype)
+        apart = [functional.linear(each, weight) for each in hidden.split(MOST_TOKENS)]
+        return not torch.equal(functional.linear(hidden, weight), torch.cat(apart))
+
+
+def in_parts(product: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    """Return a product with `hidden` [..., D], of so few tokens at a time that each gets the same bits in all passes. In
+    training it is one product."""
+    tokens = hidden.shape[:-1].numel()
+    if tokens <= MOST_TOKENS or torch.is_grad_enabled() or not bits_vary(hidden.dtype, hidden.device):
+        return product(hidden)
+    parts = hidden.reshape(tokens, -1).tensor_split(-(-tokens // MOST_TOKENS))  # alike: one token has another kernel
+    return torch.cat([product(each) for each in parts]).view(*hidden.shape[:-1], -1)
+
+
+def keep_bits(model: PreTrainedModel) -> None:
+    """Have the linear layers of a model decode `in_parts`, where that is needed. To be called again does nothing.
+
+    Products that are in no such layer, as of experts that are kept in one tensor, stay as they are.
+    """
+    if bits_vary(model.dtype, model.device):
+        for module in model.modules():
+            if isinstance(module, (nn.Linear, Conv1D)) and "forward" not in vars(module):
+                module.forward = partial(in_parts, module.forward)
 
 
 _EXPECTED_TOKENS = 32
@@ -101,6 +145,9 @@ class PrepackedLinear(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map [..., in_features] to [..., out_features]."""
+        return in_parts(self._product, hidden)
+
+    def _product(self, hidden: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             traced: Tensor = torch.ops.setblock.prepacked_linear(hidden, self.bias, self._number, self.out_features)
             return traced

@@ -23,6 +23,7 @@ from setblock.errors import SetBlockError
 from setblock.model.adapter.adapter import check_output, with_row
 from setblock.model.adapter.files import INNER, OUTER, ROW
 from setblock.model.adapter.gate import Gate
+from setblock.model.weights import in_parts
 
 
 class SharedProduct:
@@ -90,7 +91,10 @@ class Update(nn.Module):
 
     def _inside(self, hidden: Tensor) -> Sequence[Tensor]:
         """Map [..., in_features] to [n, r] for each layer."""
-        return torch.split(self.gate.gated(linear(self.gate.rows(hidden), self.inner)), self.ranks, dim=-1)
+        return torch.split(self.gate.gated(in_parts(self._inner, self.gate.rows(hidden))), self.ranks, dim=-1)
+
+    def _inner(self, hidden: Tensor) -> Tensor:
+        return linear(hidden, self.inner)
 
     def _add(self, index: int, base: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         if self.gate.is_open:

@@ -15,7 +15,7 @@ compares the tokens of passes of different shapes: a plain pass feeds one token,
 In bfloat16 a logit keeps 8 bits, so the last bit of a hidden state often decides a token, and kernels whose order of summation
 depends on the shapes give texts that differ. Here every sum has one order:
 
-    scores     q k^T in float32: the sum is over D, which is fixed, by a kernel of at least `_ROWS` rows
+    scores     q k^T in float32: the sum is over D, which is fixed, by kernels of at least `_ROWS` rows and at most `_PART` of D
     weights    softmax in float32 over whole chunks of keys: what is masked adds exact zeros at the end
     values     one product for each chunk of `CHUNK` keys, then the sum over chunks, in order, in float32
 """
@@ -101,6 +101,9 @@ LEAST_ROWS = 2
 _ROWS = 4
 """Queries of a product at least. With fewer, float32 kernels sum in another order."""
 
+_PART = 64
+"""Numbers that a float32 product sums. Of more, Intel's kernels sum in an order that depends on the queries."""
+
 
 def invariant_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None = None
@@ -124,22 +127,24 @@ def invariant_attention(
     if rest:
         key, value = pad(key, (0, 0, 0, rest)), pad(value, (0, 0, 0, rest))
         bias = pad(bias, (0, rest), value=-torch.inf)
-    scores = torch.baddbmm(
-        bias.expand(-1, heads, -1, -1).reshape(groups, rows + more, -1),
-        query.float().reshape(groups, -1, size),
-        key.float().reshape(groups, -1, size).transpose(1, 2),
-        alpha=size**-0.5 if scale is None else scale,
-    )
+    scores = bias.expand(-1, heads, -1, -1).reshape(groups, rows + more, -1)
+    query, key = query.float().reshape(groups, -1, size), key.float().reshape(groups, -1, size)
+    for start in range(0, size, _PART):
+        part = slice(start, start + _PART)
+        scores = torch.baddbmm(
+            scores, query[..., part], key[..., part].transpose(1, 2), alpha=size**-0.5 if scale is None else scale
+        )
     weights = scores.softmax(dim=-1).view(groups, rows + more, chunks, CHUNK).transpose(1, 2)
     weights = weights.to(value.dtype, memory_format=torch.contiguous_format)
     attended = torch.bmm(weights.view(groups * chunks, -1, CHUNK), value.reshape(groups * chunks, CHUNK, -1))
     attended = attended.view(batch, heads, chunks, rows + more, -1).sum(dim=2, dtype=torch.float32)
-    return attended[:, :, :rows].to(query.dtype)
+    return attended[:, :, :rows].to(value.dtype)
 
 
 def is_invariant(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether a token must get the same bits in all passes of this type on this device: in half precision, on a CPU.
-    In float32 the differences are too small to decide a token. Asked once for each runner, by `grouped_attention`."""
+    In float32 the differences are too small to decide a token. Asked once for each runner, by `grouped_attention` and
+    `keep_bits`."""
     return dtype in (torch.bfloat16, torch.float16) and device.type == "cpu"
 
 

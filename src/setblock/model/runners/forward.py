@@ -22,6 +22,7 @@ from setblock.model.adapter.gate import block_only, gate_of
 from setblock.model.attention.attention import mask_form
 from setblock.model.attention.grouped import grouped_attention
 from setblock.model.protocol.runtime import Compile, Feed, Function, as_it_is, fixed_capacity
+from setblock.model.weights import keep_bits
 
 _FEW, _FULL = 6, 16
 """Outputs between these are filled up to the second: on CPUs a float32 product of 7 to 15 rows takes MKL up to twice the time
@@ -179,6 +180,7 @@ class PaddedRunner:
         # A model and its config take long to ask, so they are asked once
         config, device, dtype = model.config.get_text_config(), model.device, model.dtype
         self._attention = grouped_attention(model)
+        keep_bits(model)
         capacity = self._attention.whole_chunks(capacity if compiled is None else fixed_capacity(capacity))
         self.cache = SlotCache(layers=config.num_hidden_layers, batch=rows, capacity=capacity)
         most = max(rows, 2 * capacity)  # a pass of padding feeds twice a block

@@ -21,6 +21,7 @@ from setblock.model.attention.grouped import grouped_attention
 from setblock.model.attention.packed import Rectangle, packed_attention
 from setblock.model.protocol.runtime import Feed, as_it_is
 from setblock.model.runners.forward import logits_at
+from setblock.model.weights import keep_bits
 
 
 class PackedRunner:
@@ -37,6 +38,7 @@ class PackedRunner:
         self.page_tokens = page_tokens
         self.cache = PagedCache(layers=layers, slots=pages * page_tokens)
         self._model, self._attention = model, grouped_attention(model)
+        keep_bits(model)
         self._of_one = ON_GPU if devices.waits(model.device) else ON_CPU
         self._pages = torch.zeros((0, 0), dtype=torch.long)
 
