@@ -77,15 +77,15 @@ def _bits_vary(dtype: torch.dtype) -> bool:
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         hidden, weight = torch.randn(4 * MOST_TOKENS, 1024).to(dtype), torch.randn(2048, 1024).to(dtype)
-        apart = [functional.linear(each, weight) for each in hidden.split(MOST_TOKENS)]
+        apart = [functional.linear(each, weight) for each in hidden.tensor_split(4)]
         return not torch.equal(functional.linear(hidden, weight), torch.cat(apart))
 
 
 def in_parts(product: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
     """Return a product with `hidden` [..., D], of so few tokens at a time that each gets the same bits in all passes. In
-    training it is one product."""
-    tokens = hidden.shape[:-1].numel()
-    if tokens <= MOST_TOKENS or torch.is_grad_enabled() or not bits_vary(hidden.dtype, hidden.device):
+    training, and in compiled passes, it is one product."""
+    tokens, is_whole = hidden.shape[:-1].numel(), torch.is_grad_enabled() or torch.compiler.is_compiling()
+    if is_whole or tokens <= MOST_TOKENS or not bits_vary(hidden.dtype, hidden.device):
         return product(hidden)
     parts = hidden.reshape(tokens, -1).tensor_split(-(-tokens // MOST_TOKENS))  # alike: one token has another kernel
     return torch.cat([product(each) for each in parts]).view(*hidden.shape[:-1], -1)
@@ -99,7 +99,7 @@ def keep_bits(model: PreTrainedModel) -> None:
     if bits_vary(model.dtype, model.device):
         for module in model.modules():
             if isinstance(module, (nn.Linear, Conv1D)) and "forward" not in vars(module):
-                module.forward = partial(in_parts, module.forward)
+                vars(module)["forward"] = partial(in_parts, module.forward)
 
 
 _EXPECTED_TOKENS = 32
