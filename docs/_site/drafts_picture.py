@@ -13,8 +13,9 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from setblock.decoding.drafts.control import DraftControl, FedDraft, RowDrafts
-from setblock.decoding.drafts.gains import Prospects, Share
+from setblock.decoding.drafts.control import DraftControl, RowDrafts
+from setblock.decoding.drafts.gains import DraftChoice, Prospects
+from setblock.model.protocol.runtime import Span
 from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE
 from setblock.roofline.prediction import Prediction, block_speedup
@@ -26,7 +27,7 @@ LOADS = tuple(1 << power for power in range(11))
 ANY_PASS = "simulated"
 PREDICTION = Prediction(shape=PRESETS["llama-3.1-8b"], hardware=HARDWARE["h100"], precision=Precision.of("bfloat16"))
 
-Decide = Callable[[DraftControl, Sequence[Prospects]], list[Share]]
+Decide = Callable[[DraftControl, Sequence[Prospects]], list[DraftChoice]]
 
 
 class RooflineCosts:
@@ -53,22 +54,24 @@ def simulated(rows: int, decide: Decide, *, seed: int = 0) -> tuple[float, float
         prospects = [
             row.prospects([KIND] * length, LARGEST, waits=False) for row, length in zip(known, drafts, strict=True)
         ]
-        shares = decide(control, prospects)
-        tokens = sum(1 + share.drafted + share.fed for share in shares)
+        chosen = decide(control, prospects)
+        tokens = sum(1 + choice.drafted + choice.fed for choice in chosen)
         seconds += costs.seconds([tokens], rows=rows, cached=rows * CACHED)[0]
         fed += tokens
-        for index, (row, share) in enumerate(zip(known, shares, strict=True)):
-            right = next((place for place in range(share.drafted) if rng.random() >= RIGHT), share.drafted)
-            row.fed = FedDraft(stands[index], [KIND] * share.drafted, share.fed)
+        for index, (row, choice) in enumerate(zip(known, chosen, strict=True)):
+            right = next((place for place in range(choice.drafted) if rng.random() >= RIGHT), choice.drafted)
+            block_start = stands[index] + 1 + choice.drafted
+            kinds = (KIND,) * choice.drafted
+            row.fed = Span(stands[index], block_start + choice.fed, block_start, is_prefill=False, kinds=kinds)
             stands[index] += 1 + right
             gained += 1 + right
-            drafts[index] = max(0, share.fed - 1) if right == share.drafted else 0
+            drafts[index] = max(0, choice.fed - 1) if right == choice.drafted else 0
             control.observe(row, stands[index], [KIND] * drafts[index])
     plain = costs.seconds([rows], rows=rows, cached=rows * CACHED)[0]
     return gained / seconds * plain / rows, fed / passes / rows
 
 
-def adaptive(control: DraftControl, prospects: Sequence[Prospects]) -> list[Share]:
+def adaptive(control: DraftControl, prospects: Sequence[Prospects]) -> list[DraftChoice]:
     """Decide as the library does."""
     return control.decide(
         prospects, ANY_PASS, others=0, prompts=0, padded_rows=len(prospects), cached=CACHED * len(prospects)
@@ -77,7 +80,7 @@ def adaptive(control: DraftControl, prospects: Sequence[Prospects]) -> list[Shar
 
 def fixed(size: int) -> Decide:
     """Return what always feeds a block of `size` tokens."""
-    return lambda control, prospects: [Share(len(each.reached), size) for each in prospects]
+    return lambda control, prospects: [DraftChoice(len(each.reached), size) for each in prospects]
 
 
 def main() -> None:

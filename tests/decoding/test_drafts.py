@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from answers import assert_same, drawn_settings
 from families import MODES, tiny_sbd
 from setblock.decoding.drafts.control import DraftControl
-from setblock.decoding.drafts.gains import Prospects, Share
+from setblock.decoding.drafts.gains import DraftChoice, Prospects
 from setblock.decoding.drafts.lookup import with_copies
 from setblock.decoding.generate import generate_batch, stream
 from setblock.decoding.samplers import EntropyBounded
@@ -27,21 +27,23 @@ class AnyDrafts(DraftControl):
     """Decide at random, or not at all for some passes, and remember which decisions there were."""
 
     rng: random.Random = field(default_factory=lambda: random.Random(0))
-    seen: list[tuple[int, Share]] = field(default_factory=list)
+    seen: list[tuple[int, DraftChoice]] = field(default_factory=list)
 
-    def decide(self, rows: Sequence[Prospects], kind: str, **_: Any) -> list[Share]:
+    def decide(self, rows: Sequence[Prospects], kind: str, **_: Any) -> list[DraftChoice]:
         """Return any decision that there may be."""
-        shares = [
-            Share(
+        chosen = [
+            DraftChoice(
                 self.rng.randint(0, len(row.reached)),
                 self.rng.choice([0, 0, 1, 2, row.size, self.rng.randint(0, row.size)]),
             )
             for row in rows
         ]
-        shares = [Share(share.drafted, min(share.fed, row.size)) for row, share in zip(rows, shares, strict=True)]
-        self.seen += [(len(row.reached), share) for row, share in zip(rows, shares, strict=True)]
+        chosen = [
+            DraftChoice(choice.drafted, min(choice.fed, row.size)) for row, choice in zip(rows, chosen, strict=True)
+        ]
+        self.seen += [(len(row.reached), choice) for row, choice in zip(rows, chosen, strict=True)]
         self.resting = self.rng.choice([0, 0, 0, 1, 3])
-        return shares
+        return chosen
 
 
 def tiny(tokenizer: PreTrainedTokenizerBase, mode: str, **more: Any) -> tuple[SBDModel, AnyDrafts]:

@@ -210,7 +210,7 @@ def vllm_config(**changes: Any) -> Any:
 
 @pytest.fixture
 def some_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_api, "check", lambda architecture: None)
+    monkeypatch.setattr(vllm_api, "check_version", lambda: None)
     monkeypatch.setitem(vars(vllm_api), "DiffusionConfig", SimpleNamespace)
     monkeypatch.setattr(Served, "here", None)
 

@@ -136,7 +136,7 @@ def _export_uno(model: str, folder: Path, *, as_json: bool) -> None:
 
     from setblock.decoding.settings.asked import usual_block_size
     from setblock.model.adapter.adapter import ADAPTER_FOLDER
-    from setblock.model.adapter.uno import write_uno
+    from setblock.model.adapter.files import write_uno
     from setblock.model.loading.loading import load_tokenizer
     from setblock.model.protocol.facts import read_facts
 

@@ -16,7 +16,7 @@ from setblock.decoding.answer.generation import Failure, FinishReason, Generatio
 from setblock.decoding.answer.news import RowNews, read_news
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.companions.asking import Accompanied, Companions
-from setblock.decoding.drafts.control import RowDrafts, control_of, note_fed, observe, shared_spans, timed_pass
+from setblock.decoding.drafts.control import RowDrafts, control_of, decided_spans, note_fed, observe, timed_pass
 from setblock.decoding.settings.checks import CheckedRows
 from setblock.decoding.state.joining import joined, open_state, taken
 from setblock.decoding.state.state import BatchState
@@ -38,7 +38,7 @@ class Rows:
     started: list[float]
     drafts: list[RowDrafts | None]  # of rows whose drafts vary in length
     next_spans: list[Span] | None = None  # where they are known already
-    is_shared: bool = False  # whether the control of drafts has cut them to what pays
+    is_decided: bool = False  # whether the control of drafts has cut them to what pays
     answered: torch.Tensor | None = None  # `answer.end` before the last step
 
     @classmethod
@@ -101,24 +101,24 @@ class Rows:
         """Return what the runner's next pass feeds each row; a finished row is fed nothing. Waits for the device unless news
         have been read since the last pass."""
         if self.next_spans is None:
-            self.next_spans, self.is_shared = next_spans(self.state, fuses_commit=runner.fuses_commit), False
-        if self.state.terms.adapts_drafts and not self.is_shared:
-            self.next_spans, self.is_shared = self._shared(self.next_spans, runner), True
+            self.next_spans, self.is_decided = next_spans(self.state, fuses_commit=runner.fuses_commit), False
+        if self.state.terms.adapts_drafts and not self.is_decided:
+            self.next_spans, self.is_decided = self._decide(self.next_spans, runner), True
         return self.next_spans
 
     @torch.inference_mode()
-    def _shared(self, whole: Sequence[Span], runner: Runner) -> list[Span]:
+    def _decide(self, whole: Sequence[Span], runner: Runner) -> list[Span]:
         """Return the spans of the next pass, decided row by row, and shorten drafts accordingly."""
         control = control_of(self.model)
         observe(control, self.drafts, whole)
-        spans = shared_spans(control, self.drafts, whole, self.state, runner)
+        spans = decided_spans(control, self.drafts, whole, self.state, runner)
         changed = (
             (span.end, span.block_start) != (full.end, full.block_start)
             for span, full in zip(spans, whole, strict=True)
         )
         if any(changed) or not runner.fuses_commit:
             cut = [span.drafted if span.drafted < full.drafted else -1 for span, full in zip(spans, whole, strict=True)]
-            self.state.share(cut, [span.fed_size for span in spans])
+            self.state.shorten_drafts(cut, [span.fed_size for span in spans])
             if self.policy.companions.constrained:
                 self.policy.companions.hear(self.state)  # what is drafted no more
         return spans
@@ -164,7 +164,7 @@ class Rows:
             news = read()
         for each, terms in zip(news, self.state.terms.rows, strict=True):
             assert each.number <= terms.most_passes, "an answer does not end"
-        self.next_spans, self.is_shared = [each.span for each in news], False
+        self.next_spans, self.is_decided = [each.span for each in news], False
         self.state.may_prefill = any(span.is_prefill for span in self.next_spans)
         return news
 

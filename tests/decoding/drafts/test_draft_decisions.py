@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from setblock.decoding.drafts.control import DraftControl, FedDraft
+from setblock.decoding.drafts.control import DraftControl
 from setblock.decoding.drafts.costs import KNOTS, MOST_CACHED, CostModel, LearnedCosts, TimedPass
 from setblock.decoding.drafts.gains import (
     CONFIDENCES,
@@ -17,14 +17,15 @@ from setblock.decoding.drafts.gains import (
     NUM_KINDS,
     PRIOR,
     Chances,
+    DraftChoice,
     ExpectedDraft,
     Prospects,
-    Share,
+    choose_drafts,
+    choose_drafts_alike,
     copied_kinds,
     kinds_of,
-    shared,
-    shared_alike,
 )
+from setblock.model.protocol.runtime import Span
 from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE
 from setblock.roofline.prediction import Prediction, last_paying_batch
@@ -48,11 +49,17 @@ def on_a_cpu(tokens: int, rows: int) -> float:
     return 0.85 + 0.035 * tokens + 0.08 * rows
 
 
+def was_fed(kinds: Sequence[int], *, block: int = 0) -> Span:
+    """What a row at position 10 was fed: the next token, drafts of these kinds, and so much of a block behind them."""
+    block_start = 11 + len(kinds)
+    return Span(10, block_start + block, block_start, is_prefill=False, kinds=tuple(kinds))
+
+
 # Allocation
 
 
 def plain_twin(rows: Sequence[Prospects], seconds: Callable[[int], float], rate: float) -> float:
-    """The most that any shares of drafted places are worth, by trying all."""
+    """The most that any chosen of drafted places are worth, by trying all."""
     worth = []
     for drafted in itertools.product(*(range(len(row.reached) + 1) for row in rows)):
         gain = sum(sum(row.reached[:count]) for row, count in zip(rows, drafted, strict=True))
@@ -70,15 +77,15 @@ chances = st.lists(st.floats(0.01, 0.99), max_size=4).map(
     steps=st.lists(st.floats(0, 0.2), min_size=24, max_size=24),
     rate=st.floats(0.1, 5),
 )
-def test_drafted_places_are_shared_as_if_all_shares_had_been_tried(
+def test_drafted_places_are_chosen_as_if_all_choices_had_been_tried(
     drafts: list[list[float]], steps: list[float], rate: float
 ) -> None:
     """For any costs that rise, kinks and flat parts included."""
     costs = [1.0, *itertools.accumulate(steps, initial=1.0)]
     rows = [Prospects(reached, (), 0) for reached in drafts]
-    shares = shared(rows, lambda tokens: [costs[each] for each in tokens], others=len(rows), rate=rate)
-    gain = sum(sum(row.reached[: share.drafted]) for row, share in zip(rows, shares, strict=True))
-    found = gain - rate * costs[len(rows) + sum(share.drafted for share in shares)]
+    chosen = choose_drafts(rows, lambda tokens: [costs[each] for each in tokens], others=len(rows), rate=rate)
+    gain = sum(sum(row.reached[: choice.drafted]) for row, choice in zip(rows, chosen, strict=True))
+    found = gain - rate * costs[len(rows) + sum(choice.drafted for choice in chosen)]
     assert found == pytest.approx(plain_twin(rows, costs.__getitem__, rate))
 
 
@@ -89,36 +96,38 @@ def test_a_block_is_fed_only_if_it_pays(
     expected = [0.9 ** (place + 1) for place in range(size - 1)]
     rows = [Prospects(reached, expected, size) for reached in drafts]
     rate = data.draw(st.floats(0.5, 3))
-    shares = shared(rows, lambda tokens: [1 + slope * each for each in tokens], others=len(rows), rate=rate)
+    chosen = choose_drafts(rows, lambda tokens: [1 + slope * each for each in tokens], others=len(rows), rate=rate)
     one = rate * slope
-    for row, share in zip(rows, shares, strict=True):
-        right = row.reached[share.drafted - 1] if share.drafted else 1.0
+    for row, choice in zip(rows, chosen, strict=True):
+        right = row.reached[choice.drafted - 1] if choice.drafted else 1.0
 
         def worth(fed: int, right: float = right) -> float:
             return right * sum(max(0.0, each - one) for each in expected[: max(0, fed - 1)]) - one * fed
 
         sizes = [0, *(each for each in (2, 4, 8) if each < size), size]
-        assert share.fed in sizes
-        assert worth(share.fed) == pytest.approx(max(map(worth, sizes)), abs=1e-6)
+        assert choice.fed in sizes
+        assert worth(choice.fed) == pytest.approx(max(map(worth, sizes)), abs=1e-6)
 
 
 def test_everything_is_taken_where_passes_cost_the_same_and_nothing_where_tokens_are_dear() -> None:
     rows = [Prospects([0.3, 0.1], [0.5] * 7, 8), Prospects([], [0.5] * 7, 8)]
-    free = shared(rows, lambda tokens: [1.0] * len(tokens), others=2, rate=2.0)
-    assert free == [Share(2, 8), Share(0, 8)]
-    dear = shared(rows, lambda tokens: [float(each) for each in tokens], others=2, rate=1.0)
-    assert dear == [Share(0, 0), Share(0, 0)]
+    free = choose_drafts(rows, lambda tokens: [1.0] * len(tokens), others=2, rate=2.0)
+    assert free == [DraftChoice(2, 8), DraftChoice(0, 8)]
+    dear = choose_drafts(rows, lambda tokens: [float(each) for each in tokens], others=2, rate=1.0)
+    assert dear == [DraftChoice(0, 0), DraftChoice(0, 0)]
     for widths in ([1, 2, 4, 8, 16], [1, 8, 16]):
-        alike = shared_alike(rows, lambda tokens: [1.0] * len(tokens), widths=widths, padded_rows=2, rate=2.0)
-        assert alike == [Share(2, 8), Share(0, 8)]
-        dear = shared_alike(rows, lambda tokens: [float(n) for n in tokens], widths=widths, padded_rows=2, rate=1.0)
-        assert dear == [Share(0, 0), Share(0, 0)]
+        alike = choose_drafts_alike(rows, lambda tokens: [1.0] * len(tokens), widths=widths, padded_rows=2, rate=2.0)
+        assert alike == [DraftChoice(2, 8), DraftChoice(0, 8)]
+        dear = choose_drafts_alike(
+            rows, lambda tokens: [float(n) for n in tokens], widths=widths, padded_rows=2, rate=1.0
+        )
+        assert dear == [DraftChoice(0, 0), DraftChoice(0, 0)]
 
 
 def test_a_row_that_copies_gets_the_tokens_that_others_leave() -> None:
     sure, doubtful = Prospects([0.95**n for n in range(1, 8)], (), 0), Prospects([0.3, 0.09], (), 0)
-    shares = shared([doubtful, sure], lambda tokens: [on_a_cpu(each, 2) for each in tokens], others=2, rate=8.0)
-    assert shares[0].drafted < 2 < shares[1].drafted
+    chosen = choose_drafts([doubtful, sure], lambda tokens: [on_a_cpu(each, 2) for each in tokens], others=2, rate=8.0)
+    assert chosen[0].drafted < 2 < chosen[1].drafted
 
 
 # Costs
@@ -241,7 +250,7 @@ def test_an_expected_draft_is_the_mean_of_those_there_were() -> None:
 # Decisions
 
 
-def decided(control: DraftControl, rows: int, *, size: int, kinds: Sequence[int] = ()) -> list[Share]:
+def decided(control: DraftControl, rows: int, *, size: int, kinds: Sequence[int] = ()) -> list[DraftChoice]:
     prospects = [control.new_row().prospects(kinds, size, waits=False) for _ in range(rows)]
     return control.decide(prospects, "any", others=0, prompts=0, padded_rows=rows, cached=0)
 
@@ -260,7 +269,7 @@ def test_blocks_are_whole_at_small_batches_and_shrink_where_the_roofline_says_th
     fed = {}
     for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
         control = DraftControl(costs={"any": Given(on_an_h100)})
-        fed[rows] = sum(share.fed for share in decided(control, rows, size=size)) / rows
+        fed[rows] = sum(choice.fed for choice in decided(control, rows, size=size)) / rows
     assert fed[1] == fed[2] == fed[4] == size
     assert list(fed.values()) == sorted(fed.values(), reverse=True)
     prediction = Prediction(
@@ -279,11 +288,11 @@ def test_a_row_whose_drafts_are_wrong_stops_drafting_and_others_do_not() -> None
     wrong, right = control.new_row(), control.new_row()
     for _ in range(20):
         for row, gained in ((wrong, 1), (right, 4)):
-            row.fed = FedDraft(10, kinds, 0)
+            row.fed = was_fed(kinds)
             control.observe(row, 10 + gained, ())
     prospects = [row.prospects(kinds, 0, waits=False) for row in (wrong, right)]
-    shares = control.decide(prospects, "any", others=0, prompts=0, padded_rows=2, cached=0)
-    assert [share.drafted for share in shares] == [0, 3]
+    chosen = control.decide(prospects, "any", others=0, prompts=0, padded_rows=2, cached=0)
+    assert [choice.drafted for choice in chosen] == [0, 3]
 
 
 def test_what_few_rows_gain_is_not_asked_of_many() -> None:
@@ -292,15 +301,15 @@ def test_what_few_rows_gain_is_not_asked_of_many() -> None:
     kinds, before, fresh = [COPIED + 6] * 7, DraftControl(costs=costs), DraftControl(costs=costs)
     row = before.new_row()
     for _ in range(200):
-        share = before.decide(
+        choice = before.decide(
             [row.prospects(kinds, 0, waits=False)], "any", others=0, prompts=0, padded_rows=1, cached=0
         )[0]
-        row.fed = FedDraft(10, kinds[: share.drafted], 0)
-        before.observe(row, 11 + share.drafted, ())
+        row.fed = was_fed(kinds[: choice.drafted])
+        before.observe(row, 11 + choice.drafted, ())
     assert before.gain > 2
     fresh.new_row().chances.learn(kinds * 30, right=7 * 30)
     full, alone = decided(before, 20, size=0, kinds=kinds), decided(fresh, 20, size=0, kinds=kinds)
-    assert full == alone != [Share(0, 0)] * 20
+    assert full == alone != [DraftChoice(0, 0)] * 20
 
 
 def test_what_a_draft_costs_among_many_rows_is_not_taken_for_what_it_costs_among_few(
@@ -324,38 +333,38 @@ def test_chances_that_promise_too_much_are_trusted_less() -> None:
     """Of many rows, those are chosen that were lucky. Half of what they promise comes: then less is drafted."""
     costs: dict[str, CostModel] = {"any": Given(lambda tokens, rows: 1 + 0.08 * tokens)}
     control, kinds = DraftControl(costs=costs), [COPIED + 3]
-    assert decided(control, 8, size=0, kinds=kinds) == [Share(1, 0)] * 8
+    assert decided(control, 8, size=0, kinds=kinds) == [DraftChoice(1, 0)] * 8
     for turn in range(60):
         row = control.new_row()
-        row.fed = FedDraft(10, kinds, 0)
+        row.fed = was_fed(kinds)
         control.observe(row, 10 + 1 + (turn % 5 < 2), ())
         control._chances = Chances(memory=500.0)  # each row as lucky as the first
-    assert decided(control, 8, size=0, kinds=kinds) == [Share(0, 0)] * 8
+    assert decided(control, 8, size=0, kinds=kinds) == [DraftChoice(0, 0)] * 8
 
 
 def test_a_pass_that_is_filled_up_pays_for_what_a_second_token_costs() -> None:
     """Two rows, and two that have ended, in a compiled pass: the rows that fill it up are no second tokens."""
     control = DraftControl(costs={"any": Given(lambda tokens, rows: 1 + 0.5 * (tokens > rows))})
     prospects = [control.new_row().prospects([0], 0, waits=False) for _ in range(2)]
-    shares = control.decide(prospects, "any", others=0, prompts=0, padded_rows=4, cached=0, widths=[1, 8])
-    assert shares == [Share(0, 0)] * 2
+    chosen = control.decide(prospects, "any", others=0, prompts=0, padded_rows=4, cached=0, widths=[1, 8])
+    assert chosen == [DraftChoice(0, 0)] * 2
 
 
 def test_where_all_drafts_are_refused_passes_follow_that_nobody_drafts_for() -> None:
     dear, kinds = DraftControl(costs={"any": Given(lambda tokens, rows: float(tokens))}), [COPIED]
     for _ in range(50):
-        assert decided(dear, 32, size=0) == [Share(0, 0)] * 32
+        assert decided(dear, 32, size=0) == [DraftChoice(0, 0)] * 32
     assert not dear.resting  # nothing was offered
     for _ in range(2):
         assert not dear.resting
-        assert decided(dear, 32, size=0, kinds=kinds) == [Share(0, 0)] * 32
+        assert decided(dear, 32, size=0, kinds=kinds) == [DraftChoice(0, 0)] * 32
     passes = 0
     while dear.resting:
-        assert dear.rest(32) == [Share(0, 0)] * 32
+        assert dear.rest(32) == [DraftChoice(0, 0)] * 32
         passes += 1
     assert passes > 1
     dear.costs["any"] = Given(lambda tokens, rows: 1.0)
-    assert decided(dear, 32, size=0, kinds=kinds) == [Share(1, 0)] * 32
+    assert decided(dear, 32, size=0, kinds=kinds) == [DraftChoice(1, 0)] * 32
     assert not dear.resting
     assert dear.gain == pytest.approx(1, abs=0.1)  # passes without drafts count as what they are
 
@@ -372,7 +381,7 @@ def test_what_is_gained_already_is_asked_of_drafts_once() -> None:
         row = control.new_row().prospects([], 0, waits=False)._replace(reached=[chance])
         assert (
             control.decide([row] * 8, "any", others=0, prompts=0, padded_rows=8, cached=0)
-            == [Share(int(is_taken), 0)] * 8
+            == [DraftChoice(int(is_taken), 0)] * 8
         )
 
 
@@ -382,7 +391,7 @@ def test_copies_behind_a_block_say_nothing_of_what_a_longer_block_would_give() -
     before = row.expected.of(7)
     sure = len(CONFIDENCES)
     for _ in range(50):
-        row.fed = FedDraft(10, (), 4)
+        row.fed = was_fed((), block=4)
         control.observe(row, 11, [sure, sure, sure, COPIED, COPIED, COPIED, COPIED])
     after = row.expected.of(7)
     assert min(after[:3]) > 0.9

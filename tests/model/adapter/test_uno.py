@@ -18,7 +18,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.choice import choose_tokens, draws_of, random_tokens
 from setblock.errors import SetBlockError
 from setblock.model.adapter.adapter import ADAPTER_FOLDER, quiet_peft
-from setblock.model.adapter.uno import write_uno
+from setblock.model.adapter.files import write_uno
 from setblock.model.loading.loading import load
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.sbd_model import SBDModel

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from families import save_with_random_adapter, tiny_sbd
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
-from setblock.model.adapter.uno import write_uno
+from setblock.model.adapter.files import write_uno
 
 pytest.importorskip("peft")
 

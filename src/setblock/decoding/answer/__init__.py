@@ -1,1 +1,1 @@
-"""Report what passes did to people: text, events, records, finished answers."""
+"""Report what passes did to people: text, news of each pass, finished answers."""

@@ -80,10 +80,10 @@ def read_news(state: BatchState, step: DecodingStep, *, fuses_commit: bool, sinc
         state.tokens.gather(1, window),
         *(step.positions, step.revealed, step.token_ids, step.entropy[:, : state.terms.block_width].double()),
     ]
-    commit, check = read.given.commit, read.check
-    if commit is not None and check is not None:
+    checked, check = read.given.checked, read.check
+    if checked is not None and check is not None:
         entropy = step.entropy[:, state.terms.block_width :].double()
-        parts += (commit.positions, check.replaced, check.token_ids, entropy)
+        parts += (checked.positions, check.replaced, check.token_ids, entropy)
     widths = [part.shape[1] for part in parts]
     rows = HostCopy(torch.cat(parts, dim=1)).read()  # float64 holds each of these numbers as it is
     ends = list(accumulate(widths))

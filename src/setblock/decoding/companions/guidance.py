@@ -17,12 +17,12 @@ from setblock.decoding.step.choice import Draws, choose_tokens
 from setblock.decoding.step.logits import Logits, most_likely
 
 
-def guided_commit(state: BatchState, given: Logits, companions: Companions) -> Logits:
+def guided_check(state: BatchState, given: Logits, companions: Companions) -> Logits:
     """Mask the logits at which drafts are checked. What may come at a place was asked when the draft was made: before it
     stands the same. A copied draft may be one that a request bans, and leave no token."""
-    if given.commit is None:
+    if given.checked is None:
         return given
-    positions, known = given.commit.positions.tolist(), given.commit.known.tolist()
+    positions, known = given.checked.positions.tolist(), given.checked.known.tolist()
     logits = given.logits.clone()
     for row in companions.constrained:
         start, allowed = state.terms.rows[row].prompt_length, companions.rows[row].allowed
@@ -31,8 +31,8 @@ def guided_commit(state: BatchState, given: Logits, companions: Companions) -> L
                 here = allowed[positions[row][column] - start].to(logits.device)
                 logits[row, given.width + column].masked_fill_(~here, -torch.inf)
     guided = given.with_logits(logits)
-    assert guided.commit is not None
-    stuck = (given.commit.is_finite & ~guided.commit.is_finite & given.commit.known).any(dim=1).tolist()
+    assert guided.checked is not None
+    stuck = (given.checked.is_finite & ~guided.checked.is_finite & given.checked.known).any(dim=1).tolist()
     for row in companions.constrained:
         companions.rows[row].is_stuck = stuck[row]
     return guided

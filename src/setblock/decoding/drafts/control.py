@@ -5,10 +5,17 @@ Knows rows by numbers and spans. Knows nothing of tensors, nor of how a pass is 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from setblock.decoding.drafts.costs import KNOTS, CostModel, LearnedCosts, PassClock, TimedPass
-from setblock.decoding.drafts.gains import Chances, ExpectedDraft, Prospects, Share, shared, shared_alike
+from setblock.decoding.drafts.gains import (
+    Chances,
+    DraftChoice,
+    ExpectedDraft,
+    Prospects,
+    choose_drafts,
+    choose_drafts_alike,
+)
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.feed import fixed_widths
@@ -26,7 +33,7 @@ class RowDrafts:
 
     chances: Chances
     expected: ExpectedDraft
-    fed: "FedDraft | None" = None
+    fed: Span | None = None
 
     def prospects(self, kinds: Sequence[int], size: int, *, waits: bool) -> Prospects:
         """Return what the row may gain.
@@ -39,20 +46,6 @@ class RowDrafts:
         if size < 2:  # one token drafts nothing
             return Prospects(self.chances.reached(kinds), (), 0, waits)
         return Prospects(self.chances.reached(kinds), self.expected.of(size - 1), size, waits)
-
-
-class FedDraft(NamedTuple):
-    """Hold what a pass was fed of a row.
-
-    Attributes:
-        committed: where the row stood before the pass.
-        kinds: of the drafted tokens that it checked.
-        block: tokens of the future block.
-    """
-
-    committed: int
-    kinds: Sequence[int]
-    block: int
 
 
 @dataclass
@@ -133,7 +126,7 @@ class DraftControl:
     @property
     def gain(self) -> float:
         """Return how many times as many tokens as plain passes recent passes have given, by their costs: those of about as
-        many rows as the last decision was for, since drafts bring most where few rows share a pass."""
+        many rows as the last decision was for, since drafts bring most where few rows are in a pass."""
         found = self._gain_here
         return max(1.0, found.gained / found.spent)
 
@@ -149,17 +142,18 @@ class DraftControl:
             kinds: of the draft that it has now.
         """
         fed, row.fed = row.fed, None
-        if fed is None or committed <= fed.committed:
+        if fed is None or committed <= fed.start:
             return
-        right = min(len(fed.kinds), committed - fed.committed - 1)
+        checked, drafted = fed.kinds[: fed.drafted], fed.in_block - 1
+        right = min(len(checked), committed - fed.start - 1)
         gain = self._gain_here
-        gain.gained += committed - fed.committed
+        gain.gained += committed - fed.start
         gain.right += right
-        gain.hoped += sum(row.chances.reached(fed.kinds))
-        row.chances.learn(fed.kinds, right=right)
-        if fed.block > 1 and right == len(fed.kinds):  # else its draft is void
-            reached = row.chances.reached(kinds[: fed.block - 1])  # copies may stand behind what the block gave
-            row.expected.learn([*reached, *[0.0] * (fed.block - 1 - len(reached))])
+        gain.hoped += sum(row.chances.reached(checked))
+        row.chances.learn(checked, right=right)
+        if drafted > 0 and right == len(checked):  # else its draft is void
+            reached = row.chances.reached(kinds[:drafted])  # copies may stand behind what the block gave
+            row.expected.learn([*reached, *[0.0] * (drafted - len(reached))])
 
     def learn(self, timed: TimedPass) -> None:
         """Take the time of a pass into account."""
@@ -176,7 +170,7 @@ class DraftControl:
         cached: int,
         padded_rows: int,
         widths: Sequence[int] | None = None,
-    ) -> list[Share]:
+    ) -> list[DraftChoice]:
         """Return what each of the rows is to be fed in the next pass besides its next token.
 
         Args:
@@ -198,26 +192,26 @@ class DraftControl:
         rate, trust = max(_MARGIN, self.gain) * count / plain, self._gain_here.trust
         prospects = [row.trusted(trust) for row in rows]
         if widths is None:
-            shares = shared(prospects, seconds, others=count + prompts, rate=rate)
-            tokens = count + sum(each.drafted + each.fed for each in shares)
+            chosen = choose_drafts(prospects, seconds, others=count + prompts, rate=rate)
+            tokens = count + sum(each.drafted + each.fed for each in chosen)
         else:
-            shares = shared_alike(prospects, seconds, widths=widths, padded_rows=padded_rows, rate=rate)
-            tokens = padded_rows * (1 + max(each.drafted + each.fed for each in shares))
+            chosen = choose_drafts_alike(prospects, seconds, widths=widths, padded_rows=padded_rows, rate=rate)
+            tokens = padded_rows * (1 + max(each.drafted + each.fed for each in chosen))
         self._chances.fade(_KEPT)
         self._expected.fade(_KEPT)
         here = self._gain_here
         here.fade()
         here.spent += len(rows) * seconds([tokens])[0] / plain
-        is_taken = any(each.drafted or each.fed for each in shares)
+        is_taken = any(each.drafted or each.fed for each in chosen)
         here.refused = 0 if is_taken else here.refused + sum(bool(each.reached or each.size) for each in prospects)
         self.resting = _REST if here.refused >= _REFUSED else 0
-        return shares
+        return chosen
 
-    def rest(self, num_rows: int) -> list[Share]:
+    def rest(self, num_rows: int) -> list[DraftChoice]:
         """Return what rows are fed besides their next tokens in a pass that nobody drafted for: nothing."""
         self.resting -= 1
         self._gain_here.spent += num_rows
-        return [Share(0, 0)] * num_rows
+        return [DraftChoice(0, 0)] * num_rows
 
 
 def _load_of(rows: int) -> int:
@@ -250,11 +244,11 @@ def observe(control: DraftControl, drafts: Sequence[RowDrafts | None], spans: Se
 def note_fed(drafts: Sequence[RowDrafts | None], spans: Sequence[Span]) -> None:
     """Remember what a pass is fed of each row."""
     for row, span in zip(drafts, spans, strict=True):
-        if row is not None and is_shared(span):
-            row.fed = FedDraft(span.start, span.kinds[: span.drafted], span.in_block)
+        if row is not None and checks_draft(span):
+            row.fed = span
 
 
-def is_shared(span: Span) -> bool:
+def checks_draft(span: Span) -> bool:
     """Return whether a row's next pass checks what it is fed, so that it may be fed less."""
     return bool(span.tokens) and not span.is_prefill and span.start < span.block_start
 
@@ -264,7 +258,7 @@ def pass_kind(runner: Runner) -> str:
     return f"{type(runner).__name__}{'' if runner.fixed_keys is None else ', compiled'}"
 
 
-def shared_spans(
+def decided_spans(
     control: DraftControl,
     drafts: Sequence[RowDrafts | None],
     spans: Sequence[Span],
@@ -277,17 +271,17 @@ def shared_spans(
         drafts: of each row; None where nothing is decided.
         spans: what a full pass feeds.
     """
-    deciding = [row for row, span in enumerate(spans) if drafts[row] is not None and is_shared(span)]
+    deciding = [row for row, span in enumerate(spans) if drafts[row] is not None and checks_draft(span)]
     if not deciding:
         return list(spans)
     is_fixed = runner.fixed_keys is not None
     if control.resting and not is_fixed:
-        shares = control.rest(len(deciding))
+        chosen = control.rest(len(deciding))
     else:
-        shares = _decided(control, drafts, spans, deciding, state, runner)
+        chosen = _decided(control, drafts, spans, deciding, state, runner)
     found, terms = list(spans), state.terms.rows
-    for row, share in zip(deciding, shares, strict=True):
-        found[row] = _shared(spans[row], share.drafted, share.fed, terms[row], fuses_commit=runner.fuses_commit)
+    for row, choice in zip(deciding, chosen, strict=True):
+        found[row] = _with_choice(spans[row], choice.drafted, choice.fed, terms[row], fuses_commit=runner.fuses_commit)
     return found
 
 
@@ -298,7 +292,7 @@ def _decided(
     deciding: Sequence[int],
     state: BatchState,
     runner: Runner,
-) -> list[Share]:
+) -> list[DraftChoice]:
     terms, has_blocks, is_fixed = state.terms.rows, state.facts is not None, runner.fixed_keys is not None
     fed = [span for span in spans if span.tokens]
     decided = set(deciding)
@@ -341,7 +335,7 @@ def timed_pass(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> TimedPa
     )
 
 
-def _shared(span: Span, drafted: int, fed: int, terms: RowTerms, *, fuses_commit: bool) -> Span:
+def _with_choice(span: Span, drafted: int, fed: int, terms: RowTerms, *, fuses_commit: bool) -> Span:
     block_start = span.start + 1 + drafted
     stop = span.stop_end if drafted == span.drafted else terms.limit
     block_end = min(block_start + terms.block_size, stop)

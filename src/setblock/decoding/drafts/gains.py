@@ -1,4 +1,4 @@
-"""Estimate what drafts may gain, and share a pass among rows by it.
+"""Estimate what drafts may gain, and choose by it how much each row drafts.
 
 Knows kinds, chances, costs and numbers of tokens. Knows nothing of models. A kind says where a drafted token comes from: the
 model, with its confidence; or a text, with how many tokens match there. How likely the token is to be right follows from what
@@ -162,8 +162,8 @@ class Prospects(NamedTuple):
         return self._replace(reached=reached, expected=expected)
 
 
-class Share(NamedTuple):
-    """Hold a row's share: how many drafted places are checked, and how many tokens of its block are fed."""
+class DraftChoice(NamedTuple):
+    """Hold how many drafted places of a row are checked, and how many tokens of its block are fed."""
 
     drafted: int
     fed: int
@@ -176,8 +176,8 @@ class _Item(NamedTuple):
     fed: int
 
 
-def shared(rows: Sequence[Prospects], seconds: Seconds, *, others: int, rate: float) -> list[Share]:
-    """Return each row's share of a pass that computes what it is fed, and nothing else.
+def choose_drafts(rows: Sequence[Prospects], seconds: Seconds, *, others: int, rate: float) -> list[DraftChoice]:
+    """Return what each row is fed in a pass that computes what it is fed, and nothing else.
 
     Args:
         seconds: what passes cost.
@@ -205,32 +205,32 @@ def shared(rows: Sequence[Prospects], seconds: Seconds, *, others: int, rate: fl
     fed = [0] * len(rows)
     for item in items[: _best([item.gain for item in items], tokens, cost[taken:])]:
         fed[item.row] = max(fed[item.row], item.fed)
-    return [Share(*share) for share in zip(drafted, fed, strict=True)]
+    return [DraftChoice(*choice) for choice in zip(drafted, fed, strict=True)]
 
 
-def shared_alike(
+def choose_drafts_alike(
     rows: Sequence[Prospects], seconds: Seconds, *, widths: Sequence[int], padded_rows: int, rate: float
-) -> list[Share]:
-    """Return each row's share of a pass that computes as many tokens for each row, padding included.
+) -> list[DraftChoice]:
+    """Return what each row is fed in a pass that computes as many tokens for each row, padding included.
 
     Args:
         widths: the numbers of tokens of a row that there may be, ascending.
         padded_rows: how many rows the pass computes.
-        seconds, rate: as in `shared`.
+        seconds, rate: as in `choose_drafts`.
     """
     cost = [rate * each for each in seconds([width * padded_rows for width in (*widths, widths[-1] + 1)])]
-    best, found = float("-inf"), [Share(0, 0)] * len(rows)
+    best, found = float("-inf"), [DraftChoice(0, 0)] * len(rows)
     for place, width in enumerate(widths):
         one_more = (cost[place + 1] - cost[place]) / ((*widths, widths[-1] + 1)[place + 1] - width) / padded_rows
-        value, shares = -cost[place], []
+        value, chosen = -cost[place], []
         for row in rows:
             drafted = min(len(row.reached), width - 1)
             fed = min(row.size, width - 1 - drafted)
             gain = _gain_of_block(row, drafted, fed, one_more, 0.0) if fed > 1 else 0.0
             value += sum(row.reached[:drafted]) + max(0.0, gain)
-            shares.append(Share(drafted, fed if gain > 0 else 0))
+            chosen.append(DraftChoice(drafted, fed if gain > 0 else 0))
         if value > best:
-            best, found = value, shares
+            best, found = value, chosen
     return found
 
 

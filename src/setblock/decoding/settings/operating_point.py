@@ -37,9 +37,9 @@ def point_of(model: "LanguageModel", settings: DecodingSettings) -> DecodingSett
     return point
 
 
-def at_point(point: DecodingSettings, shared: DecodingSettings | None = None) -> DecodingSettings:
-    """Return the settings of a request: of an operating point, and for everything else those of `shared`."""
-    return replace(shared or DecodingSettings(), **{name: getattr(point, name) for name in ("method", *POINT)})
+def at_point(point: DecodingSettings, base: DecodingSettings | None = None) -> DecodingSettings:
+    """Return the settings of a request: of an operating point, and for everything else those of `base`."""
+    return replace(base or DecodingSettings(), **{name: getattr(point, name) for name in ("method", *POINT)})
 
 
 def label_of(point: DecodingSettings) -> str:

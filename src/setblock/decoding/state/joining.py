@@ -71,7 +71,7 @@ def _open_record(terms: Terms) -> Record:
     return Record(
         prefill=none,
         number=none.clone(),
-        commit=none.clone(),
+        commits=none.clone(),
         drafted=none.clone(),
         accepted=none.clone(),
         revealing=nowhere - 1,

@@ -172,7 +172,7 @@ class BatchState:
         # The next block; after the answer's end, or where a draft ends the text, an empty one
         self._open_blocks(done | self.answer.finished, self.answer.text_end)
 
-    def share(self, drafted: Sequence[int], fed: Sequence[int]) -> None:
+    def shorten_drafts(self, drafted: Sequence[int], fed: Sequence[int]) -> None:
         """Shorten drafts before the next pass, and say how much of the blocks behind them it is fed.
 
         Args:
@@ -180,10 +180,10 @@ class BatchState:
             fed: [B] as `fed_size`; -1 to leave it as it is.
         """
         answer = self.answer
-        shares = torch.tensor([drafted, fed], device=self.tokens.device)
-        start = self.cache.committed + 1 + shares[0]
-        is_cut = (shares[0] >= 0) & (start < answer.text_end)
-        self.block.fed_size = torch.where(shares[1] >= 0, shares[1], self.block.fed_size)
+        asked = torch.tensor([drafted, fed], device=self.tokens.device)
+        start = self.cache.committed + 1 + asked[0]
+        is_cut = (asked[0] >= 0) & (start < answer.text_end)
+        self.block.fed_size = torch.where(asked[1] >= 0, asked[1], self.block.fed_size)
         answer.stop_end = torch.where(is_cut, self.terms.limit, answer.stop_end)  # an end that is drafted no more
         answer.text_end = torch.where(is_cut, start, answer.text_end)
         self._open_blocks(is_cut, start)
@@ -269,7 +269,7 @@ class BatchState:
         """Return the passes of one row. Waits for the device."""
         record, is_ntp = self.record, self.terms.rows[row].settings.method == "ntp"
         assert record is not None
-        prefill, number, commit = torch.stack([record.prefill[row], record.number[row], record.commit[row]]).tolist()
+        prefill, number, commit = torch.stack([record.prefill[row], record.number[row], record.commits[row]]).tolist()
         commit = 0 if is_ntp else commit
         return PassCounts(prefill=prefill, block=number - commit, commit=commit)
 

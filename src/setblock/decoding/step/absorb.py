@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from setblock.decoding.companions.guidance import GuidedBlock, guided_block, guided_commit, guided_copies
+from setblock.decoding.companions.guidance import GuidedBlock, guided_block, guided_check, guided_copies
 from setblock.decoding.drafts.gains import kinds_of
 from setblock.decoding.drafts.lookup import Draft, with_copies
 from setblock.decoding.samplers.base import BlockView, Selection
@@ -133,10 +133,10 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
     given = read_logits(state, feed, logits)
     state.commit(ends, has_prefill=is_prefill is not None)
     shaped, is_finite = _shaped(given, state, policy)
-    block, commit, check = shaped.block, shaped.commit, None
+    block, checked, check = shaped.block, shaped.checked, None
     asked = block.known
-    if commit is not None:
-        check = check_drafts(state, commit, is_finite=is_finite[:, given.width :], draws=policy.draws)
+    if checked is not None:
+        check = check_drafts(state, checked, is_finite=is_finite[:, given.width :], draws=policy.draws)
         state.answer.failed = state.answer.failed | check.failed
         asked = asked.masked_fill(check.rejected[:, None], False)
     broken = asked > is_finite[:, : given.width]
@@ -239,15 +239,15 @@ def _count(record: Record, step: DecodingStep, at: Tensor) -> None:
         record.number += read.took_part & ~read.is_prefill
     else:
         record.number += read.took_part
-    record.commit += read.committed
-    commit, check = read.given.commit, read.check
-    if commit is not None and check is not None:
+    record.commits += read.committed
+    checked, check = read.given.checked, read.check
+    if checked is not None and check is not None:
         drafted = check.known.sum(dim=1)
         record.drafted += drafted
         record.accepted += torch.minimum(drafted, check.first_wrong[:, 0])
         # Each column is there once, but for the last, which nobody reads
         nowhere = record.revealing.shape[1] - 1
-        at = torch.cat([at, commit.positions.where(check.replaced, nowhere)], dim=1)
+        at = torch.cat([at, checked.positions.where(check.replaced, nowhere)], dim=1)
     record.revealing.scatter_(1, at, record.number[:, None].expand_as(at))
     record.entropies.scatter_(1, at, step.entropy)
 
@@ -255,10 +255,10 @@ def _count(record: Record, step: DecodingStep, at: Tensor) -> None:
 def _keep_logprobs(record: Record, step: DecodingStep, alternatives: int) -> None:
     """Record how likely the tokens of a pass were, with that many alternatives."""
     read = step.reading
-    block, commit, check = read.given.block, read.given.commit, read.check
+    block, checked, check = read.given.block, read.given.checked, read.check
     told = [(block, step.revealed[:, : block.known.shape[1]], step.token_ids)]
-    if commit is not None and check is not None:
-        told.insert(0, (commit, check.accepted | check.replaced, check.token_ids))
+    if checked is not None and check is not None:
+        told.insert(0, (checked, check.accepted | check.replaced, check.token_ids))
     for logits, where, token_ids in told:
         rows, columns = (where & logits.known).nonzero(as_tuple=True)  # what a grammar forces may have no logits
         positions = logits.positions[rows, columns]
@@ -279,7 +279,7 @@ def _shaped(given: Logits, state: BatchState, policy: Policy) -> tuple[Logits, T
         given = given.with_logits(shaped)
     is_finite = given.is_finite
     if policy.companions.constrained:
-        given = guided_commit(state, given, policy.companions)
+        given = guided_check(state, given, policy.companions)
         is_finite = is_finite & given.is_finite
     return given, is_finite
 
@@ -314,25 +314,25 @@ class Check:
         return (columns < self.first_wrong) & self.known
 
 
-def check_drafts(state: BatchState, commit: Logits, *, is_finite: Tensor, draws: Draws) -> Check:
+def check_drafts(state: BatchState, checked: Logits, *, is_finite: Tensor, draws: Draws) -> Check:
     """Compare drafts with next-token decoding, and put the state right where they differ.
 
     A draft's first token is not among them: it came from a causal logit.
 
     Args:
-        commit: the logits that tokens are chosen from.
+        checked: the logits that tokens are chosen from.
         is_finite: [B, m] bool, where they are finite. Logits behind a rejected draft are ignored: plain decoding never computes
             them.
     """
-    best = commit.best.token_ids
-    chosen = choose_tokens(commit.logits, draws, positions=commit.positions, best=best)  # [B, m]
-    drafted = state.tokens.gather(1, commit.positions)
+    best = checked.best.token_ids
+    chosen = choose_tokens(checked.logits, draws, positions=checked.positions, best=best)  # [B, m]
+    drafted = state.tokens.gather(1, checked.positions)
     columns, count = state.columns[: chosen.shape[1]], chosen.shape[1]
     is_right = (chosen == drafted) & is_finite
-    first_wrong = columns.where(commit.known > is_right, count).amin(dim=1, keepdim=True)
+    first_wrong = columns.where(checked.known > is_right, count).amin(dim=1, keepdim=True)
     is_first_wrong, rejected = columns == first_wrong, first_wrong[:, 0] < count
     failed = (is_first_wrong > is_finite).any(dim=1)
 
-    state.write(chosen, commit.known, positions=commit.positions)  # what comes behind the first that differs is void
-    state.correct(rejected, (commit.positions[:, :1] + first_wrong)[:, 0], failed=failed)
-    return Check(chosen, commit.known, first_wrong, is_first_wrong & is_finite, rejected, failed)
+    state.write(chosen, checked.known, positions=checked.positions)  # what comes behind the first that differs is void
+    state.correct(rejected, (checked.positions[:, :1] + first_wrong)[:, 0], failed=failed)
+    return Check(chosen, checked.known, first_wrong, is_first_wrong & is_finite, rejected, failed)

@@ -64,7 +64,7 @@ class Logits:
         return self._columns(slice(0, self.width), width=self.width)
 
     @property
-    def commit(self) -> "Logits | None":
+    def checked(self) -> "Logits | None":
         """Return those of what was committed; None where no row committed more than its first."""
         return self._columns(slice(self.width, None), width=0) if self.known.shape[1] > self.width else None
 

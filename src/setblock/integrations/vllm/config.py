@@ -31,7 +31,7 @@ class SetBlockConfig:
             SetBlockError: a `ValueError`, with which vLLM ends.
         """
         model_config = vllm_config.model_config
-        vllm_api.check(str(model_config.architecture).removeprefix(PREFIX))
+        vllm_api.check_version()
         facts = facts_of(model_config.hf_config)
         _refuse(vllm_config, facts)
         Served.here = Served(facts, canvas_length=model_config.hf_config.canvas_length)

@@ -17,21 +17,9 @@ from setblock.model.protocol.facts import SBDFacts
 # vLLM's own name of how many tokens a request is fed in each pass: its scheduler reads it.
 WIDTH_OF_VLLM = "diffusion_canvas_length"
 
-OFFERED = offered(
-    but_not=(
-        *("drafts", "prefill_chunk"),  # its passes have one size, and its scheduler a limit
-        *(
-            "max_new_tokens",
-            "stop",
-            "stop_token_ids",
-            "top_k",
-            "top_p",
-            "structure",
-            "n",
-            "logprobs",
-        ),  # its own, or none
-    )
-)
+_ITS_OWN = "max_new_tokens stop stop_token_ids top_k top_p structure n logprobs".split()  # or none
+# Its passes have one size, and its scheduler a limit
+OFFERED = offered(but_not=("drafts", "prefill_chunk", *_ITS_OWN))
 _OF_OTHERS = (WIDTH_OF_VLLM, "kv_transfer_params", "ec_transfer_params", "session_id")
 
 

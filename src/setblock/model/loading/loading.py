@@ -23,8 +23,7 @@ from setblock.errors import SetBlockError, SetBlockWarning, warn
 from setblock.heap import keep_freed_memory
 from setblock.model.adapter.adapted import load_adapter
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
-from setblock.model.adapter.files import CONFIG_NAME, WEIGHTS_NAME, read_lora
-from setblock.model.adapter.uno import uno_facts
+from setblock.model.adapter.files import CONFIG_NAME, WEIGHTS_NAME, read_lora, uno_facts
 from setblock.model.attention.attention import layer_windows
 from setblock.model.loading.gguf import (
     Metadata,
