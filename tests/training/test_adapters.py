@@ -97,7 +97,20 @@ def plain_logits(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Tensor:
         return model(torch.tensor([tokenizer(PROMPTS[0]).input_ids])).logits
 
 
-@pytest.mark.parametrize("only_noisy", [False, True])
+EACH_ONCE = pytest.mark.parametrize(
+    ("base", "only_noisy"),
+    [
+        ("llama", False),
+        ("gpt2", True),
+        pytest.param("llama", True, marks=pytest.mark.nightly),
+        pytest.param("gpt2", False, marks=pytest.mark.nightly),
+    ],
+    indirect=["base"],
+)
+"""Each kind of layer and of adapter once, for what depends on the two apart; nightly, all pairs."""
+
+
+@EACH_ONCE
 def test_an_adapter_trains_under_autocast(base: Path, tmp_path: Path, only_noisy: bool) -> None:
     """Half precision must reach every layer of PEFT's, that of the mask token's embedding among them."""
     recipe = recipe_of(base, tmp_path, training={"bf16": True}, only_noisy=only_noisy)
@@ -236,7 +249,7 @@ def test_a_model_with_such_an_adapter_is_told_from_its_base(noisy: Path, tmp_pat
         SBDModel(alone, adapted.tokenizer, facts=adapted.facts)
 
 
-@pytest.mark.parametrize("only_noisy", [False, True])
+@EACH_ONCE
 def test_an_interrupted_run_ends_in_the_adapter_of_one_that_was_not(
     base: Path, tmp_path: Path, only_noisy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

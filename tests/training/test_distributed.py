@@ -157,7 +157,5 @@ def test_tokenised_data_is_learned_as_the_texts_themselves(tmp_path: Path) -> No
     in_order = {"train_sampling_strategy": "sequential"}
     texts_themselves = run(tmp_path / "texts", processes=1, data=data, gradient_accumulation_steps=BATCHES, **in_order)
     there = data | {"tokenised": str(tokens)}
-    one = run(tmp_path / "one", processes=1, data=there, gradient_accumulation_steps=BATCHES, **in_order)
-    assert history(one, "loss") == history(texts_themselves, "loss")
-    assert_same_training(one, texts_themselves, evaluated=False)
-    assert_same_training(run(tmp_path / "four", processes=4, data=there, **in_order), one, evaluated=False)
+    four = run(tmp_path / "four", processes=4, data=there, **in_order)
+    assert_same_training(four, texts_themselves, evaluated=False)

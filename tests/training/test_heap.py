@@ -9,18 +9,17 @@ import pytest
 
 FAULTS = """
 import resource, sys
-import torch
+import numpy as np  # whose arrays come from malloc, as PyTorch's tensors on a CPU do
 from setblock.heap import keep_freed_memory
 
-torch.set_num_threads(1)
 kept = keep_freed_memory() if sys.argv[1] == "keep" else None
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 def use():
-    parts = [torch.ones(48 << 18) for _ in range(3)]  # 48 MiB each
-    return sum(part[-1].item() for part in parts)
+    parts = [np.ones(48 << 17) for _ in range(3)]  # 48 MiB each
+    return sum(part[-1] for part in parts)
 
 for _ in range(8):  # until the heap is as large as it gets
     use()
@@ -43,16 +42,19 @@ def faults_of(argument: str, **environment: str) -> tuple[str, int]:
     return kept, int(faults)
 
 
-def test_pages_of_large_temporaries_fault_once() -> None:
-    """Without, each of the rounds faults for all of its pages, be they small or huge ones."""
-    _, given_back = faults_of("leave")
+@pytest.fixture(scope="module")
+def given_back() -> int:
+    """Pages that fault where nothing is kept: each of the rounds faults for all of its pages, be they small or huge ones."""
+    return faults_of("leave")[1]
+
+
+def test_pages_of_large_temporaries_fault_once(given_back: int) -> None:
     kept, faults = faults_of("keep")
     assert kept == "True"
     assert faults * 10 < given_back
 
 
-def test_settings_of_the_environment_stand() -> None:
-    _, given_back = faults_of("leave", MALLOC_MMAP_THRESHOLD_="1000000")
+def test_settings_of_the_environment_stand(given_back: int) -> None:
     kept, faults = faults_of("keep", MALLOC_MMAP_THRESHOLD_="1000000")
     assert kept == "False"
     assert faults * 2 > given_back

@@ -35,17 +35,7 @@ Progress = Callable[[DecodingSettings, int], None]
 
 
 class Asked(TypedDict, total=False):
-    """Choose what a model is asked, and how examples are answered together: keyword arguments of `evaluate` and `sweep`.
-
-    Attributes:
-        split: the split that the examples come from, by default `test`; see `Task.examples`.
-        seed: the seed that the examples are generated from, by default 0.
-        limit: how many examples, at least 1; by default 100.
-        batch_size: how many examples are decoded at once, at least 1; by default 32. It changes the time, never an answer or a
-            count.
-        allow_code_execution: whether a task such as HumanEval may run the programs that the model writes; see
-            `setblock.evaluation.judging`.
-    """
+    """Hold keyword arguments that `evaluate` and `sweep` share; `evaluate` describes them."""
 
     split: str
     seed: int
@@ -67,7 +57,11 @@ def evaluate(
     Args:
         settings: how to decode. NTP uses the same settings, except for the method.
         on_progress: called with the operating point and the number of examples answered so far.
-        asked: `split`, `seed`, `limit`, `batch_size` and `allow_code_execution`; see `Asked`.
+        asked: which examples, and how they are answered together. `split` (`test`): the split that they come from; see
+            `Task.examples`. `seed` (0): the seed that they are generated from. `limit` (100): how many, at least 1.
+            `batch_size` (32): how many are decoded at once, at least 1; it changes the time, never an answer or a count.
+            `allow_code_execution` (False): whether a task such as HumanEval may run the programs that the model writes; see
+            `setblock.evaluation.judging`.
 
     Raises:
         SetBlockError: an argument is out of its range, or the model does not support the request.
