@@ -78,6 +78,7 @@ class LearnedCosts:
         self._products, self._sums = np.zeros((count, count)), np.zeros(count)
         self._coefficients = np.zeros(count)
         self._coefficients[0], self._coefficients[1:-3] = 1.0, 1.0 / free_tokens  # in a unit that nobody knows yet
+        self._fastest = 0.0  # seconds of the fastest pass
         self._curve: list[float] | None = None  # what 0, 1, 2, ... tokens cost, but for the last three terms
 
     def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
@@ -86,8 +87,9 @@ class LearnedCosts:
         if self._curve is None:  # asked for every pass, and of many sizes: so it is computed once for each fit
             self._curve = (_features(np.arange(KNOTS[-1] + 1), 0, 0)[:, :-3] @ self._coefficients[:-3]).tolist()
         curve, last, same = self._curve, KNOTS[-1], per_row * rows + per_cached * cached / MOST_CACHED
+        least = _LEAST * self._fastest
         return [
-            curve[min(each, last)] + slope * max(0, each - last) + same + (step if each > rows else 0.0)
+            max(least, curve[min(each, last)] + slope * max(0, each - last) + same + (step if each > rows else 0.0))
             for each in tokens
         ]
 
@@ -96,6 +98,7 @@ class LearnedCosts:
         features = _features(np.asarray([tokens]), rows, cached)[0] / seconds
         self._products = FADING * self._products + np.outer(features, features)
         self._sums = FADING * self._sums + features
+        self._fastest = seconds if self.num_passes == 0 else min(self._fastest, seconds)
         self.num_passes += 1
         if self.num_passes <= _EARLY or self.num_passes % _EARLY == 0:
             self._fit(seconds)
@@ -106,6 +109,9 @@ class LearnedCosts:
         self._coefficients, self._curve = _non_negative(products, self._sums, fallback=seconds), None
 
 
+_LEAST = (
+    0.1  # of the fastest pass: what a pass takes at least. A few uneven times may all be put down to what it hasn't
+)
 _EARLY = 8  # passes after each of which costs are fitted; later, after each so many
 
 
