@@ -195,11 +195,11 @@ def test_seconds_are_the_sum_that_the_coefficients_say(seen: list[tuple[int, flo
 def test_a_pass_always_takes_time(seed: int) -> None:
     """Of a few uneven times, as on a busy machine, a fit may put all down to tokens that a plain pass hasn't. To decide divides
     by its time."""
-    rng, control = random.Random(seed), DraftControl()
+    rng, costs = random.Random(seed), LearnedCosts(free_tokens=24.0)
     for _ in range(6):
         tokens, seconds = rng.choice([1, 2, 3, 5, 9, 17, 33]), 10 ** rng.uniform(-4, 0)
-        control.learn(TimedPass("any", tokens, 1, rng.randint(5, 900), seconds))
-        assert min(control.costs_of("any", rows=1).seconds([1, 2, 16], rows=1, cached=rng.randint(0, 900))) > 0
+        costs.learn(tokens, rows=1, cached=rng.randint(5, 900), seconds=seconds)
+        assert min(costs.seconds([1, 2, 16], rows=1, cached=rng.randint(0, 900))) > 0
 
 
 def test_costs_follow_a_machine_that_changes() -> None:
