@@ -40,6 +40,9 @@ STUDIES: dict[str, dict[str, dict[str, Any]]] = {
         "all masked": {"training.full_mask_share": 1.0},
     },
     "layers": {"Q, K, V alone": {"adapter.target_modules": ["q_proj", "k_proj", "v_proj"]}},
+    "together": {
+        "total variation, alpha / r 16": {"training.masked_loss": "total_variation", "adapter.alpha": 512},
+    },
     "form": {
         "mask, causal": {"training.block_attention": "causal"},
         "uniform, bidirectional": {"training.noise": "uniform"},
