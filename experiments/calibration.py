@@ -23,7 +23,6 @@ import json
 import random
 import statistics
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +30,9 @@ from typing import Any
 
 from rich.progress import track
 
+from order_study import by_rule, read_lines
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings.operating_point import label_of, point_from_json, point_to_json
+from setblock.decoding.settings.operating_point import NTP, label_of, point_from_json, point_to_json
 from setblock.errors import SetBlockError
 from setblock.evaluation.calibration import Tolerance, calibrate, tolerance_of
 from setblock.evaluation.result import Outcomes, Result, differing
@@ -85,23 +85,22 @@ def results_of(path: Path) -> list[Result]:
     """Return the results in the file of a sweep or of the study of orders."""
     try:
         with path.open(encoding="utf-8") as file:
-            lines = [json.loads(line) for line in file]
+            is_study = "wording" in json.loads(next(file, "{}"))
     except (OSError, ValueError) as error:
         raise SetBlockError(f"can't read {path}: {error}") from error
-    return study_results(path, lines) if lines and "wording" in lines[0] else read_results(path)
+    return study_results(path) if is_study else read_results(path)
 
 
-def study_results(path: Path, lines: Sequence[dict[str, Any]]) -> list[Result]:
+def study_results(path: Path) -> list[Result]:
     """Return the results that the lines of a study make up, over the messages that every rule has answered."""
-    answers: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
-    for line in lines:
-        answers[line["label"]][line["number"]] = line
+    answers = by_rule(read_lines(path))
     numbers = sorted(set.intersection(*(set(found) for found in answers.values())))
     task = {"name": path.stem, "options": {}, "num_examples": len(numbers)}
     run = {"task": task, "settings": {}, "model": {"name": path.stem, "fingerprint": "of the study"}}
-    plain = [answers["ntp"][number] for number in numbers]
+    of_plain = answers.pop(label_of(NTP))
+    plain = [of_plain[number] for number in numbers]
     results: list[Result] = []
-    for found in sorted(answers.values(), key=lambda found: found is not answers["ntp"]):
+    for found in (of_plain, *answers.values()):
         own = [found[number] for number in numbers]
         outcomes = Outcomes(
             tokens=tuple(line["tokens"] for line in own),

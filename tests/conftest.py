@@ -1,13 +1,14 @@
 """What all tests share: a small tokenizer and prompts to give to random models."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import settings
 from transformers import PreTrainedTokenizerBase
 
+from given_costs import GivenCosts, free
 from setblock.data.packing import Document, encode_pairs
 from setblock.data.tasks.word_problems import WordProblem, word_problems
 from setblock.data.tokenizer import train_tokenizer
@@ -18,23 +19,11 @@ settings.load_profile("setblock")
 torch.set_num_threads(1)
 
 
-class FreePasses:
-    """Say that passes of all sizes cost the same, so that whatever may be drafted is, and counts of passes depend on no
-    clock."""
-
-    num_passes = 0
-
-    def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
-        return [1.0] * len(tokens)
-
-    def learn(self, tokens: int, *, rows: int, cached: int, seconds: float) -> None:
-        pass
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _passes_are_free() -> Iterator[None]:
+    """Whatever may be drafted is, and counts of passes depend on no clock."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(control, "LearnedCosts", lambda free_tokens: FreePasses())
+        patch.setattr(control, "LearnedCosts", lambda free_tokens: GivenCosts(free))
         yield
 
 

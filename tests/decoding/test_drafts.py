@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import assert_same, drawn_settings
 from families import MODES, tiny_sbd
+from given_costs import GivenCosts, by_token
 from setblock.decoding.drafts.control import DraftControl
 from setblock.decoding.drafts.gains import DraftChoice, Prospects
 from setblock.decoding.drafts.lookup import with_copies
@@ -137,16 +138,6 @@ def test_any_decision_gives_plain_decodings_text_in_the_engine(
         assert_same(found[str(row)], generate_batch(sbd, [rows[row]], settings=[settings[row]])[0])
 
 
-class Dear:
-    """Costs that no draft is worth."""
-
-    def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
-        return [float(each) for each in tokens]
-
-    def learn(self, tokens: int, *, rows: int, cached: int, seconds: float) -> None:
-        pass
-
-
 def test_copies_are_not_looked_for_where_none_is_worth_it(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +149,7 @@ def test_copies_are_not_looked_for_where_none_is_worth_it(
         return with_copies(*of, **more)
 
     monkeypatch.setattr("setblock.decoding.step.absorb.with_copies", counted)
-    monkeypatch.setattr(DraftControl, "costs_of", lambda *_, **__: Dear())
+    monkeypatch.setattr(DraftControl, "costs_of", lambda *_, **__: GivenCosts(by_token))
     sbd = tiny_sbd("llama", tokenizer, mode="shifted")
     settings = DecodingSettings(max_new_tokens=60, min_new_tokens=60, draft_lookup=1)
     answers = generate_batch(sbd, [[5, 6, 5, 6, 5, 6]] * 20, settings=settings)

@@ -61,45 +61,50 @@ def four_bits() -> BitsAndBytesConfig:
     )
 
 
-MOST_TOKENS = 32
+_MOST_TOKENS = 32
 """Tokens of a product at most, where a token's bits depend on how many there are. Up to so many they don't."""
 
 
-def bits_vary(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether a token gets other bits in a product of many tokens than in one of few, in half precision on this CPU.
-    With AMX it does: oneDNN then sums in another order."""
-    return dtype.itemsize == 2 and device.type == "cpu" and _bits_vary(dtype)
+def is_invariant(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether a token must get the same bits in all passes of this type on this device: in half precision, on a CPU.
+    In float32 the differences are too small to decide a token."""
+    return dtype in (torch.bfloat16, torch.float16) and device.type == "cpu"
 
 
 @cache
 def _bits_vary(dtype: torch.dtype) -> bool:
-    """Try it, which takes a few milliseconds."""
-    with torch.inference_mode(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        hidden, weight = torch.randn(4 * MOST_TOKENS, 1024).to(dtype), torch.randn(2048, 1024).to(dtype)
+    """Return whether a token gets other bits in a product of many tokens than in one of few, on this CPU. With AMX it does:
+    oneDNN then sums in another order. Tries it, which takes a few milliseconds."""
+    numbers = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        hidden, weight = (torch.randn(n, 1024, generator=numbers).to(dtype) for n in (4 * _MOST_TOKENS, 2048))
         apart = [functional.linear(each, weight) for each in hidden.tensor_split(4)]
         return not torch.equal(functional.linear(hidden, weight), torch.cat(apart))
 
 
-def in_parts(product: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+def product_in_parts(product: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
     """Return a product with `hidden` [..., D], of so few tokens at a time that each gets the same bits in all passes. In
     training, and in compiled passes, it is one product."""
     tokens, is_whole = hidden.shape[:-1].numel(), torch.is_grad_enabled() or torch.compiler.is_compiling()
-    if is_whole or tokens <= MOST_TOKENS or not bits_vary(hidden.dtype, hidden.device):
+    if (
+        is_whole
+        or tokens <= _MOST_TOKENS
+        or not (is_invariant(hidden.dtype, hidden.device) and _bits_vary(hidden.dtype))
+    ):
         return product(hidden)
-    parts = hidden.reshape(tokens, -1).tensor_split(-(-tokens // MOST_TOKENS))  # alike: one token has another kernel
+    parts = hidden.reshape(tokens, -1).tensor_split(-(-tokens // _MOST_TOKENS))  # alike: one token has another kernel
     return torch.cat([product(each) for each in parts]).view(*hidden.shape[:-1], -1)
 
 
 def keep_bits(model: PreTrainedModel) -> None:
-    """Have the linear layers of a model decode `in_parts`, where that is needed. To be called again does nothing.
+    """Have the linear layers of a model decode by `product_in_parts`, where that is needed. To be called again does nothing.
 
     Products that are in no such layer, as of experts that are kept in one tensor, stay as they are.
     """
-    if bits_vary(model.dtype, model.device):
+    if is_invariant(model.dtype, model.device) and _bits_vary(model.dtype):
         for module in model.modules():
-            if isinstance(module, (nn.Linear, Conv1D)) and "forward" not in vars(module):
-                vars(module)["forward"] = partial(in_parts, module.forward)
+            if isinstance(module, (nn.Linear, Conv1D, PrepackedLinear)) and "forward" not in vars(module):
+                vars(module)["forward"] = partial(product_in_parts, module.forward)
 
 
 _EXPECTED_TOKENS = 32
@@ -145,9 +150,6 @@ class PrepackedLinear(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map [..., in_features] to [..., out_features]."""
-        return in_parts(self._product, hidden)
-
-    def _product(self, hidden: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             traced: Tensor = torch.ops.setblock.prepacked_linear(hidden, self.bias, self._number, self.out_features)
             return traced

@@ -1,7 +1,6 @@
 """What decides how much is drafted: pure functions of numbers, against plain twins, and on costs as machines have them."""
 
 import itertools
-import random
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -9,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from given_costs import GivenCosts, by_token, free, on_a_cpu
 from setblock.decoding.drafts.control import DraftControl
-from setblock.decoding.drafts.costs import KNOTS, MOST_CACHED, CostModel, LearnedCosts, TimedPass
+from setblock.decoding.drafts.costs import CostModel, LearnedCosts, TimedPass
 from setblock.decoding.drafts.gains import (
     CONFIDENCES,
     COPIED,
@@ -30,23 +30,6 @@ from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE
 from setblock.roofline.prediction import Prediction, last_paying_batch
 from setblock.roofline.shape import PRESETS
-
-
-class Given:
-    """Given costs: a function of a pass's tokens and rows."""
-
-    def __init__(self, seconds: Callable[[int, int], float]) -> None:
-        self.of = seconds
-
-    def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
-        return [self.of(each, rows) for each in tokens]
-
-    def learn(self, tokens: int, *, rows: int, cached: int, seconds: float) -> None:
-        pass
-
-
-def on_a_cpu(tokens: int, rows: int) -> float:
-    return 0.85 + 0.035 * tokens + 0.08 * rows
 
 
 def was_fed(kinds: Sequence[int], *, block: int = 0) -> Span:
@@ -130,88 +113,6 @@ def test_a_row_that_copies_gets_the_tokens_that_others_leave() -> None:
     assert chosen[0].drafted < 2 < chosen[1].drafted
 
 
-# Costs
-
-
-@pytest.mark.parametrize("disturbed", [0.0, 0.1])
-@pytest.mark.parametrize("noise", [0.0, 0.2])
-@pytest.mark.parametrize(
-    ("seconds", "sizes", "rows", "free_tokens"),
-    [
-        (on_a_cpu, (1, 1, 2, 3, 5, 9, 16), 1, 24.0),
-        (on_a_cpu, (8, 8, 10, 14, 20, 40), 8, 24.0),
-        (on_a_cpu, (1, 1, 4, 12), 1, 512.0),
-        (lambda tokens, rows: max(1.0, tokens / 256), (32, 64, 128, 256, 512, 1024), 32, 512.0),
-        (lambda tokens, rows: max(1.0, tokens / 256), (1, 4, 16, 32), 1, 24.0),
-    ],
-    ids=["one request", "eight", "another prior", "a GPU", "a GPU, one request"],
-)
-def test_costs_are_learned_from_times(
-    seconds: Callable[[int, int], float],
-    sizes: Sequence[int],
-    rows: int,
-    free_tokens: float,
-    noise: float,
-    disturbed: float,
-) -> None:
-    """Within a tenth of a pass's cost, wherever there were passes; with noise, and where a tenth of them took ten times as
-    long."""
-    rng, costs = random.Random(0), LearnedCosts(free_tokens=free_tokens)
-    for _ in range(150):
-        tokens = rng.choice(sizes)
-        taken = 0.02 * seconds(tokens, rows) * (1 + noise * rng.random()) * (10 if rng.random() < disturbed else 1)
-        costs.learn(tokens, rows=rows, cached=100 * rows, seconds=taken)
-    found = costs.seconds(sorted(set(sizes)), rows=rows, cached=100 * rows)
-    assert found == sorted(found)
-    for tokens, each in zip(sorted(set(sizes)), found, strict=True):
-        expected = seconds(tokens, rows) / seconds(min(sizes), rows)
-        assert each / found[0] == pytest.approx(expected, rel=0.1 if noise + disturbed == 0 else 0.2)
-
-
-def test_a_step_where_any_row_has_more_than_one_token_is_learned() -> None:
-    """Passes over 32 rows: 90 ms over one token of each, and 15 ms more as soon as there is another token."""
-    costs = LearnedCosts(free_tokens=24.0)
-    for tokens in [32, 32, 34, 32, 36, 33, 32, 40, 32, 35] * 12:
-        costs.learn(tokens, rows=32, cached=3000, seconds=0.09 + 0.001 * (tokens - 32) + 0.015 * (tokens > 32))
-    plain, more = costs.seconds([32, 33], rows=32, cached=3000)
-    assert more - plain == pytest.approx(0.016, rel=0.2)
-
-
-@given(seen=st.lists(st.tuples(st.integers(1, 3000), st.floats(0.5, 2)), min_size=1, max_size=40))
-def test_seconds_are_the_sum_that_the_coefficients_say(seen: list[tuple[int, float]]) -> None:
-    costs = LearnedCosts(free_tokens=24.0)
-    for tokens, seconds in seen:
-        costs.learn(tokens, rows=7, cached=900, seconds=seconds)
-    start, *slopes, per_row, per_cached, step = costs._coefficients
-    for tokens in (1, 3, 7, 8, 33, 1024, 1025, 2500):
-        inside = [max(0, min(tokens, end) - knot) for knot, end in itertools.pairwise([*KNOTS, 10**9])]
-        expected = start + sum(a * b for a, b in zip(slopes, inside, strict=True))
-        expected += per_row * 7 + per_cached * 900 / MOST_CACHED + step * (tokens > 7)
-        least = 0.1 * min(seconds for _, seconds in seen)
-        assert costs.seconds([tokens], rows=7, cached=900) == pytest.approx([max(least, expected)])
-
-
-@pytest.mark.parametrize("seed", range(100))
-def test_a_pass_always_takes_time(seed: int) -> None:
-    """Of a few uneven times, as on a busy machine, a fit may put all down to tokens that a plain pass hasn't. To decide divides
-    by its time."""
-    rng, costs = random.Random(seed), LearnedCosts(free_tokens=24.0)
-    for _ in range(6):
-        tokens, seconds = rng.choice([1, 2, 3, 5, 9, 17, 33]), 10 ** rng.uniform(-4, 0)
-        costs.learn(tokens, rows=1, cached=rng.randint(5, 900), seconds=seconds)
-        assert min(costs.seconds([1, 2, 16], rows=1, cached=rng.randint(0, 900))) > 0
-
-
-def test_costs_follow_a_machine_that_changes() -> None:
-    costs = LearnedCosts(free_tokens=24.0)
-    for slope in (0.0, 0.1):
-        for turn in range(600):
-            tokens = (1, 4, 16)[turn % 3]
-            costs.learn(tokens, rows=1, cached=50, seconds=0.01 * (1 + slope * tokens))
-    one, many = costs.seconds([1, 16], rows=1, cached=50)
-    assert many / one == pytest.approx(2.6 / 1.1, rel=0.1)
-
-
 # Chances
 
 
@@ -280,7 +181,7 @@ def test_blocks_are_whole_at_small_batches_and_shrink_where_the_roofline_says_th
     little is fed."""
     fed = {}
     for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
-        control = DraftControl(costs={"any": Given(on_an_h100)})
+        control = DraftControl(costs={"any": GivenCosts(on_an_h100)})
         fed[rows] = sum(choice.fed for choice in decided(control, rows, size=size)) / rows
     assert fed[1] == fed[2] == fed[4] == size
     assert list(fed.values()) == sorted(fed.values(), reverse=True)
@@ -295,7 +196,7 @@ def test_blocks_are_whole_at_small_batches_and_shrink_where_the_roofline_says_th
 
 
 def test_a_row_whose_drafts_are_wrong_stops_drafting_and_others_do_not() -> None:
-    control = DraftControl(costs={"any": Given(lambda tokens, rows: 0.7 + 0.1 * tokens)})
+    control = DraftControl(costs={"any": GivenCosts(lambda tokens, rows: 0.7 + 0.1 * tokens)})
     kinds = [COPIED + 1] * 3
     wrong, right = control.new_row(), control.new_row()
     for _ in range(20):
@@ -309,7 +210,7 @@ def test_a_row_whose_drafts_are_wrong_stops_drafting_and_others_do_not() -> None
 
 def test_what_few_rows_gain_is_not_asked_of_many() -> None:
     """A row alone gains several tokens a pass. A full batch, whose tokens cost more, drafts as if it had been there first."""
-    costs: dict[str, CostModel] = {"any": Given(on_a_cpu)}
+    costs: dict[str, CostModel] = {"any": GivenCosts(on_a_cpu)}
     kinds, before, fresh = [COPIED + 6] * 7, DraftControl(costs=costs), DraftControl(costs=costs)
     row = before.new_row()
     for _ in range(200):
@@ -343,7 +244,7 @@ def test_what_a_draft_costs_among_many_rows_is_not_taken_for_what_it_costs_among
 
 def test_chances_that_promise_too_much_are_trusted_less() -> None:
     """Of many rows, those are chosen that were lucky. Half of what they promise comes: then less is drafted."""
-    costs: dict[str, CostModel] = {"any": Given(lambda tokens, rows: 1 + 0.08 * tokens)}
+    costs: dict[str, CostModel] = {"any": GivenCosts(lambda tokens, rows: 1 + 0.08 * tokens)}
     control, kinds = DraftControl(costs=costs), [COPIED + 3]
     assert decided(control, 8, size=0, kinds=kinds) == [DraftChoice(1, 0)] * 8
     for turn in range(60):
@@ -356,14 +257,14 @@ def test_chances_that_promise_too_much_are_trusted_less() -> None:
 
 def test_a_pass_that_is_filled_up_pays_for_what_a_second_token_costs() -> None:
     """Two rows, and two that have ended, in a compiled pass: the rows that fill it up are no second tokens."""
-    control = DraftControl(costs={"any": Given(lambda tokens, rows: 1 + 0.5 * (tokens > rows))})
+    control = DraftControl(costs={"any": GivenCosts(lambda tokens, rows: 1 + 0.5 * (tokens > rows))})
     prospects = [control.new_row().prospects([0], 0, waits=False) for _ in range(2)]
     chosen = control.decide(prospects, "any", others=0, prompts=0, padded_rows=4, cached=0, widths=[1, 8])
     assert chosen == [DraftChoice(0, 0)] * 2
 
 
 def test_where_all_drafts_are_refused_passes_follow_that_nobody_drafts_for() -> None:
-    dear, kinds = DraftControl(costs={"any": Given(lambda tokens, rows: float(tokens))}), [COPIED]
+    dear, kinds = DraftControl(costs={"any": GivenCosts(by_token)}), [COPIED]
     for _ in range(50):
         assert decided(dear, 32, size=0) == [DraftChoice(0, 0)] * 32
     assert not dear.resting  # nothing was offered
@@ -375,7 +276,7 @@ def test_where_all_drafts_are_refused_passes_follow_that_nobody_drafts_for() -> 
         assert dear.rest(32) == [DraftChoice(0, 0)] * 32
         passes += 1
     assert passes > 1
-    dear.costs["any"] = Given(lambda tokens, rows: 1.0)
+    dear.costs["any"] = GivenCosts(free)
     assert decided(dear, 32, size=0, kinds=kinds) == [DraftChoice(1, 0)] * 32
     assert not dear.resting
     assert dear.gain == pytest.approx(1, abs=0.1)  # passes without drafts count as what they are
@@ -385,7 +286,7 @@ def test_what_is_gained_already_is_asked_of_drafts_once() -> None:
     """Passes gain half as much again. A draft that gains a tenth more than that for its cost is taken, and one that gains a
     tenth less is not."""
     for chance, is_taken in ((0.55 * 1.1, True), (0.55 * 0.9, False)):
-        control = DraftControl(costs={"any": Given(lambda tokens, rows: 1 + 0.5 * (tokens - 8) / 11)})
+        control = DraftControl(costs={"any": GivenCosts(lambda tokens, rows: 1 + 0.5 * (tokens - 8) / 11)})
         decided(control, 8, size=0)
         control._gain_here.gained, control._gain_here.spent = 96.0, 64.0
         worth = 1.5 * 8 * 0.5 / 11  # what a token more costs, in tokens

@@ -281,7 +281,7 @@ def decided_spans(
         chosen = _decided(control, drafts, spans, deciding, state, runner)
     found, terms = list(spans), state.terms.rows
     for row, choice in zip(deciding, chosen, strict=True):
-        found[row] = _with_choice(spans[row], choice.drafted, choice.fed, terms[row], fuses_commit=runner.fuses_commit)
+        found[row] = _with_choice(spans[row], choice, terms[row], fuses_commit=runner.fuses_commit)
     return found
 
 
@@ -335,7 +335,8 @@ def timed_pass(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> TimedPa
     )
 
 
-def _with_choice(span: Span, drafted: int, fed: int, terms: RowTerms, *, fuses_commit: bool) -> Span:
+def _with_choice(span: Span, choice: DraftChoice, terms: RowTerms, *, fuses_commit: bool) -> Span:
+    drafted, fed = choice
     block_start = span.start + 1 + drafted
     stop = span.stop_end if drafted == span.drafted else terms.limit
     block_end = min(block_start + terms.block_size, stop)

@@ -109,9 +109,8 @@ class LearnedCosts:
         self._coefficients, self._curve = _non_negative(products, self._sums, fallback=seconds), None
 
 
-_LEAST = (
-    0.1  # of the fastest pass: what a pass takes at least. A few uneven times may all be put down to what it hasn't
-)
+# What a pass takes at least, of the fastest one: a few uneven times may all be put down to what a plain pass hasn't
+_LEAST = 0.1
 _EARLY = 8  # passes after each of which costs are fitted; later, after each so many
 
 

@@ -93,6 +93,7 @@ def joined(states: Sequence[BatchState]) -> BatchState:
     terms = Terms(
         [each for state in states for each in state.terms.rows], states[0].facts, device=states[0].tokens.device
     )
+    records = [each.record for each in states if each.record is not None]
     return BatchState(
         terms=terms,
         # The row of the largest limit may get a larger block from another
@@ -100,9 +101,7 @@ def joined(states: Sequence[BatchState]) -> BatchState:
         cache=joined_group([state.cache for state in states]),
         block=joined_group([state.block for state in states]),
         answer=joined_group([state.answer for state in states]),
-        record=_sized(joined_group(records), terms)
-        if (records := [each.record for each in states if each.record])
-        else None,
+        record=_sized(joined_group(records), terms) if records else None,
         first_logits=first_logits,
         draft_text=states[0].draft_text,
         may_prefill=any(state.may_prefill for state in states),

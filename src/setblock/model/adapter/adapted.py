@@ -23,7 +23,7 @@ from setblock.errors import SetBlockError
 from setblock.model.adapter.adapter import check_output, with_row
 from setblock.model.adapter.files import INNER, OUTER, ROW
 from setblock.model.adapter.gate import Gate
-from setblock.model.weights import in_parts
+from setblock.model.weights import product_in_parts
 
 
 class SharedProduct:
@@ -91,10 +91,8 @@ class Update(nn.Module):
 
     def _inside(self, hidden: Tensor) -> Sequence[Tensor]:
         """Map [..., in_features] to [n, r] for each layer."""
-        return torch.split(self.gate.gated(in_parts(self._inner, self.gate.rows(hidden))), self.ranks, dim=-1)
-
-    def _inner(self, hidden: Tensor) -> Tensor:
-        return linear(hidden, self.inner)
+        inside = product_in_parts(partial(linear, weight=self.inner), self.gate.rows(hidden))
+        return torch.split(self.gate.gated(inside), self.ranks, dim=-1)
 
     def _add(self, index: int, base: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         if self.gate.is_open:

@@ -35,6 +35,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from setblock.masks import AttentionMask, added
 from setblock.model.attention.attention import OURS, layer_windows, plan_of
 from setblock.model.protocol.runtime import PROMPT_PART
+from setblock.model.weights import is_invariant
 
 GROUPED_SDPA, INVARIANT_SDPA = f"{OURS}grouped_sdpa", f"{OURS}invariant_sdpa"
 """Names of the attention functions below."""
@@ -139,13 +140,6 @@ def invariant_attention(
     attended = torch.bmm(weights.view(groups * chunks, -1, CHUNK), value.reshape(groups * chunks, CHUNK, -1))
     attended = attended.view(batch, heads, chunks, rows + more, -1).sum(dim=2, dtype=torch.float32)
     return attended[:, :, :rows].to(value.dtype)
-
-
-def is_invariant(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether a token must get the same bits in all passes of this type on this device: in half precision, on a CPU.
-    In float32 the differences are too small to decide a token. Asked once for each runner, by `grouped_attention` and
-    `keep_bits`."""
-    return dtype in (torch.bfloat16, torch.float16) and device.type == "cpu"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,91 @@
+"""What passes cost, learned from their times."""
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from given_costs import on_a_cpu
+from setblock.decoding.drafts.costs import KNOTS, MOST_CACHED, LearnedCosts
+
+
+@pytest.mark.parametrize("disturbed", [0.0, 0.1])
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+@pytest.mark.parametrize(
+    ("seconds", "sizes", "rows", "free_tokens"),
+    [
+        (on_a_cpu, (1, 1, 2, 3, 5, 9, 16), 1, 24.0),
+        (on_a_cpu, (8, 8, 10, 14, 20, 40), 8, 24.0),
+        (on_a_cpu, (1, 1, 4, 12), 1, 512.0),
+        (lambda tokens, rows: max(1.0, tokens / 256), (32, 64, 128, 256, 512, 1024), 32, 512.0),
+        (lambda tokens, rows: max(1.0, tokens / 256), (1, 4, 16, 32), 1, 24.0),
+    ],
+    ids=["one request", "eight", "another prior", "a GPU", "a GPU, one request"],
+)
+def test_costs_are_learned_from_times(
+    seconds: Callable[[int, int], float],
+    sizes: Sequence[int],
+    rows: int,
+    free_tokens: float,
+    noise: float,
+    disturbed: float,
+) -> None:
+    """Within a tenth of a pass's cost, wherever there were passes; with noise, and where a tenth of them took ten times as
+    long."""
+    rng, costs = random.Random(0), LearnedCosts(free_tokens=free_tokens)
+    for _ in range(150):
+        tokens = rng.choice(sizes)
+        taken = 0.02 * seconds(tokens, rows) * (1 + noise * rng.random()) * (10 if rng.random() < disturbed else 1)
+        costs.learn(tokens, rows=rows, cached=100 * rows, seconds=taken)
+    found = costs.seconds(sorted(set(sizes)), rows=rows, cached=100 * rows)
+    assert found == sorted(found)
+    for tokens, each in zip(sorted(set(sizes)), found, strict=True):
+        expected = seconds(tokens, rows) / seconds(min(sizes), rows)
+        assert each / found[0] == pytest.approx(expected, rel=0.1 if noise + disturbed == 0 else 0.2)
+
+
+def test_a_step_where_any_row_has_more_than_one_token_is_learned() -> None:
+    """Passes over 32 rows: 90 ms over one token of each, and 15 ms more as soon as there is another token."""
+    costs = LearnedCosts(free_tokens=24.0)
+    for tokens in [32, 32, 34, 32, 36, 33, 32, 40, 32, 35] * 12:
+        costs.learn(tokens, rows=32, cached=3000, seconds=0.09 + 0.001 * (tokens - 32) + 0.015 * (tokens > 32))
+    plain, more = costs.seconds([32, 33], rows=32, cached=3000)
+    assert more - plain == pytest.approx(0.016, rel=0.2)
+
+
+@given(seen=st.lists(st.tuples(st.integers(1, 3000), st.floats(0.5, 2)), min_size=1, max_size=40))
+def test_seconds_are_the_sum_that_the_coefficients_say(seen: list[tuple[int, float]]) -> None:
+    costs = LearnedCosts(free_tokens=24.0)
+    for tokens, seconds in seen:
+        costs.learn(tokens, rows=7, cached=900, seconds=seconds)
+    start, *slopes, per_row, per_cached, step = costs._coefficients
+    for tokens in (1, 3, 7, 8, 33, 1024, 1025, 2500):
+        inside = [max(0, min(tokens, end) - knot) for knot, end in itertools.pairwise([*KNOTS, 10**9])]
+        expected = start + sum(a * b for a, b in zip(slopes, inside, strict=True))
+        expected += per_row * 7 + per_cached * 900 / MOST_CACHED + step * (tokens > 7)
+        least = 0.1 * min(seconds for _, seconds in seen)
+        assert costs.seconds([tokens], rows=7, cached=900) == pytest.approx([max(least, expected)])
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_pass_always_takes_time(seed: int) -> None:
+    """Of a few uneven times, as on a busy machine, a fit may put all down to tokens that a plain pass hasn't. To decide divides
+    by its time."""
+    rng, costs = random.Random(seed), LearnedCosts(free_tokens=24.0)
+    for _ in range(6):
+        tokens, seconds = rng.choice([1, 2, 3, 5, 9, 17, 33]), 10 ** rng.uniform(-4, 0)
+        costs.learn(tokens, rows=1, cached=rng.randint(5, 900), seconds=seconds)
+        assert min(costs.seconds([1, 2, 16], rows=1, cached=rng.randint(0, 900))) > 0
+
+
+def test_costs_follow_a_machine_that_changes() -> None:
+    costs = LearnedCosts(free_tokens=24.0)
+    for slope in (0.0, 0.1):
+        for turn in range(600):
+            tokens = (1, 4, 16)[turn % 3]
+            costs.learn(tokens, rows=1, cached=50, seconds=0.01 * (1 + slope * tokens))
+    one, many = costs.seconds([1, 16], rows=1, cached=50)
+    assert many / one == pytest.approx(2.6 / 1.1, rel=0.1)
