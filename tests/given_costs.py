@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from setblock.decoding.drafts.costs import TimedPass
+
 
 class GivenCosts:
     """A pass costs what a function of its tokens and rows says."""
@@ -14,7 +16,10 @@ class GivenCosts:
     def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
         return [self.of(each, rows) for each in tokens]
 
-    def learn(self, tokens: int, *, rows: int, cached: int, seconds: float) -> None:
+    def of_uneven(self) -> float:
+        return 0.0
+
+    def learn(self, timed: TimedPass) -> None:
         pass
 
 

@@ -20,10 +20,12 @@ from setblock.decoding.drafts.gains import (
     DraftChoice,
     ExpectedDraft,
     Prospects,
+    Usual,
     choose_drafts,
     choose_drafts_alike,
     copied_kinds,
     kinds_of,
+    worths,
 )
 from setblock.model.protocol.runtime import Span
 from setblock.roofline.cost import Precision
@@ -66,7 +68,9 @@ def test_drafted_places_are_chosen_as_if_all_choices_had_been_tried(
     """For any costs that rise, kinks and flat parts included."""
     costs = [1.0, *itertools.accumulate(steps, initial=1.0)]
     rows = [Prospects(reached, (), 0) for reached in drafts]
-    chosen = choose_drafts(rows, lambda tokens: [costs[each] for each in tokens], others=len(rows), rate=rate)
+    chosen = choose_drafts(
+        rows, lambda tokens: [costs[each] for each in tokens], others=len(rows), rate=rate, usual=Usual()
+    )
     gain = sum(sum(row.reached[: choice.drafted]) for row, choice in zip(rows, chosen, strict=True))
     found = gain - rate * costs[len(rows) + sum(choice.drafted for choice in chosen)]
     assert found == pytest.approx(plain_twin(rows, costs.__getitem__, rate))
@@ -79,7 +83,9 @@ def test_a_block_is_fed_only_if_it_pays(
     expected = [0.9 ** (place + 1) for place in range(size - 1)]
     rows = [Prospects(reached, expected, size) for reached in drafts]
     rate = data.draw(st.floats(0.5, 3))
-    chosen = choose_drafts(rows, lambda tokens: [1 + slope * each for each in tokens], others=len(rows), rate=rate)
+    chosen = choose_drafts(
+        rows, lambda tokens: [1 + slope * each for each in tokens], others=len(rows), rate=rate, usual=Usual()
+    )
     one = rate * slope
     for row, choice in zip(rows, chosen, strict=True):
         right = row.reached[choice.drafted - 1] if choice.drafted else 1.0
@@ -94,23 +100,64 @@ def test_a_block_is_fed_only_if_it_pays(
 
 def test_everything_is_taken_where_passes_cost_the_same_and_nothing_where_tokens_are_dear() -> None:
     rows = [Prospects([0.3, 0.1], [0.5] * 7, 8), Prospects([], [0.5] * 7, 8)]
-    free = choose_drafts(rows, lambda tokens: [1.0] * len(tokens), others=2, rate=2.0)
+    free = choose_drafts(rows, lambda tokens: [1.0] * len(tokens), others=2, rate=2.0, usual=Usual())
     assert free == [DraftChoice(2, 8), DraftChoice(0, 8)]
-    dear = choose_drafts(rows, lambda tokens: [float(each) for each in tokens], others=2, rate=1.0)
+    dear = choose_drafts(rows, lambda tokens: [float(each) for each in tokens], others=2, rate=1.0, usual=Usual())
     assert dear == [DraftChoice(0, 0), DraftChoice(0, 0)]
     for widths in ([1, 2, 4, 8, 16], [1, 8, 16]):
-        alike = choose_drafts_alike(rows, lambda tokens: [1.0] * len(tokens), widths=widths, padded_rows=2, rate=2.0)
+        alike = choose_drafts_alike(
+            rows, lambda tokens: [1.0] * len(tokens), widths=widths, padded_rows=2, rate=2.0, usual=Usual()
+        )
         assert alike == [DraftChoice(2, 8), DraftChoice(0, 8)]
         dear = choose_drafts_alike(
-            rows, lambda tokens: [float(n) for n in tokens], widths=widths, padded_rows=2, rate=1.0
+            rows, lambda tokens: [float(n) for n in tokens], widths=widths, padded_rows=2, rate=1.0, usual=Usual()
         )
         assert dear == [DraftChoice(0, 0), DraftChoice(0, 0)]
 
 
 def test_a_row_that_copies_gets_the_tokens_that_others_leave() -> None:
     sure, doubtful = Prospects([0.95**n for n in range(1, 8)], (), 0), Prospects([0.3, 0.09], (), 0)
-    chosen = choose_drafts([doubtful, sure], lambda tokens: [on_a_cpu(each, 2) for each in tokens], others=2, rate=8.0)
+    chosen = choose_drafts(
+        [doubtful, sure], lambda tokens: [on_a_cpu(each, 2) for each in tokens], others=2, rate=8.0, usual=Usual()
+    )
     assert chosen[0].drafted < 2 < chosen[1].drafted
+
+
+def test_rows_are_fed_alike_where_uneven_ones_cost_more_than_they_bring() -> None:
+    rows = [Prospects([0.9, 0.8, 0.7, 0.2], (), 0), Prospects([0.9, 0.5, 0.1], (), 0)]
+    apart, alike = (
+        choose_drafts(rows, lambda tokens: [0.4 * n for n in tokens], uneven=uneven, others=2, rate=1.0, usual=Usual())
+        for uneven in (0.0, 1.0)
+    )
+    assert [each.drafted for each in apart] == [3, 2]
+    assert [each.drafted for each in alike] == [3, 2]  # as one part of attention: 4 tokens and 3
+    rows[1] = Prospects([0.35], (), 0)
+    apart, alike = (
+        choose_drafts(rows, lambda tokens: [0.4 * n for n in tokens], uneven=uneven, others=2, rate=1.0, usual=Usual())
+        for uneven in (0.0, 2.0)
+    )
+    assert [each.drafted for each in apart] == [3, 0]
+    assert [each.drafted for each in alike] == [1, 1]
+
+
+@given(drafts=chances, usual=st.builds(Usual, st.floats(1, 8), st.floats(0, 6)))
+def test_a_place_is_worth_less_where_passes_give_the_row_more_than_usual(drafts: list[float], usual: Usual) -> None:
+    """The next pass would check it too. A row that is like the others, or worse, loses nothing."""
+    found = worths(drafts, usual)
+    whole = int(usual.checked)
+    tokens = 1 + sum(drafts[:whole]) + (usual.checked % 1) * sum(drafts[whole : whole + 1])
+    assert found == pytest.approx([each * min(1, usual.tokens / tokens) for each in drafts])
+
+
+def test_a_row_with_a_good_draft_does_not_take_all_of_it_at_once() -> None:
+    """Four right tokens in each of two passes, by cheap passes, in place of eight in one that costs more than two of them."""
+    row = Prospects([0.95**place for place in range(1, 9)], (), 0)
+    seconds = {n: 1.0 + 0.02 * n + (2.2 if n > 5 else 0.0) for n in range(1, 12)}
+    taken = [
+        choose_drafts([row], lambda tokens: [seconds[n] for n in tokens], others=1, rate=1.2, usual=usual)[0].drafted
+        for usual in (Usual(), Usual(tokens=1.5, checked=3.0))
+    ]
+    assert taken == [8, 4]
 
 
 # Chances
@@ -233,9 +280,9 @@ def test_what_a_draft_costs_among_many_rows_is_not_taken_for_what_it_costs_among
     control = DraftControl()
     for tokens in [32, 33, 40, 52] * 60:
         seconds = 0.1 + 0.001 * tokens + 0.03 * (tokens > 32)
-        control.learn(TimedPass("any", tokens, rows=32, cached=6400, seconds=seconds))
+        control.learn(TimedPass("any", tokens, 32, cached=6400, is_uneven=tokens > 32, seconds=seconds))
     for tokens in [8, 8, 8, 12] * 6:
-        control.learn(TimedPass("any", tokens, rows=8, cached=1600, seconds=0.05 + 0.001 * tokens))
+        control.learn(TimedPass("any", tokens, 8, cached=1600, is_uneven=False, seconds=0.05 + 0.001 * tokens))
     plain, more = control.costs_of("any", rows=8).seconds([8, 12], rows=8, cached=1600)
     assert more / plain == pytest.approx(62 / 58, abs=0.02)
     assert control.curve("any", rows=31, cached=0)

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from setblock.decoding.drafts.costs import KNOTS, CostModel, LearnedCosts, PassClock, TimedPass
+from setblock.decoding.drafts.costs import KNOTS, CostModel, LearnedCosts, PassClock, TimedPass, is_uneven
 from setblock.decoding.drafts.gains import (
     Chances,
     DraftChoice,
     ExpectedDraft,
     Prospects,
+    Usual,
     choose_drafts,
     choose_drafts_alike,
 )
@@ -50,12 +51,14 @@ class RowDrafts:
 
 @dataclass
 class _Gain:
-    """Hold what recent passes gave: their tokens, and those that plain passes would have given in the same time; and of the
-    drafted tokens that they checked, how many were right, and how many should have been. `refused`: rows whose drafts were not
-    worth their cost, since the last one that was."""
+    """Hold what recent passes gave: their tokens, and those that plain passes would have given in the same time; their rows,
+    and how many drafted places of these they checked; how many were right, and how many should have been. `refused`: rows
+    whose drafts were not worth their cost, since the last one that was."""
 
     gained: float = 64.0
     spent: float = 64.0
+    rows: float = 64.0
+    checked: float = 0.0
     right: float = 0.0
     hoped: float = 0.0
     refused: int = 0
@@ -69,6 +72,7 @@ class _Gain:
     def fade(self) -> None:
         """Let all of it count less."""
         self.gained, self.spent = _FADING * self.gained, _FADING * self.spent
+        self.rows, self.checked = _FADING * self.rows, _FADING * self.checked
         self.right, self.hoped = _FADING * self.right, _FADING * self.hoped
 
 
@@ -157,8 +161,7 @@ class DraftControl:
 
     def learn(self, timed: TimedPass) -> None:
         """Take the time of a pass into account."""
-        _, tokens, rows, cached, seconds = timed
-        self.costs_of(timed.kind, rows=rows).learn(tokens, rows=rows, cached=cached, seconds=seconds)
+        self.costs_of(timed.kind, rows=timed.rows).learn(timed)
 
     def decide(
         self,
@@ -189,19 +192,25 @@ class DraftControl:
             return model.seconds(tokens, rows=computed, cached=cached)
 
         plain = seconds([computed])[0]
-        rate, trust = max(_MARGIN, self.gain) * count / plain, self._gain_here.trust
-        prospects = [row.trusted(trust) for row in rows]
+        uneven, here, rate = 0.0, self._gain_here, max(_MARGIN, self.gain) * count / plain
+        usual = Usual(max(1.0, here.gained / here.rows), here.checked / here.rows)
+        prospects = [row.trusted(here.trust) for row in rows]
         if widths is None:
-            chosen = choose_drafts(prospects, seconds, others=count + prompts, rate=rate)
+            of_uneven = model.of_uneven()
+            chosen = choose_drafts(prospects, seconds, uneven=of_uneven, others=count + prompts, rate=rate, usual=usual)
+            uneven = of_uneven * is_uneven(map(sum, chosen))
             tokens = count + sum(each.drafted + each.fed for each in chosen)
         else:
-            chosen = choose_drafts_alike(prospects, seconds, widths=widths, padded_rows=padded_rows, rate=rate)
+            chosen = choose_drafts_alike(
+                prospects, seconds, widths=widths, padded_rows=padded_rows, rate=rate, usual=usual
+            )
             tokens = padded_rows * (1 + max(each.drafted + each.fed for each in chosen))
         self._chances.fade(_KEPT)
         self._expected.fade(_KEPT)
-        here = self._gain_here
         here.fade()
-        here.spent += len(rows) * seconds([tokens])[0] / plain
+        here.rows += len(rows)
+        here.checked += sum(each.drafted for each in chosen)
+        here.spent += len(rows) * (seconds([tokens])[0] + uneven) / plain
         is_taken = any(each.drafted or each.fed for each in chosen)
         here.refused = 0 if is_taken else here.refused + sum(bool(each.reached or each.size) for each in prospects)
         self.resting = _REST if here.refused >= _REFUSED else 0
@@ -210,7 +219,8 @@ class DraftControl:
     def rest(self, num_rows: int) -> list[DraftChoice]:
         """Return what rows are fed besides their next tokens in a pass that nobody drafted for: nothing."""
         self.resting -= 1
-        self._gain_here.spent += num_rows
+        here = self._gain_here
+        here.spent, here.rows = here.spent + num_rows, here.rows + num_rows
         return [DraftChoice(0, 0)] * num_rows
 
 
@@ -331,6 +341,7 @@ def timed_pass(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> TimedPa
         tokens=rows * plan.queries if is_padded else sum(span.tokens for span in fed),
         rows=rows,
         cached=sum(span.start for span in fed),
+        is_uneven=not is_padded and is_uneven(span.tokens - 1 for span in fed),
         seconds=0.0,
     )
 

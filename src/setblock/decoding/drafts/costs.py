@@ -2,18 +2,18 @@
 
 Knows numbers, clocks and devices. Knows nothing of models or drafts.
 
-    seconds = start + sum of slope_i * (tokens within segment i) + per_row * rows + per_cached * cached
-              + step, if tokens > rows
+    seconds = start + sum of slope_i * (tokens within segment i) + sum of step_j, if tokens > `STEPS`[j]
+              + per_row * rows + per_cached * cached + uneven, if rows have uneven numbers of tokens
 
-The step is what a pass costs more as soon as any row has more than one token: other kernels and masks, and one more part of
-attention. The segments lie between `KNOTS`, so that a pass may cost the same up to some size, as on a GPU, or rise from the
-first token on. All coefficients are at least 0. They minimise the relative error over recent passes, with a weak prior; a pass
-that was disturbed, and took long, counts for little.
+The segments lie between `KNOTS`, so that a pass may cost the same up to some size, as on a GPU, or rise from the first token
+on. A step is what it costs more beyond some size: kernels compute so many tokens at a time. Rows of uneven lengths need
+further parts of attention. All coefficients are at least 0. They minimise the relative error over recent
+passes, with a weak prior; a pass that was disturbed, and took long, counts for little.
 """
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,10 +22,13 @@ import torch
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Tokens of a pass between which its cost is taken to be linear."""
 
+STEPS = (16, 32, 64, 128)
+"""Tokens of a pass beyond which its cost may rise at once."""
+
 FADING = 0.99
 """What an observation still counts after one more: of the last hundred passes, most."""
 
-PRIOR = 0.1
+PRIOR = 0.02
 """Of an observation: how much the prior counts for each segment."""
 
 MOST_CACHED = 1024
@@ -36,12 +39,22 @@ class CostModel(Protocol):
     """Say what passes cost."""
 
     def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
-        """Return the seconds of passes of these numbers of `tokens`, over `rows` that have `cached` positions together."""
+        """Return the seconds of passes of these numbers of `tokens`, over `rows` with `cached` positions together. Rows have
+        about as many tokens each."""
         ...
 
-    def learn(self, tokens: int, *, rows: int, cached: int, seconds: float) -> None:
+    def of_uneven(self) -> float:
+        """Return what they take longer where `is_uneven`."""
+        ...
+
+    def learn(self, timed: "TimedPass") -> None:
         """Take the time of a pass into account."""
         ...
+
+
+def is_uneven(more: Iterable[int]) -> bool:
+    """Return whether rows are fed so unlike numbers of tokens besides one that attention computes them apart."""
+    return len({each.bit_length() for each in more}) > 1
 
 
 class TimedPass(NamedTuple):
@@ -52,6 +65,7 @@ class TimedPass(NamedTuple):
         tokens: tokens that it computed, padding included.
         rows: rows that took part.
         cached: positions that they had in the cache together.
+        is_uneven: as the function.
         seconds: its time.
     """
 
@@ -59,6 +73,7 @@ class TimedPass(NamedTuple):
     tokens: int
     rows: int
     cached: int
+    is_uneven: bool
     seconds: float
 
 
@@ -72,30 +87,34 @@ class LearnedCosts:
             free_tokens: how many more tokens take as long as the first one. About the machine's operations a second over its
                 bytes a second.
         """
-        count = len(KNOTS) + 4
+        count = len(KNOTS) + len(STEPS) + 4
         self.num_passes = 0
         self._prior = _prior(free_tokens).T @ _prior(free_tokens)
         self._products, self._sums = np.zeros((count, count)), np.zeros(count)
         self._coefficients = np.zeros(count)
-        self._coefficients[0], self._coefficients[1:-3] = 1.0, 1.0 / free_tokens  # in a unit that nobody knows yet
+        self._coefficients[0], self._coefficients[_SLOPES] = 1.0, 1.0 / free_tokens  # in a unit that nobody knows yet
         self._fastest = 0.0  # seconds of the fastest pass
         self._curve: list[float] | None = None  # what 0, 1, 2, ... tokens cost, but for the last three terms
 
     def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
         """See `CostModel`. Before the first pass, in any unit."""
-        *_, slope, per_row, per_cached, step = self._coefficients.tolist()
+        slope, (per_row, per_cached, _) = self._coefficients[len(KNOTS)], self._coefficients[-3:].tolist()
         if self._curve is None:  # asked for every pass, and of many sizes: so it is computed once for each fit
-            self._curve = (_features(np.arange(KNOTS[-1] + 1), 0, 0)[:, :-3] @ self._coefficients[:-3]).tolist()
-        curve, last, same = self._curve, KNOTS[-1], per_row * rows + per_cached * cached / MOST_CACHED
-        least = _LEAST * self._fastest
-        return [
-            max(least, curve[min(each, last)] + slope * max(0, each - last) + same + (step if each > rows else 0.0))
-            for each in tokens
-        ]
+            self._curve = (_features(np.arange(KNOTS[-1] + 1))[:, :-3] @ self._coefficients[:-3]).tolist()
+        curve, last = self._curve, KNOTS[-1]
+        same, least = per_row * rows + per_cached * cached / MOST_CACHED, _LEAST * self._fastest
+        return [max(least, curve[min(each, last)] + slope * max(0, each - last) + same) for each in tokens]
 
-    def learn(self, tokens: int, *, rows: int, cached: int, seconds: float) -> None:
+    def of_uneven(self) -> float:
         """See `CostModel`."""
-        features = _features(np.asarray([tokens]), rows, cached)[0] / seconds
+        return float(self._coefficients[-1])
+
+    def learn(self, timed: TimedPass) -> None:
+        """See `CostModel`."""
+        seconds = timed.seconds
+        features = (
+            _features(np.asarray([timed.tokens]), timed.rows, timed.cached, is_uneven=timed.is_uneven)[0] / seconds
+        )
         self._products = FADING * self._products + np.outer(features, features)
         self._sums = FADING * self._sums + features
         self._fastest = seconds if self.num_passes == 0 else min(self._fastest, seconds)
@@ -116,27 +135,27 @@ _EARLY = 8  # passes after each of which costs are fitted; later, after each so 
 
 _STARTS = np.asarray(KNOTS, dtype=float)
 _WIDTHS = np.append(np.diff(_STARTS), np.inf)
+_SLOPES = slice(1, 1 + len(KNOTS))
 
 
-def _features(tokens: np.ndarray, rows: int, cached: int) -> np.ndarray:
-    """Return [n, segments + 4], what the coefficients are multiplied with."""
+def _features(tokens: np.ndarray, rows: int = 0, cached: int = 0, *, is_uneven: bool = False) -> np.ndarray:
+    """Return [n, segments + steps + 4], what the coefficients are multiplied with."""
     inside = np.clip(tokens[:, None] - _STARTS, 0, _WIDTHS)
-    ones = np.ones((len(tokens), 1))
-    has_more = (tokens > rows)[:, None]
-    return np.concatenate([ones, inside, rows * ones, cached / MOST_CACHED * ones, has_more], axis=1)
+    ones, is_beyond = np.ones((len(tokens), 1)), tokens[:, None] > np.asarray(STEPS)
+    return np.concatenate([ones, inside, is_beyond, ones * [rows, cached / MOST_CACHED, is_uneven]], axis=1)
 
 
 def _prior(free_tokens: float) -> np.ndarray:
-    """Return [n, segments + 4], coefficients of what is 0 a priori, as parts of a pass's time: each segment's slope is what
-    makes `free_tokens` more cost as much as the first, so is that of rows, and a few units of the cache do; there is no step;
-    and each segment is like the next."""
-    segments = len(KNOTS)
+    """Return [n, segments + steps + 4], coefficients of what is 0 a priori, as parts of a pass's time: each segment's slope is
+    what makes `free_tokens` more cost as much as the first, so is that of rows, and a few units of the cache do; there are no
+    steps, and uneven lengths cost nothing; and each segment is like the next."""
+    segments, steps = len(KNOTS), len(STEPS)
     ends = np.asarray([*KNOTS[1:], 2 * KNOTS[-1]], dtype=float)
     parts = ends / (1 + ends / free_tokens)
-    same = np.zeros((segments + 3, segments + 4))
-    same[:, 0] = [*-parts / free_tokens, -1 / free_tokens, -1 / _FREE_CACHED, 0.0]
-    same[:, 1:] = np.diag([*parts, 1.0, 1.0, 1.0])
-    alike = np.zeros((segments - 1, segments + 4))
+    same = np.zeros((segments + steps + 3, segments + steps + 4))
+    same[:, 0] = [*-parts / free_tokens, *[0.0] * steps, -1 / free_tokens, -1 / _FREE_CACHED, 0.0]
+    same[:, 1:] = np.diag([*parts, *[1.0] * (steps + 3)])
+    alike = np.zeros((segments - 1, segments + steps + 4))
     between = np.arange(segments - 1)
     alike[between, 1 + between], alike[between, 2 + between] = -parts[:-1], parts[:-1]
     return np.concatenate([same, alike])

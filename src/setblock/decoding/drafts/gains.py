@@ -11,11 +11,13 @@ seconds that it costs: `rate` times its seconds.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from setblock.decoding.drafts.costs import is_uneven
 
 CONFIDENCES = (0.15, 0.35, 0.6, 0.8, 0.92, 0.98, 0.995)
 """Bounds between the kinds of the model's own drafts: the probability of the token that was most likely."""
@@ -162,6 +164,13 @@ class Prospects(NamedTuple):
         return self._replace(reached=reached, expected=expected)
 
 
+class Usual(NamedTuple):
+    """Hold what a pass usually gives a row: its tokens, and the drafted places that it checks."""
+
+    tokens: float = 1.0
+    checked: float = 0.0
+
+
 class DraftChoice(NamedTuple):
     """Hold how many drafted places of a row are checked, and how many tokens of its block are fed."""
 
@@ -170,53 +179,56 @@ class DraftChoice(NamedTuple):
 
 
 class _Item(NamedTuple):
+    """Hold more tokens of a row, what they bring, and the places of its draft, or tokens of its block, that it has then."""
+
+    row: int
     gain: float
     tokens: int
-    row: int
-    fed: int
+    total: int
 
 
-def choose_drafts(rows: Sequence[Prospects], seconds: Seconds, *, others: int, rate: float) -> list[DraftChoice]:
+def choose_drafts(
+    rows: Sequence[Prospects], seconds: Seconds, *, uneven: float = 0.0, others: int, rate: float, usual: Usual
+) -> list[DraftChoice]:
     """Return what each row is fed in a pass that computes what it is fed, and nothing else.
 
     Args:
-        seconds: what passes cost.
+        seconds: what passes cost where all rows are fed as much.
+        uneven: what they cost more where rows are not all fed about as much (`is_uneven`).
         others: tokens that are fed besides, one of each of these rows included.
         rate: tokens that a second is worth.
+        usual: as in `worths`.
     """
     most = sum(len(row.reached) + row.size for row in rows)
     cost = [rate * each for each in seconds(range(others, others + most + 2))]
-    # 1. Drafted places: the best first
-    places = [(gain, index) for index, row in enumerate(rows) for gain in row.reached]
-    places.sort(key=lambda place: place[0], reverse=True)
-    taken = _best([gain for gain, _ in places], range(1, len(places) + 1), cost)
-    drafted = [0] * len(rows)
-    for _, index in places[:taken]:
-        drafted[index] += 1
-    # 2. Blocks, a part after the other. What a further token costs, in the next pass too, is the mean where all may be fed one
-    one_more = (cost[-1] - cost[taken]) / (len(cost) - 1 - taken)
-    items = [
-        item
+    # 1. Drafted places
+    places = [
+        _Item(index, gain, 1, place)
         for index, row in enumerate(rows)
-        for item in _parts(row, index, drafted[index], one_more, cost[0] / others)
+        for place, gain in enumerate(worths(row.reached, usual), start=1)
     ]
-    items.sort(key=lambda item: item.gain / item.tokens, reverse=True)
-    tokens = list(accumulate(each.tokens for each in items))
+    drafted = [0] * len(rows)
+    for item in _best(places, drafted, cost, rate * uneven):
+        drafted[item.row] = item.total
+    # 2. Blocks, a part after the other. What a further token costs, in the next pass too, is the mean where all may be fed one
+    taken = sum(drafted)
+    one_more = (cost[-1] - cost[taken]) / (len(cost) - 1 - taken)
+    parts = [item for index, row in enumerate(rows) for item in _parts(row, index, drafted[index], one_more, usual)]
     fed = [0] * len(rows)
-    for item in items[: _best([item.gain for item in items], tokens, cost[taken:])]:
-        fed[item.row] = max(fed[item.row], item.fed)
+    for item in _best(parts, drafted, cost[taken:], rate * uneven):
+        fed[item.row] = item.total
     return [DraftChoice(*choice) for choice in zip(drafted, fed, strict=True)]
 
 
 def choose_drafts_alike(
-    rows: Sequence[Prospects], seconds: Seconds, *, widths: Sequence[int], padded_rows: int, rate: float
+    rows: Sequence[Prospects], seconds: Seconds, *, widths: Sequence[int], padded_rows: int, rate: float, usual: Usual
 ) -> list[DraftChoice]:
     """Return what each row is fed in a pass that computes as many tokens for each row, padding included.
 
     Args:
         widths: the numbers of tokens of a row that there may be, ascending.
         padded_rows: how many rows the pass computes.
-        seconds, rate: as in `choose_drafts`.
+        seconds, rate, usual: as in `choose_drafts`.
     """
     cost = [rate * each for each in seconds([width * padded_rows for width in (*widths, widths[-1] + 1)])]
     best, found = float("-inf"), [DraftChoice(0, 0)] * len(rows)
@@ -226,34 +238,55 @@ def choose_drafts_alike(
         for row in rows:
             drafted = min(len(row.reached), width - 1)
             fed = min(row.size, width - 1 - drafted)
-            gain = _gain_of_block(row, drafted, fed, one_more, 0.0) if fed > 1 else 0.0
-            value += sum(row.reached[:drafted]) + max(0.0, gain)
+            gain = _gain_of_block(row._replace(waits=False), drafted, fed, one_more, usual) if fed > 1 else 0.0
+            value += sum(worths(row.reached, usual)[:drafted]) + max(0.0, gain)
             chosen.append(DraftChoice(drafted, fed if gain > 0 else 0))
         if value > best:
             best, found = value, chosen
     return found
 
 
-def _best(gains: Sequence[float], tokens: Sequence[int], cost: Sequence[float]) -> int:
-    """Return how many of the things, from the first on, are worth most: what they gain, less what they cost together."""
-    best = value = 0.0
-    taken = 0
-    for count, (gain, total) in enumerate(zip(gains, tokens, strict=True), start=1):
-        value += gain
-        if value - (cost[total] - cost[0]) > best:
-            best, taken = value - (cost[total] - cost[0]), count
+def _best(items: Sequence[_Item], lengths: Sequence[int], cost: Sequence[float], uneven: float) -> list[_Item]:
+    """Return the items that are worth most: what they gain, less what their tokens cost, and that rows have
+    uneven lengths. Each row's are taken from the first on: the best of all rows first, or all rows in step, whichever is worth
+    more."""
+    by_gain = sorted(items, key=lambda item: item.gain / item.tokens, reverse=True)
+    orders = [by_gain] if not uneven else [by_gain, sorted(by_gain, key=lambda item: item.total)]
+    best, taken, was_uneven = 0.0, list[_Item](), is_uneven(lengths)
+    for order in orders:
+        now, value, tokens = list(lengths), 0.0, 0
+        for place, item in enumerate(order, start=1):
+            now[item.row] += item.tokens
+            value, tokens = value + item.gain, tokens + item.tokens
+            worth = value - (cost[tokens] - cost[0])
+            if uneven and worth > best:
+                worth -= uneven * (is_uneven(now) - was_uneven)
+            if worth > best:
+                best, taken = worth, order[:place]
     return taken
 
 
-def _gain_of_block(row: Prospects, drafted: int, fed: int, one_more: float, waiting: float) -> float:
+def worths(reached: Sequence[float], usual: Usual) -> list[float]:
+    """Return what each place of a draft is worth, in tokens.
+
+    A right token is worth a part of a pass. A place that is not checked in this pass can be checked in the next one. So where
+    a row has a good draft, and passes give it more tokens than usual, a token is worth a smaller part of a pass than usual.
+    """
+    whole = int(usual.checked)
+    tokens = 1.0 + sum(reached[:whole]) + (usual.checked - whole) * sum(reached[whole : whole + 1])
+    worth = min(1.0, usual.tokens / tokens)
+    return [worth * each for each in reached]
+
+
+def _gain_of_block(row: Prospects, drafted: int, fed: int, one_more: float, usual: Usual) -> float:
     """Return what a block of `fed` tokens brings: the tokens of the draft that are worth being checked, less what that
     costs."""
     all_right = row.reached[drafted - 1] if drafted else 1.0
-    draft = sum(max(0.0, chance - one_more) for chance in row.expected[: fed - 1])
-    return all_right * draft - (waiting if row.waits else 0.0)
+    draft = sum(max(0.0, each - one_more) for each in worths(row.expected, usual)[: fed - 1])
+    return all_right * draft - (usual.tokens if row.waits else 0.0)
 
 
-def _parts(row: Prospects, index: int, drafted: int, one_more: float, waiting: float) -> list[_Item]:
+def _parts(row: Prospects, index: int, drafted: int, one_more: float, usual: Usual) -> list[_Item]:
     """Return a block's parts of 2, 4, 8, ... tokens, each with what it adds, the densest first: the upper hull of what they
     bring."""
     if not row.expected:
@@ -261,14 +294,14 @@ def _parts(row: Prospects, index: int, drafted: int, one_more: float, waiting: f
     sizes = sorted({min(1 << power, row.size) for power in range(1, row.size.bit_length() + 1)})
     hull: list[tuple[int, float]] = [(0, 0.0)]
     for size in sizes:
-        gain = _gain_of_block(row, drafted, size, one_more, waiting)
+        gain = _gain_of_block(row, drafted, size, one_more, usual)
         while len(hull) > 1 and (gain - hull[-2][1]) * (hull[-1][0] - hull[-2][0]) >= (hull[-1][1] - hull[-2][1]) * (
             size - hull[-2][0]
         ):
             hull.pop()
         hull.append((size, gain))
     return [
-        _Item(gain - before_gain, size - before, index, size)
+        _Item(index, gain - before_gain, size - before, size)
         for (before, before_gain), (size, gain) in pairwise(hull)
         if gain > before_gain
     ]
