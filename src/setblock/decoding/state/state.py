@@ -215,13 +215,13 @@ class BatchState:
         if has_prefill:
             cache.prefilled = cache.prefilled | (cache.committed >= cache.prefill_end)
 
-    def correct(self, rows: Tensor, positions: Tensor, *, failed: Tensor) -> None:
-        """Begin a block at `positions` [B] of `rows` [B] bool, where drafts were wrong and the right token stands now,
-        unless they `failed` [B] bool. What comes before is committed."""
+    def correct(self, rows: Tensor, positions: Tensor, *, has_token: Tensor) -> None:
+        """Begin a block at `positions` [B] of `rows` [B] bool, where drafts were wrong. Its first position has the right token
+        where `has_token` [B] bool says so. What comes before is committed."""
         self.cache.committed = torch.where(rows, positions, self.cache.committed)
         self.answer.stop_end = torch.where(rows, self.terms.limit, self.answer.stop_end)
         self._place_blocks(rows, positions)
-        self.block.revealed = torch.where(rows[:, None], self.terms.is_first > failed[:, None], self.block.revealed)
+        self.block.revealed = torch.where(rows[:, None], self.terms.is_first & has_token[:, None], self.block.revealed)
 
     @torch.inference_mode()
     def hold(self, length: int) -> None:

@@ -134,12 +134,13 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
     state.commit(ends, has_prefill=is_prefill is not None)
     shaped, is_finite = _shaped(given, state, policy)
     block, checked, check = shaped.block, shaped.checked, None
-    asked = block.known
+    predicted = block.known
     if checked is not None:
         check = check_drafts(state, checked, is_finite=is_finite[:, given.width :], draws=policy.draws)
         state.answer.failed = state.answer.failed | check.failed
-        asked = asked.masked_fill(check.rejected[:, None], False)
-    broken = asked > is_finite[:, : given.width]
+        predicted = predicted.masked_fill(check.rejected[:, None], False)
+    usable = predicted & is_finite[:, : given.width]
+    broken = predicted != usable
     if state.terms.is_all_exact:
         failed = broken[:, 0]  # of a draft, plain decoding would have seen the logits of the first token only
     else:
@@ -148,7 +149,7 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
             failed = broken & (state.terms.takes_next[:, : given.width] | ~state.terms.is_exact[:, None])
         failed = failed.any(dim=1)
     state.answer.failed = state.answer.failed | failed
-    candidates = (asked > broken).masked_fill(state.answer.failed[:, None], False)
+    candidates = usable.masked_fill(state.answer.failed[:, None], False)
     known = candidates if check is None else torch.cat([candidates, check.replaced], dim=1)
     return Reading(
         plan=plan,
@@ -156,7 +157,7 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
         block=block,
         certainty=certainty_of(shaped.logits, shaped.best.logits, known, in_tiles=not state.terms.waits),
         known=known,
-        is_asked=asked.any(dim=1),
+        is_asked=predicted.any(dim=1),
         candidates=candidates,
         is_prefill=state.nobody if is_prefill is None else is_prefill,
         took_part=took_part,
@@ -244,7 +245,7 @@ def _count(record: Record, step: DecodingStep, at: Tensor) -> None:
     if checked is not None and check is not None:
         drafted = check.known.sum(dim=1)
         record.drafted += drafted
-        record.accepted += torch.minimum(drafted, check.first_wrong[:, 0])
+        record.accepted += torch.minimum(drafted, check.first_wrong)
         # Each column is there once, but for the last, which nobody reads
         nowhere = record.revealing.shape[1] - 1
         at = torch.cat([at, checked.positions.where(check.replaced, nowhere)], dim=1)
@@ -294,10 +295,10 @@ class Check:
     Attributes:
         token_ids: [B, m] next-token decoding's choices at the positions that were checked.
         known: [B, m] bool, where they count.
-        first_wrong: [B, 1] the first column where the draft is rejected; m where there is none.
-        replaced: [B, m] bool, that column, if a token could be chosen there.
+        first_wrong: [B] the first column where the draft is rejected; m where there is none.
+        replaced: [B, m] bool, that column, if its logits are finite: it has next-token decoding's token now.
         rejected: [B] bool, rows whose draft was cut.
-        failed: [B] bool, those of them in which next-token decoding would have met logits that are not finite there.
+        failed: [B] bool, those of them whose logits are not finite in that column.
     """
 
     token_ids: Tensor
@@ -311,7 +312,7 @@ class Check:
     def accepted(self) -> Tensor:
         """Return [B, m] bool, where the draft had the same."""
         columns = torch.arange(self.known.shape[1], device=self.known.device)
-        return (columns < self.first_wrong) & self.known
+        return (columns < self.first_wrong[:, None]) & self.known
 
 
 def check_drafts(state: BatchState, checked: Logits, *, is_finite: Tensor, draws: Draws) -> Check:
@@ -329,10 +330,11 @@ def check_drafts(state: BatchState, checked: Logits, *, is_finite: Tensor, draws
     drafted = state.tokens.gather(1, checked.positions)
     columns, count = state.columns[: chosen.shape[1]], chosen.shape[1]
     is_right = (chosen == drafted) & is_finite
-    first_wrong = columns.where(checked.known > is_right, count).amin(dim=1, keepdim=True)
-    is_first_wrong, rejected = columns == first_wrong, first_wrong[:, 0] < count
-    failed = (is_first_wrong > is_finite).any(dim=1)
+    is_wrong = checked.known > is_right  # known and not right, in one operation
+    first_wrong = columns.where(is_wrong, count).amin(dim=1)
+    rejected, replaced = first_wrong < count, (columns == first_wrong[:, None]) & is_finite
+    has_token = replaced.any(dim=1)
 
-    state.write(chosen, checked.known, positions=checked.positions)  # what comes behind the first that differs is void
-    state.correct(rejected, (checked.positions[:, :1] + first_wrong)[:, 0], failed=failed)
-    return Check(chosen, checked.known, first_wrong, is_first_wrong & is_finite, rejected, failed)
+    state.write(chosen, checked.known, positions=checked.positions)  # tokens behind the first wrong one are void
+    state.correct(rejected, checked.positions[:, 0] + first_wrong, has_token=has_token)
+    return Check(chosen, checked.known, first_wrong, replaced, rejected, failed=rejected != has_token)
