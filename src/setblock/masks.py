@@ -6,7 +6,7 @@ A `mask_mod` takes four integer tensors that broadcast together, (batch, head, q
 where the query may attend the key: FlexAttention's convention. `to_dense` evaluates one to a boolean tensor,
 `to_block_mask` compiles it to a FlexAttention `BlockMask`; both come from the same function, so they can't disagree.
 
-Both masks rest on one idea: a query sees the clean tokens *before its limit*. A causal token's limit is its own position + 1.
+Training and decoding share one idea: a query sees clean tokens *before its limit*. A causal token's limit is its position + 1.
 In decoding, a block token's limit is the block's end, so a block sees all of itself. In training, a noisy token's limit is its
 block's start, and `same_block` adds the noisy tokens of the block.
 """
@@ -98,8 +98,7 @@ def train_mask(
     window: int | None = None,
     causal_block: bool = False,
 ) -> MaskMod:
-    """Return the training mask over a clean sequence followed by any number of noisy blocks (paper, section 3, figure
-    2).
+    """Return the training mask over a clean sequence and any number of noisy blocks behind it (paper, section 3, figure 2).
 
     Clean queries attend clean keys causally; noisy queries attend the clean keys of strictly earlier blocks and, in both
     directions, their own block. Nothing crosses a document.
@@ -123,10 +122,10 @@ def train_mask(
 
 
 def decode_mask(*, position_ids: Tensor, limits: Tensor, window: int | None = None) -> MaskMod:
-    """Return the decoding mask over a cache whose slot s holds the token at position s (paper, section 3, figure 3).
+    """Return the decoding mask of eq. 9 over a cache whose slot s holds the token at position s (paper, section 3, figure 3).
 
-    One function serves prefill, the block pass and the fused commit + first pass: what a query sees depends on its limit
-    alone, which is its position + 1 where it runs causally and the end of its block where it is part of the future block.
+    One function serves the prefill, the block pass and the fused commit + first pass, for only a query's limit decides what it
+    sees. The limit is its position + 1 where it runs causally, and the end of its block where it is in the future block.
 
     Args:
         position_ids: [B, Q] positions of the queries.
@@ -149,7 +148,7 @@ def to_dense(
     """Evaluate a `mask_mod` to a boolean tensor [batch, 1, queries, keys], True where attention is allowed.
 
     Args:
-        index: 0, 1, 2, ... up to the largest of these sizes or further, for whoever has it.
+        index: 0, 1, 2, ... up to the largest of these sizes at least; made here by default.
     """
     index = torch.arange(max(batch, queries, keys), device=device) if index is None else index
     b, h = index[:batch].view(-1, 1, 1, 1), index[:1].view(1, 1, 1, 1)
@@ -162,8 +161,8 @@ def to_block_mask(
 ) -> BlockMask:
     """Compile a `mask_mod` to a FlexAttention `BlockMask` of the same shape as `to_dense` gives.
 
-    What `torch.nn.attention.flex_attention.create_block_mask` makes, without the tensor [queries, keys] that it makes it from
-    unless it is compiled: a few rows of tiles at a time are evaluated, and of each tile only the number of pairs is kept.
+    The result is that of `torch.nn.attention.flex_attention.create_block_mask`, which needs a tensor [queries, keys] unless it
+    is compiled. Here a few rows of tiles are evaluated at a time, and only the number of pairs in each tile is kept.
     """
     rows, columns = -(-queries // _TILE), -(-keys // _TILE)
     pairs = torch.zeros((batch, 1, rows, columns), dtype=torch.long, device=device)
@@ -189,15 +188,14 @@ _PAIRS_AT_ONCE = 1 << 24
 
 
 def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """Return [B, 1, R] how many tiles of each row are wanted, and [B, 1, R, C] which, those first; int32. `tiles` is
-    [B, 1, R, C]."""
+    """Return int32 how many tiles [B, 1, R, C] of each row are True, [B, 1, R], and the columns [B, 1, R, C], theirs first."""
     order = tiles.long().argsort(dim=-1, descending=True, stable=True)
     return tiles.sum(dim=-1, dtype=torch.int32), order.int()
 
 
 @dataclass(frozen=True)
 class MaskForm:
-    """Make the masks that a model's layers take. A config takes long to ask, so whoever needs many masks asks it once.
+    """Make the masks that a model's layers take. Reading a model's config is slow, so one form makes many masks.
 
     Attributes:
         windows: the sliding window of each attention layer type, None for full attention.
@@ -214,8 +212,8 @@ class MaskForm:
     def mask(
         self, mask_mod_for: Callable[[int | None], MaskMod], *, batch: int, queries: int, keys: int
     ) -> AttentionMask:
-        """Return the `attention_mask` argument that makes every layer follow `mask_mod_for(its window)`. Transformers hands a
-        4D tensor or a `BlockMask` through untouched, and takes a dict of them, by layer type, where a model mixes these."""
+        """Return the `attention_mask` argument that makes every layer follow `mask_mod_for(its window)`. Transformers leaves a
+        4D tensor or a `BlockMask` as it is, and takes a dict of them by layer type where a model mixes layer types."""
 
         def realise(window: int | None) -> Tensor | BlockMask:
             mask_mod = mask_mod_for(window)

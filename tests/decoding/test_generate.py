@@ -60,7 +60,7 @@ def test_passes_are_counted(sbd: SBDModel, prompts: list[list[int]]) -> None:
         assert counts == expected
         assert counts.total == len(steps)
         assert counts.decoding == len(steps) - 1
-        assert [bool(step.reading.committed[0]) for step in steps].count(True) == 2
+        assert [bool(step.reading.is_commit[0]) for step in steps].count(True) == 2
         assert [bool(step.reading.is_prefill.all()) for step in steps] == [True] + [False] * (len(steps) - 1)
 
 

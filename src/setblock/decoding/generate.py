@@ -41,7 +41,7 @@ def open_batch(
     model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]
 ) -> OpenBatch:
     """Check requests against the model and lay out their batch. Rows may differ in everything; each is one answer. A row that
-    says nothing of its sampler and its block gets what the model was calibrated to, if it was.
+    names neither sampler nor block size gets the model's calibrated ones, if there are any.
 
     Raises:
         SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.
@@ -76,11 +76,11 @@ def stream(
     Raises:
         SetBlockError: the prompt or a setting is not valid for this model, or its logits are not numbers.
     """
-    batch = _one(model, prompt, settings, raw=raw, named=named)
+    batch = _opened(model, prompt, settings, raw=raw, named=named)
     for step in batch.steps():
         news = batch.news(step, batch.runner)
         text = batch.new_texts(news)[0]
-        generation = _whole(batch.generation(0)) if news[0].finished else None
+        generation = _without_failure(batch.generation(0)) if news[0].finished else None
         yield StreamChunk(text, news[0], step, generation)
 
 
@@ -93,9 +93,9 @@ def generate(
     **named: Any,
 ) -> Generation:
     """Generate an answer. Arguments and errors are those of `stream`."""
-    batch = _one(model, prompt, settings, raw=raw, named=named)
+    batch = _opened(model, prompt, settings, raw=raw, named=named)
     batch.run()
-    return _whole(batch.generation(0))
+    return _without_failure(batch.generation(0))
 
 
 def generate_batch(
@@ -140,7 +140,7 @@ def loaded(model: LanguageModel | str | Path) -> LanguageModel:
     return load(model) if isinstance(model, (str, Path)) else model
 
 
-def _one(
+def _opened(
     model: LanguageModel | str | Path,
     prompt: Prompt,
     settings: DecodingSettings | None,
@@ -155,7 +155,7 @@ def _one(
     return open_batch(model, [encode_prompt(model.tokenizer, prompt, raw=raw)], [chosen])
 
 
-def _whole(generation: Generation) -> Generation:
+def _without_failure(generation: Generation) -> Generation:
     if generation.error is not None:
         raise SetBlockError(generation.error.message)
     return generation

@@ -22,14 +22,14 @@ from setblock.decoding.state.joining import joined, open_state, taken
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.absorb import DecodingStep, absorb
 from setblock.decoding.step.choice import Policy, open_policy
-from setblock.decoding.step.feed import in_parts, next_feed, next_spans, plan_pass, span_of, spans_ahead, standing
+from setblock.decoding.step.feed import in_parts, next_feed, next_spans, plan_pass, span_columns, span_of, spans_ahead
 from setblock.devices import HostCopy
 from setblock.model.protocol.runtime import Compile, Feed, LanguageModel, Runner, Span, as_it_is
 
 
 @dataclass
 class Rows:
-    """Hold rows that are ready to decode, each one answer; they may differ in everything, progress included."""
+    """Hold rows that are ready to decode, each one answer. They may differ in everything, also in how far they are."""
 
     model: LanguageModel
     state: BatchState
@@ -38,8 +38,8 @@ class Rows:
     started: list[float]
     drafts: list[RowDrafts | None]  # of rows whose drafts vary in length
     next_spans: list[Span] | None = None  # where they are known already
-    is_decided: bool = False  # whether the control of drafts has cut them to what pays
-    answered: torch.Tensor | None = None  # `answer.end` before the last step
+    is_decided: bool = False  # whether the control of drafts has cut `next_spans` to what pays
+    old_ends: torch.Tensor | None = None  # `answer.end` before the last step
 
     @classmethod
     @torch.inference_mode()  # as the passes are: what is compiled for tensors of one kind is not used for another
@@ -125,7 +125,7 @@ class Rows:
 
     @torch.inference_mode()
     def step(self, runner: Runner, spans: Sequence[Span], *, is_ahead: bool = False) -> DecodingStep:
-        """Run one forward pass over `spans`, and apply its results. `is_ahead`: they are the most that may be fed."""
+        """Run one forward pass over `spans`, and apply its results. `is_ahead`: as in `plan_pass`."""
         plan = plan_pass(
             self.state,
             spans,
@@ -149,14 +149,14 @@ class Rows:
     @torch.inference_mode()
     def absorb(self, feed: Feed, logits: torch.Tensor, *, compiled: Compile = as_it_is) -> DecodingStep:
         """Apply the results of a forward pass: `setblock.decoding.step.absorb.absorb`."""
-        self.next_spans, self.answered = None, self.state.answer.end
+        self.next_spans, self.old_ends = None, self.state.answer.end
         return absorb(self.state, feed, logits, self.policy, compiled=compiled)
 
     @torch.inference_mode()
     def news(self, step: DecodingStep, runner: Runner) -> list[RowNews]:
         """Return what the last step did to all rows, after their companions have heard of it. Waits for the device, once."""
-        assert self.answered is not None
-        read = partial(read_news, self.state, step, fuses_commit=runner.fuses_commit, since=self.answered)
+        assert self.old_ends is not None
+        read = partial(read_news, self.state, step, fuses_commit=runner.fuses_commit, since=self.old_ends)
         news, finished = read(), self.state.answer.finished
         told = [row for row, each in enumerate(news) if each.took_part]
         self.policy.companions.hear(self.state, told, news=news)
@@ -247,10 +247,10 @@ class OpenBatch(Rows):
         return in_parts(self.spans(self.runner), self.state.terms.rows)
 
     def run(self) -> None:
-        """Decode to the end, where nobody looks at the steps. What is decoded is the same.
+        """Decode to the end, where nobody looks at the steps. Answers are the same as with `steps`.
 
-        On a device that the host would have to wait for, it feeds each pass before it knows what the last one gave: the most
-        that can be needed, and one pass too many after the last answer has ended.
+        On a device that the host would have to wait for, it feeds each pass before it has read the results of the last one:
+        the most that can be needed, and one pass too many after the last answer has ended.
         """
         if not self._can_run_ahead:
             for _ in self.steps():
@@ -261,22 +261,22 @@ class OpenBatch(Rows):
         while any(span.is_cut for span in spans):
             spans = self._spans()
             self.step(self.runner, spans)
-        self.state.may_prefill, before, passes = False, self._where_rows_stand(), 0
+        self.state.may_prefill, copied, passes = False, self._copied_columns(), 0
         while (ahead := spans_ahead(spans, self.state.terms.rows)) and any(span.tokens for span in ahead):
             passes += 1
             assert passes <= 1 + self._most_passes, "an answer does not end"  # one is fed before the end is known
             self.step(self.runner, ahead, is_ahead=True)
-            spans, before = [span_of(row) for row in before.read()], self._where_rows_stand()
+            spans, copied = [span_of(row) for row in copied.read()], self._copied_columns()
         assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
 
     @torch.inference_mode()
-    def _where_rows_stand(self) -> HostCopy:
-        return HostCopy(standing(self.state, fuses_commit=self.runner.fuses_commit))
+    def _copied_columns(self) -> HostCopy:
+        return HostCopy(span_columns(self.state, fuses_commit=self.runner.fuses_commit))
 
     @property
     def _can_run_ahead(self) -> bool:
-        """Return whether a pass may be fed before the last one is read: no companion listens, and full size costs no
-        more."""
+        """Return whether a pass may be fed before the last one is read: no companion listens, and feeding the most costs
+        no more."""
         tokens = sum(2 * each.block_size for each in self.state.terms.rows)
         return (
             devices.waits(self.state.tokens.device)

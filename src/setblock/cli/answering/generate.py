@@ -184,7 +184,7 @@ def generate_file(
     as_json: bool,
 ) -> None:
     """Answer every line of `source` into `target`; continue where an interrupted run stopped. Raise `SetBlockError` if a
-    line is no prompt, or too long; a file can't be read or written."""
+    line is no prompt or too long, or a file can't be read or written."""
     settings, lines = decoding.settings(), read_prompts(source)
     made = {  # what decides the answers
         "prompts": hashlib.sha256(source.read_bytes()).hexdigest(),

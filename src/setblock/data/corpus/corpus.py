@@ -37,12 +37,11 @@ FEATURES = Features(
         "targets": Value("int32"),
     }
 )
-"""What the cache holds of a document: `EncodedDocument`, and two sums that spare reading it."""
+"""The columns of a document on disk: those of `EncodedDocument`, and two numbers, so that counting reads no tokens."""
 
 
 def cached(encoder: Encoder, records: AnyRecords) -> datasets.Dataset:
-    """Yield the documents of one source, tokenised once and kept on disk for as long as neither it nor the tokenizer
-    changes.
+    """Return the documents of one source. They are tokenised once, and kept on disk until the source or the tokenizer changes.
 
     Raises:
         SetBlockError: a record is not as it should be, the source is empty, or the cache can't be written.
@@ -74,8 +73,8 @@ def cached(encoder: Encoder, records: AnyRecords) -> datasets.Dataset:
 
 
 def mixed(sources: Sequence[datasets.Dataset], weights: Sequence[float], *, seed: int) -> datasets.Dataset:
-    """Yield an epoch of several sources: each next document from one that is drawn by its weight, until all have been
-    seen whole; those that end before begin again."""
+    """Return an epoch of several sources. Each next document comes from a source drawn by its weight, until all sources have
+    been read whole; a source that ends earlier begins again."""
     if len(sources) == 1:
         return sources[0]
     shares = [weight / sum(weights) for weight in weights]

@@ -76,12 +76,12 @@ class Encoder:
         shape: RecordShape | None = None
         while chunk := list(islice(records, 256)):  # tokenizers work on many texts at once
             shape = shape or shape_of(self.section, chunk[0])
-            spelled = [self._spell(record, shape, special) for record in chunk]
-            yield from self._tokenised(chunk, spelled, shape)
+            cut = [self._cut(record, shape, special) for record in chunk]
+            yield from self._tokenised(chunk, cut, shape)
         if shape is None:
             raise SetBlockError(f"data source {self.section.source} holds no documents: it must hold at least one")
 
-    def _spell(self, record: SourceRecord, shape: "RecordShape", special: re.Pattern[str]) -> "_Spelled":
+    def _cut(self, record: SourceRecord, shape: "RecordShape", special: re.Pattern[str]) -> "_CutRecord":
         try:
             values = [value_of(record, column, shape) for column in shape.columns]
             found = next((match[0] for text in _strings(values) if (match := special.search(text))), None)
@@ -99,7 +99,7 @@ class Encoder:
                 pieces = self._pieces(values, shape, record.columns.get("tools"))
         except SetBlockError as error:
             raise SetBlockError(f"{record.where}: {error}") from error
-        return _Spelled(pieces, found is not None, contents)
+        return _CutRecord(pieces, found is not None, contents)
 
     def _pieces(self, values: list[Any], shape: "RecordShape", tools: Any) -> list[Piece]:
         if shape.name == "messages":
@@ -109,14 +109,14 @@ class Encoder:
         return [(values[0], self.loss_on == "all"), (values[1], True)]
 
     def _tokenised(
-        self, records: list[SourceRecord], spelled: list["_Spelled"], shape: "RecordShape"
+        self, records: list[SourceRecord], cut: list["_CutRecord"], shape: "RecordShape"
     ) -> Iterator[EncodedDocument]:
         is_chat = shape.name == "messages"
         first, last = ([], []) if is_chat else (_beginning(self.tokenizer), [self.tokenizer.eos_token_id])
-        batch = [each for each in spelled if each.contents is None]
+        batch = [each for each in cut if each.contents is None]
         ids = iter(_tokenise(self.tokenizer, [text for each in batch for text, _ in each.pieces]))
         whole = iter(_tokenise(self.tokenizer, ["".join(text for text, _ in each.pieces) for each in batch if is_chat]))
-        for record, each in zip(records, spelled, strict=True):
+        for record, each in zip(records, cut, strict=True):
             if each.contents is not None:
                 parts = [self._letters(text, each.contents) for text, _ in each.pieces]
             else:
@@ -129,8 +129,7 @@ class Encoder:
             yield EncodedDocument(token_ids, carries_loss, record.where, each.spells_special, _bucket(token_ids))
 
     def _letters(self, text: str, contents: list[str]) -> list[int]:
-        """Return the tokens of a text in which placeholders replace contents, whose special tokens are read as plain
-        letters."""
+        """Return the tokens of a text with `contents` in place of its placeholders, where special tokens are plain letters."""
         ids: list[int] = []
         for part, piece in enumerate(_PLACEHOLDER.split(text)):
             is_content = part % 2 == 1
@@ -140,12 +139,11 @@ class Encoder:
     def _as_read(
         self, record: SourceRecord, pieces: list[Piece], parts: list[list[int]], whole: list[int]
     ) -> list[list[int]]:
-        """Return the tokens of each piece of a chat, as they are when the model is used: a prompt is tokenised before
-        its answer is there.
+        """Return the tokens of each piece of a chat as decoding has them, where a prompt is tokenised before its answer exists.
 
         For most tokenizers the pieces' tokens are the whole text's. Some write a piece differently where it begins a text
-        (a space before it); then the whole text's tokens are cut, if they can be. And where a token would reach over the end
-        of a prompt (an answer that begins with a line break, after a prompt that ends in one), the pieces are right.
+        (a space before it). Then the whole text's tokens are cut, if they can be. Where a token would reach over the end of a
+        prompt (an answer that begins with a line break, after a prompt that ends in one), the pieces' tokens are right.
         """
         flat = [token for part in parts for token in part]
         if flat == whole:
@@ -193,7 +191,7 @@ _SHAPES = {"messages": ("messages",), "prompt and completion": ("prompt", "compl
 
 
 @dataclass(frozen=True)
-class _Spelled:
+class _CutRecord:
     pieces: list[Piece]
     spells_special: bool
     contents: list[str] | None  # what placeholders in the pieces represent; None where there are none
@@ -221,7 +219,7 @@ def _held_apart(values: list[Any], shape: RecordShape, special: re.Pattern[str])
 
 
 def shape_of(section: SourceSection, record: SourceRecord) -> RecordShape:
-    """Return the shape that a section names, or else the one whose usual columns the first record has."""
+    """Return the shape whose columns a section names, or else the one whose usual columns the first record has."""
     for name, usual in _SHAPES.items():
         columns = tuple(getattr(section, f"{column}_column") for column in usual)
         if None not in columns:
@@ -240,8 +238,8 @@ def shape_of(section: SourceSection, record: SourceRecord) -> RecordShape:
 
 
 def value_of(record: SourceRecord, column: str, shape: RecordShape) -> Any:
-    """Return what a column of a record holds. Raises `SetBlockError` where there is none, or not text where that should
-    be."""
+    """Return what a column of a record holds. Raises `SetBlockError` if there is no such column, or it does not hold the text
+    that it should."""
     if column not in record.columns:
         raise SetBlockError(f"no column {column!r} among {', '.join(record.columns) or 'none'}")
     value = record.columns[column]

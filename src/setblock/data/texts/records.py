@@ -24,7 +24,7 @@ SUFFIXES = (*JSON_LINES, ".parquet")
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """Hold one record. `where` names it to a user: `chats.jsonl, line 12`."""
+    """Hold one record: its `columns`, such as the keys of a JSON object. `where` names it to a user: `chats.jsonl, line 12`."""
 
     where: str
     columns: dict[str, Any]
@@ -201,8 +201,7 @@ def _parquet_rows(path: Path) -> Iterator[SourceRecord]:
 def _reading(source: str, before: str = "") -> Iterator[None]:
     """Turn what `datasets` raises over what it can't find or read into a `SetBlockError`.
 
-    Builders, file systems and parsers raise anything, hence the width of the net; only calls to `datasets` belongs
-    inside.
+    Builders, file systems and parsers raise anything, so this catches anything. Only calls to `datasets` belong inside.
     """
     try:
         yield

@@ -1,1 +1,1 @@
-"""Report what passes did to people: text, news of each pass, finished answers."""
+"""Report to people what passes did: text, news of each pass, finished answers."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from setblock.decoding.answer.generation import Kind, Reveal
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.absorb import DecodingStep
-from setblock.decoding.step.feed import span_of, standing
+from setblock.decoding.step.feed import span_columns, span_of
 from setblock.devices import HostCopy
 from setblock.model.protocol.runtime import Span
 
@@ -30,7 +30,7 @@ class RowNews:
             later.
         corrected: in method `exact`, where a draft was wrong, and what is there now; everything that was revealed to the
             right of it before this pass is void. None where the draft was right.
-        span: what the next pass feeds it, from what the cache holds exactly on.
+        span: what the next pass feeds it.
         prefilled: as in `Cached`.
         finished, failed, text_end: as in `Answer`.
         answer_end: where the answer ends now.
@@ -72,10 +72,10 @@ def read_news(state: BatchState, step: DecodingStep, *, fuses_commit: bool, sinc
     cache, answer = state.cache, state.answer
     scalars = (
         *(cache.prefilled, answer.finished, answer.failed, answer.text_end, answer.end, since, record.number),
-        *(read.took_part, read.is_prefill, read.committed & ~state.terms.is_ntp, state.terms.prompt_length),
+        *(read.took_part, read.is_prefill, read.is_commit & ~state.terms.is_ntp, state.terms.prompt_length),
     )
     parts = [
-        standing(state, fuses_commit=fuses_commit),
+        span_columns(state, fuses_commit=fuses_commit),
         torch.stack(scalars, dim=1),
         state.tokens.gather(1, window),
         *(step.positions, step.revealed, step.token_ids, step.entropy[:, : state.terms.block_width].double()),
@@ -91,7 +91,7 @@ def read_news(state: BatchState, step: DecodingStep, *, fuses_commit: bool, sinc
 
 
 def _row_news(parts: list[list[float]]) -> RowNews:
-    stands, scalars, tokens, *revealing = parts
+    of_span, scalars, tokens, *revealing = parts
     prefilled, finished, failed, text_end, answer_end, since, number, took_part, is_prefill, commits, start = map(
         int, scalars
     )
@@ -103,7 +103,7 @@ def _row_news(parts: list[list[float]]) -> RowNews:
         kind=kind,
         revealed=_reveals(revealing[:4], start),
         corrected=corrected[0] if corrected else None,
-        span=span_of([int(each) for each in stands]),
+        span=span_of([int(each) for each in of_span]),
         prefilled=bool(prefilled),
         finished=bool(finished),
         failed=bool(failed),

@@ -176,7 +176,7 @@ class AnswerText(Companion):
         self._tokenizer, self._stop, self._min_new_tokens = tokenizer, tuple(stop), min_new_tokens
         self.is_lazy = not self._stop
         self._token_ids: list[int] = []
-        # Tokens whose text is in `text`; where the window begins that the next are decoded in
+        # How many tokens have their text in `text`, and the first token of the window in which the next ones are decoded
         self._read = self._window = 0
         self._given = 0
 

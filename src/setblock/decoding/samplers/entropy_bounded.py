@@ -18,14 +18,14 @@ PAPER_GAMMAS = (0.0, 0.01, 0.1, 0.2, 0.4, 0.8, 1.5)  # section 3 of the paper
 
 @dataclass(frozen=True)
 class EntropyBounded:
-    """Reveal the s least doubtful positions, s the largest with H_1 + ... + H_s - max(H_1, ..., H_s) <= gamma.
+    """Reveal the s positions of the smallest error proxy, s the largest with H_1 + ... + H_s - max(H_1, ..., H_s) <= gamma.
 
-    Doubt is measured by the proxy; H is the entropy whatever the proxy. With the entropy as proxy the sum leaves the last
-    revealed position out, so gamma = 0 reveals one position a pass (more only where entropies are exactly 0) and gamma = inf
-    the whole block. The left side bounds the mutual information of what is revealed together.
+    H is the entropy whatever the proxy. With the entropy as proxy this is eq. 8: H_1 + ... + H_(s-1) <= gamma. Then gamma = 0
+    reveals one position a pass (more only where entropies are exactly 0), and gamma = inf the whole block. The left side bounds
+    the mutual information of the tokens that are revealed together.
 
     Attributes:
-        gamma: the entropy bound, in nats, at least 0.
+        gamma: the right side, in nats, at least 0.
         proxy: what positions are sorted by: ascending entropy, descending confidence or descending margin.
     """
 
@@ -42,14 +42,14 @@ class EntropyBounded:
 
     def select(self, block: BlockView) -> Selection:
         """See `setblock.decoding.samplers.base.Sampler`."""
-        doubt = block.entropy if self.proxy == "entropy" else -getattr(block, self.proxy)  # [B, k]
-        ordered, order = doubt.where(block.candidates, math.inf).sort(dim=-1, stable=True)  # [B, k]
-        entropy = ordered if self.proxy == "entropy" else block.entropy.gather(-1, order)
+        error = block.entropy if self.proxy == "entropy" else -getattr(block, self.proxy)  # [B, k]
+        ascending, order = error.where(block.candidates, math.inf).sort(dim=-1, stable=True)  # [B, k]
         if self.proxy == "entropy":
-            bound = F.pad(entropy.cumsum(dim=-1), (1, -1))  # the sum without its last, which is its largest
+            left_side = F.pad(ascending.cumsum(dim=-1), (1, -1))  # the sum without its last term, which is the largest
         else:
-            bound = entropy.cumsum(dim=-1) - entropy.cummax(dim=-1).values
-        within = bound <= self.gamma
+            entropy = block.entropy.gather(-1, order)
+            left_side = entropy.cumsum(dim=-1) - entropy.cummax(dim=-1).values
+        within = left_side <= self.gamma
         if self.proxy != "entropy":
             within = within.cumprod(dim=-1).bool()  # a prefix, whatever rounding does to the difference of two sums
         return Selection(torch.empty_like(within).scatter_(-1, order, within) & block.candidates)

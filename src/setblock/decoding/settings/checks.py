@@ -104,8 +104,8 @@ class CheckedRows:
 def check_rows(
     model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]
 ) -> CheckedRows:
-    """Check requests against the model; each is one answer. A row that says nothing of its sampler and its block gets what the
-    model was calibrated to, if it was.
+    """Check requests against the model; each is one answer. A row that names neither sampler nor block size gets the model's
+    calibrated ones, if there are any.
 
     Raises:
         SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.

@@ -80,7 +80,7 @@ class Record:
     """Hold what passes have done to each row so far. [B] int64 unless stated.
 
     Attributes:
-        prefill, commits: passes of these kinds; one that commits a token in method `ntp` is counted as such here.
+        prefill, commits: the number of passes of these kinds. Here, a pass of method `ntp` is a commit.
         number: of the last pass: 0 is the prefill.
         drafted, accepted: drafted tokens that were checked, and those of them that were right.
         revealing: [B, C] int64, the pass that revealed each position, 0 for the prefill.

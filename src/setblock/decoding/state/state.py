@@ -38,7 +38,7 @@ class BatchState:
         record: what passes have done to each row; None where nobody asks.
         first_logits: [B, V] float32 or None, the causal logits of the block's first token, from its first pass.
         draft_text: what drafts may be copied from, besides each row's own text; None where there is nothing.
-        may_prefill: for the host, whether any row may have to be fed its prompt, or what it had to give up.
+        may_prefill: for the host, whether any row may have to be fed its prompt, or what was evicted.
         may_draft: for the host, whether the next pass may check drafts, so that this one looks for them.
         columns, rows: [C] and [B], 0, 1, 2, ...
         nobody, everybody: [B] bool, no row, and all.
@@ -92,9 +92,8 @@ class BatchState:
         feed.
 
         Args:
-            fuses_commit: whether what is to be committed is fed with the block behind it, or alone.
-            commits_answers: whether an answer that has ended is committed to its end, which nobody needs who is to read it
-                only.
+            fuses_commit: whether the tokens to commit are fed together with the block behind them, or alone.
+            commits_answers: whether an answer that has ended is committed to its end, which reading it does not need.
         """
         cache, block = self.cache, self.block
         end = block.start
@@ -130,7 +129,7 @@ class BatchState:
         return self.write(chosen, reveal, positions=self.block.positions)
 
     def settle(self) -> tuple[Tensor, Tensor | None]:
-        """Find how far the text goes without a gap, what of it is certain, and which answers are whole. Calling it again
+        """Find how far the text goes without a gap, how much of it is certain, and which answers are whole. A second call
         changes nothing.
 
         Returns:
@@ -144,8 +143,7 @@ class BatchState:
         gap = block.end[:, None].where(block.revealed, block.positions).amin(dim=1)
         end = torch.minimum(gap, block.needed_end)
         answer.stop_end = torch.where(first_stop <= end, end, answer.stop_end)
-        # 2. Is the answer? Drafts are no part of it, and may end otherwise; but a first token comes from the causal logits
-        # after all that is certain
+        # 2. Is the answer whole? A draft is no part of it, for it may be wrong. Its first token is: it came from causal logits
         certain, has_first = end, None
         if terms.has_exact:
             has_first = block.revealed[:, 0] & (self.cache.committed == block.start)
@@ -161,9 +159,8 @@ class BatchState:
         """Finish rows whose answer is whole after a pass, and open the next block of rows that have finished theirs.
 
         Args:
-            fuses_commit: whether what is to be committed is fed with the block behind it. Exact rows then open a new block
-                behind the draft as soon as the block's first token is known, and the next pass checks the draft. Otherwise a
-                block that is fed gets a separate pass first.
+            fuses_commit: as in `next_end`. If so, exact rows open a new block behind the draft as soon as the block's first
+                token is known, and the next pass checks the draft. Otherwise a block that is fed gets a separate pass first.
         """
         done, has_first = self.settle()
         if has_first is not None:
@@ -193,7 +190,7 @@ class BatchState:
         block = self.block
         self._place_blocks(rows, start)
         block.revealed = block.revealed.masked_fill(rows[:, None], False)
-        if self.terms.has_exact:  # what was drafted behind a gap, or is not taken, or is wrong, is void
+        if self.terms.has_exact:  # tokens drafted behind a gap, dropped or wrong are void
             self.tokens.scatter_(1, self.columns[-1].where(block.revealed, block.positions), self.terms.mask_token)
 
     def _place_blocks(self, rows: Tensor, start: Tensor) -> None:
@@ -209,19 +206,19 @@ class BatchState:
 
     def commit(self, ends: Tensor, *, has_prefill: bool = True) -> None:
         """Count what a pass fed causally, up to `ends` [B], as committed. Only the count moves: the runner has written the keys
-        and values. `has_prefill`: whether any row was fed its prompt, or what it had to give up."""
+        and values. `has_prefill`: whether any row was fed its prompt, or what was evicted."""
         cache = self.cache
         cache.committed = torch.maximum(cache.committed, torch.minimum(ends, self.block.start))
         if has_prefill:
             cache.prefilled = cache.prefilled | (cache.committed >= cache.prefill_end)
 
-    def correct(self, rows: Tensor, positions: Tensor, *, failed: Tensor) -> None:
-        """Begin a block at `positions` [B] of `rows` [B] bool, where drafts were wrong and the right token stands now,
-        unless they `failed` [B] bool. What comes before is committed."""
+    def correct(self, rows: Tensor, positions: Tensor, *, has_token: Tensor) -> None:
+        """Begin a block at `positions` [B] of `rows` [B] bool, where drafts were wrong. Its first position has the right token
+        where `has_token` [B] bool says so. What comes before is committed."""
         self.cache.committed = torch.where(rows, positions, self.cache.committed)
         self.answer.stop_end = torch.where(rows, self.terms.limit, self.answer.stop_end)
         self._place_blocks(rows, positions)
-        self.block.revealed = torch.where(rows[:, None], self.terms.is_first > failed[:, None], self.block.revealed)
+        self.block.revealed = torch.where(rows[:, None], self.terms.is_first & has_token[:, None], self.block.revealed)
 
     @torch.inference_mode()
     def hold(self, length: int) -> None:

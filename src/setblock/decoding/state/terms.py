@@ -1,5 +1,5 @@
-"""Define what is fixed of rows from their beginning: of one, where the host can read it without waiting for the device, and of
-a batch, as tensors.
+"""Define the terms of rows, which never change: of one row as numbers that the host reads without waiting for the device, of a
+batch as tensors.
 
 Knows numbers. Knows nothing of what has become of a row.
 """

@@ -1,17 +1,17 @@
 """Run one step of decoding: Algorithms 2 and 3 of the paper over a batch of independent rows.
 
-    while rows are not finished:
+    while rows are not finished:                                                   OpenBatch.steps of rows.py
         feed = next_feed(state, plan)                    x_<t ; x̂                  feed.py
-        logits = runner.logits(feed)                     ẑ, z            eq. 9     whoever holds a model
+        logits = runner.logits(feed)                     ẑ, z            eq. 9     the model's runner
         step = absorb(state, feed, logits, policy)       reveal some               here; eq. 8 is samplers/entropy_bounded.py
 
-Knows the order of things: check what was committed, reveal what the sampler says, then the next block; rows may be anywhere in
-it. Knows nothing of models or text.
+Knows the order: check what was committed, reveal what the sampler says, open the next block. Rows may be at different blocks.
+Knows nothing of models or text.
 
-In exact mode the pass that commits a block is its check. It runs the draft causally, so its outputs are the logits that
-next-token decoding would have seen. The longest prefix of the draft is kept that next-token decoding would have chosen too; at
-the first disagreement its choice is taken and the rest of the draft is dropped, with what the pass did for the next block.
-Where all agree, nothing was lost: the next block's first pass is done.
+In exact mode the pass that commits a block also checks it (`check_drafts`). It runs the draft causally, so its outputs are the
+logits that next-token decoding would have seen. The check keeps the longest prefix of the draft that next-token decoding would
+have chosen, too. At the first wrong token it takes next-token decoding's choice, and drops the rest of the draft with what the
+pass did for the next block. Where the whole draft is right, nothing is lost: the next block's first pass is done.
 
 Next-token decoding's choice is a function of the causal logits and, at a temperature above 0, of noise that depends on the
 seed, the position and the token id alone (`choice`). The draft is made with the same noise, but a draft only decides how many
@@ -40,7 +40,7 @@ class DecodingStep:
     """Hold what one forward pass did. B rows, k the largest block size; all tensors [B, k] unless said otherwise.
 
     Attributes:
-        reading: what it said.
+        reading: what it predicted.
         positions: int64, absolute positions of the block.
         token_ids: int64, the tokens chosen for them.
         revealed: bool, positions that this pass revealed.
@@ -57,19 +57,19 @@ class DecodingStep:
 
 @dataclass(frozen=True)
 class Reading:
-    """Hold what a pass says, before any token is revealed. Shapes as in `DecodingStep`.
+    """Hold what a pass predicts, before any token is revealed. Shapes as in `DecodingStep`.
 
     Attributes:
         plan: of the pass.
         given: the model's logits.
         block: those that the block's tokens are chosen from.
         certainty: of the distributions of the block's first w places; then of those where a draft was checked.
-        known: [B, w + m] bool, where they count: `candidates`, then `check.replaced`.
-        is_asked: [B] bool, rows of whose block the pass says anything.
+        known: [B, w + m] bool, where `certainty` counts: `candidates`, then `check.replaced`.
+        is_asked: [B] bool, rows whose sampler is asked: the pass predicts something of their block.
         candidates: [B, w] bool, masked positions that may be revealed.
-        is_prefill: [B] bool, rows whose prompt, or a part of it, the pass was over.
+        is_prefill: [B] bool, rows that were fed their prompt, or a part of it.
         took_part: [B] bool, rows that were in the pass.
-        committed: [B] bool, rows whose previous tokens the pass wrote to the cache causally (never so in the prefill).
+        is_commit: [B] bool, rows whose previous tokens the pass wrote to the cache causally (never so in the prefill).
         check: in method `exact`, what became of the drafts that the pass committed; None where it committed none.
     """
 
@@ -82,7 +82,7 @@ class Reading:
     candidates: Tensor
     is_prefill: Tensor
     took_part: Tensor
-    committed: Tensor
+    is_commit: Tensor
     check: "Check | None"
 
 
@@ -97,7 +97,7 @@ def absorb(
         feed: of `next_feed`; the state has not changed since.
         logits: [A, m, V] float32, of the outputs that the feed wants. Written to.
         policy: its samplers remember the pass.
-        compiled: what makes functions of tensors of fixed shapes fast.
+        compiled: compiles functions of tensors of fixed shapes, if the runner does.
     """
     guided = None
     if policy.companions.constrained:  # they are asked on the host, which nothing compiled can do
@@ -122,33 +122,34 @@ def absorb(
 
 
 def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Reading:
-    """Check what was committed, and say what may be revealed. Nothing here waits for the device."""
+    """Check what was committed, and find what may be revealed. Nothing here waits for the device."""
     plan = feed.plan
     ends = plan.put(plan.ends)
     is_prefill = None if plan.is_prefill is None else plan.put(plan.is_prefill)
     took_part = ends > state.cache.committed
-    committed = took_part & (state.cache.committed < state.block.start)
+    is_commit = took_part & (state.cache.committed < state.block.start)
     if is_prefill is not None:
-        committed &= ~is_prefill
+        is_commit &= ~is_prefill
     given = read_logits(state, feed, logits)
     state.commit(ends, has_prefill=is_prefill is not None)
     shaped, is_finite = _shaped(given, state, policy)
     block, checked, check = shaped.block, shaped.checked, None
-    asked = block.known
+    predicted = block.known
     if checked is not None:
         check = check_drafts(state, checked, is_finite=is_finite[:, given.width :], draws=policy.draws)
         state.answer.failed = state.answer.failed | check.failed
-        asked = asked.masked_fill(check.rejected[:, None], False)
-    broken = asked > is_finite[:, : given.width]
+        predicted = predicted.masked_fill(check.rejected[:, None], False)
+    usable = predicted & is_finite[:, : given.width]
+    broken = predicted != usable
     if state.terms.is_all_exact:
-        failed = broken[:, 0]  # of a draft, plain decoding would have seen the logits of the first token only
+        failed = broken[:, 0]  # next-token decoding would have seen the first token's logits, not those of a draft
     else:
         failed = broken
         if state.terms.takes_next is not None:
             failed = broken & (state.terms.takes_next[:, : given.width] | ~state.terms.is_exact[:, None])
         failed = failed.any(dim=1)
     state.answer.failed = state.answer.failed | failed
-    candidates = (asked > broken).masked_fill(state.answer.failed[:, None], False)
+    candidates = usable.masked_fill(state.answer.failed[:, None], False)
     known = candidates if check is None else torch.cat([candidates, check.replaced], dim=1)
     return Reading(
         plan=plan,
@@ -156,17 +157,17 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
         block=block,
         certainty=certainty_of(shaped.logits, shaped.best.logits, known, in_tiles=not state.terms.waits),
         known=known,
-        is_asked=asked.any(dim=1),
+        is_asked=predicted.any(dim=1),
         candidates=candidates,
         is_prefill=state.nobody if is_prefill is None else is_prefill,
         took_part=took_part,
-        committed=committed,
+        is_commit=is_commit,
         check=check,
     )
 
 
 def _guided(state: BatchState, reading: Reading, policy: Policy) -> tuple[Reading, GuidedBlock]:
-    """Return a reading under what companions allow."""
+    """Return a reading of what companions allow only."""
     if reading.check is not None:
         state.settle()
         policy.companions.hear(state)  # drafts that were wrong; answers that end with what was right
@@ -182,8 +183,8 @@ def _guided(state: BatchState, reading: Reading, policy: Policy) -> tuple[Readin
 def write_pass(
     state: BatchState, reading: Reading, selection: Selection, policy: Policy, guided: GuidedBlock | None
 ) -> DecodingStep:
-    """Reveal what a sampler said, and continue. Where next-token decoding's text is promised, a block's first token is its own,
-    and known at once. Without a guided block, nothing here waits for the device."""
+    """Reveal what a sampler says, and open the next block. In exact mode, also reveal each block's first token at once: it is
+    next-token decoding's. Without a guided block, nothing here waits for the device."""
     block, width, terms = reading.block, reading.candidates.shape[1], state.terms
     reveal, is_next = selection.reveal, terms.takes_next
     if is_next is not None:
@@ -204,7 +205,7 @@ def write_pass(
         is_asked = is_asked & ~reading.is_prefill
     state.block.passes = state.block.passes + is_asked
     has_kinds, has_copies = state.may_draft and terms.adapts_drafts, state.may_draft and terms.copies_drafts
-    if guided is not None or has_copies:  # what is forced or copied may not be known to the model
+    if guided is not None or has_copies:  # the model may not have predicted what is forced or copied
         entropy = entropy.masked_fill(~reading.known, 0)
     kinds = kinds_of(confidence[:, :width], terms.confidences) if has_kinds else None
     if width < terms.block_width:  # what is not fed may be copied
@@ -239,12 +240,12 @@ def _count(record: Record, step: DecodingStep, at: Tensor) -> None:
         record.number += read.took_part & ~read.is_prefill
     else:
         record.number += read.took_part
-    record.commits += read.committed
+    record.commits += read.is_commit
     checked, check = read.given.checked, read.check
     if checked is not None and check is not None:
         drafted = check.known.sum(dim=1)
         record.drafted += drafted
-        record.accepted += torch.minimum(drafted, check.first_wrong[:, 0])
+        record.accepted += torch.minimum(drafted, check.first_wrong)
         # Each column is there once, but for the last, which nobody reads
         nowhere = record.revealing.shape[1] - 1
         at = torch.cat([at, checked.positions.where(check.replaced, nowhere)], dim=1)
@@ -293,11 +294,11 @@ class Check:
 
     Attributes:
         token_ids: [B, m] next-token decoding's choices at the positions that were checked.
-        known: [B, m] bool, where they count.
-        first_wrong: [B, 1] the first column where the draft is rejected; m where there is none.
-        replaced: [B, m] bool, that column, if a token could be chosen there.
+        known: [B, m] bool, which of them were checked.
+        first_wrong: [B] the first column where the draft is rejected; m where there is none.
+        replaced: [B, m] bool, that column, if its logits are finite: it has next-token decoding's token now.
         rejected: [B] bool, rows whose draft was cut.
-        failed: [B] bool, those of them in which next-token decoding would have met logits that are not finite there.
+        failed: [B] bool, those of them whose logits are not finite in that column.
     """
 
     token_ids: Tensor
@@ -309,19 +310,19 @@ class Check:
 
     @property
     def accepted(self) -> Tensor:
-        """Return [B, m] bool, where the draft had the same."""
+        """Return [B, m] bool, where the draft was right."""
         columns = torch.arange(self.known.shape[1], device=self.known.device)
-        return (columns < self.first_wrong) & self.known
+        return (columns < self.first_wrong[:, None]) & self.known
 
 
 def check_drafts(state: BatchState, checked: Logits, *, is_finite: Tensor, draws: Draws) -> Check:
-    """Compare drafts with next-token decoding, and put the state right where they differ.
+    """Compare drafts with next-token decoding, and correct the state where they differ.
 
-    A draft's first token is not among them: it came from a causal logit.
+    A draft's first token is not checked: it came from a causal logit, and so is right.
 
     Args:
         checked: the logits that tokens are chosen from.
-        is_finite: [B, m] bool, where they are finite. Logits behind a rejected draft are ignored: plain decoding never computes
+        is_finite: [B, m] bool, where they are finite. Logits behind a wrong token are ignored: next-token decoding never has
             them.
     """
     best = checked.best.token_ids
@@ -329,10 +330,11 @@ def check_drafts(state: BatchState, checked: Logits, *, is_finite: Tensor, draws
     drafted = state.tokens.gather(1, checked.positions)
     columns, count = state.columns[: chosen.shape[1]], chosen.shape[1]
     is_right = (chosen == drafted) & is_finite
-    first_wrong = columns.where(checked.known > is_right, count).amin(dim=1, keepdim=True)
-    is_first_wrong, rejected = columns == first_wrong, first_wrong[:, 0] < count
-    failed = (is_first_wrong > is_finite).any(dim=1)
+    is_wrong = checked.known > is_right  # known and not right, in one operation
+    first_wrong = columns.where(is_wrong, count).amin(dim=1)
+    rejected, replaced = first_wrong < count, (columns == first_wrong[:, None]) & is_finite
+    has_token = replaced.any(dim=1)
 
-    state.write(chosen, checked.known, positions=checked.positions)  # what comes behind the first that differs is void
-    state.correct(rejected, (checked.positions[:, :1] + first_wrong)[:, 0], failed=failed)
-    return Check(chosen, checked.known, first_wrong, is_first_wrong & is_finite, rejected, failed)
+    state.write(chosen, checked.known, positions=checked.positions)  # tokens behind the first wrong one are void
+    state.correct(rejected, checked.positions[:, 0] + first_wrong, has_token=has_token)
+    return Check(chosen, checked.known, first_wrong, replaced, rejected, failed=rejected != has_token)

@@ -1,17 +1,17 @@
 """Plan the next pass, and build what it feeds from the state: the arguments x_<t ; x̂ of eq. 9.
 
-Knows a state's tokens and positions. Knows nothing of models, nor of what is revealed next. All that the host must learn from
-the device for a pass it learns from `standing`, at once; then nothing waits for the device, and nothing of the state changes.
+Knows a state's tokens and positions. Knows nothing of models, nor of what is revealed next. The host reads from the device once
+for each pass: what `span_columns` returns. Nothing else here waits for the device or changes tokens.
 
-The passes of Algorithm 3 are one: what a row feeds is `tokens[committed : end]`, and a token runs causally before
-`block_start` and as part of the block after it. Rows of one pass may be at any of them; where many share a machine, a prefill
-is cut into several.
+All passes of Algorithm 3 have one form: a row is fed `tokens[committed : end]`. Tokens before `block_start` run causally, the
+others as parts of the block. Rows of a batch may be in different passes. Where many share a machine, a prefill is cut into
+several.
 
     prefill                  committed = 0, end = prefill_end                       the prompt
     block pass               committed = block_start, end = block_end               k tokens
     commit + first pass      committed = previous block's start, end = block_end    2k tokens
     commit                   committed = previous block's start, end = block_start  k tokens, where the runner can't fuse
-    exact                    committed = the next token, end = block_end            it, checked drafts, and a new block
+    exact                    committed = draft's first token, end = block_end       the draft, checked, and a new block
 """
 
 from collections.abc import Sequence
@@ -28,23 +28,23 @@ from setblock.model.protocol.runtime import PROMPT_PART, Feed, PassPlan, Span
 
 def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
     """Return what the next full pass feeds each row; a finished row is fed nothing. Waits for the device."""
-    spans = [span_of(row) for row in standing(state, fuses_commit=fuses_commit).tolist()]
+    spans = [span_of(row) for row in span_columns(state, fuses_commit=fuses_commit).tolist()]
     state.may_prefill = any(span.is_prefill for span in spans)
     return spans
 
 
-def standing(state: BatchState, *, fuses_commit: bool) -> Tensor:
-    """Return [B, 6] int64 from which `span_of` computes what the next pass feeds each row; and of rows whose drafts vary in
-    length [B, 6 + k], the kinds of their drafted tokens."""
+def span_columns(state: BatchState, *, fuses_commit: bool) -> Tensor:
+    """Return [B, 6] int64, the numbers from which `span_of` makes each row's span; or [B, 6 + k] with the kinds of drafted
+    tokens, where drafts vary in length."""
     end = state.next_end(fuses_commit=fuses_commit, commits_answers=True)
     cache, answer = state.cache, state.answer
     columns = (cache.committed, end, state.block.start, cache.prefill_end, answer.stop_end, answer.finished)
-    stands = torch.stack(columns, dim=1)
-    return torch.cat([stands, state.block.kinds], dim=1) if state.terms.adapts_drafts else stands
+    stacked = torch.stack(columns, dim=1)
+    return torch.cat([stacked, state.block.kinds], dim=1) if state.terms.adapts_drafts else stacked
 
 
 def span_of(row: Sequence[int]) -> Span:
-    """Return the span that a row of `standing` describes."""
+    """Return the span that a row of `span_columns` describes."""
     start, end, block_start, prefill_end, stop_end, is_finished, *kinds = map(int, row)
     end = start if is_finished else end
     is_prefill = start < min(end, prefill_end)
@@ -188,7 +188,7 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
         target, source = torch.cat([target, checked], dim=1), torch.cat([source, checked - 1], dim=1)
         wanted = torch.cat([wanted, is_draft], dim=1)
     wanted = wanted & (source < end)
-    if plan.is_prefill is not None:  # of a prompt no draft is checked, nor is anything wanted that was given before
+    if plan.is_prefill is not None:  # a prompt has no draft to check, and one that is fed again predicts nothing new
         wanted &= ~(plan.is_prefill & plan.of(state.cache.prefilled))[:, None]
         wanted[:, plan.width :] &= ~plan.is_prefill[:, None]
     tokens = plan.of(state.tokens).gather(1, positions)

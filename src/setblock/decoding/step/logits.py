@@ -36,10 +36,10 @@ class Logits:
     Attributes:
         logits: [B, m, V] float32; -inf for the mask token. Anything where not known.
         positions: [B, m] int64, the absolute positions they predict.
-        known: [B, m] bool, where the logits are valid; nowhere where a token is revealed already.
-        best: the most likely token of each position. Several need it, and a vocabulary is long.
-        width: w. The first w positions are of each row's block (ẑ). Behind them are those that exact rows committed in this
-            pass, but for each row's first (z).
+        known: [B, m] bool, where the logits are valid; False where a token is revealed already.
+        best: the most likely token of each position, found once: a vocabulary is long.
+        width: w. The first w positions are those of each row's block (ẑ). The others are drafted positions that exact rows
+            commit in this pass, all but each row's first (z).
     """
 
     logits: Tensor
@@ -60,12 +60,12 @@ class Logits:
 
     @property
     def block(self) -> "Logits":
-        """Return those of the block. Known nowhere in a pass that only commits."""
+        """Return the logits of the block. A pass that only commits knows none."""
         return self._columns(slice(0, self.width), width=self.width)
 
     @property
     def checked(self) -> "Logits | None":
-        """Return those of what was committed; None where no row committed more than its first."""
+        """Return the logits that check drafts; None where no row commits more than its first token."""
         return self._columns(slice(self.width, None), width=0) if self.known.shape[1] > self.width else None
 
     def _columns(self, here: slice, *, width: int) -> "Logits":
@@ -74,14 +74,16 @@ class Logits:
 
 
 def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
-    """Return what the logits of a feed predict, those of all its outputs [A, w + m, V] or of the M that are wanted [M, V].
-    Keeps in the state the causal logit of a block's first token, which the block's later passes need; the state is that from
-    which the feed was made."""
+    """Return what the logits of a feed predict: all outputs' [A, w + m, V], or those of the M that are wanted [M, V].
+
+    The state must not have changed since the feed was made. It keeps the causal logits of a block's first token, which the
+    block's later passes need.
+    """
     plan, size = feed.plan, feed.plan.width
     if state.facts is not None and state.facts.mask_token_id is not None:
         logits[..., state.facts.mask_token_id].fill_(-torch.inf)  # a mask is never an answer
     best = most_likely(logits)
-    if logits.dim() == 2:  # read as few, and where nothing is wanted never
+    if logits.dim() == 2:  # `best` was found in the wanted ones alone
         logits, best = feed.spread(logits), MostLikely(feed.spread(best.logits), feed.spread(best.token_ids))
 
     # 1. The block's first token may come from a causal logit of an earlier pass, in which it was fed or committed
@@ -96,13 +98,13 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
         state.first_logits = plan.put(first, state.first_logits)
         best.logits[:, 0], best.token_ids[:, 0] = most_likely(logits[:, 0])
 
-    # 2. A pass predicts a block's tokens if it fed the block; its first token also as soon as all before it is committed
+    # 2. A pass predicts a block's tokens if it fed the block, and the first one also if it committed all before it
     wanted = feed.wanted
     if plan.is_prefill is not None or not plan.fuses_commit:  # else all that is wanted
-        says = (plan.ends > block_start) | plan.of(state.is_causal)
+        predicts = (plan.ends > block_start) | plan.of(state.is_causal)
         if plan.is_prefill is not None:
-            says = says | (plan.is_prefill & (block_start == plan.of(state.terms.prompt_length)))
-        wanted = wanted & (says[:, None] | (state.columns[: wanted.shape[1]] >= size))
+            predicts = predicts | (plan.is_prefill & (block_start == plan.of(state.terms.prompt_length)))
+        wanted = wanted & (predicts[:, None] | (state.columns[: wanted.shape[1]] >= size))
 
     # 3. From the A rows that took part to all B
     logits, target, wanted = (plan.put(each) for each in (logits, feed.targets, wanted))

@@ -33,8 +33,8 @@ class Span:
     Attributes:
         start, end: the positions, `end` not included; equal where the row is fed nothing.
         block_start: those from here on are fed as a block, those before it causally.
-        is_prefill: whether it may be cut.
-        is_cut: whether it is.
+        is_prefill: whether it feeds a prompt, which may be cut, or what was evicted.
+        is_cut: whether a part of the prompt is left for later passes.
         stop_end: where the answer would end if this draft is right.
         kinds: of the drafted tokens behind the first, where drafts vary in length.
         fed_size: tokens of the new block to feed; -1 where nobody has decided.
@@ -66,7 +66,7 @@ class Span:
 
     @property
     def is_alike(self) -> bool:
-        """Return whether each of them sees as much as the last one."""
+        """Return whether each token sees as much as the last one."""
         return self.end - self.start == 1 or self.start >= self.block_start
 
 
@@ -78,8 +78,7 @@ class PassPlan:
         rows: [A] int64, which rows of the batch take part, in order.
         batch: B, how many rows the batch has.
         ends: [A] int64, the position past the last token that each row is fed.
-        is_prefill: [A] bool, rows that are fed a part of their prompt, or once more what they had to give up; None where none
-            is.
+        is_prefill: [A] bool, rows that are fed a part of their prompt, or what was evicted; None where no row is.
         queries: Q, the most tokens of a row.
         width: w, places of each row's block whose outputs are wanted: 1 where none is fed a block.
         checked: outputs of each row at which drafts are checked.
@@ -87,9 +86,9 @@ class PassPlan:
         is_fixed: whether sizes are of the few that a compiled model is made for, at the price of padding.
         fuses_commit: whether what is committed is fed with the block behind it; otherwise the commit is a separate pass.
         causal_block: whether a token of a block sees no later one of it.
-        may_be_cut: whether rows may be fed less than they are to be, at any place.
-        is_full: whether it is known to have no padding.
-        sees_all: whether it is known, too, that each token sees all that is visible.
+        may_be_cut: whether a row may be fed any number of the tokens that it is due, as vLLM's budget has it.
+        is_full: whether the pass surely has no padding.
+        sees_all: whether, besides, each token surely sees all that is visible.
         spans: [A] of each row, for the host; None where only the device knows them, or sizes are fixed, since code is compiled
             for the values of numbers.
     """
@@ -132,8 +131,8 @@ class PassPlan:
 
 @dataclass(frozen=True)
 class Feed:
-    """Hold the inputs of a pass. A rows that take part, Q the most tokens of a row, m outputs: w and
-    `PassPlan.checked`.
+    """Hold the inputs of a pass: A rows that take part, Q tokens at most of a row, m = w + `PassPlan.checked` outputs of
+    each.
 
     Attributes:
         plan: its sizes and its rows.
@@ -231,8 +230,8 @@ class Runner(Protocol):
         ...
 
     def logits(self, feed: Feed) -> Tensor:
-        """Return float32 logits, which may be written to: [M, V] of the M outputs that are wanted, row by row; or [A, m, V]
-        of all outputs, with anything where none is wanted."""
+        """Return f of eq. 9: float32 logits, which may be written to. They are [M, V] of the M wanted outputs, row by row; or
+        [A, m, V] of all outputs, with anything where none is wanted."""
         ...
 
 

@@ -2,8 +2,8 @@
 batch whose rows stay together (`PaddedRunner`), compiled where shapes are few.
 
 Knows how to call and to compile a model, how a feed becomes its arguments, and where keys and values are written: one slot for
-each position of each row. A block's noisy entries are in the slots of its positions, where the commit pass writes the exact
-ones over them, so a noisy entry never outlives its block.
+each position of each row. A block's noisy entries are in the slots of its positions. The commit pass writes the exact entries
+over them, so a noisy entry never outlives its block.
 """
 
 import inspect
@@ -199,7 +199,7 @@ class PaddedRunner:
         return as_it_is if self._compiled is None else self._compiled.function
 
     def logits(self, feed: Feed) -> Tensor:
-        """Run one pass over [A, Q] tokens."""
+        """Run one pass over [A, Q] tokens (eq. 9)."""
         least = self._attention.least
         if feed.tokens.numel() < least:
             feed = feed.padded()
@@ -216,7 +216,7 @@ class PaddedRunner:
             places = feed.plan.rows if everyone else torch.arange(rows, device=feed.plan.rows.device)
             outputs = outputs.add(places[:, None], alpha=queries)
         compiled = self._compiled if feed.plan.is_fixed else None
-        # To ask how many are wanted takes longer than the head where it is a wait; and it never gets less than one.
+        # Where the host would wait for the number of wanted outputs, computing all is faster. The head gets at least one.
         takes_all = feed.plan.is_fixed or outputs.numel() == 1 or self._waits
         index = outputs.flatten() if takes_all else outputs[feed.wanted]
         # Compiled passes of one token are without an adapter, all others with it, so that each size is compiled once.
@@ -225,7 +225,7 @@ class PaddedRunner:
         with gate, self._attention.active():
             logits = logits_at(
                 self._model,
-                index if index.shape[0] else outputs[0, :1],  # not every kernel takes none
+                index if index.shape[0] else outputs[0, :1],  # some kernels fail on empty input
                 input_ids=feed.tokens,
                 position_ids=feed.positions,
                 attention_mask=self._mask(feed, visible=visible),

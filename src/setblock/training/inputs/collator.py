@@ -30,12 +30,12 @@ class Preparation:
     """Describe how rows become inputs.
 
     Attributes:
-        args: what of it the training arguments say.
+        args: the training arguments.
         mask_token_id: None where the objective is `ntp`, or noise is uniform.
         noise_vocab_size: as in `noise_row`.
         end_of_text_id: also what rows are padded with.
         context_length: positions stay below it.
-        is_flat: make one row of all, without padding, as attention by documents can have it.
+        is_flat: make one row of all, without padding, which attention by documents allows.
     """
 
     args: SBDConfig
@@ -81,12 +81,12 @@ class Preparation:
 class SBDCollator:
     """Batch `RowDataset` items: the rows' `input_ids` [B, L], the `inputs`, and the `step` they are for.
 
-    `labels` [B, L] are those of next-token targets alone, by which the Trainer counts what the loss is divided by. The first
-    token of a document is none.
+    `labels` [B, L] are for the Trainer, which divides the loss by their count. They are next-token targets alone: a document's
+    first token has none.
     """
 
     def __init__(self, preparation: Preparation, *, step: int | None = None) -> None:
-        """Take a preparation, and the step that all batches are of; None: each is of the step that its number says."""
+        """Take a preparation, and the step of all batches; None: a batch's number decides its step."""
         self._preparation = preparation
         self._rows = RowCollator(pad_token_id=preparation.end_of_text_id)
         self._step = step
@@ -99,7 +99,7 @@ class SBDCollator:
 
         Args:
             step: optimiser steps done before the epoch.
-            batch: the number in the epoch of the batch that is asked for first.
+            batch: the first batch of the epoch that is asked for, by number.
             max_steps: of the whole training.
         """
         self._epoch.copy_(torch.tensor([int(self._epoch[0]) + 1, step, batch, max_steps]))

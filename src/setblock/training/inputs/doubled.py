@@ -19,14 +19,13 @@ from setblock.model.attention.document_attention import Half, RowRuns, Run
 from setblock.training.inputs.noising import Noising, NoisyHalf, noise_row
 
 RUN_LENGTH = 64
-"""Noisy tokens of a document that are attended together, in whole blocks: fewer would be many small calls, more would see much
-that their masks forbid."""
+"""Noisy tokens of a document that are attended together, in whole blocks. Fewer make many small calls, and more compute many
+pairs that the mask forbids."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Hold the outputs that carry a loss: `index` [M] into the flattened [B * T] outputs, `token_ids` [M] what they
-    predict."""
+    """Hold outputs that carry a loss: `index` [M] into the flattened [B * T] outputs, and `token_ids` [M] to predict there."""
 
     index: Tensor
     token_ids: Tensor
@@ -34,12 +33,16 @@ class Targets:
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """Hold the inputs of one forward pass of training. All [B, T] int64 but the last six; see `masks.train_mask` for
-    the meaning.
+    """Hold the inputs of one forward pass of training.
 
-    `rows` says which runs of tokens are attended together, where attention is not by a mask over whole rows. `taught` [M3] are
-    the targets of `matp`, by number, whose token is also predicted by a clean output, from all before it; `causal` [M3] which
-    of the flattened [B * T] outputs that is. First tokens of documents have none, nor has what stands past a document's end.
+    Attributes:
+        input_ids: [B, T] int64.
+        position_ids, document_ids, block_ids, limits: [B, T] int64, and causal_block: see `masks.train_mask`.
+        ntp, matp: targets of the two terms of eq. 14.
+        taught: [M3] numbers of the targets of `matp` that a clean output predicts, too: all but a document's first token, and
+            those past its end.
+        causal: [M3] which of the flattened [B * T] outputs that is.
+        rows: the runs of tokens of each row that are attended together, where attention is not by a mask over whole rows.
     """
 
     input_ids: Tensor
@@ -76,7 +79,7 @@ class TrainingInputs:
         ]
 
     def index_in(self, half: Half, index: Tensor) -> Tensor:
-        """Return where outputs `index` [M] of the flattened [B * T] are in the flattened outputs of a half that has them."""
+        """Return the place of outputs `index` [M], of the flattened [B * T], in the flattened outputs of their half."""
         if half == "both":
             return index
         length, clean = self.input_ids.shape[1], self.clean_length
@@ -176,10 +179,10 @@ def doubled_inputs(
         block_size: k, the same for the whole batch.
         logit_shift: False: the noisy output at i predicts the token at i (the paper). True: it predicts the one at i + 1,
             and a block's first token is left to the clean stream, whose NTP term already carries it.
-        seed: with the row's id, all that the noise depends on: the same row is noised the same way however rows are
-            spread over processes and accumulation steps.
+        seed: with the row's id, all that the noise depends on. So a row gets the same noise however rows are spread over
+            processes and accumulation steps.
         mask_token_id, noise_vocab_size: as in `noise_row`.
-        idle_blocks: keep blocks of which nothing is learned. No other token sees them, so nothing changes without them.
+        idle_blocks: keep blocks without a target. No other token sees them, so nothing changes without them.
         causal_block: as in `masks.train_mask`.
     """
     arrays = {name: tensor.numpy() for name, tensor in rows.items()}
@@ -253,10 +256,10 @@ def _learned(half: NoisyHalf, logit_shift: bool) -> np.ndarray:
 
 
 def _in_order(half: NoisyHalf, learned: np.ndarray | None) -> NoisyHalf:
-    """Return the blocks of a half by document and by where they start, those of all copies together.
+    """Return the blocks of a half, of all copies together, sorted by document and by where they start.
 
     Args:
-        learned: [N] bool; blocks without any are left out, where there are others.
+        learned: [N] bool. Blocks without a learned token are left out, unless no block has one.
     """
     order = np.lexsort((half.block_starts, half.document_ids))
     if learned is not None and learned.any():
@@ -274,7 +277,7 @@ def _clean_runs(document_ids: np.ndarray) -> tuple[Run, ...]:
 
 
 def _noisy_runs(half: NoisyHalf, *, padding: int) -> tuple[Run, ...]:
-    """Return runs of neighbouring blocks of one document, the clean tokens before the last of which they see between them."""
+    """Return runs of neighbouring blocks of one document. A run sees the clean tokens before its last block."""
     runs: list[Run] = []
     starts = np.flatnonzero(np.diff(half.block_ids, prepend=-1))
     lengths = np.diff(starts, append=len(half.block_ids))
@@ -287,8 +290,7 @@ def _noisy_runs(half: NoisyHalf, *, padding: int) -> tuple[Run, ...]:
 
 
 def _causal_outputs(document_ids: np.ndarray, half: NoisyHalf, learned: np.ndarray, *, row_start: int) -> np.ndarray:
-    """Return for each `learned` [N] token of a half which clean output predicts it, or -1; `document_ids` [L] are the
-    row's."""
+    """Return which clean output predicts each `learned` [N] token of a half, or -1. `document_ids` [L] are the row's."""
     lengths = np.bincount(document_ids[document_ids != PADDING])  # documents are in a row by number
     starts = np.cumsum(lengths) - lengths
     document, position = half.document_ids[learned], half.position_ids[learned]

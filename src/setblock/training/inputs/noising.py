@@ -167,7 +167,7 @@ def noise_row(
 
 @dataclass(frozen=True)
 class _Draw:
-    """Hold the blocks of one run, N tokens: how many the first is short of, which block each is of, and which are masked."""
+    """Hold the blocks of one run of N tokens: tokens that the first block lacks, each token's block, and which are masked."""
 
     missing: int
     block_of: np.ndarray
@@ -183,8 +183,8 @@ def _drawn(
     rates: dict[int, float],
     rng: np.random.Generator,
 ) -> _Draw:
-    """Return the blocks of a run of `length` tokens of a document, which may grow to `room`; `rates` are the documents'
-    so far."""
+    """Draw the blocks of a run of `length` tokens of a document, which may grow to `room`. `rates` has the mask rates of
+    documents that were drawn before."""
     is_short = noising.random_offsets > 0 and rng.random() < noising.random_offsets
     missing = int(rng.integers(block_size)) if is_short else 0
     padded = length

@@ -1,11 +1,10 @@
-"""Compute the cross entropy of an LM head's logits without all of the logits: in chunks, gradients first.
+"""Compute the cross entropy of an LM head's logits without holding all logits: in chunks, with their gradients.
 
 Knows hidden states, a head and target ids. Knows nothing of models, or of which output predicts what.
 
 The logits of M targets over a vocabulary of V are the largest tensor of a training step: in float32, with their softmax and
-their gradient, M * V * 12 bytes, 70 GiB for 48k targets and V = 128k. Here only a chunk of them is there at a time, and its
-gradients are taken while it is. So the backward pass has nothing left to compute, and needs no weights either: those of a
-sharded model may be gone by then.
+their gradient, M * V * 12 bytes, 70 GiB for 48k targets and V = 128k. Here only a chunk of them exists at a time, and the
+forward pass already computes its gradients. So the backward pass needs no weights: a sharded model may have freed them by then.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +20,14 @@ LOGITS_AT_ONCE = 1 << 26
 Head = Callable[[Tensor], Tensor]
 
 LossesOf = Callable[[Tensor, slice], Tensor]
-"""From the logits [m, V] of a slice of some outputs, and that slice, to their losses [m]."""
+"""A function from the logits [m, V] of a slice of all outputs, and that slice, to their losses [m]."""
 
 Weighted = Callable[[Tensor, LossesOf], tuple[Tensor, Tensor]]
-"""From a weight [M] for each output and a loss of their logits to the weighted sum, and each loss."""
+"""A function from the weights [M] of all outputs, and a function to their losses, to the weighted sum and the losses [M]."""
 
 
 def in_float32(logits: Tensor) -> Tensor:
-    """Return the same in float32, or in float64 if they are."""
+    """Return the logits in float32, or as they are in float64."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -42,7 +41,7 @@ def cross_entropies(targets: Tensor) -> LossesOf:
 
 
 def losses_at_once(logits: Tensor) -> Weighted:
-    """Return weighted losses of logits [M, V] that are there already."""
+    """Return the weighted sum of losses from all logits [M, V] at once."""
 
     def weighted(weights: Tensor, losses_of: LossesOf) -> tuple[Tensor, Tensor]:
         losses = losses_of(logits, slice(0, len(logits)))
@@ -54,17 +53,17 @@ def losses_at_once(logits: Tensor) -> Weighted:
 def chunked_loss(
     hidden: Tensor, weights: Tensor, losses_of: LossesOf, *, head: Head, parameters: Sequence[Tensor], chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum of losses of the logits that a head makes of hidden states, and each of them.
+    """Return the weighted sum of the losses of a head's logits, and each loss.
 
-    The weights come in here, and not as a product with what comes out, because the gradients are taken here.
+    Losses are weighted here, and not by the caller, because the gradients are computed here.
 
     Args:
         hidden: [M, D].
         weights: [M] float32.
-        losses_of: from the logits [m, V] of a slice of the hidden states, and that slice, to their losses [m].
+        losses_of: see `LossesOf`.
         head: from hidden states [m, D] to logits [m, V].
-        parameters: what the head's logits depend on, besides the hidden states, that is trained.
-        chunk: how many rows have their logits at once; at least 1.
+        parameters: the head's trained weights.
+        chunk: the number of hidden states whose logits exist at once, at least 1.
 
     Returns:
         The sum, a scalar, and the losses [M], through which no gradient goes; both in float32 at least.

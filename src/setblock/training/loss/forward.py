@@ -30,7 +30,7 @@ LARGEST_DENSE_MASK = 1 << 30
 """Bytes that the attention masks of a pass may take where they are dense."""
 
 CleanHalf = Callable[..., tuple[CleanKeys, LogitsOf]]
-"""Runs the clean half of inputs without a graph: its keys and values, and what comes after the outputs asked for."""
+"""Runs the clean half of inputs without a graph. Returns its keys and values, and the logits of the outputs asked for."""
 
 
 def training_logits(
@@ -47,9 +47,9 @@ def training_logits(
 
     Args:
         model: the model itself.
-        wrapped: what to call in the model's stead, where a trainer has wrapped it.
+        wrapped: the model as a trainer has wrapped it, called in its place.
         half: which tokens to run; `index` still counts all.
-        clean_keys: filled by a pass over the clean half, which is what the noisy half alone needs.
+        clean_keys: the clean half's keys and values. A pass over that half fills them; one over the noisy half reads them.
         take: see `logits_at`.
 
     Raises:
@@ -92,18 +92,18 @@ def training_loss(
     place_decay: float = 1.0,
     clean_half: CleanHalf | None = None,
 ) -> SBDLoss:
-    """Return eq. 14 over one batch, from one forward pass of both halves, or of each where the clean one is frozen.
+    """Return eq. 14 over one batch: from one forward pass over both halves, or one over each where the clean half is frozen.
 
-    Where layers are run again in the backward pass (activation checkpointing), that is to run in `document_attention`, too.
+    If the backward pass runs layers again (activation checkpointing), it must run in `document_attention`, too.
 
     Args:
-        head: the model's, to compute the logits in chunks where there are more than `logits_at_once`; None to never do.
-        masked_loss: of masked tokens. Those that no clean output predicts have only a cross entropy: the others leave them out.
+        head: the model's head, to compute logits in chunks where there are more than `logits_at_once`; None to never do so.
+        masked_loss: as in `Objective`. A loss with a teacher leaves out masked tokens that no clean output predicts.
         place_decay: the j-th token that a block predicts, from j = 0, has `matp_weight` times this to the power of j.
-        clean_half: runs the clean half, where nothing of it is trained and there is no next-token term.
+        clean_half: runs the clean half where it is frozen, so that there is no next-token term.
         model, wrapped: see `training_logits`, which also says what is raised.
     """
-    # 1. What is learned, and who teaches
+    # 1. The outputs that learn, and those that teach
     matp = inputs.matp
     has_teacher = masked_loss != "cross_entropy"
     if has_teacher:
@@ -123,14 +123,14 @@ def training_loss(
     teaches_itself = has_teacher and teacher is None
     index = torch.cat([learned, inputs.causal]) if teaches_itself else learned  # [M], or [M + M2]
 
-    # 2. From all logits at once, where they are few
+    # 2. The loss from all logits at once, where they are few
     chunk = max(1, logits_at_once // int(model.config.get_text_config().vocab_size))
     if head is None or len(index) <= chunk:
         logits = run(index)
         theirs = logits[len(learned) :].__getitem__ if teaches_itself else teacher
         return objective.loss(losses_at_once(logits[: len(learned)]), theirs)
 
-    # 3. Else inside of the forward pass, where what wraps the model has its weights ready
+    # 3. Otherwise inside of the forward pass, where a wrapped (sharded) model has the head's weights
     found: list[SBDLoss] = []
 
     def take_loss(hidden: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ def training_loss(
 
     logits = run(index, take=take_loss)  # [0, V]
     (loss,) = found
-    # Nothing is added; but what wraps the model waits for gradients of its output before it works on its weights' own.
+    # The sum of no logits is 0. But a wrapper waits for gradients of the model's output before it works on those of weights.
     return replace(loss, total=loss.total + logits.sum())
 
 

@@ -1,11 +1,11 @@
-"""Compute the SBD loss: next-token plus masked-token prediction (eq. 14). Its sum over targets is in `cross_entropy`, and over
-a batch in `forward`.
+"""Compute the SBD loss: the next-token (NTP) plus the masked-token (MATP) term (eq. 14). `forward` finds the outputs of a batch
+that have a target, and `cross_entropy` sums over them.
 
-Knows logits, or hidden states and a head, and targets. Knows nothing of models, or of how the targets came to be.
+Knows logits, or hidden states and a head, and targets. Knows nothing of models, or of how targets are chosen.
 
 The loss at a masked token is its cross entropy, or a distance from the clean half's distribution: total variation, KL
-divergence, or both. A masked token at position t stands where a next-token model that has read all before t says what comes
-there. The clean half of the same pass is that model, and so the teacher: method `exact` checks drafts against its distribution.
+divergence, or both. The clean half of the same pass is then the teacher: it has read all tokens before the masked one, and
+predicts it as a next token. Method `exact` checks drafts against this distribution.
 With a clean distribution p and the block's own q, sampling accepts a draft with probability Σ min(p, q) = 1 - TV(p, q) (arXiv
 2211.17192).
 """
@@ -65,9 +65,9 @@ class SBDLoss:
     """Hold eq. 14 over some targets.
 
     Attributes:
-        total: what is learned from: the terms, each target times its weight.
-        ntp_sum, matp_sum: the terms as sums over their targets, each of weight 1, to be looked at. In nats; total variations
-            have no unit.
+        total: the loss to minimise: both terms, each target times its weight.
+        ntp_sum, matp_sum: the terms for the log: sums over their targets, each of weight 1. In nats; total variations have no
+            unit.
         ntp_count, matp_count: how many targets each has.
     """
 
@@ -84,9 +84,9 @@ class Objective:
 
     Attributes:
         ntp_targets, matp_targets: [M1] and [M2] token ids.
-        ntp_weight: of each next token.
-        matp_weight: of each masked token, or one for all.
-        masked_loss: of masked tokens; all but `cross_entropy` have a teacher.
+        ntp_weight: the weight of a next token.
+        matp_weight: the weight of each masked token, or one for all.
+        masked_loss: the loss of masked tokens; all but `cross_entropy` have a teacher.
     """
 
     ntp_targets: Tensor
@@ -96,11 +96,11 @@ class Objective:
     masked_loss: MaskedLoss = "cross_entropy"
 
     def loss(self, weighted: Weighted, teacher: LogitsOf | None = None) -> SBDLoss:
-        """Return the loss, by whichever way there is to the outputs' logits.
+        """Return the loss.
 
         Args:
-            weighted: gives the weighted sum of what is computed from the logits of the outputs.
-            teacher: the other logits of the masked tokens, where their loss has a teacher.
+            weighted: sums the losses of all outputs by their weights. It has their logits, or makes them chunk by chunk.
+            teacher: gives the clean half's logits of the masked tokens, where their loss has a teacher.
         """
         split, targets = len(self.ntp_targets), torch.cat([self.ntp_targets, self.matp_targets])
         weights = torch.full((len(targets),), self.ntp_weight, device=targets.device)
@@ -110,7 +110,7 @@ class Objective:
         return SBDLoss(total, ntp_sum, matp_sum, split, len(self.matp_targets))
 
     def _losses_of(self, teacher: LogitsOf) -> LossesOf:
-        """Return a function to the cross entropies of next tokens, and the distances from a teacher at masked ones."""
+        """Return a function that gives cross entropies of next tokens, and distances from a teacher of masked ones."""
         split, distances = len(self.ntp_targets), DISTANCES[self.masked_loss]
 
         def losses_of(logits: Tensor, here: slice) -> Tensor:

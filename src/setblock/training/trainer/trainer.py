@@ -62,18 +62,18 @@ def prepare(sbd: SBDModel, args: SBDConfig, adapter: AdapterSection | None) -> N
 
 
 class _Epochs(TrainerCallback):
-    """Give the collator the place in the training of the first batch of an epoch."""
+    """Report to the collator, at each epoch's beginning, at which step and batch the training is."""
 
     def __init__(self, collator: SBDCollator) -> None:
         self._collator = collator
         self._resumes = False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Note that the next epoch may have been begun before."""
+        """Note whether the next epoch may resume an interrupted one."""
         self._resumes = not args.ignore_data_skip
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Count the epoch's steps and batches that the Trainer skips."""
+        """Count the epoch's steps and batches that the Trainer skips, since an earlier run did them."""
         loader: DataLoader[Any] = kwargs["train_dataloader"]
         steps = -(-len(loader) // args.gradient_accumulation_steps)
         skipped = state.global_step % steps if self._resumes else 0
