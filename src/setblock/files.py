@@ -15,7 +15,7 @@ from setblock.errors import ParameterError, SetBlockError
 
 
 def read_text(path: Path, *, what: str = "") -> str:
-    """Return the text of a file.
+    """Return the text of a file, without a byte order mark.
 
     Args:
         what: what is in it, for the message.
@@ -24,7 +24,7 @@ def read_text(path: Path, *, what: str = "") -> str:
         SetBlockError: it can't be read, or is not valid UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise SetBlockError(f"can't read {what}{' ' if what else ''}{path}: {error.strerror}") from error
     except UnicodeError as error:

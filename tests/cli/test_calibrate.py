@@ -199,6 +199,8 @@ def test_mistakes(run, sbd_folder, options, message):
 def test_the_bundled_model_stays_as_it_is(run):
     outcome = run("calibrate", "--limit", 2000)
     assert outcome.message.endswith("the bundled model is read-only: give --output FOLDER for a copy, or --dry-run")
+    outcome = run("calibrate", "--limit", 2000, "--model", "bundled")
+    assert outcome.message.endswith("bundled is no folder: give --output FOLDER for a copy, or --dry-run")
     assert "calibrations" not in json.loads((BUNDLED_MODEL / "config.json").read_text())[CONFIG_KEY]
 
 

@@ -19,9 +19,9 @@ OPTIONS = ("--max-new-tokens", 8, "--method", "sbd", "--gamma", 4, "--raw")
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
-    """A file of prompts without messages: the tiny tokenizer has no chat template."""
+    """A file of prompts without messages (the tiny tokenizer has no chat template), with a byte order mark."""
     path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps(each) for each in (PROMPTS[0], PROMPTS[2])) + "\n\n")
+    path.write_text("\n".join(json.dumps(each) for each in (PROMPTS[0], PROMPTS[2])) + "\n\n", encoding="utf-8-sig")
     return path
 
 

@@ -199,6 +199,7 @@ def test_a_simple_request_of_another_site_s_page_is_refused(live):
     for kind in ("text/plain", "application/x-www-form-urlencoded"):
         response = live.client.post("/v1/chat/completions", content=body, headers={"content-type": kind})
         assert response.status_code == 400
+        assert "send the header Content-Type: application/json" in response.json()["error"]["message"]
     assert "access-control-allow-origin" not in live.client.get("/v1/models", headers={"origin": "http://x"}).headers
 
 

@@ -128,7 +128,7 @@ def _check_writable(model: ModelOptions, copy: Path | None) -> None:
     elif source.resolve() == BUNDLED_MODEL.resolve():
         raise ParameterError("the bundled model is read-only: give --output FOLDER for a copy, or --dry-run")
     elif not source.is_dir():
-        raise ParameterError(f"{model.path} is on a hub: give --output FOLDER for a copy, or --dry-run")
+        raise ParameterError(f"{model.path} is no folder: give --output FOLDER for a copy, or --dry-run")
 
 
 def _show(calibration: "Calibration", *, domain: str) -> None:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -84,8 +85,11 @@ def read_shape(source: str) -> tuple[ModelShape, str]:
     from transformers import AutoConfig
 
     from setblock.model.loading.loading import refuse_unsupported
+    from setblock.model.loading.source import check_source
 
     silence_libraries()
+    if not Path(source).is_dir():  # in a folder, the config is enough
+        check_source(source)
     try:
         config = AutoConfig.from_pretrained(source)
     except Exception as error:  # Transformers raises anything over a broken or missing config

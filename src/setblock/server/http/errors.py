@@ -117,6 +117,8 @@ def from_validation(errors: Iterable[Mapping[str, Any]]) -> ApiError:
     if kind == "missing":
         return bad_request(f"{param or 'a JSON body'} is required", param=param, code="missing_required_parameter")
     context, given = error.get("ctx", {}), _shown(error.get("input"))
+    if isinstance(error.get("input"), bytes):  # FastAPI has not read it
+        return bad_request("the body must be JSON: send the header Content-Type: application/json", code="invalid_json")
     if kind == UNKNOWN:
         param = ".".join([*place, context["name"]])
         return bad_request(f"unknown parameter: {param!r}{context['near']}", param=param, code=UNKNOWN)
@@ -129,6 +131,7 @@ def from_validation(errors: Iterable[Mapping[str, Any]]) -> ApiError:
         "string_type": "a text",
         "list_type": "a list",
         "dict_type": "an object",
+        "model_attributes_type": "an object",
         "int_type": "a whole number",
         "float_type": "a number",
         "bool_type": "true or false",
