@@ -14,6 +14,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from setblock.decoding.drafts.control import DraftControl, RowDrafts
+from setblock.decoding.drafts.costs import TimedPass
 from setblock.decoding.drafts.gains import DraftChoice, Prospects
 from setblock.model.protocol.runtime import Span
 from setblock.roofline.cost import Precision
@@ -38,7 +39,11 @@ class RooflineCosts:
         of_rows = PREDICTION.seconds(1, batch=rows, kv_length=CACHED) - PREDICTION.seconds(1, batch=rows, kv_length=0)
         return [PREDICTION.seconds(1, batch=each, kv_length=0) + of_rows for each in tokens]
 
-    def learn(self, tokens: int, *, rows: int, cached: int, seconds: float) -> None:
+    def of_uneven(self) -> float:
+        """Return 0: the roofline has no parts of attention."""
+        return 0.0
+
+    def learn(self, timed: TimedPass) -> None:
         """Learn nothing: they are given."""
 
 

@@ -247,9 +247,8 @@ def choose_drafts_alike(
 
 
 def _best(items: Sequence[_Item], lengths: Sequence[int], cost: Sequence[float], uneven: float) -> list[_Item]:
-    """Return the items that are worth most: what they gain, less what their tokens cost, and that rows have
-    uneven lengths. Each row's are taken from the first on: the best of all rows first, or all rows in step, whichever is worth
-    more."""
+    """Return the items that are worth most: their gain, less the cost of their tokens and of uneven rows. Each row's are taken
+    from the first on: the best of all rows first, or all rows in step, whichever is worth more."""
     by_gain = sorted(items, key=lambda item: item.gain / item.tokens, reverse=True)
     orders = [by_gain] if not uneven else [by_gain, sorted(by_gain, key=lambda item: item.total)]
     best, taken, was_uneven = 0.0, list[_Item](), is_uneven(lengths)
@@ -267,7 +266,7 @@ def _best(items: Sequence[_Item], lengths: Sequence[int], cost: Sequence[float],
 
 
 def worths(reached: Sequence[float], usual: Usual) -> list[float]:
-    """Return what each place of a draft is worth, in tokens.
+    """Return the worth of each place of a draft, in tokens.
 
     A right token is worth a part of a pass. A place that is not checked in this pass can be checked in the next one. So where
     a row has a good draft, and passes give it more tokens than usual, a token is worth a smaller part of a pass than usual.
