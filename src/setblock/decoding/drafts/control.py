@@ -192,25 +192,24 @@ class DraftControl:
             return model.seconds(tokens, rows=computed, cached=cached)
 
         plain = seconds([computed])[0]
-        uneven, here, rate = 0.0, self._gain_here, max(_MARGIN, self.gain) * count / plain
+        here, rate = self._gain_here, max(_MARGIN, self.gain) * count / plain
         usual = Usual(max(1.0, here.gained / here.rows), here.checked / here.rows)
         prospects = [row.trusted(here.trust) for row in rows]
         if widths is None:
-            of_uneven = model.of_uneven()
-            chosen = choose_drafts(prospects, seconds, uneven=of_uneven, others=count + prompts, rate=rate, usual=usual)
-            uneven = of_uneven * is_uneven(map(sum, chosen))
-            tokens = count + sum(each.drafted + each.fed for each in chosen)
+            uneven = model.of_uneven()
+            chosen = choose_drafts(prospects, seconds, uneven=uneven, others=count + prompts, rate=rate, usual=usual)
+            taken = seconds([count + sum(map(sum, chosen))])[0] + uneven * is_uneven(map(sum, chosen))
         else:
             chosen = choose_drafts_alike(
                 prospects, seconds, widths=widths, padded_rows=padded_rows, rate=rate, usual=usual
             )
-            tokens = padded_rows * (1 + max(each.drafted + each.fed for each in chosen))
+            taken = seconds([padded_rows * (1 + max(map(sum, chosen)))])[0]
         self._chances.fade(_KEPT)
         self._expected.fade(_KEPT)
         here.fade()
         here.rows += len(rows)
         here.checked += sum(each.drafted for each in chosen)
-        here.spent += len(rows) * (seconds([tokens])[0] + uneven) / plain
+        here.spent += len(rows) * taken / plain
         is_taken = any(each.drafted or each.fed for each in chosen)
         here.refused = 0 if is_taken else here.refused + sum(bool(each.reached or each.size) for each in prospects)
         self.resting = _REST if here.refused >= _REFUSED else 0

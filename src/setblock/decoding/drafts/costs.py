@@ -7,8 +7,8 @@ Knows numbers, clocks and devices. Knows nothing of models or drafts.
 
 The segments lie between `KNOTS`, so that a pass may cost the same up to some size, as on a GPU, or rise from the first token
 on. A step is what it costs more beyond some size: kernels compute so many tokens at a time. Rows of uneven lengths need
-further parts of attention. All coefficients are at least 0. They minimise the relative error over recent
-passes, with a weak prior; a pass that was disturbed, and took long, counts for little.
+further parts of attention. All coefficients are at least 0. They minimise the relative error over recent passes, with a weak
+prior; a pass that was disturbed, and took long, counts for little.
 """
 
 import time
@@ -54,7 +54,11 @@ class CostModel(Protocol):
 
 def is_uneven(more: Iterable[int]) -> bool:
     """Return whether rows are fed so unlike numbers of tokens besides one that attention computes them apart."""
-    return len({each.bit_length() for each in more}) > 1
+    return len(set(map(size_class, more))) > 1
+
+
+size_class = int.bit_length
+"""The same number for 0 tokens, for 1, for 2 and 3, for 4 to 7, and so on: attention computes such rows together."""
 
 
 class TimedPass(NamedTuple):

@@ -10,6 +10,7 @@ right. Each of them is taken if it brings more tokens than plain passes, and wha
 seconds that it costs: `rate` times its seconds.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from setblock.decoding.drafts.costs import is_uneven
+from setblock.decoding.drafts.costs import is_uneven, size_class
 
 CONFIDENCES = (0.15, 0.35, 0.6, 0.8, 0.92, 0.98, 0.995)
 """Bounds between the kinds of the model's own drafts: the probability of the token that was most likely."""
@@ -231,15 +232,16 @@ def choose_drafts_alike(
         seconds, rate, usual: as in `choose_drafts`.
     """
     cost = [rate * each for each in seconds([width * padded_rows for width in (*widths, widths[-1] + 1)])]
+    worth = [(worths(row.reached, usual), worths(row.expected, usual)) for row in rows]
     best, found = float("-inf"), [DraftChoice(0, 0)] * len(rows)
     for place, width in enumerate(widths):
         one_more = (cost[place + 1] - cost[place]) / ((*widths, widths[-1] + 1)[place + 1] - width) / padded_rows
         value, chosen = -cost[place], []
-        for row in rows:
+        for row, (of_draft, of_next) in zip(rows, worth, strict=True):
             drafted = min(len(row.reached), width - 1)
             fed = min(row.size, width - 1 - drafted)
-            gain = _gain_of_block(row._replace(waits=False), drafted, fed, one_more, usual) if fed > 1 else 0.0
-            value += sum(worths(row.reached, usual)[:drafted]) + max(0.0, gain)
+            gain = _gain_of_block(row, drafted, of_next[: fed - 1], one_more) if fed > 1 else 0.0
+            value += sum(of_draft[:drafted]) + max(0.0, gain)
             chosen.append(DraftChoice(drafted, fed if gain > 0 else 0))
         if value > best:
             best, found = value, chosen
@@ -254,12 +256,14 @@ def _best(items: Sequence[_Item], lengths: Sequence[int], cost: Sequence[float],
     best, taken, was_uneven = 0.0, list[_Item](), is_uneven(lengths)
     for order in orders:
         now, value, tokens = list(lengths), 0.0, 0
+        alike = Counter(map(size_class, now))
         for place, item in enumerate(order, start=1):
+            alike[size_class(now[item.row])] -= 1
             now[item.row] += item.tokens
+            alike[size_class(now[item.row])] += 1
             value, tokens = value + item.gain, tokens + item.tokens
-            worth = value - (cost[tokens] - cost[0])
-            if uneven and worth > best:
-                worth -= uneven * (is_uneven(now) - was_uneven)
+            now_uneven = alike[size_class(now[item.row])] < len(now)
+            worth = value - (cost[tokens] - cost[0]) - uneven * (now_uneven - was_uneven)
             if worth > best:
                 best, taken = worth, order[:place]
     return taken
@@ -277,12 +281,10 @@ def worths(reached: Sequence[float], usual: Usual) -> list[float]:
     return [worth * each for each in reached]
 
 
-def _gain_of_block(row: Prospects, drafted: int, fed: int, one_more: float, usual: Usual) -> float:
-    """Return what a block of `fed` tokens brings: the tokens of the draft that are worth being checked, less what that
-    costs."""
+def _gain_of_block(row: Prospects, drafted: int, draft: Sequence[float], one_more: float) -> float:
+    """Return the gain of a block that gives a draft of these `worths`: of its tokens that are worth a check, less its cost."""
     all_right = row.reached[drafted - 1] if drafted else 1.0
-    draft = sum(max(0.0, each - one_more) for each in worths(row.expected, usual)[: fed - 1])
-    return all_right * draft - (usual.tokens if row.waits else 0.0)
+    return all_right * sum(max(0.0, each - one_more) for each in draft)
 
 
 def _parts(row: Prospects, index: int, drafted: int, one_more: float, usual: Usual) -> list[_Item]:
@@ -290,10 +292,11 @@ def _parts(row: Prospects, index: int, drafted: int, one_more: float, usual: Usu
     bring."""
     if not row.expected:
         return []
+    draft, waiting = worths(row.expected, usual), usual.tokens if row.waits else 0.0
     sizes = sorted({min(1 << power, row.size) for power in range(1, row.size.bit_length() + 1)})
     hull: list[tuple[int, float]] = [(0, 0.0)]
     for size in sizes:
-        gain = _gain_of_block(row, drafted, size, one_more, usual)
+        gain = _gain_of_block(row, drafted, draft[: size - 1], one_more) - waiting
         while len(hull) > 1 and (gain - hull[-2][1]) * (hull[-1][0] - hull[-2][0]) >= (hull[-1][1] - hull[-2][1]) * (
             size - hull[-2][0]
         ):
