@@ -39,9 +39,9 @@ PROMPT ?= Write unit tests for a Python function add(a, b).
 export PROMPT
 
 demo: $(READY) ## plain decoding and blocks side by side: a message as JSON, an own prompt (PROMPT="..."), a word problem
-	@if $(BIN)/setblock fetch smollm2-records && $(BIN)/setblock fetch smollm2; then \
+	@if $(BIN)/setblock fetch models/smollm2-records && $(BIN)/setblock fetch smollm2; then \
 		echo "== SmolLM2-135M-Instruct, trained in blocks to write messages as JSON"; \
-		$(BIN)/setblock compare --model smollm2-records; \
+		$(BIN)/setblock compare --model models/smollm2-records; \
 		echo "== SmolLM2-135M-Instruct, never trained for blocks: its drafts are copied from the text"; \
 		$(BIN)/setblock compare --model smollm2 "$$PROMPT"; \
 		else echo "== SmolLM2 is not available here, so it is left out"; fi

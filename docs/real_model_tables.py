@@ -53,7 +53,7 @@ def results() -> list[Json]:
     lines = RESULTS.read_text(encoding="utf-8").splitlines()
     found = [each for each in map(json.loads, lines) if each["batch_size"] == 1]
     assert {each["method"] for each in found} == {"exact"}, "the table has no column for the method"
-    return sorted(found, key=lambda each: list(TITLES).index(each["model"]))
+    return sorted(found, key=lambda each: list(TITLES).index(Path(each["model"]).name))
 
 
 def headline(orders: Json) -> str:
@@ -100,7 +100,7 @@ def row(found: Json) -> tuple[str, ...]:
     """Return one result, plain decoding's figure before the method's. Passes leave the prefill of each request out."""
     count = found["prefill_forwards"]
     return (
-        TITLES[found["model"]],
+        TITLES[Path(found["model"]).name],
         f"{found['task']}, {found['num_examples']} requests",
         f"{found['ntp_seconds']:.1f} → {found['seconds']:.1f}",
         f"{found['ntp_seconds'] / found['seconds']:.2f} times",

@@ -1,7 +1,7 @@
 r"""Train the delta that the package ships for a named model, in the form in which it ships.
 
     python experiments/fit_delta.py recipes/smollm2-extraction-sbd.yaml --set model.path=runs/smollm2-extraction-sbd \
-        --set data.seed=6 --base smollm2-base --to src/setblock/assets/smollm2-records
+        --set data.seed=6 --base smollm2-base --to models/smollm2-records
 
 `experiments/ship.py` rounds what a run learned, and accuracy is lost. This begins at the rounded delta of the recipe's
 `model.path` and trains its factors as they are stored (`deltas/trained.py`). It writes the folder every 50 steps.

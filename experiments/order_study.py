@@ -1,6 +1,6 @@
 """Study whether a block may have gaps: the same messages by plain decoding and by many rules, all answers kept.
 
-    python experiments/order_study.py --model smollm2-records --task tasks/extraction --split validation --limit 300 \
+    python experiments/order_study.py --model models/smollm2-records --task tasks/extraction --split validation --limit 300 \
         --grid experiments/grids/order.yaml --out experiments/results/records.jsonl
     python experiments/order_study.py --out experiments/results/records.jsonl --report
     python experiments/order_study.py --report --out experiments/results/records.jsonl \
@@ -340,7 +340,7 @@ def parse_options() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", default="smollm2-records")
+    add("--model", default="models/smollm2-records")
     add("--task", default="tasks/extraction", help="with the score `fields`")
     add("--split", default="validation")
     add("--seed", type=int, default=0)

@@ -1,6 +1,6 @@
 """Ask for records of one shop's mail: orders, deliveries and returns. Each kind of message has its fixed keys.
 
-    setblock evaluate --model smollm2-records --task tasks/orders.py
+    setblock evaluate --model models/smollm2-records --task tasks/orders.py
 
 A shop that fine-tunes a model knows how its mail is worded. So the wordings of training are also those of the test. Names of
 people and companies are of one split; numbers, dates, amounts and goods are drawn anew. Half of the messages are American and

@@ -1,6 +1,6 @@
 """Ask for records: a message and the keys of a record in, one JSON object out, asked as a chat.
 
-    setblock evaluate --model smollm2-records --task tasks/extraction
+    setblock evaluate --model models/smollm2-records --task tasks/extraction
 
 A task of this repository and not of the package, loaded by its path as any user's. Knows which wordings and places a split may
 have, and how an answer is judged. The other files write messages with their records; a kind of message is a file of `kinds/`

@@ -132,8 +132,8 @@ def test_a_step_that_lasts_is_named_and_one_that_does_not_is_not(monkeypatch, ca
         begin("this", 3600)
         begin("that", 0.01)
         deadline, told = time.monotonic() + 60, ""
-        while not told and time.monotonic() < deadline:
-            told = capfd.readouterr().err
+        while not told.endswith("\n") and time.monotonic() < deadline:
+            told += capfd.readouterr().err
             time.sleep(0.01)
         begin("the last", 3600)
     assert told == "setblock: reading that ...\n"

@@ -19,9 +19,8 @@ def fetch(
         str,
         typer.Argument(
             metavar="NAME",
-            help="smollm2: SmolLM2-135M-Instruct for use. smollm2-base: the same model for fine-tuning. smollm2-records: the "
-            "same, trained in blocks to write messages as JSON records. Or a folder with a delta from such a model. "
-            "Default: smollm2.",
+            help="smollm2: SmolLM2-135M-Instruct for use. smollm2-base: the same model for fine-tuning. Or a folder with a "
+            "delta from such a model. Default: smollm2.",
             show_default=False,
         ),
     ] = "smollm2",

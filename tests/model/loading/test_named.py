@@ -222,10 +222,24 @@ def test_each_name_has_an_example_and_a_folder_of_that_name_has_none(
     assert example_prompt("tiny") is None
 
 
+def test_a_delta_has_its_own_example_or_that_of_its_model(tiny: NamedModel, tmp_path: Path) -> None:
+    save_file({"x": torch.zeros(1)}, tmp_path / "delta.safetensors", metadata={"base": "tiny"})
+    (tmp_path / "facts.json").write_text("{}")
+    assert example_prompt(str(tmp_path)) == "Hello"
+    (tmp_path / "example.txt").write_text("Good morning\n")
+    assert example_prompt(str(tmp_path)) == "Good morning"
+
+
+def test_a_model_that_moved_is_named_by_where_it_is() -> None:
+    for ask in (fetch, setblock.load):
+        with pytest.raises(SetBlockError, match="model smollm2-records is models/smollm2-records, a folder of the rep"):
+            ask("smollm2-records")
+
+
 def test_unknown_names_are_told_the_known_ones() -> None:
     with pytest.raises(
         SetBlockError,
-        match=r"must be one of smollm2, smollm2-base, smollm2-records, not 'smollm', did you mean 'smollm2'\?",
+        match=r"must be one of smollm2, smollm2-base, not 'smollm', did you mean 'smollm2'\?",
     ):
         fetch("smollm")
 
@@ -242,6 +256,6 @@ def test_a_source_that_is_none_is_told_the_names(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(
         SetBlockError,
-        match=r"no such folder or name \(bundled, smollm2, smollm2-base, smollm2-records\), and the hub can't be asked",
+        match=r"no such folder or name \(bundled, smollm2, smollm2-base\), and the hub can't be asked",
     ):
         setblock.load("unheard-of")

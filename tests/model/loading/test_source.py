@@ -43,7 +43,7 @@ def refused(name: str) -> str:
 
 def test_a_near_miss_of_a_name_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(monkeypatch, "a model")
-    for typed, meant in (("smollm2-record", "smollm2-records"), ("smolm2", "smollm2"), ("budled", "bundled")):
+    for typed, meant in (("smollm2-bas", "smollm2-base"), ("smolm2", "smollm2"), ("budled", "bundled")):
         assert refused(typed).endswith(f", did you mean {meant!r}?")
     assert hub.asked == []
 
@@ -92,8 +92,8 @@ import sys
 from typer.testing import CliRunner
 from setblock.cli.app import app
 for command in ("generate x", "compare x", "generate x --trace", "evaluate", "sweep", "calibrate", "serve"):
-    done = CliRunner().invoke(app, [*command.split(), "--model", "smollm2-record"])
-    assert done.exit_code == 1 and "did you mean 'smollm2-records'?" in done.output, done.output
+    done = CliRunner().invoke(app, [*command.split(), "--model", "smollm2-bas"])
+    assert done.exit_code == 1 and "did you mean 'smollm2-base'?" in done.output, done.output
 assert not {"torch", "transformers", "datasets"} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], check=True)

