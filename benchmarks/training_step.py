@@ -37,9 +37,9 @@ from setblock.model.sbd_model import SBDModel
 from setblock.training.adapter import AdapterSection, FrozenModel, add_adapter
 from setblock.training.inputs.doubled import Targets, TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.inputs.noising import Noising
-from setblock.training.loss.cross_entropy import LOGITS_AT_ONCE
 from setblock.training.loss.forward import training_loss
 from setblock.training.loss.head import split_head
+from setblock.training.loss.loss import LOGITS_AT_ONCE
 
 OBJECTIVES = ("ntp", "sbd", "adapter")
 END = 0

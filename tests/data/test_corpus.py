@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data.conftest import CHATML, MARKED, chat
 from setblock.data.packing import IGNORE, PADDING, RowDataset
-from setblock.data.rows import RecipeRows, corpus_texts, rows_of, statistics_of, use_chat_template
+from setblock.data.rows import RecipeRows, corpus_texts, rows_of, use_chat_template
 from setblock.data.section import DataSection
 from setblock.data.texts import encoding
 from setblock.errors import SetBlockError, SetBlockWarning
@@ -120,7 +120,7 @@ def test_documents_that_are_too_long(rows, write, tokenizer, too_long):
     told = rf"20 of 50 documents are longer than 7 tokens and were {became} .*; the first: .*a.jsonl, line 4"
     with pytest.warns(SetBlockWarning, match=told):
         found = rows(**section).train
-    counts = statistics_of(found)
+    counts = found.rows.census
     assert (counts.documents, counts.too_long, counts.kept) == (50, 20, 30 if too_long == "drop" else 50)
     texts = texts_in(found, tokenizer)
     assert len(texts) == counts.kept
@@ -145,7 +145,7 @@ def test_what_is_cut_to_its_prompt_is_dropped_and_counted(rows, write):
         True,
         True,
     ]
-    assert statistics_of(found).kept == 1
+    assert found.rows.census.kept == 1
 
 
 def test_a_chat_without_an_answer_is_counted(rows, write, tokenizer):
@@ -229,13 +229,13 @@ def test_a_mixture_draws_by_weight_until_all_is_seen(rows, write, tokenizer):
 
 def test_statistics_count_the_rows(rows, write):
     found = rows(source=write("a.jsonl", pairs(50)), row_length=20).train
-    counts = statistics_of(found)
+    counts = found.rows.census
     assert counts.tokens == sum(int((row.document_ids != PADDING).sum()) for row in found.rows)
     assert counts.targets == sum(int((row.labels != IGNORE).sum()) for row in found.rows)
-    assert counts.padding == pytest.approx(1 - counts.tokens / (20 * len(found)))
+    assert found.rows.padding == pytest.approx(1 - counts.tokens / (20 * len(found)))
     documents = [np.unique(row.document_ids[row.document_ids != PADDING]) for row in found.rows]
     assert counts.kept == counts.documents == sum(map(len, documents))
-    assert (counts.rows, counts.too_long, counts.special, counts.without_targets) == (len(found), 0, 0, 0)
+    assert (counts.too_long, counts.special, counts.without_targets) == (0, 0, 0)
 
 
 def test_texts_for_a_new_tokenizer(write):

@@ -63,7 +63,7 @@ def test_records_keep_the_keys_they_have(write):
     [
         (b'{"text": "a"', "line 3: not JSON (Expecting ',' delimiter at column 13)"),
         (b'{"text": "\xff"}', "line 3: not JSON ('utf-8' codec can't decode"),
-        (b"[1, 2]", "line 3: a record must be a JSON object, not an array"),
+        (b"[1, 2]", "line 3: a record must be a JSON object, not [1, 2]"),
         (b"null", "line 3: a record must be a JSON object, not null"),
     ],
 )

@@ -10,9 +10,8 @@ from transformers import PreTrainedModel
 from setblock.data.packing import Document, RowCollator, RowDataset, pack
 from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs
 from setblock.training.inputs.noising import Noising
-from setblock.training.loss.cross_entropy import losses_at_once
 from setblock.training.loss.forward import training_logits
-from setblock.training.loss.loss import Objective, SBDLoss
+from setblock.training.loss.loss import Objective, SBDLoss, losses_at_once
 
 MASK, END, VOCABULARY = 1, 0, 60
 

@@ -9,10 +9,9 @@ from transformers import PreTrainedModel
 
 from families import FAMILIES, tiny_model
 from setblock.training.inputs.doubled import TrainingInputs
-from setblock.training.loss.cross_entropy import chunked_loss, cross_entropies
 from setblock.training.loss.forward import training_loss
 from setblock.training.loss.head import split_head
-from setblock.training.loss.loss import SBDLoss
+from setblock.training.loss.loss import SBDLoss, chunked_loss, cross_entropies
 from training.doubling import VOCABULARY, doubled, packed_rows
 
 # Families whose models scale their logits, and two more heads; on top of the tests' own.

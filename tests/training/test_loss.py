@@ -13,8 +13,7 @@ from setblock.masks import CLEAN
 from setblock.model.attention.attention import layer_windows
 from setblock.training.inputs.doubled import TrainingInputs, ntp_inputs
 from setblock.training.inputs.noising import Noising
-from setblock.training.loss.cross_entropy import losses_at_once
-from setblock.training.loss.loss import Objective
+from setblock.training.loss.loss import Objective, losses_at_once
 from training.doubling import END, MASK, VOCABULARY, doubled, loss_of, packed_rows
 
 

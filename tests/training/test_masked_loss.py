@@ -16,10 +16,9 @@ from setblock.training.adapter import AdapterSection
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.doubled import TrainingInputs
 from setblock.training.inputs.noising import Noising
-from setblock.training.loss.cross_entropy import chunked_loss
 from setblock.training.loss.forward import training_logits, training_loss
 from setblock.training.loss.head import split_head
-from setblock.training.loss.loss import DISTANCES, MaskedLoss, SBDLoss, kl_divergences, total_variations
+from setblock.training.loss.loss import DISTANCES, MaskedLoss, SBDLoss, chunked_loss, kl_divergences, total_variations
 from setblock.training.trainer.trainer import prepare
 from training import doubling
 from training.doubling import VOCABULARY, packed_rows

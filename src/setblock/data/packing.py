@@ -156,13 +156,8 @@ class RowDataset(Dataset[dict[str, Tensor]]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return row_item(self.rows[index], index)
-
-
-def row_item(row: Row, row_id: int) -> dict[str, Tensor]:
-    """Convert a row to an int64 item of a `RowDataset`."""
-    columns = {name: torch.from_numpy(column).long() for name, column in vars(row).items()}
-    return {**columns, "row_ids": torch.tensor(row_id)}
+        columns = {name: torch.from_numpy(column).long() for name, column in vars(self.rows[index]).items()}
+        return {**columns, "row_ids": torch.tensor(index)}
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.corpus.census import Census, DocumentLimits
-from setblock.data.corpus.corpus import Corpus, CorpusRows, cached, mixed, refuse_ids
+from setblock.data.corpus.corpus import CorpusRows, DocumentLimits, cached, mixed, refuse_ids
 from setblock.data.corpus.tokenised import tokenised_rows
 from setblock.data.packing import RowDataset
 from setblock.data.section import DataSection
@@ -97,26 +96,5 @@ def _corpus_rows(
         sources.append(cached(encoder, records_of(encoder.section)))
         refuse_ids(sources[-1], limits)
     documents = mixed(sources, [source.weight for source in section.sources], seed=section.seed)
-    held_out = section.evaluation_fraction or 0.0
-    corpus = Corpus(documents, limits, held_out=held_out, take_held_out=take_held_out)
-    return RowDataset(CorpusRows.of(corpus, row_length=section.row_length, pad_token_id=tokenizer.eos_token_id))
-
-
-@dataclass
-class Statistics(Census):
-    """Hold what a user wants to know before a long run: the census, and the rows.
-
-    Attributes:
-        rows: how many.
-        padding: share of the rows' tokens that are padding, in 0..1. Unpacked rows have no padding.
-    """
-
-    rows: int = 0
-    padding: float = 0.0
-
-
-def statistics_of(rows: RowDataset) -> Statistics:
-    """Return the statistics of a recipe's rows, none of which is read for them."""
-    assert isinstance(rows.rows, CorpusRows)
-    census = rows.rows.census
-    return Statistics(**vars(census), rows=len(rows), padding=1 - census.tokens / rows.rows.room)
+    pad = tokenizer.eos_token_id
+    return RowDataset(CorpusRows.of(documents, section, limits, pad_token_id=pad, take_held_out=take_held_out))

@@ -6,6 +6,7 @@ from typing import Literal, get_args, get_type_hints
 
 from transformers import TrainingArguments
 
+from setblock.errors import check_at_least, check_one_of
 from setblock.training.inputs.noising import Noising
 from setblock.training.loss.loss import MaskedLoss
 
@@ -79,12 +80,9 @@ class SBDConfig(Noising, TrainingArguments):
             raise ValueError(f"block_size_curriculum must be between 0 and 1, not {self.block_size_curriculum}")
         if not 0 < self.place_decay <= 1:
             raise ValueError(f"place_decay must be above 0 and at most 1, not {self.place_decay}")
-        for name in ("ntp_weight", "matp_weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        check_at_least(0, ntp_weight=self.ntp_weight, matp_weight=self.matp_weight)
         for name, kind in _CHOICES.items():
-            if getattr(self, name) not in kind:
-                raise ValueError(f"{name} must be one of {', '.join(kind)}, not {getattr(self, name)!r}")
+            check_one_of(name, getattr(self, name), kind)
         self.check_noising()
         super().__post_init__()
         self._set_accumulation()

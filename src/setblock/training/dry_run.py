@@ -23,7 +23,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedCon
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.data.packing import Document, RowCollator, RowDataset, pack
-from setblock.data.rows import rows_of, use_chat_template
+from setblock.data.rows import rows_of
 from setblock.errors import SetBlockError
 from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.attention import LAYERED
@@ -33,9 +33,9 @@ from setblock.training.adapter import FrozenModel, add_adapter
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.collator import Preparation
 from setblock.training.inputs.doubled import Targets, TrainingInputs
-from setblock.training.loss.cross_entropy import LOGITS_AT_ONCE
 from setblock.training.loss.forward import training_loss
 from setblock.training.loss.head import SplitHead
+from setblock.training.loss.loss import LOGITS_AT_ONCE
 from setblock.training.recipe import Recipe
 from setblock.training.run.train import context_length_of, starting_tokenizer
 from setblock.training.trainer.metrics import token_cost
@@ -136,7 +136,7 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
     halves = recipe.adapter is not None and recipe.adapter.only_noisy
     is_sharded = gpus > 1 and not halves
     model, frozen = _model(recipe, args, config, tokenizer)
-    everything, trained = _count(model, trained=False), _count(model, trained=True)
+    everything, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
     cost = token_cost(model, head=model.get_output_embeddings())
     with _mesh(gpus if is_sharded else 1) as mesh, FakeTensorMode(allow_non_fake_inputs=True) as mode:
         _make_fake(model, whole=mesh is None)
@@ -151,11 +151,9 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
         )
     steps = args.max_steps
     if steps <= 0:
-        steps = math.ceil(_rows(recipe, tokenizer, context) * args.num_train_epochs / a_step)
-    clean, noisy = inputs.clean_tokens, inputs.noisy_tokens
-    targets = len(inputs.ntp.index) + len(inputs.matp.index)
-    a_pass = (clean + noisy) * cost.layers + targets * cost.head
-    operations = float(a_pass) * (a_step // batch) * steps
+        rows = len(rows_of(recipe.data, tokenizer, context_length=context).train)
+        steps = math.ceil(rows * args.num_train_epochs / a_step)
+    operations = float(cost.of(inputs)) * (a_step // batch) * steps
     weight_bytes = 2 if recipe.adapter is not None else 4
     checkpoint = trained * 4 * (1 if args.save_only_model else 3)
     kept = args.save_total_limit or (steps // int(args.save_steps) if args.save_steps >= 1 else 1)
@@ -165,7 +163,7 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
         rows=steps * a_step,
         tokens=steps * a_step * length,
         steps=steps,
-        pass_tokens=clean + noisy,
+        pass_tokens=inputs.clean_tokens + inputs.noisy_tokens,
         peak=kinds,
         host=everything * weight_bytes * (1 if is_sharded else min(gpus, _GPUS_OF_A_HOST)),
         checkpoint=checkpoint,
@@ -175,12 +173,6 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
         gpus=gpus,
         is_sharded=is_sharded,
     )
-
-
-def _rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, context: int) -> int:
-    """Return how many rows the recipe's data has."""
-    use_chat_template(recipe.data, tokenizer)
-    return len(rows_of(recipe.data, tokenizer, context_length=context).train)
 
 
 def _inputs(
@@ -236,10 +228,6 @@ def _make_fake(model: nn.Module, *, whole: bool) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
-
-
-def _count(model: nn.Module, *, trained: bool) -> int:
-    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
 
 
 class _WholeMemTracker(MemTracker):  # type: ignore[no-untyped-call]

@@ -4,13 +4,14 @@ Knows recipes, rows and the doubled input. Knows nothing of how it is shown.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus.corpus import CorpusRows
 from setblock.data.packing import RowCollator
-from setblock.data.rows import Statistics, rows_of, statistics_of, use_chat_template
+from setblock.data.rows import rows_of
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.facts import read_facts
 from setblock.training.config import SBDConfig
@@ -31,6 +32,7 @@ class InspectedRow:
         mask_token_id: represents the mask token in `inputs`; an id that no token has.
         block_size: k of the noisy half; None where the objective is `ntp`.
         where: the record of each of the row's documents.
+        statistics: of all rows: the fields of `Census`, how many `rows`, and the share of them that is `padding`.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -41,7 +43,7 @@ class InspectedRow:
     mask_token_id: int
     block_size: int | None
     where: list[str]
-    statistics: Statistics
+    statistics: dict[str, Any]
 
 
 def inspected_row(recipe: Recipe, args: SBDConfig, *, row: int, evaluation: bool = False) -> InspectedRow:
@@ -53,7 +55,6 @@ def inspected_row(recipe: Recipe, args: SBDConfig, *, row: int, evaluation: bool
     """
     # 1. The rows
     config, tokenizer = starting_tokenizer(recipe.model, recipe.data)
-    use_chat_template(recipe.data, tokenizer)
     facts, context_length = read_facts(config), context_length_of(config)
     both = rows_of(
         recipe.data,
@@ -89,5 +90,5 @@ def inspected_row(recipe: Recipe, args: SBDConfig, *, row: int, evaluation: bool
         mask_token_id=mask_token_id,
         block_size=None if args.objective == "ntp" else block_size,
         where=rows.rows.where(row),
-        statistics=statistics_of(rows),
+        statistics={**vars(rows.rows.census), "rows": len(rows), "padding": rows.rows.padding},
     )

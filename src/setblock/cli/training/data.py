@@ -1,7 +1,7 @@
 """Show what a recipe trains on before the training, and let a model write prompts and answers (`setblock data`)."""
 
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,12 +70,11 @@ def tokenise(
     resumes after an interruption.
     """
     from setblock.data.corpus.tokenised import tokenise as run
-    from setblock.data.rows import limits_of, use_chat_template
+    from setblock.data.rows import limits_of
     from setblock.training.run.train import context_length_of, starting_tokenizer
 
     checked, _ = recipe.load()
     config, tokenizer = starting_tokenizer(checked.model, checked.data)
-    use_chat_template(checked.data, tokenizer)
     limits = limits_of(checked.data, context_length=context_length_of(config))
     with progress() as tell:
         census = run(
@@ -222,7 +221,7 @@ def row_json(row: "InspectedRow") -> dict[str, Any]:
         "where": row.where,
         "clean": {**half, "labels": labels},
         "noisy": None if row.block_size is None else noisy,
-        "statistics": asdict(row.statistics),
+        "statistics": row.statistics,
     }
 
 
@@ -249,18 +248,18 @@ def _columns(row: "InspectedRow") -> "dict[str, np.ndarray]":
 def _statistics(row: "InspectedRow") -> Table:
     counts = row.statistics
     left_out = (
-        ("too long", counts.too_long),
-        ("spelling a special token, dropped", counts.special),
-        ("without anything to learn, dropped", counts.without_targets),
+        ("too long", counts["too_long"]),
+        ("spelling a special token, dropped", counts["special"]),
+        ("without anything to learn, dropped", counts["without_targets"]),
     )
     return figures_table(
         [
-            ("rows", f"{counts.rows:,}"),
-            ("documents", f"{counts.documents:,}"),
+            ("rows", f"{counts['rows']:,}"),
+            ("documents", f"{counts['documents']:,}"),
             *((f"  {name}", f"{count:,}") for name, count in left_out if count),
-            ("tokens", f"{counts.tokens:,}"),
-            ("  that carry loss", f"{counts.targets:,} ({counts.targets / max(1, counts.tokens):.1%})"),
-            ("padding", f"{counts.padding:.1%}"),
+            ("tokens", f"{counts['tokens']:,}"),
+            ("  that carry loss", f"{counts['targets']:,} ({counts['targets'] / max(1, counts['tokens']):.1%})"),
+            ("padding", f"{counts['padding']:.1%}"),
         ]
     )
 

@@ -74,14 +74,14 @@ def train(
     is_main = (
         arguments.process_index == 0
     )  # of those that `torchrun` or `accelerate launch` started, one speaks for all
-    earlier = earlier_run(arguments)
-    if earlier.is_finished:
+    is_finished, checkpoint = earlier_run(arguments)
+    if is_finished:
         check_finished(folder, checked)
         if is_main:
             typer.echo(f"{folder} is already trained; delete it or give another --output to train again")
         return
-    if earlier.checkpoint is not None and is_main:
-        print_message(f"going on from step {step_of(earlier.checkpoint)}")
+    if checkpoint is not None and is_main:
+        print_message(f"going on from step {step_of(checkpoint)}")
     started = time.perf_counter()
     try:
         saved = run(checked, arguments, callbacks=callbacks, peak=_peak(arguments))

@@ -8,7 +8,7 @@ import hashlib
 import json
 import warnings
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,82 @@ import numpy as np
 from datasets import Features, List, Value
 from datasets.exceptions import DatasetGenerationError
 
-from setblock.data.corpus.census import Census, DocumentLimits
 from setblock.data.packing import Document, Row, fill, row_of
+from setblock.data.section import DataSection, TooLong
 from setblock.data.texts.encoding import Encoder
 from setblock.data.texts.records import AnyRecords
 from setblock.errors import SetBlockError, SetBlockWarning
+
+
+@dataclass(frozen=True)
+class DocumentLimits:
+    """Limit what a document may be.
+
+    Attributes:
+        longest: tokens that a row or the model's context has room for.
+        too_long: what becomes of a longer one.
+        drop_special: whether to leave out a document that spells a special token.
+        vocabulary: how many ids the model has embeddings for; None: not checked.
+        mask_token_id: the id that no document may hold; None: there is no mask token yet.
+    """
+
+    longest: int
+    too_long: TooLong
+    drop_special: bool = False
+    vocabulary: int | None = None
+    mask_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.mask_token_id is not None and self.vocabulary is not None and self.mask_token_id >= self.vocabulary:
+            raise SetBlockError(
+                f"the mask token's id {self.mask_token_id} is out of the model's vocabulary, "
+                f"0..{self.vocabulary - 1}: the tokenizer is not the model's"
+            )
+
+    def fault_of(self, ids: np.ndarray | Sequence[int]) -> str:
+        """Return what is wrong with token ids [N], if one has no embedding or is the mask token's; else an empty text."""
+        largest = int(np.max(ids, initial=0))
+        if self.vocabulary is not None and largest >= self.vocabulary:
+            known = f"0..{self.vocabulary - 1}"
+            return f"token id {largest} is out of the model's vocabulary, {known}: the tokenizer is not the model's"
+        if self.mask_token_id is not None and self.mask_token_id in ids:
+            spelled = f"the document spells the mask token (id {self.mask_token_id}), which no text may contain"
+            return f"{spelled}; set data.special_tokens to drop"
+        return ""
+
+    def refuse_ids(self, ids: np.ndarray | Sequence[int], where: str) -> None:
+        """Raise `SetBlockError` for a fault of token ids [N]; `where` names their document."""
+        if fault := self.fault_of(ids):
+            raise SetBlockError(f"{where}: {fault}")
+
+
+@dataclass
+class Census:
+    """Count documents, and what became of them."""
+
+    documents: int
+    too_long: int
+    special: int
+    without_targets: int
+    kept: int
+    tokens: int
+    targets: int
+    first: dict[str, str]  # of each kind that is not kept whole, the first one's name
+
+    def complaints(self, limits: DocumentLimits) -> list[str]:
+        """Return what a user should know of, a line each."""
+        became = "truncated" if limits.too_long == "truncate" else "dropped"
+        reasons: Mapping[str, str] = {
+            "too_long": f"are longer than {limits.longest} tokens and were {became} (data.too_long: {limits.too_long})",
+            "special": "spell a special token and were dropped (data.special_tokens: drop)",
+            "without_targets": "have nothing that carries loss and were dropped",
+        }
+        return [
+            f"{getattr(self, what)} of {self.documents} documents {reason}; the first: {self.first[what]}"
+            for what, reason in reasons.items()
+            if getattr(self, what)
+        ]
+
 
 BUCKETS = 1 << 32
 
@@ -37,7 +108,7 @@ FEATURES = Features(
         "targets": Value("int32"),
     }
 )
-"""The columns of a document on disk: those of `EncodedDocument`, and two numbers, so that counting reads no tokens."""
+"""The columns of a document on disk, see `EncodedDocument.columns`."""
 
 
 def cached(encoder: Encoder, records: AnyRecords) -> datasets.Dataset:
@@ -49,27 +120,21 @@ def cached(encoder: Encoder, records: AnyRecords) -> datasets.Dataset:
     key = hashlib.sha256(json.dumps([encoder.fingerprint, records.fingerprint]).encode()).hexdigest()[:32]
 
     def examples() -> Iterator[dict[str, Any]]:
-        for document in encoder.documents(records):
-            yield {**vars(document), "length": len(document), "targets": sum(document.carries_loss)}
+        return (document.columns for document in encoder.documents(records))
 
     try:
         # An interrupted build leaves nothing that a later one takes for whole, and of several processes only one builds.
         return datasets.Dataset.from_generator(examples, features=FEATURES, fingerprint=key)
-    except DatasetGenerationError as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, SetBlockError | OSError):
+    except (DatasetGenerationError, OSError) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None and not isinstance(cause, SetBlockError | OSError):
             cause = cause.__cause__
         if isinstance(cause, SetBlockError):
             raise cause from None
         if isinstance(cause, OSError):
-            raise SetBlockError(
-                f"can't write tokenised documents to {datasets.config.HF_DATASETS_CACHE}: {cause}"
-            ) from error
+            where = datasets.config.HF_DATASETS_CACHE
+            raise SetBlockError(f"can't write tokenised documents to {where}: {cause}") from error
         raise
-    except OSError as error:
-        raise SetBlockError(
-            f"can't write tokenised documents to {datasets.config.HF_DATASETS_CACHE}: {error}"
-        ) from error
 
 
 def mixed(sources: Sequence[datasets.Dataset], weights: Sequence[float], *, seed: int) -> datasets.Dataset:
@@ -79,80 +144,6 @@ def mixed(sources: Sequence[datasets.Dataset], weights: Sequence[float], *, seed
         return sources[0]
     shares = [weight / sum(weights) for weight in weights]
     return datasets.interleave_datasets(list(sources), shares, seed=seed, stopping_strategy="all_exhausted")
-
-
-class Corpus(Sequence[Document]):
-    """Hold the documents that are kept, in order, read from disk one by one.
-
-    Attributes:
-        indices: int64 [D], the number of each in `documents`.
-        lengths: int [D], how many tokens are kept of each.
-        fingerprint: a hash of what is kept, in its order, whatever file it came from.
-        census: what became of all.
-    """
-
-    def __init__(
-        self, documents: datasets.Dataset, limits: DocumentLimits, *, held_out: float = 0.0, take_held_out: bool = False
-    ) -> None:
-        """Decide what is kept.
-
-        Args:
-            documents: see `FEATURES`.
-            limits: what they must keep to.
-            held_out: share of the documents that is held out.
-            take_held_out: whether this is the corpus of those, or of the others.
-
-        Raises:
-            SetBlockError: see `DocumentLimits`; or nothing is left.
-        """
-        self.documents = documents.with_format("numpy")
-        columns = documents.select_columns(["length", "targets", "spells_special", "bucket"]).with_format("numpy")[:]
-        mine = np.flatnonzero((columns["bucket"] < held_out * BUCKETS) == take_held_out)
-        lengths, targets = columns["length"][mine], columns["targets"][mine]
-        is_special = columns["spells_special"][mine] & limits.drop_special
-        is_long = ~is_special & (lengths > limits.longest)
-        if is_long.any() and limits.too_long == "error":
-            first = int(mine[is_long.argmax()])
-            raise SetBlockError(
-                f"{self._where(first)}: the document has {columns['length'][first]} tokens, and a row or the model's context "
-                f"has room for {limits.longest}: set data.too_long to drop or truncate"
-            )
-        kept = np.where(is_special, 0, lengths)
-        kept[is_long] = limits.longest if limits.too_long == "truncate" else 0
-        for place in np.flatnonzero(is_long & (kept > 0)):
-            targets[place] = self.documents[int(mine[place])]["carries_loss"][: limits.longest].sum()
-        is_empty = (kept > 0) & (targets == 0)
-        kept[is_empty] = 0
-        is_kept = kept > 0
-        left_out = {"too_long": is_long, "special": is_special, "without_targets": is_empty}
-        self.census = Census(
-            documents=len(mine),
-            **{name: int(which.sum()) for name, which in left_out.items()},
-            kept=int(is_kept.sum()),
-            tokens=int(kept.sum()),
-            targets=int(targets[is_kept].sum()),
-            first={name: self._where(mine[which.argmax()]) for name, which in left_out.items() if which.any()},
-        )
-        complaints = self.census.complaints(limits)
-        if not is_kept.any():
-            which = "to evaluate on " if take_held_out else ""
-            why = "; ".join(complaints) or f"{len(documents)} are too few to hold out a share of {held_out}"
-            raise SetBlockError(f"data: no documents {which}are left: {why}")
-        for complaint in complaints:
-            warnings.warn(f"data: {complaint}", SetBlockWarning, stacklevel=2)
-        self.indices, self.lengths = mine[is_kept], kept[is_kept].astype(np.int64)
-        identity = np.stack([columns["bucket"][self.indices].astype(np.int64), self.lengths])
-        self.fingerprint = hashlib.blake2b(identity.tobytes(), digest_size=8).hexdigest()
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: Any) -> Any:
-        document, length = self.documents[int(self.indices[index])], int(self.lengths[index])
-        return Document(document["token_ids"][:length].tolist(), document["carries_loss"][:length].tolist())
-
-    def _where(self, index: int) -> str:
-        return str(self.documents[int(index)]["where"])
 
 
 def refuse_ids(documents: datasets.Dataset, limits: DocumentLimits) -> None:
@@ -167,8 +158,8 @@ class CorpusRows(Sequence[Row]):
     """Make a row when it is asked for.
 
     Attributes:
-        census: what became of the corpus's documents.
-        fingerprint: a hash of the documents that are kept, in their order.
+        census: what became of the documents.
+        fingerprint: a hash of the documents that are kept, in their order, whatever file they came from.
         starts: int64 [R + 1], where the documents of each row begin in `order`.
         order: int64 [D], the documents of all rows, by number.
         lengths: int64 [D], how many tokens are kept of each.
@@ -187,25 +178,42 @@ class CorpusRows(Sequence[Row]):
         self._tokens = self.documents.with_format("numpy", columns=["token_ids", "carries_loss"])
 
     @classmethod
-    def of(cls, corpus: Corpus, *, row_length: int | None, pad_token_id: int) -> "CorpusRows":
-        """Pack a corpus; None for `row_length`: a row for each document."""
+    def of(
+        cls,
+        documents: datasets.Dataset,
+        section: DataSection,
+        limits: DocumentLimits,
+        *,
+        pad_token_id: int,
+        take_held_out: bool = False,
+    ) -> "CorpusRows":
+        """Choose documents, see `FEATURES`, and pack them.
+
+        Args:
+            section: says what a row is and which share of the documents is held out.
+            take_held_out: whether these are the rows of that share, or of the others.
+
+        Raises:
+            SetBlockError: see `DocumentLimits`; or nothing is left.
+        """
+        chosen, lengths, census = _chosen(documents, limits, section.evaluation_fraction or 0.0, take_held_out)
+        identity = np.stack([documents.with_format("numpy")["bucket"][chosen].astype(np.int64), lengths])
         order, starts = array("q"), array("q", [0])
-        if row_length is None:
-            order.extend(range(len(corpus)))
-            starts.extend(range(1, len(corpus) + 1))
-        else:
-            for row in fill(range(len(corpus)), size=corpus.lengths.__getitem__, row_length=row_length):
-                order.extend(row)
-                starts.append(len(order))
+        rows: Iterable[Sequence[int]] = ([number] for number in range(len(chosen)))
+        if section.row_length is not None:
+            rows = fill(range(len(chosen)), size=lengths.__getitem__, row_length=section.row_length)
+        for row in rows:
+            order.extend(row)
+            starts.append(len(order))
         packed = np.array(order)
         return cls(
-            documents=corpus.documents,
-            census=corpus.census,
-            fingerprint=corpus.fingerprint,
+            documents=documents,
+            census=census,
+            fingerprint=hashlib.blake2b(identity.tobytes(), digest_size=8).hexdigest(),
             starts=np.array(starts),
-            order=corpus.indices[packed],
-            lengths=corpus.lengths[packed],
-            row_length=row_length,
+            order=chosen[packed],
+            lengths=lengths[packed],
+            row_length=section.row_length,
             pad_token_id=pad_token_id,
         )
 
@@ -223,9 +231,9 @@ class CorpusRows(Sequence[Row]):
         }
 
     @property
-    def room(self) -> int:
-        """Return how many tokens the rows have room for, all together."""
-        return len(self) * self.row_length if self.row_length else self.census.tokens
+    def padding(self) -> float:
+        """Return the share of the rows' tokens that are padding, in 0..1. Unpacked rows have no padding."""
+        return 1 - self.census.tokens / (len(self) * self.row_length) if self.row_length else 0.0
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -244,3 +252,45 @@ class CorpusRows(Sequence[Row]):
 
     def _places(self, index: int) -> range:
         return range(int(self.starts[index]), int(self.starts[index + 1]))
+
+
+def _chosen(
+    documents: datasets.Dataset, limits: DocumentLimits, held_out: float, take_held_out: bool
+) -> tuple[np.ndarray, np.ndarray, Census]:
+    """Return the numbers of the documents that are kept, int64 [D], how many tokens are kept of each, and what became of
+    all."""
+    columns = documents.select_columns(["length", "targets", "spells_special", "bucket"]).with_format("numpy")[:]
+    mine = np.flatnonzero((columns["bucket"] < held_out * BUCKETS) == take_held_out)
+    lengths, targets = columns["length"][mine], columns["targets"][mine]
+    is_special = columns["spells_special"][mine] & limits.drop_special
+    is_long = ~is_special & (lengths > limits.longest)
+    if is_long.any() and limits.too_long == "error":
+        first = int(mine[is_long.argmax()])
+        raise SetBlockError(
+            f"{documents[first]['where']}: the document has {columns['length'][first]} tokens, and a row or the model's "
+            f"context has room for {limits.longest}: set data.too_long to drop or truncate"
+        )
+    kept = np.where(is_special, 0, lengths)
+    kept[is_long] = limits.longest if limits.too_long == "truncate" else 0
+    for place in np.flatnonzero(is_long & (kept > 0)):
+        targets[place] = sum(documents[int(mine[place])]["carries_loss"][: limits.longest])
+    is_empty = (kept > 0) & (targets == 0)
+    kept[is_empty] = 0
+    is_kept = kept > 0
+    left_out = {"too_long": is_long, "special": is_special, "without_targets": is_empty}
+    census = Census(
+        documents=len(mine),
+        **{name: int(which.sum()) for name, which in left_out.items()},
+        kept=int(is_kept.sum()),
+        tokens=int(kept.sum()),
+        targets=int(targets[is_kept].sum()),
+        first={name: documents[int(mine[which.argmax()])]["where"] for name, which in left_out.items() if which.any()},
+    )
+    complaints = census.complaints(limits)
+    if not is_kept.any():
+        which = "to evaluate on " if take_held_out else ""
+        why = "; ".join(complaints) or f"{len(documents)} are too few to hold out a share of {held_out}"
+        raise SetBlockError(f"data: no documents {which}are left: {why}")
+    for complaint in complaints:
+        warnings.warn(f"data: {complaint}", SetBlockWarning, stacklevel=2)
+    return mine[is_kept], kept[is_kept].astype(np.int64), census

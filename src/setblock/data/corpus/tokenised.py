@@ -19,8 +19,7 @@ import numpy as np
 from datasets.arrow_writer import ArrowWriter
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.corpus.census import Census, DocumentLimits
-from setblock.data.corpus.corpus import FEATURES, Corpus, CorpusRows, mixed
+from setblock.data.corpus.corpus import FEATURES, Census, CorpusRows, DocumentLimits, mixed
 from setblock.data.section import DataSection
 from setblock.data.texts.encoding import Encoder, encoders_of, shape_of, tokenizer_fingerprint
 from setblock.data.texts.records import SourceRecord, records_of
@@ -200,7 +199,7 @@ def _write_shard(encoder: Encoder, path: Path, records: list[SourceRecord]) -> i
         temporary = path.with_suffix(".writing")
         with ArrowWriter(path=str(temporary), features=FEATURES) as writer:
             for document in encoder.documents(records):
-                writer.write({**vars(document), "length": len(document), "targets": sum(document.carries_loss)})
+                writer.write(document.columns)
             writer.finalize()
         os.replace(temporary, path)
     return len(records)
@@ -229,11 +228,10 @@ def _packed(
     drawn = mixed(numbers, weights, seed=section.seed).with_format("numpy")["number"][:]
     documents = datasets.concatenate_datasets(sources)
     documents = documents if len(sources) == 1 else documents.select(drawn)
-    held_out = section.evaluation_fraction or 0.0
     made = {}
-    for name, take_held_out in ((part, False), *((("evaluation", True),) if held_out else ())):
-        corpus = Corpus(documents, limits, held_out=held_out, take_held_out=take_held_out)
-        made[name] = CorpusRows.of(corpus, row_length=section.row_length, pad_token_id=tokenizer.eos_token_id)
+    for name in (part, "evaluation") if section.evaluation_fraction else (part,):
+        pad = tokenizer.eos_token_id
+        made[name] = CorpusRows.of(documents, section, limits, pad_token_id=pad, take_held_out=name != part)
         made[name].save(folder / f"rows-{name}", numbers=np.asarray(drawn))
     return made
 

@@ -21,10 +21,6 @@ _MARKED = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _MARKS = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")  # of Transformers, unknown to Jinja
 
 
-class _TemplateError(Exception):
-    """Report what a template raised."""
-
-
 def chat_pieces(
     tokenizer: PreTrainedTokenizerBase, messages: Any, *, tools: Any = None, loss_on_all: bool = False
 ) -> list[Piece]:
@@ -49,18 +45,13 @@ def chat_pieces(
             "messages need a chat template, and the tokenizer has none: name a Jinja file as data.chat_template, "
             "or give prompts and completions"
         )
-    try:
-        text = _render(tokenizer, messages, tools)
-        if loss_on_all:
-            return [(text, True)]
-        template = tokenizer.get_chat_template(tools=tools)
-        if _MARKED.search(template):
-            return _cut(text, _marked_spans(tokenizer, messages, tools, template))
-        return _cut(text, _answer_spans(tokenizer, messages, tools, text))
-    except _TemplateError as error:
-        raise SetBlockError(
-            f"the chat template refuses the messages: {error}; correct them, or name another template as data.chat_template"
-        ) from error.__cause__
+    text = _render(tokenizer, messages, tools)
+    if loss_on_all:
+        return [(text, True)]
+    template = tokenizer.get_chat_template(tools=tools)
+    if _MARKED.search(template):
+        return _cut(text, _marked_spans(tokenizer, messages, tools, template))
+    return _cut(text, _answer_spans(tokenizer, messages, tools, text))
 
 
 def read_template(path: str) -> str:
@@ -89,7 +80,10 @@ def _render(
     try:
         text: str = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
     except Exception as error:  # a template is a program: it raises anything over messages that it does not expect
-        raise _TemplateError(one_line(error) or type(error).__name__) from error
+        what = one_line(error) or type(error).__name__
+        raise SetBlockError(
+            f"the chat template refuses the messages: {what}; correct them, or name another template as data.chat_template"
+        ) from error
     return text
 
 

@@ -164,21 +164,11 @@ def _json_lines(path: Path) -> Iterator[SourceRecord]:
                         f"{where}: not JSON ({_reason(error)}); a file must have one object per line"
                     ) from error
                 if not isinstance(columns, dict):
-                    raise SetBlockError(f"{where}: a record must be a JSON object, not {_KINDS[type(columns)]}")
+                    raise SetBlockError(f"{where}: a record must be a JSON object, not {json.dumps(columns)[:40]}")
                 yield SourceRecord(where, columns)
     except (OSError, EOFError) as error:  # both of them from gzip, too
         after = f" after line {number}" if number else ""
         raise SetBlockError(f"can't read {path}{after}: {getattr(error, 'strerror', None) or error}") from error
-
-
-_KINDS = {
-    list: "an array",
-    str: "a string",
-    int: "a number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-}
 
 
 def _reason(error: ValueError) -> str:

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from setblock.data.packing import IGNORE, PADDING
+from setblock.errors import check_at_least
 
 MaskRatePer = Literal["document", "block"]
 NoiseOn = Literal["document", "targets"]
@@ -56,8 +57,7 @@ class Noising:
 
     def check_noising(self) -> None:
         """Raise ValueError where an option is outside of its range."""
-        if self.noisy_copies < 1:
-            raise ValueError(f"noisy_copies must be at least 1, not {self.noisy_copies}")
+        check_at_least(1, noisy_copies=self.noisy_copies)
         if self.complementary_masks and self.noisy_copies % 2:
             raise ValueError(f"complementary_masks needs an even number of noisy_copies, not {self.noisy_copies}")
         for name in ("random_offsets", "full_mask_share"):

@@ -22,9 +22,17 @@ from setblock.model.attention.document_attention import (
 )
 from setblock.model.runners.forward import Take, logits_at
 from setblock.training.inputs.doubled import Targets, TrainingInputs
-from setblock.training.loss.cross_entropy import LOGITS_AT_ONCE, chunked_loss, losses_at_once
 from setblock.training.loss.head import SplitHead
-from setblock.training.loss.loss import LogitsOf, MaskedLoss, Objective, SBDLoss, logits_of_hidden
+from setblock.training.loss.loss import (
+    LOGITS_AT_ONCE,
+    LogitsOf,
+    MaskedLoss,
+    Objective,
+    SBDLoss,
+    chunked_loss,
+    logits_of_hidden,
+    losses_at_once,
+)
 
 LARGEST_DENSE_MASK = 1 << 30
 """Bytes that the attention masks of a pass may take where they are dense."""

@@ -12,7 +12,6 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ _FREE = re.compile(
     r"|per_device_train_batch_size|gradient_accumulation_steps|global_batch_size"
 )
 
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 
 def make_folder(folder: Path) -> None:
@@ -149,11 +148,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 def step_of(checkpoint: Path | None) -> int:
     """Return the optimiser step after which a checkpoint was written; 0 where there is none."""
-    if checkpoint is None:
-        return 0
-    found = _CHECKPOINT.fullmatch(checkpoint.name)
-    assert found
-    return int(found[1])
+    return 0 if checkpoint is None else int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def is_finished(folder: Path) -> bool:
@@ -198,22 +193,10 @@ def _is_whole(checkpoint: Path) -> bool:
     return is_read and (checkpoint / RECORD).is_file()
 
 
-@dataclass(frozen=True)
-class EarlierRun:
-    """Hold what is in the output folder.
-
-    Attributes:
-        is_finished: the final model is there.
-        checkpoint: the newest that all processes have; None where there is none.
-    """
-
-    is_finished: bool
-    checkpoint: Path | None
-
-
-def earlier_run(args: SBDConfig) -> EarlierRun:
-    """Return what all processes see of an earlier run. Every process must call this. Raise `SetBlockError` if the folder
-    can't be made, or another node does not see what the main process writes there."""
+def earlier_run(args: SBDConfig) -> tuple[bool, Path | None]:
+    """Return whether an earlier run has left its final model, and the newest checkpoint that all processes see, if there is
+    one. Every process must call this. Raise `SetBlockError` if the folder can't be made, or another node does not see what the
+    main process writes there."""
     output = Path(args.output_dir)
     if args.world_size > 1:
         make_folder(output)
@@ -221,8 +204,7 @@ def earlier_run(args: SBDConfig) -> EarlierRun:
     checkpoints = whole_checkpoints(output)
     seen = gather_object([(is_finished(output), {step_of(path) for path in checkpoints})])
     common = set.intersection(*(steps for _, steps in seen))
-    newest = max((path for path in checkpoints if step_of(path) in common), key=step_of, default=None)
-    return EarlierRun(is_finished=seen[0][0], checkpoint=newest)
+    return seen[0][0], max((path for path in checkpoints if step_of(path) in common), key=step_of, default=None)
 
 
 def _check_shared(output: Path, args: SBDConfig) -> None:

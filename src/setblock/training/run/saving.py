@@ -7,7 +7,8 @@ Knows trained models, how their weights are gathered, and how FSDP2's checkpoint
 import json
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -57,20 +58,15 @@ def save_result(
     if trainer.is_fsdp_enabled:  # each process has a part of it
         options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
         state = cast(dict[str, Tensor], get_model_state_dict(trainer.model_wrapped, options=options))
-    problem = ""
-    if trainer.is_world_process_zero():
-        try:
-            if adapter is None:
-                state = trainer.model.state_dict() if state is None else state
-                if dtype is not None:
-                    state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in state.items()}
-                refuse_loss(expected, sums_of(state.items()), "the gathered model")
-                sbd.save(output, state=state)
-            else:
-                _save_adapter(trainer, output, state, expected, adapter=adapter, starting=starting)
-        except SetBlockError as error:
-            problem = str(error)
-    raise_together(problem)
+    with raising_together():
+        if trainer.is_world_process_zero() and adapter is not None:
+            _save_adapter(trainer, output, state, expected, adapter=adapter, starting=starting)
+        elif trainer.is_world_process_zero():
+            state = trainer.model.state_dict() if state is None else state
+            if dtype is not None:
+                state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in state.items()}
+            refuse_loss(expected, sums_of(state.items()), "the gathered model")
+            sbd.save(output, state=state)
 
 
 def _save_adapter(
@@ -152,23 +148,25 @@ class Completeness(TrainerCallback):
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         tensors = trained_tensors(kwargs["model"])
         expected = sums_of(tensors.items())
-        try:
+        with raising_together():
             if is_sharded(args):
                 refuse_loss(expected, _sharded_sums(checkpoint, tensors), checkpoint)
             elif args.should_save:
                 refuse_loss(expected, stored_sums(checkpoint), checkpoint)
-            problem = ""
-        except SetBlockError as error:
-            problem = str(error)
-        raise_together(problem)
         if args.should_save:
             write_whole(checkpoint / RECORD, json.dumps(expected, indent=0) + "\n")
             best = state.best_model_checkpoint
             rotate_checkpoints(args.output_dir, self._limit, best_model_checkpoint=best, use_mtime=True)
 
 
-def raise_together(problem: str) -> None:
-    """Raise the first problem that any process has. Every process must call this; it waits for all."""
+@contextmanager
+def raising_together() -> Iterator[None]:
+    """Raise the first `SetBlockError` that any process meets. Every process must come here; it waits for all."""
+    problem = ""
+    try:
+        yield
+    except SetBlockError as error:
+        problem = str(error)
     problems = [each for each in gather_object([problem]) if each]
     if problems:
         raise SetBlockError(problems[0])

@@ -76,12 +76,12 @@ def train(
     # 1. Model and tokenizer
     _refuse_missing_reporters(args)
     output = Path(args.output_dir)
-    earlier = earlier_run(args)
-    if earlier.is_finished:
+    is_finished, checkpoint = earlier_run(args)
+    if is_finished:
         check_finished(output, recipe)
         return output
     if args.process_index == 0:
-        warn_of_incomplete(output, after=step_of(earlier.checkpoint))
+        warn_of_incomplete(output, after=step_of(checkpoint))
     make_folder(output)
     set_seed(args.seed)
     if args.device.type == "cpu":
@@ -103,7 +103,7 @@ def train(
     with args.main_process_first(local=args.save_on_each_node):  # one process for each folder
         claim(output, recipe, documents=rows.fingerprint, global_batch_size=args.global_batch_size)
     with telling_of_full_disks(output):
-        trainer.train(resume_from_checkpoint=None if earlier.checkpoint is None else str(earlier.checkpoint))
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
 
         # 4. Save
         save_result(
@@ -203,15 +203,27 @@ def prepared_model(
         device: where to put it; by default where it is trained, or on the CPU where its weights are yet to be spread.
         quantized: hold its weights in four bits, if the recipe says so.
     """
-    section = recipe.model if quantized else recipe.model.model_copy(update={"quantization": None})
+    section = recipe.model
     if device is None:
         device = ("cpu" if loads_weights(args) else "meta") if is_sharded(args) else args.device
     if section.attn_implementation == "flex_attention" and args.device.type == "cpu":
         raise SetBlockError(
             "model.attn_implementation flex_attention trains on a GPU only: it has no backward pass on a CPU"
         )
-    sbd = starting_model(section, recipe.data, device=device, has_adapter=recipe.adapter is not None)
-    use_chat_template(recipe.data, sbd.tokenizer)
+    if section.path is None:
+        sbd = _new_model(section, recipe.data)
+    else:
+        dtype = None if recipe.adapter is not None else torch.float32
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotTrainedForBlocks)  # that is about to change
+            sbd = load(
+                section.path,
+                dtype=dtype if section.dtype is None else getattr(torch, section.dtype),
+                device=device,
+                attn_implementation=section.attn_implementation,
+                quantization=section.quantization if quantized else None,
+            )
+        use_chat_template(recipe.data, sbd.tokenizer)
     prepare(sbd, args, recipe.adapter)
     if sbd.device.type == "meta":
         # Accelerate tells parameters apart by where they are. Memory that nothing touches takes no room.
@@ -232,27 +244,8 @@ def result_dtype(section: ModelSection) -> torch.dtype | None:
     return cast(torch.dtype | None, config.dtype)
 
 
-def starting_model(
-    section: ModelSection, data: DataSection, *, device: torch.device | str, has_adapter: bool
-) -> SBDModel:
-    """Return the model a recipe starts from: loaded, or made from its config with random weights and a tokenizer
-    trained for it.
-
-    Args:
-        device: where to put it, if it is loaded.
-        has_adapter: an adapter is trained, and the weights stay as they are.
-    """
-    if section.path is not None:
-        dtype = None if has_adapter else torch.float32
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NotTrainedForBlocks)  # that is about to change
-            return load(
-                section.path,
-                dtype=dtype if section.dtype is None else getattr(torch, section.dtype),
-                device=device,
-                attn_implementation=section.attn_implementation,
-                quantization=section.quantization,
-            )
+def _new_model(section: ModelSection, data: DataSection) -> SBDModel:
+    """Return a model with random weights, and a tokenizer trained for it."""
     config, tokenizer = starting_tokenizer(section, data)
     torch.manual_seed(section.seed)
     with _making_a_model():
@@ -264,12 +257,16 @@ def starting_model(
 
 
 def starting_tokenizer(section: ModelSection, data: DataSection) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
-    """Return the config and the tokenizer of the model a recipe starts from, without its weights."""
+    """Return the config and the tokenizer of the model a recipe starts from, without its weights. The tokenizer has the
+    data's chat template."""
     if section.path is not None:
-        return load_tokenizer(section.path)
+        config, tokenizer = load_tokenizer(section.path)
+        use_chat_template(data, tokenizer)
+        return config, tokenizer
     assert section.config is not None and section.vocab_size is not None
     texts = itertools.islice(corpus_texts(data), _TOKENIZER_TEXTS)
     tokenizer = train_tokenizer(texts, vocab_size=section.vocab_size)
+    use_chat_template(data, tokenizer)
     of_tokenizer = {
         "vocab_size": len(tokenizer),
         "bos_token_id": None,

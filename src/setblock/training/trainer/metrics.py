@@ -1,7 +1,7 @@
 """Log what a run does: tokens a second, and the share of the hardware's peak that this is; each log a line of JSON in the
 output folder.
 
-Knows parameters, tokens, seconds and the Trainer's logs. Knows nothing of losses or of which hardware there is. The Trainer's
+Knows parameters, inputs, seconds and the Trainer's logs. Knows nothing of losses or of which hardware there is. The Trainer's
 own record is in its checkpoints, of which the older ones are deleted; this one outlives them.
 """
 
@@ -17,6 +17,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from setblock.files import write_whole
+from setblock.training.inputs.doubled import TrainingInputs
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -63,6 +64,11 @@ class TokenCost:
 
     layers: int
     head: int
+
+    def of(self, inputs: TrainingInputs) -> int:
+        """Return the operations of a pass and its backward pass."""
+        targets = len(inputs.ntp.index) + len(inputs.matp.index)
+        return (inputs.clean_tokens + inputs.noisy_tokens) * self.layers + targets * self.head
 
 
 def token_cost(model: nn.Module, *, head: nn.Module | None) -> TokenCost:

@@ -23,10 +23,9 @@ from setblock.training.adapter import AdapterSection, FrozenModel, add_adapter
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.collator import EVALUATION, Preparation, SBDCollator
 from setblock.training.inputs.doubled import Targets, TrainingInputs
-from setblock.training.loss.cross_entropy import LOGITS_AT_ONCE
 from setblock.training.loss.forward import CleanHalf, training_loss
 from setblock.training.loss.head import split_head
-from setblock.training.loss.loss import SBDLoss
+from setblock.training.loss.loss import LOGITS_AT_ONCE, SBDLoss
 from setblock.training.run.saving import Completeness
 from setblock.training.trainer.metrics import StepClock, token_cost
 from setblock.training.trainer.optimizer import MuonAdamW
@@ -271,10 +270,8 @@ class SBDTrainer(Trainer):
         prepared: TrainingInputs = inputs["inputs"].to(self.args.device)
         if model.training:
             assert inputs["step"] == self.state.global_step, "the noise is of another step"
-            clean, noisy = prepared.clean_tokens, prepared.noisy_tokens
-            learned = len(prepared.ntp.index) + len(prepared.matp.index)
-            self._sums["tokens"] += clean
-            self._sums["operations"] += (clean + noisy) * self._cost.layers + learned * self._cost.head
+            self._sums["tokens"] += prepared.clean_tokens
+            self._sums["operations"] += self._cost.of(prepared)
         loss = self.losses(model, prepared)
 
         prefix = "" if model.training else "eval_"
@@ -297,13 +294,9 @@ class SBDTrainer(Trainer):
 
     def _take_means(self, prefix: str) -> dict[str, float]:
         """Return the mean of each term since the last call."""
-        sums = self._take_sums([f"{prefix}{term}_sum" for term in _TERMS])
-        counts = self._take_sums([f"{prefix}{term}_count" for term in _TERMS])
-        return {
-            f"{prefix}{term}_loss": total / count
-            for term, total, count in zip(_TERMS, sums, counts, strict=True)
-            if count
-        }
+        names = [prefix + term for term in _TERMS]
+        sums, counts = (self._take_sums([f"{name}_{part}" for name in names]) for part in ("sum", "count"))
+        return {f"{name}_loss": total / n for name, total, n in zip(names, sums, counts, strict=True) if n}
 
     def _take_throughput(self) -> dict[str, float]:
         """Return the tokens per second of the steps since the last call, and the share of the peak where there is one."""
