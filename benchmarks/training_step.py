@@ -39,7 +39,6 @@ from setblock.training.inputs.doubled import Targets, TrainingInputs, doubled_in
 from setblock.training.inputs.noising import Noising
 from setblock.training.loss.forward import training_loss
 from setblock.training.loss.head import split_head
-from setblock.training.loss.loss import LOGITS_AT_ONCE
 
 OBJECTIVES = ("ntp", "sbd", "adapter")
 END = 0
@@ -99,7 +98,6 @@ def step_of(objective: str, share: float, options: argparse.Namespace) -> Callab
     if options.activation_checkpointing:
         model.activation_checkpointing_enable()
     head = None if options.cross_entropy == "plain" else split_head(model)
-    at_once = LOGITS_AT_ONCE if options.cross_entropy == "auto" else 0
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)
     gate = gate_of(model)
     rows = packed_rows(share, options)
@@ -123,7 +121,7 @@ def step_of(objective: str, share: float, options: argparse.Namespace) -> Callab
                     head=head,
                     ntp_weight=1.0,
                     matp_weight=1.0,
-                    logits_at_once=at_once,
+                    always_chunked=options.cross_entropy == "chunked",
                     clean_half=None if frozen is None else frozen.clean_half,
                 )
             torch.autograd.backward(loss.total / targets)

@@ -118,22 +118,19 @@ def regenerate(
     done = Regenerated(first, len(written))
     with _appended(path) as write:
         while batch := list(islice(questions, batch_size)):
-            records = list(_answers(model, batch, first=done.questions, settings=settings))
+            each = [settings.of_sample(done.questions + number) for number in range(len(batch))]
+            # `raw` is about texts: a prompt is gone on with as it stands, messages are written by the template all the same.
+            answers = generate_batch(model, [question.prompt for question in batch], settings=each, raw=True)
+            numbered = enumerate(zip(batch, answers, strict=True), start=done.questions)
+            records = [
+                {"question": number, **question.answered(answer.text)}
+                for number, (question, answer) in numbered
+                if answer.finish_reason == "stop"
+            ]
             write(records)
             done = Regenerated(done.questions + len(batch), done.answers + len(records))
             on_progress(done)
     return done
-
-
-def _answers(
-    model: SBDModel, batch: Sequence[Question], *, first: int, settings: DecodingSettings
-) -> Iterator[dict[str, Any]]:
-    each = [settings.of_sample(first + number) for number in range(len(batch))]
-    # `raw` is about texts: a prompt is gone on with as it stands, messages are written by the chat template all the same.
-    answers = generate_batch(model, [question.prompt for question in batch], settings=each, raw=True)
-    for number, (question, answer) in enumerate(zip(batch, answers, strict=True)):
-        if answer.finish_reason == "stop":
-            yield {"question": first + number, **question.answered(answer.text)}
 
 
 def _begun(path: Path, number: str) -> tuple[list[dict[str, Any]], int]:

@@ -88,7 +88,7 @@ def test_judges(judge, reference, answer, verdict):
     ("records", "how", "said"),
     [
         (["{"], {}, r"own.jsonl, line 1: not JSON"),
-        (["[1]"], {}, "line 1: a record must be a JSON object, not an array"),
+        (["[1]"], {}, r"line 1: a record must be a JSON object, not \[1\]"),
         ([], {}, "own.jsonl has no records"),
         ([{"prompt": "a"}, {"text": "a"}], {}, "line 2 must have either prompt or messages, not text"),
         ([{"prompt": "a", "messages": [user("a")]}], {}, "line 1 must have either prompt or messages"),

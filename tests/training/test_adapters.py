@@ -1,7 +1,9 @@
 """Adapters: what they leave alone, what they change, and that a saved one is the trained one."""
 
-import json
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,9 @@ from setblock.training.adapter import AdapterSection, add_adapter
 from setblock.training.inputs.collator import Preparation
 from setblock.training.inputs.doubled import TrainingInputs
 from setblock.training.recipe import load_recipe
-from setblock.training.run import saving
 from setblock.training.run.checkpoints import newest_checkpoint
 from setblock.training.run.train import train
+from setblock.training.trainer.metrics import read_metrics
 from setblock.training.trainer.trainer import SBDTrainer
 
 pytest.importorskip("peft")
@@ -59,11 +61,7 @@ def base(
 def recipe_of(base: Path, folder: Path, *, training: dict[str, Any] | None = None, **adapter: Any) -> Path:
     content = {
         "model": {"path": str(base)},
-        "data": {
-            "source": "word-problems",
-            "documents": 8,
-            "evaluation": {"split": "validation", "documents": 2},
-        },
+        "data": {"source": "word-problems", "documents": 8, "evaluation": {"split": "validation", "documents": 2}},
         "adapter": {"r": 4, "alpha": 16} | adapter,
         "training": {
             "output_dir": str(folder / "model"),
@@ -86,8 +84,56 @@ def recipe_of(base: Path, folder: Path, *, training: dict[str, Any] | None = Non
 
 
 def trained(base: Path, folder: Path, **adapter: Any) -> Path:
-    folder.mkdir(exist_ok=True)
     return train(*load_recipe(recipe_of(base, folder, **adapter)))
+
+
+@dataclass
+class Watched:
+    """A run: what it trained, the inputs of each step, and the tokens that each gated layer of each pass changes."""
+
+    folder: Path
+    model: Any = None
+    inputs: list[TrainingInputs] = field(default_factory=list)
+    acted: list[Tensor] = field(default_factory=list)
+
+
+def watched(base: Path, folder: Path, *, attention: str = "sdpa", **adapter: Any) -> Watched:
+    found = Watched(folder / "model")
+    made, gated = Preparation.inputs, Gate.gated
+
+    def inputs(self: Preparation, rows: Any, **kwargs: Any) -> Any:
+        found.inputs.append(made(self, rows, **kwargs))
+        return found.inputs[-1]
+
+    def act(self: Gate, update: Tensor) -> Tensor:
+        found.acted.append(gated(self, torch.ones_like(update)).bool().all(dim=-1))
+        return gated(self, update)
+
+    def callbacks(trainer: SBDTrainer, sbd: SBDModel) -> list[Any]:
+        found.model = trainer.model
+        return []
+
+    path = recipe_of(base, folder, keep_adapter=True, **adapter)
+    recipe, args = load_recipe(path, overrides={"model.attn_implementation": attention, "data.evaluation": None})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Preparation, "inputs", inputs)
+        patch.setattr(Gate, "gated", act)
+        train(recipe, args, callbacks=callbacks)
+    return found
+
+
+Runs = Callable[[bool], Watched]
+
+
+@pytest.fixture(scope="module")
+def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """A run of an adapter on noisy tokens only, or on all, made once."""
+    return cache(lambda only_noisy: watched(base, tmp_path_factory.mktemp("run"), only_noisy=only_noisy))
+
+
+@pytest.fixture
+def noisy(run: Runs) -> Watched:
+    return run(True)
 
 
 def plain_logits(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Tensor:
@@ -109,39 +155,31 @@ EACH_ONCE = pytest.mark.parametrize(
 )
 """Each kind of layer and of adapter once, for what depends on the two apart; nightly, all pairs."""
 
+ONE_BASE = pytest.mark.parametrize("base", ["llama", pytest.param("gpt2", marks=pytest.mark.nightly)], indirect=True)
+
 
 @EACH_ONCE
 def test_an_adapter_trains_under_autocast(base: Path, tmp_path: Path, only_noisy: bool) -> None:
     """Half precision must reach every layer of PEFT's, that of the mask token's embedding among them."""
     recipe = recipe_of(base, tmp_path, training={"bf16": True}, only_noisy=only_noisy)
     folder = train(*load_recipe(recipe))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["matp_loss"] for line in lines if "matp_loss" in line]
+    losses = [line["matp_loss"] for line in read_metrics(folder) if "matp_loss" in line]
     assert len(losses) == STEPS
     assert losses[-1] < losses[0]
 
 
 def test_a_merged_adapter_computes_what_the_unmerged_one_did(
-    base: Path, tmp_path: Path, trained_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    base: Path, run: Runs, trained_tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    models: list[Any] = []
-    save = saving.save_result
-
-    def keep(trainer: SBDTrainer, *args: Any, **kwargs: Any) -> None:
-        models.append(trainer.model.eval())
-        save(trainer, *args, **kwargs)
-
-    monkeypatch.setattr("setblock.training.run.train.save_result", keep)
-    folder = trained(base, tmp_path, keep_adapter=True)
+    folder = run(False).folder
     sbd = load(folder)
     assert sbd.facts is not None
     tokens = torch.tensor([[*trained_tokenizer(PROMPTS[0]).input_ids, sbd.facts.mask_token_id]])
     with torch.inference_mode():
-        unmerged, merged = models[0](input_ids=tokens).logits, sbd.model(tokens).logits
+        unmerged, merged = run(False).model.eval()(input_ids=tokens).logits, sbd.model(tokens).logits
         before = load_quietly(base).model(tokens[:, :-1]).logits
     torch.testing.assert_close(merged, unmerged, atol=1e-4, rtol=1e-4)
-    vocabulary = before.shape[-1]
-    assert (merged[:, :-1, :vocabulary] - before).abs().max() > 0.1, "nothing was learned"
+    assert (merged[:, :-1, : before.shape[-1]] - before).abs().max() > 0.1, "nothing was learned"
     assert (folder / ADAPTER_FOLDER / "adapter_model.safetensors").is_file()
     assert sbd.gate is None
     assert not any("lora" in name for name, _ in sbd.model.named_modules())
@@ -154,17 +192,11 @@ def load_quietly(folder: Path) -> SBDModel:
         return load(folder)
 
 
-@pytest.fixture(scope="module")
-def noisy(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint whose adapter was trained on noisy tokens only."""
-    return trained(base, tmp_path_factory.mktemp("noisy"), only_noisy=True)
-
-
 def test_next_token_decoding_stays_the_base_models_to_the_bit(
-    base: Path, noisy: Path, trained_tokenizer: PreTrainedTokenizerBase
+    base: Path, noisy: Watched, trained_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Of the checkpoint under this package and under plain Transformers; but for the mask token, which is new."""
-    adapted, before = load(noisy), load_quietly(base)
+    adapted, before = load(noisy.folder), load_quietly(base)
     assert adapted.gate is not None
     tokens = torch.tensor([trained_tokenizer(PROMPTS[0]).input_ids])
     assert adapted.facts is not None
@@ -173,28 +205,27 @@ def test_next_token_decoding_stays_the_base_models_to_the_bit(
         expected = before.model(tokens).logits[..., others]
         ours_now = adapted.model(tokens).logits
         assert torch.equal(ours_now[..., : len(others)][..., others], expected)
-    assert torch.equal(plain_logits(noisy, trained_tokenizer), ours_now), "the head's row of the mask token is trained"
-    assert torch.equal(plain_logits(noisy, trained_tokenizer)[..., : len(others)][..., others], expected)
+    assert torch.equal(plain_logits(noisy.folder, trained_tokenizer), ours_now), (
+        "the head's row of the mask token is trained"
+    )
     settings = DecodingSettings(method="ntp", max_new_tokens=20)
     ours, theirs = (generate_batch(m, PROMPTS, settings=settings, raw=True) for m in (adapted, before))
     assert [answer.token_ids for answer in ours] == [answer.token_ids for answer in theirs]
 
 
-def test_the_cache_and_the_causal_logits_of_block_decoding_are_the_base_models(noisy: Path) -> None:
+def test_the_cache_and_the_causal_logits_of_block_decoding_are_the_base_models(noisy: Watched) -> None:
     """Exact mode's text is next-token decoding's, which only holds if what it commits is the base model's."""
-    adapted = load(noisy)
-    texts = [
-        [
-            answer.token_ids
-            for answer in generate_batch(
-                adapted, PROMPTS, settings=DecodingSettings(method=method, block_size=4, max_new_tokens=20), raw=True
-            )
-        ]
+    adapted = load(noisy.folder)
+    exact, ntp = (
+        generate_batch(
+            adapted, PROMPTS, settings=DecodingSettings(method=method, block_size=4, max_new_tokens=20), raw=True
+        )
         for method in ("exact", "ntp")
-    ]
-    assert texts[0] == texts[1]
+    )
+    assert [answer.token_ids for answer in exact] == [answer.token_ids for answer in ntp]
 
 
+@ONE_BASE
 def test_unos_form_trains_no_row_and_adds_no_token(
     base: Path, tmp_path: Path, trained_tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -211,15 +242,14 @@ def test_unos_form_trains_no_row_and_adds_no_token(
     weights = load_file(folder / ADAPTER_FOLDER / "adapter_model.safetensors")
     assert weights
     assert all("lora_A" in name or "lora_B" in name for name in weights)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["matp_loss"] for line in lines if "matp_loss" in line]
+    losses = [line["matp_loss"] for line in read_metrics(folder) if "matp_loss" in line]
     assert losses[-1] < losses[0]
 
 
 def test_block_decoding_uses_the_adapter_as_the_naive_twin_does(
-    noisy: Path, trained_tokenizer: PreTrainedTokenizerBase
+    noisy: Watched, trained_tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    adapted, closed = load(noisy), load(noisy)
+    adapted, closed = load(noisy.folder), load(noisy.folder)
     assert adapted.gate is not None
     delattr(closed.model, "_setblock_gate")  # what decoding would be if the adapter were left out
     sampler = EntropyBounded(gamma=1.0)
@@ -234,8 +264,8 @@ def test_block_decoding_uses_the_adapter_as_the_naive_twin_does(
     ]
 
 
-def test_a_model_with_such_an_adapter_is_told_from_its_base(noisy: Path, tmp_path: Path) -> None:
-    adapted = load(noisy)
+def test_a_model_with_such_an_adapter_is_told_from_its_base(noisy: Watched, tmp_path: Path) -> None:
+    adapted = load(noisy.folder)
     for what, action in (
         ("saved", lambda: adapted.save(tmp_path / "copy")),
         ("trained", lambda: adapted.prepare_for_training(block_sizes=[4], logit_shift=False)),
@@ -243,18 +273,18 @@ def test_a_model_with_such_an_adapter_is_told_from_its_base(noisy: Path, tmp_pat
         with pytest.raises(SetBlockError, match=f"can't be {what} again: take its base model"):
             action()
     with pytest.raises(SetBlockError, match="can't be quantised"):
-        load(noisy, quantization="int8")
-    alone = AutoModelForCausalLM.from_pretrained(noisy)
+        load(noisy.folder, quantization="int8")
+    alone = AutoModelForCausalLM.from_pretrained(noisy.folder)
     with pytest.raises(SetBlockError, match="loaded without its adapter"):
         SBDModel(alone, adapted.tokenizer, facts=adapted.facts)
 
 
 @EACH_ONCE
 def test_an_interrupted_run_ends_in_the_adapter_of_one_that_was_not(
-    base: Path, tmp_path: Path, only_noisy: bool, monkeypatch: pytest.MonkeyPatch
+    base: Path, run: Runs, tmp_path: Path, only_noisy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"only_noisy": only_noisy, "keep_adapter": True}
-    whole = trained(base, tmp_path / "whole", **options)
+    whole = run(only_noisy).folder
     step = SBDTrainer.training_step
 
     def interrupted(self: SBDTrainer, *args: Any, **kwargs: Any) -> Any:
@@ -265,8 +295,8 @@ def test_an_interrupted_run_ends_in_the_adapter_of_one_that_was_not(
     with monkeypatch.context() as patched:
         patched.setattr(SBDTrainer, "training_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            trained(base, tmp_path / "broken", **options)
-    checkpoint = newest_checkpoint(tmp_path / "broken" / "model")
+            trained(base, tmp_path, **options)
+    checkpoint = newest_checkpoint(tmp_path / "model")
     assert checkpoint is not None
     assert checkpoint.name == "checkpoint-2"
     assert not list(checkpoint.glob("model*"))
@@ -275,7 +305,7 @@ def test_an_interrupted_run_ends_in_the_adapter_of_one_that_was_not(
     states = torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"]
     momenta = sum(each.numel() for state in states.values() for each in state.values() if each.ndim)
     assert momenta == 2 * sum(weight.numel() for weight in weights.values())
-    broken = trained(base, tmp_path / "broken", **options)
+    broken = trained(base, tmp_path, **options)
     for name in ("model.safetensors", f"{ADAPTER_FOLDER}/adapter_model.safetensors"):
         assert (broken / name).read_bytes() == (whole / name).read_bytes(), name
 
@@ -351,60 +381,39 @@ def test_experts_are_refused(tokenizer: PreTrainedTokenizerBase) -> None:
         trainable(tokenizer, "mixtral", only_noisy=True)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_the_adapter_acts_on_the_noisy_half_of_a_training_pass(
-    base: Path, tmp_path: Path, attention: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seen from where it matters: in every pass of every step, which tokens the adapter's layers change."""
-    inputs: list[TrainingInputs] = []
-    acted: list[Tensor] = []
-    made = Preparation.inputs
+def check_where_it_acted(run: Watched, *, clean_apart: bool) -> None:
+    """Seen from where it matters: in every pass of every step, which tokens the adapter's layers change.
 
-    def spy(self: Preparation, rows: Any, **kwargs: Any) -> Any:
-        inputs.append(made(self, rows, **kwargs))
-        return inputs[-1]
-
-    def watch(self: Gate, update: Tensor) -> Tensor:
-        acted.append(gated(self, torch.ones_like(update)).bool().all(dim=-1))
-        return gated(self, update)
-
-    gated = Gate.gated
-    monkeypatch.setattr(Gate, "gated", watch)
-    monkeypatch.setattr(Preparation, "inputs", spy)
-    recipe, args = load_recipe(
-        recipe_of(base, tmp_path, only_noisy=True),
-        overrides={"model.attn_implementation": attention, "data.evaluation": None},
-    )
-    train(recipe, args)
-    assert len(inputs) == STEPS
-    assert len(acted) % STEPS == 0
-    layers = len(acted) // STEPS
+    Where the clean half was run by itself, without the adapter, these passes have no clean tokens at all.
+    """
+    assert len(run.inputs) == STEPS
+    layers, rest = divmod(len(run.acted), STEPS)
     assert layers > 1
-    for step, each in enumerate(inputs):
+    assert not rest
+    for step, each in enumerate(run.inputs):
         is_noisy = each.block_ids != CLEAN
-        if attention == "sdpa":
-            is_noisy = is_noisy[:, each.clean_length :]  # the clean tokens are not there at all
-        for tokens in acted[step * layers : (step + 1) * layers]:
+        if clean_apart:
+            is_noisy = is_noisy[:, each.clean_length :]
+        for tokens in run.acted[step * layers : (step + 1) * layers]:
             assert torch.equal(tokens.view(is_noisy.shape), is_noisy)
 
 
-@pytest.mark.parametrize(
-    ("adapter", "message"),
-    [
-        ({"r": 0}, "adapter.r: Input should be greater than or equal to 1"),
-        ({"alpha": 0}, "adapter.alpha: Input should be greater than or equal to 1"),
-        ({"dropout": 1.0}, "adapter.dropout: Input should be less than 1"),
-        ({"rank": 8}, "unknown key 'adapter.rank'"),
-    ],
-)
-def test_values_that_are_not_valid(tmp_path: Path, adapter: dict[str, Any], message: str) -> None:
-    with pytest.raises(SetBlockError, match=message):
-        load_recipe(recipe_of(tmp_path / "base", tmp_path, **adapter))
+def test_the_adapter_acts_on_the_noisy_half_of_a_training_pass(noisy: Watched) -> None:
+    check_where_it_acted(noisy, clean_apart=True)
+
+
+@ONE_BASE
+def test_the_adapter_acts_on_the_noisy_half_where_both_halves_are_one_pass(base: Path, tmp_path: Path) -> None:
+    check_where_it_acted(watched(base, tmp_path, attention="eager", only_noisy=True), clean_apart=False)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        ({"adapter.r": 0}, "adapter.r: Input should be greater than or equal to 1"),
+        ({"adapter.alpha": 0}, "adapter.alpha: Input should be greater than or equal to 1"),
+        ({"adapter.dropout": 1.0}, "adapter.dropout: Input should be less than 1"),
+        ({"adapter.rank": 8}, "unknown key 'adapter.rank'"),
         ({"adapter.only_noisy": True, "training.objective": "ntp"}, "adapter.only_noisy trains nothing"),
         ({"adapter": None, "model.quantization": "nf4"}, "model.quantization needs an adapter"),
         ({"model.quantization": "int8"}, "model.quantization: Input should be 'nf4'"),
@@ -414,7 +423,7 @@ def test_values_that_are_not_valid(tmp_path: Path, adapter: dict[str, Any], mess
         ),
     ],
 )
-def test_what_does_not_go_together(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
+def test_what_is_not_valid_or_does_not_go_together(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(SetBlockError, match=message):
         load_recipe(recipe_of(tmp_path / "base", tmp_path), overrides=overrides)
 

@@ -129,7 +129,7 @@ def test_nodes_with_their_own_disks_resume_at_the_step_that_all_have(models: Pat
     resumed = [f"trained from {node / 'checkpoint-1'}" for node in nodes]
     assert on_nodes(stop=False) == {*resumed, f"{resumed[0]} {passed_over}"}
     assert losses(nodes[0]) == pytest.approx(losses(alone), rel=1e-5)
-    assert len(losses(alone)) == len(whole_checkpoints(nodes[1])) == 4
+    assert len(losses(alone)) == len(whole_checkpoints(nodes[1])) == 3
     found, expected = tensors_of(nodes[0]), tensors_of(alone)
     assert found.keys() == expected.keys()
     for name, weight in expected.items():

@@ -63,15 +63,17 @@ class Outcomes:
 
     def to_json(self) -> dict[str, Any]:
         """Return lists of numbers."""
-        counts = {name: list(getattr(self, name)) for name in _COUNTS}
-        scores = {name: list(values) for name, values in self.scores.items()}
-        return {"correct": self.correct and list(self.correct), **counts, **({"scores": scores} if scores else {})}
+        recorded: dict[str, Any] = _OUTCOMES.dump_python(self, mode="json")
+        return recorded
+
+
+_OUTCOMES = TypeAdapter(Outcomes)
 
 
 def outcomes_from_json(recorded: Any) -> Outcomes:
     """Return what `to_json` wrote, or raise `SetBlockError` if it is no such object."""
     try:
-        found = TypeAdapter(Outcomes).validate_python(recorded)
+        found = _OUTCOMES.validate_python(recorded)
     except ValidationError as error:
         raise SetBlockError(f"outcomes must be lists of numbers: correct, {', '.join(_COUNTS)}, scores") from error
     correct = found.tokens if found.correct is None else found.correct

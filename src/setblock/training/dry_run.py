@@ -35,7 +35,6 @@ from setblock.training.inputs.collator import Preparation
 from setblock.training.inputs.doubled import Targets, TrainingInputs
 from setblock.training.loss.forward import training_loss
 from setblock.training.loss.head import SplitHead
-from setblock.training.loss.loss import LOGITS_AT_ONCE
 from setblock.training.recipe import Recipe
 from setblock.training.run.train import context_length_of, starting_tokenizer
 from setblock.training.trainer.metrics import token_cost
@@ -278,7 +277,7 @@ def _peak(
                 matp_weight=args.matp_weight,
                 masked_loss=args.masked_loss,
                 place_decay=args.place_decay,
-                logits_at_once=LOGITS_AT_ONCE if args.cross_entropy == "auto" else 0,
+                always_chunked=args.cross_entropy == "chunked",
                 clean_half=None if frozen is None else clean_half,
             )
         torch.autograd.backward(loss.total)

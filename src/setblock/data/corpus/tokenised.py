@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, replace
-from itertools import chain, count, islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,8 @@ def tokenise(
                     on_progress(done)
         censuses, fingerprints, used = {}, {}, np.zeros(0, dtype=np.int32)
         for name, part in parts.items():
-            used = np.union1d(used, _used_ids(_documents(_shards(folder, name))))
+            for chunk in _documents(_shards(folder, name)).data.column("token_ids").chunks:
+                used = np.union1d(used, chunk.flatten().to_numpy())
             for rows_name, rows in _packed(part, folder, name, limits, tokenizer).items():
                 censuses[rows_name], fingerprints[rows_name] = asdict(rows.census), rows.fingerprint
         limits.refuse_ids(used, str(folder))
@@ -164,7 +165,9 @@ def _write_shards(
         raise SetBlockError(f"data source {encoder.section.source} holds no documents: it must hold at least one")
     shape = shape_of(encoder.section, first)  # of all shards
     encoder = replace(encoder, section=encoder.section.model_copy(update=shape.named))
-    jobs = _jobs(chain([first], records), stem, shard_documents)
+    records = chain([first], records)
+    chunks = iter(lambda: list(islice(records, shard_documents)), [])
+    jobs = ((Path(f"{stem}-{number:06d}.arrow"), chunk) for number, chunk in enumerate(chunks))
     if processes == 1:
         yield from (_write_shard(encoder, *job) for job in jobs)
         return
@@ -181,16 +184,6 @@ def _write_shards(
                 yield from (each.result() for each in ended)
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _jobs(
-    records: Iterator[SourceRecord], stem: Path, shard_documents: int
-) -> Iterator[tuple[Path, list[SourceRecord]]]:
-    for number in count():
-        chunk = list(islice(records, shard_documents))
-        if not chunk:
-            return
-        yield Path(f"{stem}-{number:06d}.arrow"), chunk
 
 
 def _write_shard(encoder: Encoder, path: Path, records: list[SourceRecord]) -> int:
@@ -234,11 +227,3 @@ def _packed(
         made[name] = CorpusRows.of(documents, section, limits, pad_token_id=pad, take_held_out=name != part)
         made[name].save(folder / f"rows-{name}", numbers=np.asarray(drawn))
     return made
-
-
-def _used_ids(documents: datasets.Dataset) -> np.ndarray:
-    """Return int [n], the token ids that occur, each once and in order."""
-    used = np.zeros(0, dtype=np.int32)
-    for chunk in documents.data.column("token_ids").chunks:
-        used = np.union1d(used, chunk.flatten().to_numpy())
-    return used

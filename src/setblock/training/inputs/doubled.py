@@ -5,8 +5,8 @@ Knows layout: where each token stands, what it may see, which output predicts wh
 Shapes: B rows, L clean tokens a row, N noisy tokens a row (padded to the longest), T = L + N.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -142,20 +142,8 @@ def ntp_inputs(rows: dict[str, Tensor]) -> TrainingInputs:
     Args:
         rows: `input_ids`, `labels`, `position_ids`, `document_ids`, each [B, L], on the CPU.
     """
-    position_ids, document_ids = rows["position_ids"], rows["document_ids"]
-    none = torch.zeros(0, dtype=torch.long)
-    return TrainingInputs(
-        input_ids=rows["input_ids"],
-        position_ids=position_ids,
-        document_ids=document_ids,
-        block_ids=torch.full_like(position_ids, CLEAN),
-        limits=position_ids + 1,
-        ntp=_ntp_targets(rows["labels"], document_ids, row_stride=position_ids.shape[1]),
-        matp=Targets(none, none),
-        taught=none,
-        causal=none,
-        rows=tuple(RowRuns(_clean_runs(row)) for row in document_ids.numpy()),
-    )
+    none = NoisyHalf(*[np.zeros(0, dtype=np.int64)] * len(fields(NoisyHalf)))
+    return _side_by_side(rows, [none] * len(rows["input_ids"]), logit_shift=False, end_of_text_id=0)
 
 
 def doubled_inputs(
@@ -200,6 +188,14 @@ def doubled_inputs(
         for b in range(len(arrays["row_ids"]))
     ]
     halves = [_in_order(half, None if idle_blocks else _learned(half, logit_shift)) for half in halves]
+    inputs = _side_by_side(rows, halves, logit_shift=logit_shift, end_of_text_id=end_of_text_id)
+    return replace(inputs, causal_block=causal_block)
+
+
+def _side_by_side(
+    rows: dict[str, Tensor], halves: Sequence[NoisyHalf], *, logit_shift: bool, end_of_text_id: int
+) -> TrainingInputs:
+    """Return rows [B, L] with their noisy halves; the arguments are those of `doubled_inputs`."""
     batch, clean = rows["input_ids"].shape
     noisy = max(len(half.input_ids) for half in halves)
 
@@ -222,7 +218,8 @@ def doubled_inputs(
         learned = _learned(half, logit_shift)
         predicted_at.append(b * (clean + noisy) + clean + np.flatnonzero(learned) - int(logit_shift))
         predicted.append(half.labels[learned])
-        causal.append(_causal_outputs(arrays["document_ids"][b], half, learned, row_start=b * (clean + noisy)))
+        in_row = rows["document_ids"][b].numpy()
+        causal.append(_causal_outputs(in_row, half, learned, row_start=b * (clean + noisy)))
 
     causal_outputs = np.concatenate(causal)
 
@@ -243,9 +240,8 @@ def doubled_inputs(
         causal=torch.from_numpy(causal_outputs[causal_outputs >= 0]).long(),
         rows=tuple(
             RowRuns(_clean_runs(document_ids), _noisy_runs(half, padding=noisy - len(half.input_ids)))
-            for document_ids, half in zip(arrays["document_ids"], halves, strict=True)
+            for document_ids, half in zip(rows["document_ids"].numpy(), halves, strict=True)
         ),
-        causal_block=causal_block,
     )
 
 

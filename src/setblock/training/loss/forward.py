@@ -96,6 +96,7 @@ def training_loss(
     matp_weight: float,
     wrapped: nn.Module | None = None,
     logits_at_once: int = LOGITS_AT_ONCE,
+    always_chunked: bool = False,
     masked_loss: MaskedLoss = "cross_entropy",
     place_decay: float = 1.0,
     clean_half: CleanHalf | None = None,
@@ -105,7 +106,8 @@ def training_loss(
     If the backward pass runs layers again (activation checkpointing), it must run in `document_attention`, too.
 
     Args:
-        head: the model's head, to compute logits in chunks where there are more than `logits_at_once`; None to never do so.
+        head: the model's head, to compute logits in chunks where there are more than `logits_at_once`, or `always_chunked`;
+            None to never do so.
         masked_loss: as in `Objective`. A loss with a teacher leaves out masked tokens that no clean output predicts.
         place_decay: the j-th token that a block predicts, from j = 0, has `matp_weight` times this to the power of j.
         clean_half: runs the clean half where it is frozen, so that there is no next-token term.
@@ -133,7 +135,7 @@ def training_loss(
 
     # 2. The loss from all logits at once, where they are few
     chunk = max(1, logits_at_once // int(model.config.get_text_config().vocab_size))
-    if head is None or len(index) <= chunk:
+    if head is None or (len(index) <= chunk and not always_chunked):
         logits = run(index)
         theirs = logits[len(learned) :].__getitem__ if teaches_itself else teacher
         return objective.loss(losses_at_once(logits[: len(learned)]), theirs)

@@ -1,8 +1,8 @@
 """Extend Transformers' `Trainer` (`SBDTrainer`): Transformers' `Trainer` with the doubled input and the loss of eq. 14."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from setblock.training.inputs.collator import EVALUATION, Preparation, SBDCollat
 from setblock.training.inputs.doubled import Targets, TrainingInputs
 from setblock.training.loss.forward import CleanHalf, training_loss
 from setblock.training.loss.head import split_head
-from setblock.training.loss.loss import LOGITS_AT_ONCE, SBDLoss
+from setblock.training.loss.loss import SBDLoss
 from setblock.training.run.saving import Completeness
 from setblock.training.trainer.metrics import StepClock, token_cost
 from setblock.training.trainer.optimizer import MuonAdamW
@@ -151,7 +151,6 @@ class SBDTrainer(Trainer):
             raise SetBlockError(
                 "training.cross_entropy chunked: what the model does to its logits is not known; use auto"
             )
-        self._logits_at_once = LOGITS_AT_ONCE if args.cross_entropy == "auto" else 0
         self._peak = peak
         self._cost = token_cost(unwrapped(self.model), head=self.model.get_output_embeddings())
         self._clock = StepClock()
@@ -162,15 +161,13 @@ class SBDTrainer(Trainer):
         # Tensors stay on the device until they are logged.
         self._sums: defaultdict[str, Tensor | float] = defaultdict(float)
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[Any], Tensor | int | None]:
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Tensor | int | None]:
         """Return the batches of the next step, and their number of targets; none where a resumed run has all its steps
         behind it: the Trainer would look only after one more."""
         if self.state.global_step >= self.state.max_steps:
             self.control = TrainerControl(should_training_stop=True)
             return [], None
-        batches: tuple[list[Any], Tensor | int | None] = super().get_batch_samples(epoch_iterator, num_batches, device)
+        batches: tuple[list[Any], Tensor | int | None] = super().get_batch_samples(*args, **kwargs)
         return batches
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -238,7 +235,7 @@ class SBDTrainer(Trainer):
             ntp_weight=self.args.ntp_weight,
             matp_weight=self.args.matp_weight / self.args.noisy_copies,
             wrapped=model,
-            logits_at_once=self._logits_at_once,
+            always_chunked=self.args.cross_entropy == "chunked",
             masked_loss=self.args.masked_loss,
             place_decay=self.args.place_decay,
             clean_half=clean_half,
@@ -246,18 +243,15 @@ class SBDTrainer(Trainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run the Trainer's step. Its backward pass may run layers again in the same way as the forward pass."""
+        # PEFT would give an adapter's layers float32, which autocast turns back into half precision at once.
+        uncast = uncast_inputs if self.accelerator.mixed_precision in ("bf16", "fp16") else nullcontext
         try:
-            with document_attention(unwrapped(self.model)), self._adapter_dtype():
+            with document_attention(unwrapped(self.model)), uncast(self.model):
                 loss: Tensor = super().training_step(*args, **kwargs)
                 return loss
         finally:
             if self._gate is not None:
                 self._gate.set(None)
-
-    def _adapter_dtype(self) -> AbstractContextManager[None]:
-        """Let an adapter's layers take their inputs as they are: PEFT would give them float32, which autocast turns
-        back into half precision at once."""
-        return uncast_inputs(self.model) if self.accelerator.mixed_precision in ("bf16", "fp16") else nullcontext()
 
     def compute_loss(
         self,
@@ -318,11 +312,7 @@ class SBDTrainer(Trainer):
         super().log(logs, start_time)
 
     def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Tensor],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
+        self, model: nn.Module, inputs: dict[str, Tensor], *options: Any, **more: Any
     ) -> tuple[Tensor, None, None]:
         """Compute only the losses. The logits of an evaluation are never kept."""
         with torch.no_grad(), self.compute_loss_context_manager():
