@@ -12,9 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 from data.conftest import CHATML, MARKED, chat
 from setblock.data.packing import IGNORE, PADDING, RowDataset
-from setblock.data.rows import RecipeRows, corpus_texts, rows_of, use_chat_template
+from setblock.data.rows import RecipeRows, rows_of, use_chat_template
 from setblock.data.section import DataSection
 from setblock.data.texts import encoding
+from setblock.data.texts.encoding import corpus_texts
 from setblock.errors import SetBlockError, SetBlockWarning
 
 

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from setblock.data.rows import corpus_texts, rows_of
+from setblock.data.rows import rows_of
 from setblock.data.section import DataSection, SourceSection
 from setblock.data.tasks import TASKS
-from setblock.data.texts.encoding import Encoder
+from setblock.data.texts.encoding import Encoder, corpus_texts
 from setblock.data.texts.records import records_of
 from setblock.errors import SetBlockError
 

@@ -165,7 +165,7 @@ def test_an_adapter_trains_under_autocast(base: Path, tmp_path: Path, only_noisy
     folder = train(*load_recipe(recipe))
     losses = [line["matp_loss"] for line in read_metrics(folder) if "matp_loss" in line]
     assert len(losses) == STEPS
-    assert losses[-1] < losses[0]
+    assert losses[-1] < 0.95 * losses[0]
 
 
 def test_a_merged_adapter_computes_what_the_unmerged_one_did(
@@ -243,7 +243,7 @@ def test_unos_form_trains_no_row_and_adds_no_token(
     assert weights
     assert all("lora_A" in name or "lora_B" in name for name in weights)
     losses = [line["matp_loss"] for line in read_metrics(folder) if "matp_loss" in line]
-    assert losses[-1] < losses[0]
+    assert losses[-1] < 0.95 * losses[0]
 
 
 def test_block_decoding_uses_the_adapter_as_the_naive_twin_does(

@@ -19,7 +19,7 @@ from setblock.training.dry_run import _inputs, dry_run
 from setblock.training.loss.forward import training_loss
 from setblock.training.loss.head import SplitHead
 from setblock.training.recipe import load_recipe
-from setblock.training.run.train import prepared_model, starting_tokenizer
+from setblock.training.run.train import context_length_of, prepared_model, starting_tokenizer
 
 SIZES: dict[str, dict[str, Any]] = {
     "wide": {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 1024, "num_attention_heads": 4},
@@ -55,13 +55,13 @@ def recipe_of(folder: Path, size: str, **training: Any) -> Path:
 def measured(path: Path) -> int:
     """The most bytes that a second step holds, by the allocations and frees that the profiler records."""
     recipe, args = load_recipe(path)
-    config, tokenizer = starting_tokenizer(recipe.model, recipe.data)
+    config, _ = starting_tokenizer(recipe.model, recipe.data)
     sbd = prepared_model(recipe, args)
     model = sbd.model.train()
     if args.activation_checkpointing:
         model.activation_checkpointing_enable()
     optimizer = torch.optim.AdamW(model.parameters())
-    inputs = _inputs(args, tokenizer, config, rows=args.per_device_train_batch_size, length=256)
+    inputs = _inputs(args, rows=args.per_device_train_batch_size, length=256, context_length=context_length_of(config))
     head = SplitHead(model.get_output_embeddings(), lambda logits: logits)
 
     def step() -> None:

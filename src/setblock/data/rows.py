@@ -3,9 +3,7 @@
 Knows which stage follows which: records -> documents -> corpus -> rows. Knows nothing of noise or models.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,7 +12,7 @@ from setblock.data.corpus.tokenised import tokenised_rows
 from setblock.data.packing import RowDataset
 from setblock.data.section import DataSection
 from setblock.data.texts.chat import read_template
-from setblock.data.texts.encoding import encoders_of, texts_of
+from setblock.data.texts.encoding import encoders_of
 from setblock.data.texts.records import records_of
 
 
@@ -55,7 +53,16 @@ def rows_of(
     if section.tokenised is not None:
         of_folder, held_out = tokenised_rows(section, tokenizer, limits)
         return RecipeRows(RowDataset(of_folder), None if held_out is None else RowDataset(held_out))
-    rows = partial(_corpus_rows, tokenizer=tokenizer, limits=limits)
+
+    def rows(section: DataSection, *, take_held_out: bool = False) -> RowDataset:
+        sources = []
+        for encoder in encoders_of(section, tokenizer):
+            sources.append(cached(encoder, records_of(encoder.section)))
+            refuse_ids(sources[-1], limits)
+        documents = mixed(sources, [source.weight for source in section.sources], seed=section.seed)
+        pad = tokenizer.eos_token_id
+        return RowDataset(CorpusRows.of(documents, section, limits, pad_token_id=pad, take_held_out=take_held_out))
+
     if (own := section.evaluation_texts) is not None:
         return RecipeRows(rows(section), rows(own))
     return RecipeRows(rows(section), rows(section, take_held_out=True) if section.evaluation_fraction else None)
@@ -79,22 +86,3 @@ def use_chat_template(section: DataSection, tokenizer: PreTrainedTokenizerBase) 
     `SetBlockError` if the file can't be read, or is no Jinja template."""
     if section.chat_template is not None:
         tokenizer.chat_template = read_template(section.chat_template)
-
-
-def corpus_texts(section: DataSection) -> Iterator[str]:
-    """Yield the texts of a section, for a tokenizer that is yet to be trained on them. Those of a mixture one source after
-    another. Raise `SetBlockError` if a source can't be read."""
-    for source in section.sources:
-        yield from texts_of(source, records_of(source))
-
-
-def _corpus_rows(
-    section: DataSection, *, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits, take_held_out: bool = False
-) -> RowDataset:
-    sources = []
-    for encoder in encoders_of(section, tokenizer):
-        sources.append(cached(encoder, records_of(encoder.section)))
-        refuse_ids(sources[-1], limits)
-    documents = mixed(sources, [source.weight for source in section.sources], seed=section.seed)
-    pad = tokenizer.eos_token_id
-    return RowDataset(CorpusRows.of(documents, section, limits, pad_token_id=pad, take_held_out=take_held_out))

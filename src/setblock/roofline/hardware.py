@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from setblock.errors import ParameterError
@@ -128,28 +129,14 @@ def measured_hardware(dtype: "torch.dtype", *, device: "torch.device", seconds: 
     import torch
 
     with torch.inference_mode():
-        bandwidth = _bandwidth(device, seconds)
-        peak = max(_product_rate(width, dtype, device, seconds) for width in _WIDTHS[device.type])
-    return Hardware(name=THIS_MACHINE, bandwidth=bandwidth, peaks=dict.fromkeys((16, 32), peak), memory=_memory(device))
-
-
-def _bandwidth(device: "torch.device", seconds: float) -> float:
-    """Return bytes per second, of reading only or of a copy, whichever is faster."""
-    import torch
-
-    source = torch.ones(_READ_BYTES // 4, device=device)
-    target = torch.empty_like(source)
-    read = _READ_BYTES / fastest(source.sum, device, seconds=seconds)
-    copy = 2 * _READ_BYTES / fastest(lambda: target.copy_(source), device, seconds=seconds)
-    return max(read, copy)
-
-
-def _product_rate(width: int, dtype: "torch.dtype", device: "torch.device", seconds: float) -> float:
-    """Return operations per second of a square product."""
-    import torch
-
-    a = torch.ones((width, width), dtype=dtype, device=device)
-    return 2 * width**3 / fastest(lambda: a @ a, device, seconds=seconds)
+        source = torch.ones(_READ_BYTES // 4, device=device)
+        target = torch.empty_like(source)
+        read = _READ_BYTES / fastest(source.sum, device, seconds=seconds)
+        copy = 2 * _READ_BYTES / fastest(lambda: target.copy_(source), device, seconds=seconds)
+        squares = {width: torch.ones((width, width), dtype=dtype, device=device) for width in _WIDTHS[device.type]}
+        peak = max(2 * n**3 / fastest(partial(torch.mm, a, a), device, seconds=seconds) for n, a in squares.items())
+    peaks = dict.fromkeys((16, 32), peak)
+    return Hardware(name=THIS_MACHINE, bandwidth=max(read, copy), peaks=peaks, memory=_memory(device))
 
 
 def fastest(action: Callable[[], object], device: "torch.device", *, seconds: float, least: int = 3) -> float:

@@ -128,7 +128,7 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
     context = context_length_of(config)
     length = min(recipe.data.row_length or context, context)
     batch = args.per_device_train_batch_size
-    inputs = _inputs(args, tokenizer, config, rows=batch, length=length)
+    inputs = _inputs(args, rows=batch, length=length, context_length=context)
 
     # 2. One step on fake tensors
     # FSDP2's tracker does not take two passes, of one half each.
@@ -174,17 +174,13 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
     )
 
 
-def _inputs(
-    args: SBDConfig, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, rows: int, length: int
-) -> TrainingInputs:
+def _inputs(args: SBDConfig, *, rows: int, length: int, context_length: int) -> TrainingInputs:
     """Return the inputs of a pass over full rows, at the largest block size."""
     document = min(DOCUMENT_LENGTH, length)
     lengths = [document] * (length // document) + ([length % document] if length % document else [])
     documents = [Document([0] * n, [True] * n) for _ in range(rows) for n in lengths]
     dataset = RowDataset(pack(documents, row_length=length, pad_token_id=0))
-    preparation = Preparation(
-        args, mask_token_id=1, end_of_text_id=0, context_length=context_length_of(config), is_flat=True
-    )
+    preparation = Preparation(args, mask_token_id=1, end_of_text_id=0, context_length=context_length, is_flat=True)
     batch = RowCollator(pad_token_id=0)([dataset[row] for row in range(rows)])
     return preparation.inputs(batch, step=0, block_size=max(args.block_sizes))
 

@@ -160,8 +160,8 @@ def print_prediction(console: Console, prediction: Prediction, *, kv_length: int
     )
     made, cached = tables(prediction, kv_length=kv_length, block_size=block_size), f"{kv_length:,} cached positions"
     for title, name, table in (
-        (f"slowdown of a block pass over a one-token pass, {cached}", "k={}", made.slowdown),
-        (f"speed-up in seconds at k={block_size}, {cached}", "NFE {}x", made.speedup),
+        (f"slowdown of a block pass over a one-token pass, {cached}", "k={}", made["slowdown"]),
+        (f"speed-up in seconds at k={block_size}, {cached}", "NFE {}x", made["speedup"]),
     ):
         columns = ("batch", *(name.format(key) for key in next(iter(table.values()))))
         rows = ([str(batch), *(f"{value:.3f}" for value in row.values())] for batch, row in table.items())
@@ -177,13 +177,12 @@ def print_prediction(console: Console, prediction: Prediction, *, kv_length: int
 def roofline_json(prediction: Prediction, *, kv_length: int, block_size: int) -> dict[str, Any]:
     """Return the same, and the named costs of a one-token and a block pass: bytes, bytes and operations per second."""
     shape, hardware = prediction.shape, prediction.hardware
-    made = tables(prediction, kv_length=kv_length, block_size=block_size)
     return {
         "kv_length": kv_length,
         "block_size": block_size,
         **{
             name: {str(batch): {str(key): value for key, value in row.items()} for batch, row in table.items()}
-            for name, table in asdict(made).items()
+            for name, table in tables(prediction, kv_length=kv_length, block_size=block_size).items()
         },
         "last_paying_batch": {
             str(nfe): batch for nfe, batch in _paying(prediction, kv_length=kv_length, block_size=block_size).items()

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from setblock.data.packing import Document
 from setblock.data.section import DataSection, LossOn, SourceSection, SpecialTokens
 from setblock.data.texts.chat import Piece, chat_pieces
-from setblock.data.texts.records import SourceRecord
+from setblock.data.texts.records import SourceRecord, records_of
 from setblock.errors import SetBlockError
 
 
@@ -263,14 +263,16 @@ def _strings(value: Any) -> Iterator[str]:
         yield from (text for each in value for text in _strings(each))
 
 
-def texts_of(section: SourceSection, records: Iterable[SourceRecord]) -> Iterator[str]:
-    """Yield the texts of records, for a tokenizer that is yet to be trained on them: all that their columns of interest
-    spell. A completion comes right after its prompt, as in a document."""
-    shape: RecordShape | None = None
-    for record in records:
-        shape = shape or shape_of(section, record)
-        between = "" if len(shape.columns) == 2 else "\n"
-        yield between.join(_strings([record.columns.get(column) for column in shape.columns]))
+def corpus_texts(section: DataSection) -> Iterator[str]:
+    """Yield the texts of a section, for a tokenizer that is yet to be trained on them: all that the columns of interest
+    spell, one source after another. A completion comes right after its prompt, as in a document. Raise `SetBlockError` if a
+    source can't be read."""
+    for source in section.sources:
+        shape: RecordShape | None = None
+        for record in records_of(source):
+            shape = shape or shape_of(source, record)
+            between = "" if len(shape.columns) == 2 else "\n"
+            yield between.join(_strings([record.columns.get(column) for column in shape.columns]))
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:

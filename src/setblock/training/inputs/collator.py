@@ -19,7 +19,6 @@ from torch.utils.data import get_worker_info
 from setblock.data.packing import IGNORE, RowCollator
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs, ntp_inputs
-from setblock.training.inputs.noising import Noising
 
 EVALUATION = 1 << 31
 """Replaces the step in an evaluation's seed: the same noise every time, and no step's."""
@@ -65,7 +64,7 @@ class Preparation:
             inputs = doubled_inputs(
                 rows,
                 block_size=block_size,
-                noising=Noising.of(self.args),
+                noising=self.args,
                 logit_shift=self.args.logit_shift,
                 mask_token_id=self.mask_token_id,
                 noise_vocab_size=self.noise_vocab_size,

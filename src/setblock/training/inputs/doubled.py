@@ -90,33 +90,31 @@ class TrainingInputs:
         """Return the same as one row without padding: first all clean tokens, then all noisy ones. Not for masks over
         whole rows."""
         batch, length = self.input_ids.shape
-        kept, rows, blocks = {"clean": list[Tensor](), "noisy": list[Tensor]()}, RowRuns((), ()), 0
-        block_ids, document_ids = self.block_ids.clone(), self.document_ids.clone()
-        for b, row in enumerate(self.rows):
-            clean, noisy = ([run for run in runs if run.document is not None] for runs in row)
-            documents = len(rows.clean)
-            rows = RowRuns(
-                *(
-                    (*before, *(run._replace(document=(run.document or 0) + documents) for run in runs))
-                    for before, runs in zip(rows, (clean, noisy), strict=True)
-                )
+        index, kept = torch.arange(batch * length).view(batch, length), self.document_ids != PADDING
+        halves = self.columns("clean"), self.columns("noisy")
+        places = torch.cat([index[:, half][kept[:, half]] for half in halves])
+        documents, blocks = (ids.max(dim=1).values + 1 for ids in (self.document_ids, self.block_ids))  # [B]
+        documents, blocks = documents.cumsum(0) - documents, blocks.cumsum(0) - blocks  # of the rows before
+        rows = [
+            tuple(
+                run._replace(document=run.document + before)
+                for row, before in zip(self.rows, documents.tolist(), strict=True)
+                for run in row[half]
+                if run.document is not None
             )
-            for half, first, runs in (("clean", 0, clean), ("noisy", self.clean_length, noisy)):
-                kept[half].append(b * length + first + torch.arange(sum(run.length for run in runs)))
-            document_ids[b] += documents
-            block_ids[b, self.clean_length :] += blocks
-            blocks += int(self.block_ids[b].max()) + 1
-        places = torch.cat(kept["clean"] + kept["noisy"])
+            for half in range(2)
+        ]
         moved = torch.full((batch * length,), -1).index_copy(0, places, torch.arange(len(places)))
         columns = {name: getattr(self, name) for name in ("input_ids", "position_ids", "limits")}
-        columns |= {"document_ids": document_ids, "block_ids": block_ids}
+        columns["document_ids"] = self.document_ids + documents[:, None]
+        columns["block_ids"] = torch.where(self.block_ids == CLEAN, CLEAN, self.block_ids + blocks[:, None])
         return replace(
             self,
             **{name: column.flatten()[places][None] for name, column in columns.items()},
             ntp=Targets(moved[self.ntp.index], self.ntp.token_ids),
             matp=Targets(moved[self.matp.index], self.matp.token_ids),
             causal=moved[self.causal],
-            rows=(rows,),
+            rows=(RowRuns(*rows),),
         )
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "TrainingInputs":

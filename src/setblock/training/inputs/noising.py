@@ -3,7 +3,7 @@
 Knows rows of tokens, block sizes and random draws. Knows nothing of models or attention.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -49,11 +49,6 @@ class Noising:
     complementary_masks: bool = False
     full_mask_share: float = 0.0
     mask_places: MaskPlaces = "anywhere"
-
-    @classmethod
-    def of(cls, options: "Noising") -> "Noising":
-        """Return these options only, from an object that may have more."""
-        return Noising(**{option.name: getattr(options, option.name) for option in fields(Noising)})
 
     def check_noising(self) -> None:
         """Raise ValueError where an option is outside of its range."""

@@ -21,8 +21,9 @@ from transformers import (
 )
 from transformers.integrations import get_available_reporting_integrations
 
-from setblock.data.rows import RecipeRows, corpus_texts, rows_of, use_chat_template
+from setblock.data.rows import RecipeRows, rows_of, use_chat_template
 from setblock.data.section import DataSection
+from setblock.data.texts.encoding import corpus_texts
 from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError, one_line
 from setblock.files import write_whole
