@@ -237,13 +237,13 @@ class Runs:
 @pytest.fixture(scope="module")
 def runs(models: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runs:
     folder = tmp_path_factory.mktemp("runs")
-    wanted: list[Any] = [item for item in request.session.items if item.path == request.path and "[" in item.name]
-    asked = {"runs": set[str](), "growing": set[str]()}
-    for item in wanted:
-        if "case" in item.callspec.params:
-            asked["growing" if "two_processes" in item.name else "runs"].add(str(item.callspec.params["case"]))
-    cases = [case for case in CASES if str(case) in asked["runs"] | asked["growing"]]
-    growing = [CASES[number] for number in GROWING if str(CASES[number]) in asked["growing"]]
+    items: list[Any] = [item for item in request.session.items if item.path == request.path]
+
+    def asked(test: str) -> list[Case]:
+        names = [item.name for item in items if item.name.startswith(f"test_a_run_stopped_on_{test}")]
+        return [case for case in CASES if any(f"[{case}]" in name for name in names)]
+
+    cases, growing = asked(""), asked("two")
 
     def all_of(kind: str, cases: Sequence[Case], **options: Any) -> dict[str, str]:
         return {str(case): run(case, models, folder / f"{kind}-{CASES.index(case)}", **options) for case in cases}

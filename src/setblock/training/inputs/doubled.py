@@ -198,21 +198,15 @@ def _side_by_side(
     noisy = max(len(half.input_ids) for half in halves)
 
     # Padding: its own document, and its own block, so that no query is left without a key.
-    input_ids = np.full((batch, noisy), end_of_text_id)
-    position_ids = np.zeros((batch, noisy), dtype=np.int64)
-    document_ids = np.full((batch, noisy), PADDING)
-    block_ids = np.full((batch, noisy), 1 + max((int(half.block_ids.max(initial=0)) for half in halves), default=0))
-    limits = np.zeros((batch, noisy), dtype=np.int64)
+    fills = {"input_ids": end_of_text_id, "position_ids": 0, "document_ids": PADDING, "block_starts": 0}
+    fills["block_ids"] = 1 + max((int(half.block_ids.max(initial=0)) for half in halves), default=0)
+    columns = {name: np.full((batch, noisy), fill) for name, fill in fills.items()}
     predicted_at: list[np.ndarray] = []
     predicted: list[np.ndarray] = []
     causal: list[np.ndarray] = []
     for b, half in enumerate(halves):
-        here = (b, slice(len(half.input_ids)))
-        input_ids[here] = half.input_ids
-        position_ids[here] = half.position_ids
-        document_ids[here] = half.document_ids
-        block_ids[here] = half.block_ids
-        limits[here] = half.block_starts
+        for name, column in columns.items():
+            column[b, : len(half.input_ids)] = getattr(half, name)
         learned = _learned(half, logit_shift)
         predicted_at.append(b * (clean + noisy) + clean + np.flatnonzero(learned) - int(logit_shift))
         predicted.append(half.labels[learned])
@@ -221,15 +215,15 @@ def _side_by_side(
 
     causal_outputs = np.concatenate(causal)
 
-    def joined(clean_half: Tensor, noisy_half: np.ndarray) -> Tensor:
-        return torch.cat([clean_half, torch.from_numpy(noisy_half).long()], dim=1)  # [B, T]
+    def joined(clean_half: Tensor, name: str) -> Tensor:
+        return torch.cat([clean_half, torch.from_numpy(columns[name]).long()], dim=1)  # [B, T]
 
     return TrainingInputs(
-        input_ids=joined(rows["input_ids"], input_ids),
-        position_ids=joined(rows["position_ids"], position_ids),
-        document_ids=joined(rows["document_ids"], document_ids),
-        block_ids=joined(torch.full_like(rows["input_ids"], CLEAN), block_ids),
-        limits=joined(rows["position_ids"] + 1, limits),
+        input_ids=joined(rows["input_ids"], "input_ids"),
+        position_ids=joined(rows["position_ids"], "position_ids"),
+        document_ids=joined(rows["document_ids"], "document_ids"),
+        block_ids=joined(torch.full_like(rows["input_ids"], CLEAN), "block_ids"),
+        limits=joined(rows["position_ids"] + 1, "block_starts"),
         ntp=_ntp_targets(rows["labels"], rows["document_ids"], row_stride=clean + noisy),
         matp=Targets(
             torch.from_numpy(np.concatenate(predicted_at)), torch.from_numpy(np.concatenate(predicted)).long()

@@ -16,6 +16,9 @@ MaskRatePer = Literal["document", "block"]
 NoiseOn = Literal["document", "targets"]
 MaskPlaces = Literal["anywhere", "growing", "tail"]
 
+_Draw = tuple[int, np.ndarray, np.ndarray]
+"""The blocks of one run of N tokens: how many the first block lacks, each token's block [N], and which are masked [N]."""
+
 
 @dataclass
 class Noising:
@@ -120,18 +123,19 @@ def noise_row(
     parts: list[NoisyHalf] = []
     blocks = 0
     runs = noised_runs(labels, document_ids, noise_on=noising.noise_on)
-    before: list[_Draw] = []  # of the copy before, for each run
+    drawn: dict[int, _Draw] = {}  # of each run, in the copy before
     for copy in range(noising.noisy_copies):
         rates: dict[int, float] = {}  # document -> η; a document's runs share it
-        draws: list[_Draw] = []
         for run, (start, end) in enumerate(runs):
             length, first = end - start, int(position_ids[start])
             if noising.complementary_masks and copy % 2:
-                draw = _Draw(before[run].missing, before[run].block_of, ~before[run].is_masked)
+                missing, block_of, is_masked = drawn[run]
+                is_masked = ~is_masked
             else:
-                draw = _drawn(length, int(document_ids[start]), context_length - first, block_size, noising, rates, rng)
-            draws.append(draw)
-            block_of, is_masked, extra = draw.block_of, draw.is_masked, len(draw.block_of) - length
+                document, room = int(document_ids[start]), context_length - first
+                missing, block_of, is_masked = _drawn(length, document, room, block_size, noising, rates, rng)
+            drawn[run] = missing, block_of, is_masked
+            extra = len(block_of) - length
             if noising.full_mask_share:
                 is_masked = is_masked | (rng.random(block_of[-1] + 1) < noising.full_mask_share)[block_of]
             tokens = np.concatenate([input_ids[start:end], np.full(extra, end_of_text_id)])
@@ -143,11 +147,10 @@ def noise_row(
                     position_ids=first + np.arange(length + extra),
                     document_ids=np.full(length + extra, document_ids[start]),
                     block_ids=blocks + block_of,
-                    block_starts=first + np.maximum(block_of * block_size - draw.missing, 0),
+                    block_starts=first + np.maximum(block_of * block_size - missing, 0),
                 )
             )
             blocks += int(block_of[-1]) + 1
-        before = draws
     empty = [np.zeros(0, dtype=np.int64)]
     columns = {name: [getattr(part, name) for part in parts] or empty for name in NoisyHalf.__dataclass_fields__}
     half = NoisyHalf(**{name: np.concatenate(column) for name, column in columns.items()})
@@ -158,15 +161,6 @@ def noise_row(
     else:
         noise = mask_token_id
     return replace(half, input_ids=np.where(half.is_masked, noise, half.input_ids))
-
-
-@dataclass(frozen=True)
-class _Draw:
-    """Hold the blocks of one run of N tokens: tokens that the first block lacks, each token's block, and which are masked."""
-
-    missing: int
-    block_of: np.ndarray
-    is_masked: np.ndarray
 
 
 def _drawn(
@@ -191,7 +185,7 @@ def _drawn(
         rate = rng.random(block_of[-1] + 1)[block_of]
     else:
         rate = np.full(padded, rates.setdefault(document, rng.random()))
-    return _Draw(missing, block_of, _masked(rate, block_of, block_size, noising.mask_places, rng))
+    return missing, block_of, _masked(rate, block_of, block_size, noising.mask_places, rng)
 
 
 def _masked(
