@@ -161,8 +161,7 @@ ONE_BASE = pytest.mark.parametrize("base", ["llama", pytest.param("gpt2", marks=
 @EACH_ONCE
 def test_an_adapter_trains_under_autocast(base: Path, tmp_path: Path, only_noisy: bool) -> None:
     """Half precision must reach every layer of PEFT's, that of the mask token's embedding among them."""
-    recipe = recipe_of(base, tmp_path, training={"bf16": True}, only_noisy=only_noisy)
-    folder = train(*load_recipe(recipe))
+    folder = trained(base, tmp_path, training={"bf16": True}, only_noisy=only_noisy)
     losses = [line["matp_loss"] for line in read_metrics(folder) if "matp_loss" in line]
     assert len(losses) == STEPS
     assert losses[-1] < 0.95 * losses[0]
@@ -216,12 +215,8 @@ def test_next_token_decoding_stays_the_base_models_to_the_bit(
 def test_the_cache_and_the_causal_logits_of_block_decoding_are_the_base_models(noisy: Watched) -> None:
     """Exact mode's text is next-token decoding's, which only holds if what it commits is the base model's."""
     adapted = load(noisy.folder)
-    exact, ntp = (
-        generate_batch(
-            adapted, PROMPTS, settings=DecodingSettings(method=method, block_size=4, max_new_tokens=20), raw=True
-        )
-        for method in ("exact", "ntp")
-    )
+    how = [DecodingSettings(method=method, block_size=4, max_new_tokens=20) for method in ("exact", "ntp")]
+    exact, ntp = (generate_batch(adapted, PROMPTS, settings=each, raw=True) for each in how)
     assert [answer.token_ids for answer in exact] == [answer.token_ids for answer in ntp]
 
 
@@ -231,13 +226,12 @@ def test_unos_form_trains_no_row_and_adds_no_token(
 ) -> None:
     """The weights and the tokenizer stay what they were; the adapter is plain LoRA; and the facts say how it is decoded."""
     form = {"noise": "uniform", "block_attention": "causal", "full_mask_share": 1.0, "logit_shift": True}
-    folder = train(*load_recipe(recipe_of(base, tmp_path, training=form, only_noisy=True)))
+    folder = trained(base, tmp_path, training=form, only_noisy=True)
     sbd, before = load(folder), load_quietly(base)
-    size = len(trained_tokenizer)
     assert sbd.facts == SBDFacts(
         None, (4,), True, True, noisy_adapter=True, noise_vocab_size=before.vocab_size, causal_block=True
     )
-    assert (len(sbd.tokenizer), sbd.vocab_size) == (size, size)
+    assert (len(sbd.tokenizer), sbd.vocab_size) == (len(trained_tokenizer),) * 2
     assert torch.equal(plain_logits(folder, trained_tokenizer), plain_logits(base, trained_tokenizer))
     weights = load_file(folder / ADAPTER_FOLDER / "adapter_model.safetensors")
     assert weights

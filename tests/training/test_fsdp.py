@@ -35,6 +35,7 @@ from setblock.training.run import train as train_module
 from setblock.training.run.checkpoints import is_finished, newest_checkpoint
 from setblock.training.run.train import train
 from setblock.training.trainer import trainer
+from setblock.training.trainer.metrics import read_metrics
 from setblock.training.trainer.sharding import set_up
 from training.fsdp_on_cpu import allow_fsdp_on_cpu, environment
 from training.processes import forget_processes, in_processes
@@ -216,16 +217,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def spied(load: Callable[..., Any], devices: list[str]) -> Callable[..., Any]:
-    """A way to load that notes where the weights go."""
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        devices.append(str(kwargs["device"]))
-        return load(*args, **kwargs)
-
-    return noting
-
-
 @dataclass(frozen=True)
 class Runs:
     """The folder of all runs, and what each group said of each."""
@@ -249,8 +240,13 @@ def runs(models: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest
         return {str(case): run(case, models, folder / f"{kind}-{CASES.index(case)}", **options) for case in cases}
 
     def by_four() -> dict[str, str]:
-        said, devices = dict[str, str](), list[str]()
-        train_module.load = spied(train_module.load, devices)
+        said, devices, load = dict[str, str](), list[str](), train_module.load
+
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            devices.append(str(kwargs["device"]))
+            return load(*args, **kwargs)
+
+        train_module.load = noting
         for case in cases:
             said |= all_of("ours", [case], stop=True) | {f"{case} read to": " ".join(devices)}
             devices.clear()
@@ -276,11 +272,7 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def losses(folder: Path) -> list[float]:
-    return [
-        entry["loss"]
-        for entry in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-        if "loss" in entry
-    ]
+    return [entry["loss"] for entry in read_metrics(folder) if "loss" in entry]
 
 
 def assert_same(case: Case, runs: Runs, models: Path, kind: str) -> None:

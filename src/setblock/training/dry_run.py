@@ -136,7 +136,7 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
     is_sharded = gpus > 1 and not halves
     model, frozen = _model(recipe, args, config, tokenizer)
     everything, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
-    cost = token_cost(model, head=model.get_output_embeddings())
+    cost = token_cost(model)
     with _mesh(gpus if is_sharded else 1) as mesh, FakeTensorMode(allow_non_fake_inputs=True) as mode:
         _make_fake(model, whole=mesh is None)
         fake = inputs._mapped(mode.from_tensor)

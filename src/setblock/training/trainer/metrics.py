@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from setblock.files import write_whole
 from setblock.training.inputs.doubled import TrainingInputs
@@ -71,20 +70,16 @@ class TokenCost:
         return (inputs.clean_tokens + inputs.noisy_tokens) * self.layers + targets * self.head
 
 
-def token_cost(model: nn.Module, *, head: nn.Module | None) -> TokenCost:
-    """Return the cost of a model whose logits `head` computes."""
+def token_cost(model: PreTrainedModel) -> TokenCost:
+    """Return the cost of a model."""
+    head = model.get_output_embeddings()
     of_head = {id(p) for p in head.parameters()} if head is not None else set()
-    inputs = model.get_input_embeddings()  # type: ignore[operator]
-    embeddings = {id(p) for p in inputs.parameters()}
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    embeddings = {id(p) for p in model.get_input_embeddings().parameters()}
+    operations = {id(p): (6 if p.requires_grad else 4) * p.numel() for p in model.parameters() if p.ndim >= 2}
     return TokenCost(
-        layers=sum(_operations(p) for p in matrices if id(p) not in of_head | embeddings),
-        head=sum(_operations(p) for p in matrices if id(p) in of_head),
+        layers=sum(each for p, each in operations.items() if p not in of_head | embeddings),
+        head=sum(each for p, each in operations.items() if p in of_head),
     )
-
-
-def _operations(parameter: nn.Parameter) -> int:
-    return (6 if parameter.requires_grad else 4) * parameter.numel()
 
 
 class StepClock(TrainerCallback):

@@ -152,7 +152,7 @@ class SBDTrainer(Trainer):
                 "training.cross_entropy chunked: what the model does to its logits is not known; use auto"
             )
         self._peak = peak
-        self._cost = token_cost(unwrapped(self.model), head=self.model.get_output_embeddings())
+        self._cost = token_cost(unwrapped(self.model))
         self._clock = StepClock()
         self.add_callback(self._clock)
         self.add_callback(Completeness(args))
