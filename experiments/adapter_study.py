@@ -3,9 +3,9 @@
     python experiments/adapter_study.py --variants loss --seeds 0 --out experiments/results/adapter.jsonl
     python experiments/adapter_study.py --report --out experiments/results/adapter.jsonl
 
-Each variant is `recipes/smollm2-lossless.yaml`, as it was with cross entropy, with a few other values, on the same conversations in the same order. Its drafts
-are then checked on prompts that training does not have: exact mode with whole blocks of `--block-size` (`--drafts fixed`), no
-copies, greedy. The figure is tokens a pass, without the prefill. Each line of the file is a variant, a seed and a task. What is
+Each variant is `recipes/smollm2-lossless.yaml`, as it was with cross entropy, with a few other values, on the same
+conversations in the same order. Its drafts are then checked on prompts that training does not have: exact mode with whole blocks
+of `--block-size` (`--drafts fixed`), no copies, greedy. The figure is tokens a pass, without the prefill. Each line of the file is a variant, a seed and a task. What is
 there is not run again; an interrupted training resumes.
 """
 
@@ -82,11 +82,15 @@ def main() -> None:
 def train(options: argparse.Namespace, name: str, values: dict[str, Any], seed: int) -> Path:
     """Train a variant, unless it is trained already, and return its folder."""
     folder = Path(options.runs) / "".join(c if c.isalnum() else "-" for c in f"{name} {seed}")
-    values = BEFORE | values | {
-        "training.max_steps": options.steps,
-        "training.seed": seed,
-        "training.data_seed": seed,
-    }
+    values = (
+        BEFORE
+        | values
+        | {
+            "training.max_steps": options.steps,
+            "training.seed": seed,
+            "training.data_seed": seed,
+        }
+    )
     setblock("train", str(ROOT / "recipes/smollm2-lossless.yaml"), "--output", str(folder), *settings(values))
     return folder
 
