@@ -3,9 +3,9 @@
     python experiments/adapter_seconds.py runs/smollm2-lossless --out experiments/results/adapter_seconds.json
 
 All ways write plain decoding's text. `copies` is the model without the adapter, as `smollm2` comes: it copies its drafts.
-`adapter` is the model with it and the same draft text: how much it drafts, and by what, is decided pass by pass. `adapter alone`
-copies nothing and always drafts whole blocks. `block alone` drafts such blocks with the mask token and without the adapter: its
-passes have about as many tokens, so that the seconds of a pass show what the adapter costs.
+`adapter` is the model with it and the same draft text: how much it drafts, and by what, is decided pass by pass. `adapter
+alone` copies nothing and always drafts whole blocks. `block alone` drafts such blocks with the mask token and without the
+adapter: its passes have about as many tokens, so that the seconds of a pass show what the adapter costs.
 """
 
 import argparse

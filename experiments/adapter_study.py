@@ -4,9 +4,9 @@
     python experiments/adapter_study.py --report --out experiments/results/adapter.jsonl
 
 Each variant is `recipes/smollm2-lossless.yaml`, as it was with cross entropy, with a few other values, on the same
-conversations in the same order. Its drafts are then checked on prompts that training does not have: exact mode with whole blocks
-of `--block-size` (`--drafts fixed`), no copies, greedy. The figure is tokens a pass, without the prefill. Each line of the file is a variant, a seed and a task. What is
-there is not run again; an interrupted training resumes.
+conversations in the same order. Its drafts are then checked on prompts that training does not have: exact mode with whole
+blocks of `--block-size` (`--drafts fixed`), no copies, greedy. The figure is tokens a pass, without the prefill. Each line
+of the file is a variant, a seed and a task. What is there is not run again; an interrupted training resumes.
 """
 
 import argparse
