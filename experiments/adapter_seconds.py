@@ -1,4 +1,4 @@
-"""Time an adapter on the future block beside copied drafts: one request at a time, the ways in turn for each prompt.
+"""Time an adapter on the future block against copied drafts: one request at a time, the ways in turn for each prompt.
 
     python experiments/adapter_seconds.py runs/smollm2-lossless --out experiments/results/adapter_seconds.json
 
