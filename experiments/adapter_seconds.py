@@ -83,10 +83,10 @@ def measured(
     plain = taken["plain"]
     rows = {}
     for way in ways:
-        seconds, passes, tokens = (sum(each[place] for each in taken[way]) for place in range(3))
+        passes, tokens = sum(each[1] for each in taken[way]), sum(each[2] for each in taken[way])
         over = [mine[0] / other[0] for mine, other in zip(taken["copies"], taken[way], strict=True)]
         rows[way] = {
-            "seconds": seconds,
+            "seconds": sum(each[0] for each in taken[way]),
             "passes": passes,
             "tokens_per_pass": tokens / passes,
             "ms_per_pass": statistics.median(1000 * each[0] / (each[1] + 1) for each in taken[way]),

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 PROMPT = "Maya has 12 apples. Maya finds 7 more. How many apples does Maya have now?"
 
 SHORTER = (
-    (r"models/smollm2-orders\b", "runs/records"),  # the bundled model in place of others
+    (r"models/smollm2-(orders|records)\b", "runs/records"),  # the bundled model in place of others
     (r"\bsmollm2-base\b", "runs/mine"),
     (r"\bQwen/Qwen3-8B\b", "qwen3-8b"),  # the roofline's own table in place of the hub's
     (r"setblock serve", "setblock serve --port 0"),
@@ -102,7 +102,7 @@ def folder(tmp_path: Path, bundled: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """What pages take for granted: models, recipes and experiments."""
     for name in ("MODEL", "runs/mine", "runs/records"):
         shutil.copytree(bundled, tmp_path / name)
-    for name in ("examples", "experiments", "recipes", "tasks"):
+    for name in ("examples", "experiments", "models", "recipes", "tasks"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "docs" / "experiments").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
