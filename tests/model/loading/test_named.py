@@ -236,6 +236,17 @@ def test_a_model_that_moved_is_named_by_where_it_is() -> None:
             ask("smollm2-records")
 
 
+def test_a_folder_of_a_name_that_moved_is_taken(
+    tiny: NamedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "smollm2-records"
+    folder.mkdir()
+    save_file({"x": torch.zeros(1)}, folder / "delta.safetensors", metadata={"base": "tiny"})
+    (folder / "facts.json").write_text('{"version": 1, "block_sizes": [4], "logit_shift": false, "mask_token_id": 7}')
+    assert fetch("smollm2-records").name.startswith("smollm2-records-")
+
+
 def test_unknown_names_are_told_the_known_ones() -> None:
     with pytest.raises(
         SetBlockError,

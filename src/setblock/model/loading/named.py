@@ -99,7 +99,7 @@ NAMED_MODELS = {"smollm2": replace(_SMOLLM2, shipped=ASSETS / "smollm2"), "smoll
 """By name. SmolLM2-135M-Instruct: `smollm2-base` is the model alone, to be fine-tuned. `smollm2` is the same, with answers of
 its own that method `exact` copies drafts from."""
 
-MOVED = {"smollm2-records": "models/smollm2-records, a folder of the repository"}
+_MOVED = {"smollm2-records": "models/smollm2-records, a folder of the repository"}
 """Names of models that came with the package once, and what to name in their place."""
 
 
@@ -119,6 +119,12 @@ def example_prompt(source: str) -> str | None:
 def is_named(source: str) -> bool:
     """Return whether `source` is the name of such a model, and not of a folder here."""
     return source in NAMED_MODELS and not Path(source).is_dir()
+
+
+def refuse_moved(source: str) -> None:
+    """Raise `SetBlockError` for the name of a model that is elsewhere now. Folders of that name are asked for before."""
+    if source in _MOVED:
+        raise SetBlockError(f"model {source} is {_MOVED[source]}")
 
 
 def is_delta(source: str) -> bool:
@@ -152,9 +158,8 @@ def fetch(name: str, *, tell: Callable[[str], None] = lambda _: None) -> Path:
     Raises:
         SetBlockError: there is no model of that name, the download fails, or a file is not what it should be.
     """
-    if name in MOVED:
-        raise SetBlockError(f"model {name} is {MOVED[name]}")
     if name not in NAMED_MODELS and not is_delta(name):
+        refuse_moved(name)
         known = ", ".join(NAMED_MODELS)
         raise SetBlockError(f"model must be one of {known}, not {name!r}{did_you_mean(name, NAMED_MODELS)}")
     return _checkpoint(name, download=True, tell=tell)

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from setblock.errors import SetBlockError, did_you_mean
-from setblock.model.loading.named import BUNDLED, MOVED, NAMED_MODELS, is_delta, is_named
+from setblock.model.loading.named import BUNDLED, NAMED_MODELS, is_delta, is_named, refuse_moved
 
 _MAGIC = b"GGUF"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -59,9 +59,8 @@ def check_source(source: str) -> None:
         raise SetBlockError(f"model {source} is a file, not a checkpoint folder")
     elif not _HUB_ID.fullmatch(source):
         raise SetBlockError(f"model {source}: no such folder{near(source)}")
-    elif source in MOVED:
-        raise SetBlockError(f"model {source} is {MOVED[source]}")
     elif source != BUNDLED and not is_named(source):
+        refuse_moved(source)
         _check_on_hub(source)
 
 
