@@ -196,8 +196,8 @@ class CorpusRows(Sequence[Row]):
         Raises:
             SetBlockError: see `DocumentLimits`; or nothing is left.
         """
-        chosen, lengths, census = _chosen(documents, limits, section.evaluation_fraction or 0.0, take_held_out)
-        identity = np.stack([documents.with_format("numpy")["bucket"][chosen].astype(np.int64), lengths])
+        held_out = section.evaluation_fraction or 0.0
+        chosen, lengths, fingerprint, census = _chosen(documents, limits, held_out, take_held_out)
         order, starts = array("q"), array("q", [0])
         rows: Iterable[Sequence[int]] = ([number] for number in range(len(chosen)))
         if section.row_length is not None:
@@ -209,7 +209,7 @@ class CorpusRows(Sequence[Row]):
         return cls(
             documents=documents,
             census=census,
-            fingerprint=hashlib.blake2b(identity.tobytes(), digest_size=8).hexdigest(),
+            fingerprint=fingerprint,
             starts=np.array(starts),
             order=chosen[packed],
             lengths=lengths[packed],
@@ -256,9 +256,9 @@ class CorpusRows(Sequence[Row]):
 
 def _chosen(
     documents: datasets.Dataset, limits: DocumentLimits, held_out: float, take_held_out: bool
-) -> tuple[np.ndarray, np.ndarray, Census]:
-    """Return the numbers of the documents that are kept, int64 [D], how many tokens are kept of each, and what became of
-    all."""
+) -> tuple[np.ndarray, np.ndarray, str, Census]:
+    """Return the numbers of the documents that are kept, int64 [D], how many tokens are kept of each, a hash of what is
+    kept, and what became of all."""
     columns = documents.select_columns(["length", "targets", "spells_special", "bucket"]).with_format("numpy")[:]
     mine = np.flatnonzero((columns["bucket"] < held_out * BUCKETS) == take_held_out)
     lengths, targets = columns["length"][mine], columns["targets"][mine]
@@ -293,4 +293,6 @@ def _chosen(
         raise SetBlockError(f"data: no documents {which}are left: {why}")
     for complaint in complaints:
         warnings.warn(f"data: {complaint}", SetBlockWarning, stacklevel=2)
-    return mine[is_kept], kept[is_kept].astype(np.int64), census
+    chosen, lengths = mine[is_kept], kept[is_kept].astype(np.int64)
+    identity = np.stack([columns["bucket"][chosen].astype(np.int64), lengths])
+    return chosen, lengths, hashlib.blake2b(identity.tobytes(), digest_size=8).hexdigest(), census
