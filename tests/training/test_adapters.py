@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from families import tiny_model, tiny_sbd
+from families import tiny_model
 from naive import full_logits, naive_decode
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded
@@ -26,7 +26,6 @@ from setblock.model.adapter.gate import Gate
 from setblock.model.loading.loading import load
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapter import AdapterSection, add_adapter
 from setblock.training.inputs.collator import Preparation
 from setblock.training.inputs.doubled import TrainingInputs
 from setblock.training.recipe import load_recipe
@@ -302,77 +301,6 @@ def test_an_interrupted_run_ends_in_the_adapter_of_one_that_was_not(
     broken = trained(base, tmp_path, **options)
     for name in ("model.safetensors", f"{ADAPTER_FOLDER}/adapter_model.safetensors"):
         assert (broken / name).read_bytes() == (whole / name).read_bytes(), name
-
-
-def trainable(tokenizer: PreTrainedTokenizerBase, family: str = "llama", **adapter: Any) -> tuple[SBDModel, Any]:
-    """An SBD model and its wrapper, the adapter's second matrices random so that it does something."""
-    sbd = tiny_sbd(family, tokenizer)
-    wrapped = add_adapter(sbd, AdapterSection(r=2, **adapter))
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in wrapped.named_parameters():
-        if "lora_B" in name:
-            parameter.data.normal_(generator=generator)
-    return sbd, wrapped.eval()
-
-
-def test_only_the_adapter_and_the_mask_tokens_embedding_are_trained(tokenizer: PreTrainedTokenizerBase) -> None:
-    sbd, wrapped = trainable(tokenizer)
-    assert sbd.facts is not None
-    trained = {name for name, p in wrapped.named_parameters() if p.requires_grad}
-    assert all("lora_" in name or "trainable_tokens" in name for name in trained)
-    (row,) = (p for name, p in wrapped.named_parameters() if "trainable_tokens" in name)
-    assert len(row) == 1
-    assert not any("lm_head" in name and "lora_" in name for name in trained)
-
-
-def test_the_gate_opens_for_the_tokens_it_is_given(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Closed it is the base model; open everywhere, LoRA as PEFT has it; between, causal tokens before it see nothing."""
-    plain = tiny_sbd("llama", tokenizer).model
-    _, ungated = trainable(tokenizer)
-    sbd, _ = trainable(tokenizer, only_noisy=True)
-    gate = sbd.model._setblock_gate
-    assert isinstance(gate, Gate)
-    tokens = torch.tensor([[5, 6, 7, 8, 9, 10]])
-    with torch.inference_mode():
-        of_base, of_lora = plain(tokens).logits, ungated(input_ids=tokens).logits
-        assert not torch.equal(of_base, of_lora)
-        assert torch.equal(sbd.model(tokens).logits, of_base)
-        with gate.open_at(torch.ones_like(tokens).bool()):
-            assert torch.equal(sbd.model(tokens).logits, of_lora)
-        with gate.open_at(torch.tensor([[False] * 4 + [True] * 2])):
-            part = sbd.model(tokens).logits
-        assert torch.equal(part[:, :4], of_base[:, :4])
-        assert not torch.isclose(part[:, 4:], of_base[:, 4:]).any(dim=-1).all()
-        assert torch.equal(sbd.model(tokens).logits, of_base), "the gate stayed open"
-
-
-def test_a_layer_that_sees_a_part_of_the_tokens_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
-    sbd, _ = trainable(tokenizer, only_noisy=True)
-    sbd.model._setblock_gate.set(torch.ones(1, 5).bool())
-    with pytest.raises(SetBlockError, match="layers that see every token of a pass"):
-        sbd.model(torch.tensor([[5, 6, 7, 8]]))
-
-
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "phi3", "mixtral", "qwen3_moe"])
-def test_the_gate_in_other_families(tokenizer: PreTrainedTokenizerBase, family: str) -> None:
-    plain = tiny_sbd(family, tokenizer).model
-    # Experts hold their weights in one tensor, which PEFT changes as a whole.
-    layers = ["q_proj", "v_proj"] if family in ("mixtral", "qwen3_moe") else "all-linear"
-    sbd, _ = trainable(tokenizer, family, only_noisy=True, target_modules=layers)
-    tokens = torch.tensor([[5, 6, 7, 8, 9, 10]])
-    with torch.inference_mode():
-        assert torch.equal(sbd.model(tokens).logits, plain(tokens).logits)
-        with sbd.model._setblock_gate.open_at(torch.tensor([[False] * 4 + [True] * 2])):
-            part = sbd.model(tokens).logits
-    # To the rounding of experts, which take their tokens together.
-    torch.testing.assert_close(part[:, :4], plain(tokens).logits[:, :4], atol=1e-3, rtol=1e-3)
-    assert not torch.equal(part[:, 4:], plain(tokens).logits[:, 4:])
-
-
-def test_experts_are_refused(tokenizer: PreTrainedTokenizerBase) -> None:
-    """A gate that some layer does not heed would be none."""
-    with pytest.raises(SetBlockError, match=r"only_noisy does not work with .*mlp.* name other layers"):
-        trainable(tokenizer, "mixtral", only_noisy=True)
 
 
 def check_where_it_acted(run: Watched, *, clean_apart: bool) -> None:

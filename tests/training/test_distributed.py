@@ -21,9 +21,9 @@ from setblock.errors import SetBlockWarning
 from setblock.training.config import SBDConfig
 from setblock.training.run import train as train_module
 from setblock.training.run.checkpoints import RECORD, whole_checkpoints
+from training.cases import Case, losses, tensors_of
+from training.cases import run as run_case
 from training.processes import in_processes
-from training.test_fsdp import Case, losses, models, tensors_of  # noqa: F401
-from training.test_fsdp import run as run_case
 
 STEPS, BATCHES = 3, 4
 
@@ -100,7 +100,7 @@ def test_four_processes_are_one_that_accumulates(alone: Path, tmp_path: Path) ->
     assert_same_training(run(tmp_path / "four", processes=4, cross_entropy="chunked"), alone)
 
 
-def test_nodes_with_their_own_disks_resume_at_the_step_that_all_have(models: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_nodes_with_their_own_disks_resume_at_the_step_that_all_have(models: Path, tmp_path: Path) -> None:
     """Two nodes of two processes stop after two steps, and one has not completed its last checkpoint. They end as one process
     does without a stop."""
 

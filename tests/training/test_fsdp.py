@@ -7,9 +7,8 @@ Each group of processes is started once and runs all cases.
 import json
 import os
 import re
-import traceback
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,97 +16,20 @@ from typing import Any
 import pytest
 import torch
 from accelerate.utils import fsdp_utils
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import _muon
-from transformers import TrainerCallback
 
-from conftest import TEXTS
-from families import tiny_model
-from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError
-from setblock.model.probe.probe import plan_attention
 from setblock.training.config import SBDConfig
-from setblock.training.recipe import checked_recipe
 from setblock.training.run import saving
 from setblock.training.run import train as train_module
 from setblock.training.run.checkpoints import is_finished, newest_checkpoint
-from setblock.training.run.train import train
 from setblock.training.trainer import trainer
-from setblock.training.trainer.metrics import read_metrics
 from setblock.training.trainer.sharding import set_up
-from training.fsdp_on_cpu import allow_fsdp_on_cpu, environment
-from training.processes import forget_processes, in_processes
-
-STEPS, STOP, BATCH = 3, 2, 4
-
-ADAPTERS: dict[str, dict[str, Any] | None] = {
-    "all weights": None,
-    "merged": {"r": 4, "alpha": 64},
-    "future block": {"r": 4, "alpha": 64, "only_noisy": True},
-}
-
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "sgd": {"optim": "sgd", "learning_rate": 0.05},
-    "adamw": {"learning_rate": 0.01, "adam_epsilon": 0.01},  # a small epsilon makes much of rounding
-    "muon": {"matrix_optimizer": "muon", "learning_rate": 0.002, "adam_epsilon": 0.01},
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One way to train. `options` are of `accelerate launch`."""
-
-    trained: str = "all weights"
-    tied: bool = False
-    loss: str = "plain"
-    precision: str = "float32"
-    checkpointing: bool = False
-    optimizer: str = "sgd"
-    options: Sequence[str] = field(default=())
-
-    def __str__(self) -> str:
-        words = [self.trained, "tied" if self.tied else "untied", self.loss, self.precision, self.optimizer]
-        return ", ".join([*words, *(["checkpointing"] if self.checkpointing else [])])
-
-    def recipe(self, models: Path, output: Path) -> dict[str, Any]:
-        training = {
-            "output_dir": str(output),
-            "max_steps": STEPS,
-            "block_sizes": [2, 4, 8],
-            "per_device_train_batch_size": 1,
-            "global_batch_size": BATCH,
-            "cross_entropy": self.loss,
-            "activation_checkpointing": self.checkpointing,
-            "bf16": self.precision == "bfloat16",
-            "lr_scheduler_type": "constant",
-            "use_cpu": True,
-            "logging_steps": 1,
-            "save_steps": STOP,
-            "report_to": "none",
-        }
-        name = f"{'tied' if self.tied else 'untied'}-{self.precision}"
-        adapter = ADAPTERS[self.trained]
-        return {
-            "model": {"path": str(models / name)},
-            "data": {"source": "word-problems", "documents": STEPS * BATCH},
-            "training": training | OPTIMIZERS[self.optimizer],
-        } | ({} if adapter is None else {"adapter": adapter})
-
-    @property
-    def is_read_once(self) -> bool:
-        """Whether one process reads the weights and sends the others theirs."""
-        return not self.tied or self.trained == "all weights"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What `accelerate launch` gives the processes of this case."""
-        precision = "bf16" if self.precision == "bfloat16" else "no"
-        count = os.environ.get("WORLD_SIZE", "1")
-        loading = () if self.is_read_once else ("--fsdp_cpu_ram_efficient_loading", "false")
-        return environment("--num_processes", count, "--mixed_precision", precision, *loading, *self.options)
-
+from training.cases import STEPS, Case, losses, run, tensors_of
+from training.fsdp_on_cpu import allow_fsdp_on_cpu
+from training.processes import in_processes
 
 # Each pair of values of two columns is in some row.
 CASES = [
@@ -131,38 +53,6 @@ GROWING = (0, 4, 1)  # stopped on two processes, ended on four
 def params(numbers: Sequence[int], usual: Collection[int]) -> list[Any]:
     marks = {number: [] if number in usual else [pytest.mark.nightly] for number in numbers}
     return [pytest.param(CASES[number], id=str(CASES[number]), marks=marks[number]) for number in numbers]
-
-
-class StoppedError(Exception):
-    """A run is interrupted here."""
-
-
-class Stop(TrainerCallback):
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == STOP:
-            raise StoppedError
-
-
-def run(case: Case, models: Path, output: Path, *, stop: bool = False, is_one: bool = False, **training: Any) -> str:
-    """Train, and return what became of it."""
-    before = dict(os.environ)
-    content = case.recipe(models, output)
-    content["training"] |= training
-    try:
-        os.environ.update({} if is_one else case.environment)
-        forget_processes()
-        recipe, arguments = checked_recipe(output.with_suffix(".yaml"), content, overrides={})
-        train(recipe, arguments, callbacks=lambda *_: [Stop()] if stop else [])
-        return "trained"
-    except StoppedError:
-        return "stopped"
-    except SetBlockError as error:
-        return f"refused: {error}"
-    except Exception as error:
-        return "".join(traceback.format_exception(error))
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def exactly_orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
@@ -193,28 +83,6 @@ def in_group(count: int, work: Callable[[], dict[str, str]], folder: Path, *, no
 
     folder.mkdir(exist_ok=True)
     return [json.loads(said.splitlines()[-1]) for said in in_processes(count, printed, folder, nodes=nodes)]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    tokenizer = train_tokenizer(TEXTS, vocab_size=300)
-    for tied in (False, True):
-        for dtype in (torch.float32, torch.bfloat16):
-            model = tiny_model(
-                "llama",
-                vocab_size=len(tokenizer),
-                dtype=dtype,
-                tie_word_embeddings=tied,
-                initializer_range=0.2,
-                num_hidden_layers=2,
-                max_position_embeddings=512,
-            )
-            plan_attention(model)  # here, and not in each process again
-            path = folder / f"{'tied' if tied else 'untied'}-{str(dtype).removeprefix('torch.')}"
-            model.save_pretrained(path)
-            tokenizer.save_pretrained(path)
-    return folder
 
 
 @dataclass(frozen=True)
@@ -263,16 +131,6 @@ def runs(models: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest
         "four again": in_group(4, lambda: all_of("growing", growing), folder / "group-4-again", nodes=2),
     }
     return Runs(folder, said)
-
-
-def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a result, those of its adapter too."""
-    files = [folder / "model.safetensors", *folder.glob("sbd_adapter/*.safetensors")]
-    return {f"{path.parent.name == 'sbd_adapter'} {name}": w for path in files for name, w in load_file(path).items()}
-
-
-def losses(folder: Path) -> list[float]:
-    return [entry["loss"] for entry in read_metrics(folder) if "loss" in entry]
 
 
 def assert_same(case: Case, runs: Runs, models: Path, kind: str) -> None:

@@ -20,9 +20,9 @@ import pytest
 
 from setblock.training.run.checkpoints import newest_checkpoint, step_of
 from setblock.training.trainer.trainer import SBDTrainer
+from training.cases import Case, losses, run, tensors_of
 from training.fsdp_on_cpu import allow_fsdp_on_cpu
 from training.processes import ends_of, in_processes
-from training.test_fsdp import Case, losses, models, run, tensors_of  # noqa: F401
 
 KILLS = int(os.environ.get("SETBLOCK_KILLS", "2"))
 STEPS = 2 * KILLS + 2
@@ -60,7 +60,7 @@ def killing(save: Any, number: int, delay: float) -> Any:
 
 
 @pytest.mark.nightly
-def test_a_process_killed_in_a_save_loses_nothing(models: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_process_killed_in_a_save_loses_nothing(models: Path, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
 
     def straight() -> None:
