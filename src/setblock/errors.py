@@ -1,10 +1,12 @@
 """Define the exception for a user's mistake, and the base class of the library's warnings."""
 
 import difflib
+import re
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
+from typing import Any
 
 
 class SetBlockError(ValueError):
@@ -41,6 +43,64 @@ def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
 def one_line(error: BaseException) -> str:
     """Return the message of another library's error, in one line."""
     return " ".join(str(error).split())
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_VALID = {
+    "greater_than_equal": "be at least {ge}",
+    "greater_than": "be above {gt}",
+    "less_than_equal": "be at most {le}",
+    "less_than": "be below {lt}",
+    "literal_error": "be one of {expected}",
+    "string_type": "be a text",
+    "string_pattern_mismatch": "match {pattern}",
+    "string_too_long": "be at most {max_length} characters long",
+    "string_too_short": "be at least {min_length} characters long",
+    "list_type": "be a list",
+    "tuple_type": "be a list",
+    "dict_type": "be an object",
+    "dataclass_type": "be an object",
+    "model_type": "be an object",
+    "model_attributes_type": "be an object",
+    "int_type": "be a whole number",
+    "int_parsing": "be a whole number",
+    "int_from_float": "be a whole number",
+    "float_type": "be a number",
+    "float_parsing": "be a number",
+    "bool_type": "be true or false",
+    "bool_parsing": "be true or false",
+    "too_long": "have at most {max_length} items, not {actual_length}",
+    "too_short": "have at least {min_length} items, not {actual_length}",
+    "unexpected_keyword_argument": "be left out: there is no such key",
+    "missing": "be given",
+}
+_WITHOUT_VALUE = ("too_long", "too_short", "unexpected_keyword_argument", "missing")
+
+
+def fault_of(name: str, problem: Mapping[str, Any]) -> str:
+    """Return what pydantic found wrong with a value, one of its `errors()`, in plain words.
+
+    Args:
+        name: of the value.
+    """
+    kind = problem["type"]
+    context = {key: f"{each:g}" if isinstance(each, float) else each for key, each in problem.get("ctx", {}).items()}
+    if kind in ("too_long", "too_short"):
+        context["actual_length"] = len(problem["input"])  # pydantic does not count keys
+    if kind == "too_short" and context["min_length"] == 1:
+        return f"{name} must not be empty"
+    if kind == "literal_error" and " or " not in context["expected"]:
+        return f"{name} must be {context['expected']}, not {shown(problem['input'])}"
+    said = problem["msg"].removeprefix("Value error, ")
+    told = _VALID.get(kind, "").format(**context) or re.sub(r"^(\w+ should|must) ", "", said)
+    if told == said:
+        return f"{name}: {said}"
+    return f"{name} must {told}" + ("" if kind in _WITHOUT_VALUE else f", not {shown(problem['input'])}")
 
 
 def check_one_of(name: str, value: object, known: Iterable[str]) -> None:

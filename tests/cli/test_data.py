@@ -152,13 +152,13 @@ def test_what_is_shown_is_what_is_trained_on(run, recipe, monkeypatch):
         (("--row", "99"), 2, "--row must be in 0.."),
         (("--set", "data.row_length=8"), 1, "line 1: the document has"),
         (("--set", "data.sauce=x"), 1, "unknown key 'data.sauce'"),
-        (("--set", "data.loss_on=user"), 1, "data.loss_on: Input should be 'assistant' or 'all'"),
-        (("--set", "data.evaluation_fraction=1.5"), 1, "data.evaluation_fraction: Input should be less than 1"),
+        (("--set", "data.loss_on=user"), 1, "data.loss_on must be one of 'assistant' or 'all', not 'user'"),
+        (("--set", "data.evaluation_fraction=1.5"), 1, "data.evaluation_fraction must be below 1, not 1"),
         (("--set", "data.source=null"), 1, "give either source, such as word-problems, or mixture"),
         (
             ("--set", "data.mixture=[{source: a, weight: 0}]"),
             1,
-            "data.mixture.0.weight: Input should be greater than 0",
+            "data.mixture.0.weight must be above 0, not 0",
         ),
         (("--set", "data.prompt_column=q"), 1, "prompt_column and completion_column go together"),
         (

@@ -181,10 +181,10 @@ def test_tokenizer_that_is_none(run, copied, content):
     ("mask_token_id", "said"),
     [
         (None, "either mask_token_id or noise_vocab_size must be given"),
-        (-1, "setblock.mask_token_id is not valid: Input should be greater than or equal to 0, not -1"),
+        (-1, "setblock.mask_token_id must be at least 0, not -1"),
         (10**6, "setblock.mask_token_id must be at most 299, not 1000000"),
-        (True, "setblock.mask_token_id is not valid: Input should be a valid integer, not True"),
-        ("7", "setblock.mask_token_id is not valid: Input should be a valid integer, not '7'"),
+        (True, "setblock.mask_token_id must be a whole number, not True"),
+        ("7", "setblock.mask_token_id must be a whole number, not '7'"),
     ],
 )
 def test_facts_without_a_mask_token(run, copied, mask_token_id, said):

@@ -300,7 +300,7 @@ def test_a_reporter_that_is_not_installed(run, recipe, tmp_path, reporter):
     ("section", "said"),
     [
         ("task=chess", "there is no task 'chess'; there are humaneval, "),
-        ("every=0", "evaluate_decoding.every: "),
+        ("every=0", "evaluate_decoding.every must be "),
         ("gammas=[-1]", "gamma must be"),
     ],
 )
@@ -338,7 +338,7 @@ def test_overrides_reach_every_section(run, recipe, tmp_path):
     ("override", "said"),
     [
         ("training.lerning_rate=1", "unknown key 'training.lerning_rate', did you mean 'learning_rate'?"),
-        ("training.learning_rate=fast", "training.learning_rate: "),
+        ("training.learning_rate=fast", "training.learning_rate must be a number, not 'fast'"),
         ("training.block_sizes=[0]", "block_sizes must be integers of at least 1"),
         ("optimiser.name=sgd", "unknown key 'optimiser'; there are model, data, training, adapter, evaluate_decoding"),
         (
@@ -346,7 +346,7 @@ def test_overrides_reach_every_section(run, recipe, tmp_path):
             "unknown key 'data.rows'; there are name, split, revision, documents, ",
         ),
         ("data.max_length=32", "unknown key 'data.max_length', did you mean 'row_length'?"),
-        ("data.documents=0", "data.documents: "),
+        ("data.documents=0", "data.documents must be at least 1, not 0"),
         ("data.source.name=x", "'source' is not a section"),
         ("data.row_length=8", "has room for 8: set data.too_long"),
         ("model.path=somewhere", "give either path or config"),

@@ -32,17 +32,17 @@ WRONG = {
     "repetition_penalty": ({"repetition_penalty": 0}, "repetition_penalty must be between 0.01 and 100, not 0.0"),
     "logit_bias": ({"logit_bias": {"999999": 1}}, "token ids of logit_bias must be between 0 and "),
     "banned_tokens": ({"banned_tokens": [-1]}, "token ids of banned_tokens must be between 0 and "),
-    "stop": ({"stop": ["x"] * 17}, "stop must be at most 16 long, not "),
+    "stop": ({"stop": ["x"] * 17}, "stop must have at most 16 items, not 17"),
     "stop.0": ({"stop": "x" * 257}, "stop.0 must be at most 256 characters long, not "),
     "top_logprobs": ({"top_logprobs": 2}, "top_logprobs needs logprobs to be true"),
-    "messages": ({"messages": []}, "messages must be at least 1 long, not []"),
+    "messages": ({"messages": []}, "messages must not be empty"),
     "messages.0.role": (
         {"messages": [{"role": "function", "content": "x"}]},
         "messages.0.role must be one of 'system', ",
     ),
     "messages.0.content": (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "messages.0.content: must be a text, or parts of type 'text'",
+        "messages.0.content must be a text, or parts of type 'text'; no images, audio or files, not [{'type': 'image_url'}]",
     ),
 }
 ODD = [
@@ -53,7 +53,17 @@ ODD = [
     ({"messages": [{"role": "user"}]}, "messages.0.content is required"),
     ({"messages": [{"role": "user", "content": None}]}, "messages.0.content must be a text, not None"),
     ({"logit_bias": [5]}, "logit_bias must be an object, not [5]"),
-    ({"stop": 5}, "stop must be a list, not 5"),
+    ({"stop": 5}, "stop must be a text or a list of texts, not 5"),
+    ({"stop": [5]}, "stop.0 must be a text, not 5"),
+    ({"sampler_options": dict.fromkeys("abcdefghijklmnopq", 1)}, "sampler_options must have at most 16 items, not 17"),
+    ({"sampler_options": {"a": [1]}}, "sampler_options.a must be a number, not [1]"),
+    ({"tools": [{"type": "tool"}]}, "tools.0.type must be 'function', not 'tool'"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+        "tools.0.function.name must match ^[a-zA-Z0-9_-]{1,64}$, not 'a b'",
+    ),
+    ({"tool_choice": 5}, "tool_choice must be one of 'none', 'auto' or 'required', not 5"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice.function is required"),
     ({"gamma": "x"}, "gamma must be a number, not 'x'"),
     ({"temperature": "hot"}, "temperature must be a number, not 'hot'"),
     ({"max_tokens": "many"}, "max_tokens must be a whole number, not 'many'"),
@@ -255,6 +265,7 @@ def test_bodies_that_are_no_request(live, body):
     error = error_of(response)
     assert error["type"] == "invalid_request_error"
     assert "Input should be" not in error["message"]
+    assert error["message"].startswith(("the body must be ", "a JSON body is required", "model "))
 
 
 def test_text_that_is_no_unicode(live):

@@ -332,13 +332,13 @@ def test_the_adapter_acts_on_the_noisy_half_where_both_halves_are_one_pass(base:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"adapter.r": 0}, "adapter.r: Input should be greater than or equal to 1"),
-        ({"adapter.alpha": 0}, "adapter.alpha: Input should be greater than or equal to 1"),
-        ({"adapter.dropout": 1.0}, "adapter.dropout: Input should be less than 1"),
+        ({"adapter.r": 0}, "adapter.r must be at least 1, not 0"),
+        ({"adapter.alpha": 0}, "adapter.alpha must be at least 1, not 0"),
+        ({"adapter.dropout": 1.0}, "adapter.dropout must be below 1, not 1.0"),
         ({"adapter.rank": 8}, "unknown key 'adapter.rank'"),
         ({"adapter.only_noisy": True, "training.objective": "ntp"}, "adapter.only_noisy trains nothing"),
         ({"adapter": None, "model.quantization": "nf4"}, "model.quantization needs an adapter"),
-        ({"model.quantization": "int8"}, "model.quantization: Input should be 'nf4'"),
+        ({"model.quantization": "int8"}, "model.quantization must be 'nf4', not 'int8'"),
         (
             {"model.path": None, "model.config": {"model_type": "llama"}, "model.vocab_size": 300},
             "adapter needs model.path",

@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
 from starlette.types import Scope
 
@@ -65,9 +64,7 @@ def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callab
     app.add_exception_handler(Exception, _bug)
     # From the inside out.
     app.add_middleware(BoundedBody, max_bytes=config.limits.max_body_bytes, seconds=config.limits.body_seconds)
-    app.add_middleware(AccessControl, keys=config.keys, admission=serving.admission)
-    # A page elsewhere whose name was made to lead here could otherwise read the answers.
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=host_patterns(config.hosts), www_redirect=False)
+    app.add_middleware(AccessControl, hosts=host_patterns(config.hosts), keys=config.keys, admission=serving.admission)
     app.add_middleware(RequestLog, on_done=partial(_count, serving.metrics))
     return app
 
@@ -106,11 +103,13 @@ async def _invalid(_: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     told = {
+        400: "the body must be JSON in UTF-8",  # FastAPI's only one
         404: f"there is nothing at {request.url.path}: ask /v1/chat/completions or /v1/completions",
         405: f"{request.url.path} has no {request.method}",
     }
     message = told.get(error.status_code, str(error.detail))
-    return ApiError(error.status_code, message, headers=error.headers).response()
+    code = "invalid_json" if error.status_code == 400 else None
+    return ApiError(error.status_code, message, code=code, headers=error.headers).response()
 
 
 async def _bug(_: Request, __: Exception) -> Response:

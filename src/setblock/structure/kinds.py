@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from setblock.errors import ParameterError
+from setblock.errors import ParameterError, shown
 from setblock.structure.schema import MAX_CHOICES, check_counts, check_schema, check_size, close
 
 
@@ -90,7 +90,7 @@ class Choice:
     def __post_init__(self) -> None:
         """Raise `ParameterError` if these are no texts, or too many."""
         if isinstance(self.texts, str) or not isinstance(self.texts, Sequence) or not self.texts:
-            raise ParameterError(f"choice must be a list of texts, not {_shown(self.texts)}")
+            raise ParameterError(f"choice must be a list of texts, not {shown(self.texts)}")
         if len(self.texts) > MAX_CHOICES:
             raise ParameterError(f"choice must have at most {MAX_CHOICES} texts, not {len(self.texts)}")
         if not all(isinstance(each, str) and each for each in self.texts):
@@ -142,7 +142,7 @@ def structure_of(asked: Any) -> Structure:
         ((word, value),) = asked.items()
         if word == JsonObject.word:
             if value is not True:
-                raise ParameterError(f"json_object must be true, not {_shown(value)}")
+                raise ParameterError(f"json_object must be true, not {shown(value)}")
             return JsonObject()
         kind: Callable[[Any], Structure] = WORDS[word]
         return kind(value)
@@ -161,7 +161,7 @@ def _schema_text(asked: Any) -> str:
         asked = asked.model_json_schema()
         close(asked)
     if not isinstance(asked, Mapping | bool):
-        raise ParameterError(f"schema must be a JSON object, its text or a pydantic model, not {_shown(asked)}")
+        raise ParameterError(f"schema must be a JSON object, its text or a pydantic model, not {shown(asked)}")
     try:
         text = json.dumps(asked, ensure_ascii=False)
         text.encode()
@@ -180,7 +180,7 @@ def _whole(digits: str) -> int:
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ParameterError(f"{name} must be a text that is not empty, not {_shown(value)}")
+        raise ParameterError(f"{name} must be a text that is not empty, not {shown(value)}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -195,8 +195,3 @@ def _between_slashes(pattern: str) -> str:
         escaped += {"/": "/" if is_escaped else "\\/", "\n": "n" if is_escaped else "\\n"}.get(each, each)
         is_escaped = each == "\\" and not is_escaped
     return escaped
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

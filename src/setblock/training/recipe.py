@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from setblock.data.section import DataSection
-from setblock.errors import SetBlockError, did_you_mean, one_line
+from setblock.errors import SetBlockError, did_you_mean, fault_of, one_line
 from setblock.section import UNKNOWN_KEY, Section
 from setblock.training.adapter import AdapterSection
 from setblock.training.config import SBDConfig
@@ -172,8 +172,7 @@ def _training_arguments(path: Path, training: dict[str, Any]) -> SBDConfig:
         try:
             checked[key] = TypeAdapter(types[key]).validate_python(value)
         except ValidationError as error:
-            message = error.errors()[0]["msg"]
-            raise SetBlockError(f"recipe {path}: training.{key}: {message}, not {value!r}") from error
+            raise SetBlockError(f"recipe {path}: {fault_of(f'training.{key}', error.errors()[0])}") from error
     try:
         return SBDConfig(**checked)
     except (ValueError, TypeError, ImportError) as error:
@@ -188,4 +187,4 @@ def _first_problem(error: ValidationError) -> str:
         return f"unknown key {whole!r}{problem['ctx']['hint']}"
     if problem["type"] == "missing":
         return f"missing key {where!r}"
-    return f"{where or 'top level'}: {problem['msg'].removeprefix('Value error, ')}"
+    return fault_of(where or "top level", problem)

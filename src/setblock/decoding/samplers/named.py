@@ -12,7 +12,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from setblock.errors import ParameterError, SetBlockError, did_you_mean
+from setblock.errors import ParameterError, SetBlockError, did_you_mean, fault_of
 
 if TYPE_CHECKING:
     from setblock.decoding.samplers.base import Sampler
@@ -144,7 +144,7 @@ def sampler_named(name: Any, options: Mapping[str, Any]) -> "Sampler":
         try:
             values[key] = TypeAdapter(kinds[key]).validate_python(value)
         except ValidationError as error:
-            raise ParameterError(f"{key} of sampler {name}: {error.errors()[0]['msg']}, not {value!r}") from error
+            raise ParameterError(fault_of(f"{key} of sampler {name}", error.errors()[0])) from error
     for key in known:
         if key not in values and key not in defaults_of(name):
             raise ParameterError(f"sampler {name} needs {key} among its options")

@@ -14,7 +14,7 @@ from setblock.decoding.samplers.named import SAMPLERS, name_of, parameters_of, s
 from setblock.decoding.settings.asked import sampler_for
 from setblock.decoding.settings.operating_point import point_of
 from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method
-from setblock.errors import ParameterError, SetBlockError
+from setblock.errors import ParameterError, SetBlockError, fault_of
 from setblock.model.sbd_model import SBDModel
 from setblock.yaml_loader import read_yaml
 
@@ -116,7 +116,7 @@ def _converted(key: str, value: Any) -> Any:
     try:
         return TypeAdapter(_KINDS[key]).validate_python(value)
     except ValidationError as error:
-        raise ParameterError(f"grid key {key}: {error.errors()[0]['msg']}, not {value!r}") from error
+        raise ParameterError(fault_of(f"grid key {key}", error.errors()[0])) from error
 
 
 def _told(methods: Sequence[str], samplers: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from transformers import PretrainedConfig
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, fault_of
 
 CONFIG_KEY = "setblock"
 FORMAT_VERSION = 1
@@ -144,7 +144,7 @@ def facts_from_json(recorded: Any, *, vocab_size: int, where: str) -> SBDFacts:
         if problem["type"] == "value_error":  # what the classes above refuse
             raise SetBlockError(f"{where}: {CONFIG_KEY}: {problem['ctx']['error']}") from error
         key = ".".join(map(str, (CONFIG_KEY, *problem["loc"])))
-        raise SetBlockError(f"{where}: {key} is not valid: {problem['msg']}, not {problem['input']!r}") from error
+        raise SetBlockError(f"{where}: {fault_of(key, problem)}") from error
     for name, most in (("mask_token_id", vocab_size - 1), ("noise_vocab_size", vocab_size)):
         if (getattr(facts, name) or 0) > most:
             raise SetBlockError(f"{where}: {CONFIG_KEY}.{name} must be at most {most}, not {getattr(facts, name)}")

@@ -51,6 +51,13 @@ def _joined_parts(content: Any) -> Any:
     return "".join(part["text"] for part in content)
 
 
+def _listed(stop: Any) -> Any:
+    """Return one stop string as a list of it."""
+    if not isinstance(stop, str | list):
+        raise ValueError("must be a text or a list of texts")
+    return [stop] if isinstance(stop, str) else stop
+
+
 def _prompts(value: Any) -> Any:
     """Return one prompt or several, each a text or token ids, as a list of them."""
     if isinstance(value, str) or (isinstance(value, list) and value and all(type(each) is int for each in value)):
@@ -84,7 +91,7 @@ Prompts = Annotated[
 Stop = Annotated[
     list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]],
     Field(max_length=MAX_STOP_STRINGS),
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    BeforeValidator(_listed),
 ]
 
 
@@ -277,5 +284,5 @@ class TokenizeBody(Body):
     @model_validator(mode="after")
     def _either(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("one of prompt and messages is required, and not both")
+            raise ValueError("give either prompt or messages, and not both")
         return self

@@ -1,11 +1,11 @@
-"""Control what may come in: API keys, how many requests at once, and bodies of bounded size in bounded time. Host names
-are checked by Starlette.
+"""Control what may come in: host names, API keys, how many requests at once, and bodies of bounded size in bounded time.
 
 Knows HTTP. Knows nothing of models.
 """
 
 import asyncio
 import hmac
+import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from setblock.errors import SetBlockError
 from setblock.files import read_text
-from setblock.server.http.errors import ApiError, too_many, unavailable, wrong_key
+from setblock.server.http.errors import ApiError, bad_request, too_many, unavailable, wrong_key
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _LEAST_KEY = 8
@@ -57,7 +57,7 @@ def read_keys(path: Path | None, variable: str | None) -> Keys:
 
 
 def host_patterns(hosts: Collection[str]) -> list[str]:
-    """Return the names by which the server may be called, as Starlette takes them; any where there are none.
+    """Return the names by which the server may be called, in small letters; any where there are none.
 
     Raises:
         SetBlockError: one is neither a name nor a pattern such as `*.example.com`.
@@ -65,7 +65,7 @@ def host_patterns(hosts: Collection[str]) -> list[str]:
     for host in hosts:
         if "*" in host.removeprefix("*.") and host != "*":
             raise SetBlockError(f"an allowed host must be a name or a pattern such as *.example.com, not {host!r}")
-    return list(hosts) or ["*"]
+    return [host.lower() for host in hosts] or ["*"]
 
 
 class Admission:
@@ -103,8 +103,8 @@ class Admission:
 class AccessControl:
     """Refuse requests that may not come in, as ASGI middleware. Only what decodes or encodes takes a place."""
 
-    def __init__(self, app: ASGIApp, *, keys: Keys, admission: Admission) -> None:
-        self._app, self._keys, self._admission = app, keys, admission
+    def __init__(self, app: ASGIApp, *, hosts: Collection[str], keys: Keys, admission: Admission) -> None:
+        self._app, self._hosts, self._keys, self._admission = app, hosts, keys, admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -126,8 +126,15 @@ class AccessControl:
                 self._admission.leave()
 
     def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        # A page elsewhere whose name was made to lead here could otherwise read the answers.
+        host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
+        if not any(host == each or (each.startswith("*") and host.endswith(each[1:])) for each in self._hosts):
+            raise bad_request(
+                f"this server does not answer to the host name {host!r}: --allowed-host allows it", code="invalid_host"
+            )
         if self._keys and is_api(scope["path"]):
-            scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+            scheme, _, key = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not key.strip():
                 raise wrong_key("an API key is required: Authorization: Bearer KEY")
             if not self._keys.know(key.strip()):

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, fault_of
 
 UNKNOWN = "unknown_parameter"
 RETRY_SECONDS = 1  # passes take milliseconds; a place is free soon, or the queue is far too long
@@ -109,48 +109,22 @@ def from_settings(error: SetBlockError, names: Iterable[str]) -> ApiError:
 
 def from_validation(errors: Iterable[Mapping[str, Any]]) -> ApiError:
     """Return the error for the first fault that pydantic finds in a body."""
-    error = next(iter(errors))
-    place = [str(part) for part in error["loc"] if part != "body" and "[" not in str(part)]
-    param, kind = ".".join(place) or None, str(error["type"])
+    found = list(errors)
+    # Of what is a word or an object, the first fault is that of the word.
+    is_word = [each["type"] == "literal_error" and isinstance(each["input"], Mapping) for each in found]
+    error = found[is_word.index(False) if False in is_word else 0]
+    place = [str(part) for part in error["loc"] if part not in ("body", "NamedTool") and "[" not in str(part)]
+    kind = str(error["type"])
+    if place and place[-1] == kind.partition("_")[0]:  # of one that may have several types, the first of them
+        del place[-1]
+    param = ".".join(place) or None
     if kind == "json_invalid":
         return bad_request(f"the body must be valid JSON: {error['ctx']['error']}", code="invalid_json")
     if kind == "missing":
         return bad_request(f"{param or 'a JSON body'} is required", param=param, code="missing_required_parameter")
-    context, given = error.get("ctx", {}), _shown(error.get("input"))
     if isinstance(error.get("input"), bytes):  # FastAPI has not read it
         return bad_request("the body must be JSON: send the header Content-Type: application/json", code="invalid_json")
     if kind == UNKNOWN:
-        param = ".".join([*place, context["name"]])
-        return bad_request(f"unknown parameter: {param!r}{context['near']}", param=param, code=UNKNOWN)
-    valid = {
-        "greater_than_equal": "at least {ge}",
-        "greater_than": "above {gt}",
-        "less_than_equal": "at most {le}",
-        "less_than": "below {lt}",
-        "literal_error": "one of {expected}",
-        "string_type": "a text",
-        "list_type": "a list",
-        "dict_type": "an object",
-        "model_attributes_type": "an object",
-        "int_type": "a whole number",
-        "float_type": "a number",
-        "bool_type": "true or false",
-        "int_parsing": "a whole number",
-        "int_from_float": "a whole number",
-        "float_parsing": "a number",
-        "bool_parsing": "true or false",
-        "too_long": "at most {max_length} long",
-        "too_short": "at least {min_length} long",
-        "string_too_long": "at most {max_length} characters long",
-        "string_too_short": "at least {min_length} characters long",
-    }.get(kind)
-    if valid is not None:
-        name = param or "the body"
-        return bad_request(f"{name} must be {valid.format(**context)}, not {given}", param=param)
-    said = str(error["msg"]).removeprefix("Value error, ")
-    return bad_request(f"{param or 'the body'}: {said}", param=param)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+        param = ".".join([*place, error["ctx"]["name"]])
+        return bad_request(f"unknown parameter: {param!r}{error['ctx']['near']}", param=param, code=UNKNOWN)
+    return bad_request(fault_of(param or "the body", error), param=param)
