@@ -1,12 +1,15 @@
 """`setblock generate --input`: every line answered as by itself, bad lines named, interrupted runs gone on with."""
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from setblock.engine.files import AnswerFile
+from setblock.engine.files import AnswerFile, AnswerPipe
 from setblock.errors import SetBlockError
 
 PROMPTS: list[dict[str, Any]] = [
@@ -81,6 +84,45 @@ def test_an_interrupted_run_goes_on(run, sbd_folder, plain, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.jsonl"]
 
 
+def test_a_pipe(run, sbd_folder, plain, tmp_path):
+    out = tmp_path / "out.jsonl"
+    command = ("generate", "--model", sbd_folder, *OPTIONS, "--n", 2, "--temperature", 1)
+    assert run(*command, "--input", plain, "--output", out).code == 0
+    piped = run(*command, "--input", "-", "--output", "-", stdin=plain.read_bytes())
+    assert piped.code == 0
+    assert piped.message.startswith("4 answers: ")
+    assert not Path("-").exists()
+
+    def without_seconds(lines: list[str]) -> list[dict[str, Any]]:
+        return [{name: value for name, value in json.loads(line).items() if name != "seconds"} for line in lines]
+
+    assert without_seconds(piped.stdout.splitlines()) == without_seconds(out.read_text().splitlines())
+
+
+def test_a_pipe_has_answers_in_the_order_of_their_prompts(capsys):
+    pipe = AnswerPipe([(1, 0), (1, 1), (4, 0)])
+    pipe.add((1, 1), {"text": "b"})
+    pipe.add((4, 0), {"text": "c"})
+    assert capsys.readouterr().out == ""
+    pipe.add((1, 0), {"text": "a"})
+    assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_says_how_to_resume(run, sbd_folder, plain, tmp_path, monkeypatch, number, code):
+    def stopped(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("setblock.cli.answering.generate.load_language_model", stopped)
+    out = tmp_path / "out.jsonl"
+    outcome = run("generate", "--input", plain, "--output", out, "--model", sbd_folder)
+    assert (outcome.code, outcome.message) == (code, "setblock: interrupted; run the same command again to resume")
+    assert out.with_name("out.jsonl.part").exists()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_a_part_that_was_made_otherwise_is_left_alone(tmp_path):
     path = tmp_path / "out.jsonl"
     with AnswerFile(path, made={"settings": "a"}) as answers:
@@ -132,6 +174,7 @@ def test_names_the_line_that_is_too_long_before_answering_any(run, sbd_folder, t
         (("hello", "--input", "a", "--output", "b"), "--input and --output go together"),
         ((), "PROMPT is missing"),
         (("--input", "a", "--output", "b", "--concurrency", 0), "--concurrency must be at least 1, not 0"),
+        (("--input", "a", "--output", "-", "--json"), "--output - prints the answers: leave out --json"),
     ],
 )
 def test_refuses_options_that_contradict_each_other(run, arguments, message):

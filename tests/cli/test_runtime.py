@@ -32,10 +32,16 @@ def test_export(run, sbd_folder, tmp_path):
     told = json.loads(outcome.stdout)
     assert told["bytes"] == (tmp_path / "x.gguf").stat().st_size
     assert told["trained_for_blocks"] is True
-    for target, reason in (("x.bin", "must name a file that ends in .gguf"), ("no/x.gguf", "there is no folder")):
+    before = (tmp_path / "x.gguf").read_bytes()
+    for target, reason in (
+        ("x.bin", "must name a file that ends in .gguf"),
+        ("no/x.gguf", "there is no folder"),
+        ("x.gguf", "x.gguf exists already: name another file, or move it away"),
+    ):
         outcome = run("export", "--model", sbd_folder, "--output", tmp_path / target)
         assert outcome.code == 1
         assert reason in outcome.message
+    assert (tmp_path / "x.gguf").read_bytes() == before
 
 
 def test_an_adapter_of_another_form_is_no_export_for_sglang(run, sbd_folder, tmp_path):

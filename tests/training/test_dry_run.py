@@ -109,6 +109,33 @@ def test_an_adapter_on_the_future_block_is_whole_on_each_gpu(tmp_path: Path) -> 
     assert eight.host == 8 * 2 * eight.parameters
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"source": "none.jsonl"}, "data source none.jsonl: no such file"),
+        (
+            {"mixture": [{"source": "word-problems", "documents": 9}, {"source": "./no"}]},
+            "data source ./no: no such file",
+        ),
+        (
+            {"source": "word-problems", "documents": 9, "evaluation": {"source": "none/*.jsonl"}},
+            "data source none/*.jsonl: no file matches",
+        ),
+        (
+            {"source": "word-problems", "documents": 9, "tokenised": "none"},
+            "data.tokenised none holds no tokenised data",
+        ),
+    ],
+)
+def test_data_that_is_not_there(tmp_path: Path, data: dict[str, Any], message: str) -> None:
+    path = recipe_of(tmp_path, "wide")
+    recipe = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**recipe, "data": data, "training": {**recipe["training"], "max_steps": 2}}))
+    outcome = CliRunner().invoke(app, ["train", str(path), "--dry-run"])
+    assert outcome.exit_code == 1
+    assert message in outcome.stderr
+
+
 def test_the_command(tmp_path: Path) -> None:
     path = recipe_of(tmp_path, "wide")
 

@@ -110,6 +110,8 @@ def export(
         raise SetBlockError(f"--output must name a file that ends in .gguf, not {file}")
     if not file.parent.is_dir():
         raise SetBlockError(f"can't write {file}: there is no folder {file.parent}")
+    if file.exists():
+        raise SetBlockError(f"{file} exists already: name another file, or move it away")
     silence_libraries()
     loaded = load(model, device="cpu", dtype=torch.float32 if weights == "f32" else None)
     if weights in get_args(WeightType):

@@ -5,12 +5,14 @@ import json
 import logging
 import math
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -37,6 +39,30 @@ def _without_infinity(value: Any) -> Any:
 def print_message(text: str) -> None:
     """Print one line on stderr."""
     print(f"setblock: {' '.join(text.split())}", file=sys.stderr)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return how many there are: `1 answer`, `2 answers`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Say that the same command resumes, where Ctrl-C or SIGTERM stops what is done while active."""
+
+    def stop(number: int, _: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    is_main = threading.current_thread() is threading.main_thread()  # which alone has signals
+    before = signal.signal(signal.SIGTERM, stop) if is_main else None
+    try:
+        yield
+    except KeyboardInterrupt as interruption:
+        print_message("interrupted; run the same command again to resume")
+        raise typer.Exit(128 + (*interruption.args, signal.SIGINT)[0]) from interruption
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, before)
 
 
 def print_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -1,16 +1,18 @@
-"""Read a JSONL file of prompts, and write a JSONL file of their answers as they come.
+"""Read lines of prompts, and write lines of their answers as they come, to a file or to stdout.
 
 Knows lines and files. Knows nothing of how answers are made, and imports no PyTorch.
 """
 
 import json
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from setblock.errors import SetBlockError
-from setblock.files import read_text, whole_lines, write_whole
+from setblock.files import whole_lines, write_whole
 
 
 @dataclass(frozen=True)
@@ -30,19 +32,19 @@ class PromptLine:
     prompt: str | list[int] | list[dict[str, Any]]
 
 
-def read_prompts(path: Path) -> list[PromptLine]:
-    """Return all lines of the file; empty ones are left out.
+def read_prompts(text: str, *, name: str) -> list[PromptLine]:
+    """Return all lines of a file that is called `name`; empty ones are left out.
 
     Raises:
-        SetBlockError: there is no such file, or a line of it is no prompt; the message names the line.
+        SetBlockError: a line of it is no prompt; the message names the line.
     """
     lines = [
-        _line(content, number, f"{path}, line {number}")
-        for number, content in enumerate(read_text(path).split("\n"), start=1)
+        _line(content, number, f"{name}, line {number}")
+        for number, content in enumerate(text.split("\n"), start=1)
         if content.strip()
     ]
     if not lines:
-        raise SetBlockError(f"{path} has no prompts: write one object per line, with the key prompt or messages")
+        raise SetBlockError(f"{name} has no prompts: write one object per line, with the key prompt or messages")
     return lines
 
 
@@ -111,7 +113,7 @@ class AnswerFile:
 
     def add(self, key: Key, answer: dict[str, Any]) -> None:
         """Write an answer. It is there, or it is not, whenever the program ends."""
-        self._write(json.dumps({"line": key[0], "sample": key[1], **answer}))
+        self._write(_written(key, answer))
         self.done.add(key)
 
     def _write(self, line: str) -> None:
@@ -132,3 +134,26 @@ class AnswerFile:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+class AnswerPipe:
+    """Write answers to stdout, in the order of their keys: each as soon as those before it are there."""
+
+    def __init__(self, keys: Iterable[Key]) -> None:
+        self.done: set[Key] = set()
+        self._open = deque(keys)
+        self._waiting: dict[Key, str] = {}
+
+    def add(self, key: Key, answer: dict[str, Any]) -> None:
+        """Write an answer, now or later."""
+        self._waiting[key] = _written(key, answer)
+        self.done.add(key)
+        while self._open and self._open[0] in self._waiting:
+            print(self._waiting.pop(self._open.popleft()), flush=True)
+
+    def finish(self) -> None:
+        """Do nothing: all is written."""
+
+
+def _written(key: Key, answer: dict[str, Any]) -> str:
+    return json.dumps({"line": key[0], "sample": key[1], **answer})

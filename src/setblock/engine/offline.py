@@ -12,7 +12,7 @@ from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.settings.checks import limit_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
-from setblock.engine.files import AnswerFile, Key, PromptLine
+from setblock.engine.files import AnswerFile, AnswerPipe, Key, PromptLine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError
@@ -81,7 +81,7 @@ def answer_prompts(
     model: LanguageModel,
     lines: Sequence[PromptLine],
     settings: DecodingSettings,
-    answers: AnswerFile,
+    answers: AnswerFile | AnswerPipe,
     *,
     concurrency: int,
     raw: bool,

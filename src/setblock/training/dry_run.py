@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from setblock.data.corpus.tokenised import MANIFEST
 from setblock.data.packing import Document, RowCollator, RowDataset, pack
 from setblock.data.rows import rows_of
+from setblock.data.texts.records import check_texts
 from setblock.errors import SetBlockError
 from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.attention import LAYERED
@@ -121,9 +124,15 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
         share: of the peak that is reached, in 0..1.
 
     Raises:
-        SetBlockError: the model's config can't be read, or the number of steps is not known without its data.
+        SetBlockError: the model's config can't be read, or a file of the data is not there.
     """
     # 1. What is trained, and on what
+    if recipe.data.tokenised is None:
+        check_texts(recipe.data)
+    elif not (Path(recipe.data.tokenised) / MANIFEST).is_file():
+        raise SetBlockError(
+            f"data.tokenised {recipe.data.tokenised} holds no tokenised data: run `setblock data tokenise` first"
+        )
     config, tokenizer = starting_tokenizer(recipe.model, recipe.data)
     context = context_length_of(config)
     length = min(recipe.data.row_length or context, context)

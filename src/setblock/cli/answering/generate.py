@@ -1,6 +1,7 @@
 """Answer a prompt, streamed, once or several times, or a file of prompts (`setblock generate`)."""
 
 import hashlib
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -10,13 +11,13 @@ import typer
 from rich.text import Text
 
 from setblock.cli.answering.compare import CONTROLS
-from setblock.cli.messages import print_figures, print_json, progress, stdout_console
+from setblock.cli.messages import counted, print_figures, print_json, progress, resumable, stdout_console
 from setblock.cli.options.decoding_options import DecodingOptions, offers, sampler_json
 from setblock.cli.options.groups import OUTPUT, JsonOption, option, option_group
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
-from setblock.cli.options.prompt import PromptOptions, shown
+from setblock.cli.options.prompt import PromptOptions, read_prompt, shown
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.engine.files import AnswerFile, read_prompts
+from setblock.engine.files import AnswerFile, AnswerPipe, read_prompts
 from setblock.errors import ParameterError, SetBlockError
 from setblock.files import read_text
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from setblock.evaluation.tracing import Trace, TracedPass, TracedToken
 
 DEFAULT_CONCURRENCY = 32
+_PIPE = Path("-")
 
 
 @option_group("Form of the answer")
@@ -75,14 +77,14 @@ def generate(
     source: Path | None = option(
         None,
         'Answer a file of prompts. Each line is a JSON object, {"prompt": "..."} or {"messages": [...]}, with an '
-        'optional "id". Needs --output.',
+        'optional "id"; - reads them from stdin. Needs --output.',
         "--input",
         panel="Many prompts",
     ),
     target: Path | None = option(
         None,
-        "File for the answers. Each line is what --json prints, in the order of the prompts. The same command resumes "
-        "an interrupted run.",
+        "File for the answers; - prints them. Each line is what --json prints, in the order of the prompts. The same "
+        "command resumes an interrupted run, if it writes a file.",
         "--output",
         panel="Many prompts",
     ),
@@ -109,6 +111,8 @@ def generate(
             raise ParameterError("--input has its chats in its lines: leave out --system and --messages")
         if concurrency < 1:
             raise ParameterError(f"--concurrency must be at least 1, not {concurrency}")
+        if as_json and target == _PIPE:
+            raise ParameterError("--output - prints the answers: leave out --json, or name a file for them")
         generate_file(source, target, model, decoding, concurrency=concurrency, raw=how.raw, as_json=as_json)
         return
     if settings.logprobs is not None and not as_json:
@@ -167,7 +171,7 @@ def _figures(generation: "Generation") -> str:
     passes, drafted = generation.passes, generation.drafted
     kept = f", {generation.accepted} of {drafted} drafted tokens kept" if drafted else ""
     return (
-        f"{generation.num_tokens} tokens, {generation.num_forwards} forwards "
+        f"{counted(generation.num_tokens, 'token')}, {counted(generation.num_forwards, 'forward')} "
         f"({passes.prefill} prefill, {passes.block} block, {passes.commit} commit), "
         f"{generation.tokens_per_forward:.2f} tokens per forward{kept}, {generation.seconds:.2f} s"
     )
@@ -185,9 +189,10 @@ def generate_file(
 ) -> None:
     """Answer every line of `source` into `target`; continue where an interrupted run stopped. Raise `SetBlockError` if a
     line is no prompt or too long, or a file can't be read or written."""
-    settings, lines = decoding.settings(), read_prompts(source)
+    text = read_prompt("-") if source == _PIPE else read_text(source)
+    settings, lines = decoding.settings(), read_prompts(text, name="stdin" if source == _PIPE else str(source))
     made = {  # what decides the answers
-        "prompts": hashlib.sha256(source.read_bytes()).hexdigest(),
+        "prompts": hashlib.sha256(text.encode()).hexdigest(),
         "model": [options.path, options.dtype, options.quantization],
         "settings": repr(settings),
         **({"domain": decoding.domain} if decoding.domain else {}),
@@ -195,7 +200,13 @@ def generate_file(
         **({} if options.prepack is None else {"prepacked": options.prepack}),  # may add up in another order
         **({"llama_cpp": asdict(options.llama_options())} if options.takes_llama_cpp else {}),
     }
-    with AnswerFile(target, made=made) as answers:
+    answers: AnswerFile | AnswerPipe
+    with ExitStack() as opened:
+        if target == _PIPE:
+            answers = AnswerPipe((line.number, sample) for line in lines for sample in range(settings.n))
+        else:
+            opened.enter_context(resumable())
+            answers = opened.enter_context(AnswerFile(target, made=made))
         from setblock.engine.offline import answer_prompts
 
         warn_of_bundled(options)
@@ -211,8 +222,8 @@ def generate_file(
         return
     without = f", {done.failed} of them ended in an error" if done.failed else ""
     print_figures(
-        f"{done.answers} answers in {target}{without}: {done.num_tokens} tokens, {done.num_forwards} forwards, "
-        f"{done.seconds:.1f} s"
+        f"{counted(done.answers, 'answer')}{'' if target == _PIPE else f' in {target}'}{without}: "
+        f"{counted(done.num_tokens, 'token')}, {counted(done.num_forwards, 'forward')}, {done.seconds:.1f} s"
     )
 
 
@@ -237,7 +248,8 @@ def print_trace(trace: "Trace", settings: DecodingSettings, *, as_json: bool) ->
         console.print(_head(each), soft_wrap=True)
         console.print(_block(each, standing), soft_wrap=True)
     count = len(trace.passes)
-    figures = f"{len(trace.tokens)} tokens, {count} forwards, {len(trace.tokens) / count:.2f} tokens per forward"
+    made = f"{counted(len(trace.tokens), 'token')}, {counted(count, 'forward')}"
+    figures = f"{made}, {len(trace.tokens) / count:.2f} tokens per forward"
     console.print(Text(f"\n{figures}", style="dim"), soft_wrap=True)
 
 

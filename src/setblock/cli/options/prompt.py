@@ -54,7 +54,7 @@ def read_prompt(argument: str) -> str:
     UTF-8."""
     try:
         # Bytes, since how stdin is decoded depends on the locale.
-        text = sys.stdin.buffer.read().decode() if argument == "-" else argument
+        text = sys.stdin.buffer.read().decode("utf-8-sig") if argument == "-" else argument
         text.encode()  # bytes of an argument that are not UTF-8 come as lone surrogates
     except UnicodeError as error:
         raise SetBlockError("prompt must be valid UTF-8") from error

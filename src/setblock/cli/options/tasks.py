@@ -1,10 +1,11 @@
 """Define the options that say which examples a model is asked, those of a task or the records of a file, and at which
 settings it is swept."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from setblock.cli.messages import progress
+from setblock.cli.messages import progress, resumable
 from setblock.cli.options.decoding_options import setting_option, with_own_sampler
 from setblock.cli.options.groups import TASK, option, option_group
 from setblock.data.tasks import TASKS, task_named
@@ -119,7 +120,7 @@ class TaskOptions(ExamplesOptions):
         """Return the results of a sweep (see `setblock.evaluation.run.sweep`), behind a bar."""
         from setblock.evaluation.run import sweep
 
-        with progress() as tell:
+        with progress() as tell, nullcontext() if out is None else resumable():
             return sweep(
                 model,
                 task,

@@ -11,7 +11,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from setblock.cli.messages import figures_table, print_json, progress, silence_libraries, stdout_console
+from setblock.cli.messages import (
+    counted,
+    figures_table,
+    print_json,
+    progress,
+    resumable,
+    silence_libraries,
+    stdout_console,
+)
 from setblock.cli.options.decoding_options import DecodingOptions
 from setblock.cli.options.groups import JsonOption, option, option_group
 from setblock.cli.options.model import ModelOptions, load_model
@@ -76,7 +84,7 @@ def tokenise(
     checked, _ = recipe.load()
     config, tokenizer = starting_tokenizer(checked.model, checked.data)
     limits = limits_of(checked.data, context_length=context_length_of(config))
-    with progress() as tell:
+    with resumable(), progress() as tell:
         census = run(
             checked.data,
             tokenizer,
@@ -85,7 +93,7 @@ def tokenise(
             processes=processes,
             on_progress=lambda done: tell("documents", done, None),
         )
-    typer.echo(f"{census.kept} documents, {census.tokens:,} tokens in {output}")
+    typer.echo(f"{counted(census.kept, 'document')}, {census.tokens:,} tokens in {output}")
     typer.echo(
         f"next: setblock train {shlex.quote(str(recipe.recipe))} --set data.tokenised={shlex.quote(str(output))}"
     )
@@ -116,7 +124,7 @@ def regenerate(
     settings = decoding.settings()
     loaded = load_model(replace(model, path=path), blocks=settings.method == "sbd")
     use_chat_template(checked.data, loaded.tokenizer)
-    with progress() as tell:
+    with resumable(), progress() as tell:
         done = run(
             loaded,
             questions_of(checked.data),
@@ -127,7 +135,7 @@ def regenerate(
         )
     cut = done.questions - done.answers
     left_out = f"; {cut} did not end within --max-new-tokens and were left out" if cut else ""
-    typer.echo(f"{done.answers} answers in {output}{left_out}")
+    typer.echo(f"{counted(done.answers, 'answer')} in {output}{left_out}")
 
 
 def prompts(
@@ -166,7 +174,7 @@ def prompts(
     )
     silence_libraries()
     loaded = load_model(model, blocks=False)
-    with progress() as tell:
+    with resumable(), progress() as tell:
         written = write_prompts(
             loaded,
             output,
@@ -175,7 +183,7 @@ def prompts(
             settings=settings,
             on_progress=lambda asked: tell("prompts", asked, count),
         )
-    typer.echo(f"{written} prompts in {output}")
+    typer.echo(f"{counted(written, 'prompt')} in {output}")
 
 
 _NOTHING = "·"

@@ -14,7 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from setblock.data.section import SourceSection
+from setblock.data.section import DataSection, SourceSection
 from setblock.data.tasks import is_task, task_named
 from setblock.errors import SetBlockError, check_installed
 
@@ -118,6 +118,16 @@ def records_of(section: SourceSection) -> AnyRecords:
         return TaskRecords(section)
     files = local_files(section.source)
     return HubRecords(section) if files is None else FileRecords(files, limit=section.documents)
+
+
+def check_texts(section: DataSection) -> None:
+    """Raise `SetBlockError` if a file, folder or task of a data section is not there. Opens none, and asks no hub."""
+    for own in filter(None, (section, section.evaluation_texts)):
+        for each in own.sources:
+            if is_task(each.source):
+                TaskRecords(each)
+            else:
+                local_files(each.source)
 
 
 def local_files(source: str) -> list[Path] | None:
