@@ -94,11 +94,12 @@ def sbd_generate(
     refuse_own(generation_config, logits_processor=logits_processor, stopping_criteria=stopping_criteria)
 
     sbd = _sbd_model(model, tokenizer, ends=end_of_text_ids(generation_config))
-    prompts = _prompts(
-        input_ids, attention_mask
-    )  # each draws with its own seed: one that is there twice gets two answers
+    rows = zip(input_ids, attention_mask.bool().to(input_ids.device), strict=True)
+    prompts = [row[is_real].tolist() for row, is_real in rows]  # without padding
+    # Each draws with its own seed: one that is there twice gets two answers.
     batch = open_batch(sbd, prompts, [settings.of_sample(row) for row in range(len(prompts))])
-    columns = _Columns(batch, pad_token_id=_pad_token_id(generation_config))
+    pad = generation_config.pad_token_id
+    columns = _Columns(batch, pad_token_id=next(iter(sbd.end_of_text_ids), None) if pad is None else int(pad))
     if streamer is None:
         batch.run()
     else:
@@ -173,17 +174,6 @@ def _sbd_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
     sbd = SBDModel(model, tokenizer or _NoTokenizer(), facts=read_facts(model.config))
     sbd.end_of_text_ids = ends
     return sbd
-
-
-def _prompts(input_ids: Tensor, attention_mask: Tensor) -> list[list[int]]:
-    """Return the tokens of each row without its padding."""
-    return [row[is_real.bool().to(row.device)].tolist() for row, is_real in zip(input_ids, attention_mask, strict=True)]
-
-
-def _pad_token_id(config: GenerationConfig) -> int | None:
-    ends = end_of_text_ids(config)
-    pad = config.pad_token_id
-    return int(pad) if pad is not None else ends[0] if ends else None
 
 
 class _Columns:

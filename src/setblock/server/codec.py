@@ -6,7 +6,8 @@ model's own at the same time.
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -40,7 +41,10 @@ class Codec:
     ) -> list[int]:
         """Return the token ids of a chat: messages, and the tools that may be called in it, as chat templates take them.
         Raise `ApiError` if the chat template refuses it, or it is no Unicode."""
-        _check_text(*_texts_in([list(messages), list(tools or ())]), param="messages")
+        try:
+            json.dumps([*messages, tools], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:  # JSON can spell halves of characters, and no tokenizer takes them
+            raise bad_request("messages must be Unicode, without lone surrogates", param="messages") from error
         return await self._encode(list(messages), param="messages", raw=False, tools=tools)
 
     async def call_form(self) -> CallForm:
@@ -73,7 +77,6 @@ class Codec:
         """Return the token ids of a text that is to be continued; or the ids themselves, if the prompt is ids. Raise
         `ApiError` if the prompt is empty or no Unicode, or an id is out of range."""
         if isinstance(prompt, str):
-            _check_text(prompt, param="prompt")
             return await self._encode(prompt, param="prompt", raw=True)
         for token_id in prompt:
             if not 0 <= token_id < self._vocab_size:
@@ -105,21 +108,3 @@ class Codec:
 
     async def _in_thread(self, work: Callable[[], Made]) -> Made:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-
-def _texts_in(value: Any) -> Iterator[str]:
-    """Yield the texts in a JSON value; bodies are never deep."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for each in [*value, *value.values()] if isinstance(value, Mapping) else value:
-            yield from _texts_in(each)
-
-
-def _check_text(*texts: str, param: str) -> None:
-    """Refuse halves of characters, which JSON can spell and no tokenizer takes."""
-    try:
-        for text in texts:
-            text.encode()
-    except UnicodeEncodeError as error:
-        raise bad_request(f"{param} must be Unicode, without lone surrogates", param=param) from error

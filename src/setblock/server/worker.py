@@ -25,7 +25,7 @@ class EngineStopped(RuntimeError):  # noqa: N818  # as a rule it was asked to
 @dataclass(frozen=True)
 class _Submit:
     request: Request
-    taken: "asyncio.Future[None]"
+    taken: "asyncio.Future[Exception | None]"  # why it was not
 
 
 class Worker:
@@ -80,7 +80,7 @@ class Worker:
             self._answers[each.request.id] = answers
             self._inbox.put(each)
         try:
-            for found in await asyncio.gather(*(each.taken for each in waiting), return_exceptions=True):
+            for found in await asyncio.gather(*(each.taken for each in waiting)):
                 if found is not None:
                     raise found
         except BaseException:
@@ -123,12 +123,12 @@ class Worker:
 
     def _submit(self, message: _Submit) -> None:
         assert self._loop is not None
+        fault = None
         try:
             self._engine.submit(message.request)
         except Exception as error:
-            self._loop.call_soon_threadsafe(_settle, message.taken, error)
-        else:
-            self._loop.call_soon_threadsafe(_settle, message.taken, None)
+            fault = error
+        self._loop.call_soon_threadsafe(_settle, message.taken, fault)
         self.figures = self._engine.figures
 
     # In the event loop
@@ -185,10 +185,6 @@ class Answers:
         self._open.clear()
 
 
-def _settle(taken: "asyncio.Future[None]", error: Exception | None) -> None:
-    if taken.done():
-        return
-    if error is None:
-        taken.set_result(None)
-    else:
-        taken.set_exception(error)
+def _settle(taken: "asyncio.Future[Exception | None]", fault: Exception | None) -> None:
+    if not taken.done():
+        taken.set_result(fault)

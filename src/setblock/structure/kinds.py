@@ -72,8 +72,7 @@ class Regex:
 
     def __post_init__(self) -> None:
         """Raise `ParameterError` if it is no text, or too large."""
-        check_size("regex", _text("regex", self.pattern))
-        check_counts("regex", self.pattern)
+        _check_text("regex", self.pattern)
 
     def grammar(self) -> Mapping[str, Any]:
         """See `Structure`."""
@@ -112,8 +111,7 @@ class Grammar:
 
     def __post_init__(self) -> None:
         """Raise `ParameterError` if it is no text, or too large."""
-        check_size("grammar", _text("grammar", self.lark))
-        check_counts("grammar", self.lark)
+        _check_text("grammar", self.lark)
 
     def grammar(self) -> Mapping[str, Any]:
         """See `Structure`."""
@@ -178,14 +176,15 @@ def _whole(digits: str) -> int:
     return number
 
 
-def _text(name: str, value: Any) -> str:
+def _check_text(name: str, value: Any) -> None:
     if not isinstance(value, str) or not value:
         raise ParameterError(f"{name} must be a text that is not empty, not {shown(value)}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
         raise ParameterError(f"{name} must be valid Unicode") from error
-    return value
+    check_size(name, value)
+    check_counts(name, value)
 
 
 def _between_slashes(pattern: str) -> str:

@@ -1,7 +1,6 @@
 """Predict what blocks can gain on a machine, from two figures of it (`setblock roofline`)."""
 
 import warnings
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -164,8 +163,12 @@ def print_prediction(console: Console, prediction: Prediction, *, kv_length: int
         (f"speed-up in seconds at k={block_size}, {cached}", "NFE {}x", made["speedup"]),
     ):
         columns = ("batch", *(name.format(key) for key in next(iter(table.values()))))
-        rows = ([str(batch), *(f"{value:.3f}" for value in row.values())] for batch, row in table.items())
-        console.print(_grid(title, columns, rows))
+        grid = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        for column in columns:
+            grid.add_column(column, justify="right")
+        for batch, row in table.items():
+            grid.add_row(str(batch), *(f"{value:.3f}" for value in row.values()))
+        console.print(grid)
     paying = _paying(prediction, kv_length=kv_length, block_size=block_size)
     ends = "; ".join(f"NFE {nfe}x: {_batch(batch)}" for nfe, batch in paying.items())
     fits = prediction.batch_in_memory(kv_length)
@@ -208,15 +211,6 @@ def _paying(prediction: Prediction, *, kv_length: int, block_size: int) -> dict[
         for nfe in NFE_SPEEDUPS
         if nfe <= block_size
     }
-
-
-def _grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _line(console: Console, text: str) -> None:

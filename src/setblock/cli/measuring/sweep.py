@@ -44,24 +44,22 @@ def sweep(
     """
     if results_file is None:
         model.check()
+    from setblock.evaluation.sweeps.grid import points_of
     from setblock.evaluation.sweeps.result_file import read_results
 
     if results_file is not None and output is not None:
         raise ParameterError("--results decodes nothing, so there is nothing for --output")
-    results = _run(task, model, grid, output) if results_file is None else read_results(results_file)
+    if results_file is not None:
+        results = read_results(results_file)
+    else:
+        chosen, split, limit = task.chosen()
+        grids = grid.grids()
+        loaded = load_model(model, blocks=True)
+        results = task.swept(loaded, chosen, points_of(loaded, grids), split=split, limit=limit, out=output)
     if as_json:
         print_json(sweep_json(results))
     else:
         stdout_console().print(sweep_table(results))
-
-
-def _run(task: TaskOptions, model: ModelOptions, grid: GridOptions, out: Path | None) -> "list[Result]":
-    from setblock.evaluation.sweeps.grid import points_of
-
-    chosen, split, limit = task.chosen()
-    grids = grid.grids()
-    loaded = load_model(model, blocks=True)
-    return task.swept(loaded, chosen, points_of(loaded, grids), split=split, limit=limit, out=out)
 
 
 def sweep_table(results: "list[Result]") -> Table:

@@ -161,7 +161,6 @@ def checked_for_blocks(load: Callable[[], Model], name: str, *, blocks: bool) ->
     return model
 
 
-_OF_TRANSFORMERS = ("adapter", "dtype", "device", "trust_remote_code", "quantization", "compile", "prepack")
 OF_LLAMA = {each.name: each.type for each in fields(LlamaOptions)}
 
 
@@ -198,8 +197,8 @@ class RuntimeOptions(ModelOptions):
         from setblock.model.loading.source import is_gguf
 
         has_file = self.path is not None and is_gguf(self.path)
-        default = {field.name: field.default for field in fields(self)}
-        for_torch = [name for name in _OF_TRANSFORMERS if getattr(self, name) != default[name]]
+        changed = [each.name for each in fields(ModelOptions) if getattr(self, each.name) != each.default]
+        for_torch = [name for name in changed if name != "path"]
         for_llama, runtime = ["runtime-option"] if self.runtime_options else [], self.runtime
         if runtime is None:
             runtime = "llama-cpp" if has_file and not for_torch and (for_llama or is_installed()) else "transformers"

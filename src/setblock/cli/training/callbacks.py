@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import typer
@@ -18,9 +18,6 @@ from rich.progress import Progress, TaskID
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from setblock.cli.messages import columns, print_message, stderr_console
-
-if TYPE_CHECKING:
-    pass
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -167,7 +167,9 @@ class SetBlockLM(HFLM):
                 given = [answers[index] for index in indices]
                 self.answers[task] = TimedAnswers([*before.generations, *given], before.seconds + seconds)
                 for index in indices:
-                    texts[index] = self._text(answers[index])
+                    texts[index] = answers[index].text
+                    if self._thoughts_end is not None:
+                        texts[index] = texts[index].split(self._thoughts_end)[-1].lstrip()
                     self.cache_hook.add_partial("generate_until", requests[index].args, texts[index])
         return texts
 
@@ -206,11 +208,6 @@ class SetBlockLM(HFLM):
         if room < least:
             prompt = prompt[-(self.max_length - least) :]
         return prompt, replace(settings, max_new_tokens=self.max_length - len(prompt))
-
-    def _text(self, answer: Generation) -> str:
-        if self._thoughts_end is None:
-            return answer.text
-        return answer.text.split(self._thoughts_end)[-1].lstrip()
 
 
 @contextmanager

@@ -122,8 +122,10 @@ class BlockSlots:
         order = sorted(range(len(slots)), key=lambda index: row_of[slots[index]])
         counts = torch.tensor([fed[index] for index in order], device=self.device)
         first = torch.tensor([sum(fed[:index]) for index in order], device=self.device)
-        plan = self._plan(torch.tensor([row_of[slots[index]] for index in order], device=self.device), fed=counts)
-        before, was_prefill, is_over = plan.of(state.cache.committed), plan.of(state.is_prefill), self._is_over(plan)
+        plan = self._plan(
+            state, torch.tensor([row_of[slots[index]] for index in order], device=self.device), fed=counts
+        )
+        before, was_prefill, is_over = plan.of(state.cache.committed), plan.of(state.is_prefill), _is_over(state, plan)
         feed = next_feed(state, plan)
 
         # 2. What follows from it, and what is handed over
@@ -132,12 +134,12 @@ class BlockSlots:
         count = torch.where(was_prefill, 0, plan.of(state.cache.committed) - before)
         columns = before[:, None] + torch.arange(self.width, device=self.device)
         tokens = plan.of(state.tokens).gather(1, columns.clamp(max=state.tokens.shape[1] - 1))
-        tokens = torch.where(is_over[:, None], self._filler(plan)[:, None], tokens)
+        tokens = torch.where(is_over[:, None], _filler(state, plan)[:, None], tokens)
         count = torch.where(is_over & ~was_prefill, counts, count)
 
         # 3. As vLLM has ordered them
         at = torch.tensor(order, device=self.device)
-        self.causal[torch.tensor(slots, device=self.device)[at]] = self._is_causal(plan).to(self.causal.dtype)
+        self.causal[torch.tensor(slots, device=self.device)[at]] = self._is_causal(state, plan).to(self.causal.dtype)
         return torch.zeros_like(tokens).index_copy(0, at, tokens), torch.zeros_like(count).index_copy(0, at, count)
 
     @torch.inference_mode()
@@ -146,17 +148,16 @@ class BlockSlots:
         token or noise where none is revealed. What is behind them nobody sees."""
         assert self._state is not None
         row_of = {slot: row for row, slot in enumerate(self._slots)}
-        plan = self._plan(self._state.rows, fed=torch.full_like(self._state.rows, self.width))
-        feed = next_feed(self._state, plan)
+        state = self._state
+        plan = self._plan(state, state.rows, fed=torch.full_like(state.rows, self.width))
+        feed = next_feed(state, plan)
         tokens = torch.where(feed.is_real, feed.tokens, self.facts.mask_token_id or 0)
-        tokens = torch.where(self._is_over(plan)[:, None], self._filler(plan)[:, None], tokens)
+        tokens = torch.where(_is_over(state, plan)[:, None], _filler(state, plan)[:, None], tokens)
         return tokens[torch.tensor([row_of[slot] for slot in slots], device=self.device)]
 
-    def _plan(self, rows: Tensor, *, fed: Tensor) -> PassPlan:
+    def _plan(self, state: BatchState, rows: Tensor, *, fed: Tensor) -> PassPlan:
         """Return a pass in which each request of `rows` [A] is fed at most `fed` [A] tokens, or its prompt to the end. Sizes
         don't depend on values, so that nothing waits for the device."""
-        assert self._state is not None
-        state = self._state
         fuses_commit = self.facts.causal_block
         whole = state.next_end(fuses_commit=fuses_commit, commits_answers=True)[rows]
         is_prefill = state.is_prefill[rows]
@@ -183,21 +184,19 @@ class BlockSlots:
         banned = [token_id for token_id in settings.banned_tokens if token_id in own]
         return replace(settings, logit_bias=bias, banned_tokens=banned, drafts="fixed")
 
-    def _is_causal(self, plan: PassPlan) -> Tensor:
+    def _is_causal(self, state: BatchState, plan: PassPlan) -> Tensor:
         """Return [A] bool, whether the next pass of each row is causal."""
-        assert self._state is not None
-        state = self._state
         is_causal = state.is_prefill | (state.cache.committed < state.block.start) | state.answer.finished
         return plan.of(is_causal | self.facts.causal_block)
 
-    def _is_over(self, plan: PassPlan) -> Tensor:
-        """Return [A] bool, requests whose answer has ended and was handed over, and which vLLM still serves: their
-        logits were no numbers."""
-        assert self._state is not None
-        return plan.of(self._state.answer.finished & (self._state.cache.committed >= self._state.answer.end))
 
-    def _filler(self, plan: PassPlan) -> Tensor:
-        """Return [A] what such a request is given, so that it ends: an end-of-text if it has any, and anything up to
-        its limit if not."""
-        assert self._state is not None
-        return plan.of(self._state.terms.ends[:, 0].clamp(min=0))
+def _is_over(state: BatchState, plan: PassPlan) -> Tensor:
+    """Return [A] bool, requests whose answer has ended and was handed over, and which vLLM still serves: their logits were
+    no numbers."""
+    return plan.of(state.answer.finished & (state.cache.committed >= state.answer.end))
+
+
+def _filler(state: BatchState, plan: PassPlan) -> Tensor:
+    """Return [A] what such a request is given, so that it ends: an end-of-text if it has any, and anything up to its limit
+    if not."""
+    return plan.of(state.terms.ends[:, 0].clamp(min=0))

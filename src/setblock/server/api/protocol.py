@@ -154,11 +154,8 @@ class Message(Body):
         found: dict[str, Any] = {"role": role, "content": self.content}
         if self.tool_calls:
             found["tool_calls"] = [each.plain() for each in self.tool_calls]
-        return (
-            found
-            | ({"name": self.name} if self.name else {})
-            | ({"tool_call_id": self.tool_call_id} if self.tool_call_id else {})
-        )
+        given = {"name": self.name, "tool_call_id": self.tool_call_id}
+        return found | {name: value for name, value in given.items() if value}
 
 
 _fields: dict[str, Any] = {called: _field(row) for called, row in OFFERED.items()}

@@ -10,15 +10,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPBearer
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from setblock.server.api.protocol import ChatBody, CompletionBody, DecodingBody, Message, TokenizeBody
 from setblock.server.api.shapes import CallingShape, ChatShape, CompletionShape, Shape, tokens_json, usage_of
-from setblock.server.api.streaming import ClientLeft, EventStream, frames, unless_left
+from setblock.server.api.streaming import EventStream, frames, wait_for_answers
 from setblock.server.api.tools import is_asked, tool_use
 from setblock.server.http.errors import unavailable
 from setblock.server.http.logs import Account
-from setblock.server.http.metrics import CONTENT_TYPE
 from setblock.server.serving import Serving
 from setblock.structure.kinds import Structure
 
@@ -128,7 +128,7 @@ async def ready(serving: Served) -> Any:
 @operations.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(serving: Served) -> Response:
     """Return the metrics that Prometheus reads."""
-    return Response(serving.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+    return Response(serving.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _answer(
@@ -146,9 +146,7 @@ async def _answer(
     if body.stream:
         events = frames(serving, reply, shape, head, with_usage=body.wants_usage, with_events=bool(body.events))
         return EventStream(events, reply=reply, seconds=serving.config.limits.request_seconds)
-    try:
-        await unless_left(request.receive, reply, serving.config.limits.request_seconds)
-    except ClientLeft:
+    if not await wait_for_answers(request.receive, reply, serving.config.limits.request_seconds):
         return Response(status_code=499)
     choices = []
     for place, generation in enumerate(reply.done):

@@ -43,30 +43,28 @@ def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Struc
 
 def structure_asked(body: DecodingBody) -> Structure | None:
     """Return the form that a body asks for, or raise `ApiError` if it is none, or there are two."""
-    found = [
-        _structure(name, asked)
-        for name, asked in (
-            ("response_format", _of_openai(body.response_format)),
-            ("structured_outputs", body.structured_outputs),
-        )
-        if asked is not None
-    ]
-    if len(found) > 1:
+    openai, ours = _of_openai(body.response_format), body.structured_outputs
+    if openai is not None and ours is not None:
         raise bad_request(
             "response_format and structured_outputs exclude each other: give one", param="structured_outputs"
         )
-    return found[0] if found else None
+    if openai is not None:
+        return _structure("response_format", openai)
+    return None if ours is None else _structure("structured_outputs", ours)
 
 
 def _of_openai(asked: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return a `response_format` in the words of `structured_outputs`."""
-    kind = None if asked is None else asked.get("type")
     if asked is None or asked == {"type": "text"}:
         return None
     if asked == {"type": "json_object"}:
         return {"json_object": True}
     schema = asked.get("json_schema")
-    if kind != "json_schema" or not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict | bool):
+    if (
+        asked.get("type") != "json_schema"
+        or not isinstance(schema, dict)
+        or not isinstance(schema.get("schema"), dict | bool)
+    ):
         raise bad_request(
             "response_format must be of type text, json_object, or json_schema with json_schema.schema",
             param="response_format",

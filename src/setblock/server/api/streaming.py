@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from setblock.decoding.answer.generation import Generation
@@ -17,37 +17,27 @@ from setblock.server.serving import Reply, Serving
 _LAST_WORDS = 5.0  # seconds beyond the limit, in which a client can still learn that the limit was reached
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """Send frames as they are made, as a response. When the client leaves, or reads too slowly, the reply is closed."""
 
     media_type = "text/event-stream"
 
     def __init__(self, frames: AsyncIterator[str], *, reply: Reply, seconds: float) -> None:
-        self._frames, self._reply, self._seconds = frames, reply, seconds
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
+        self._reply, self._seconds = reply, seconds
+        super().__init__(frames, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        await _first_of(receive, self._reply, self._write(send), seconds=self._seconds + _LAST_WORDS)
-
-    async def _write(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for frame in self._frames:
-            await send({"type": "http.response.body", "body": frame.encode(), "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await _first_of(receive, self._reply, self.stream_response(send), seconds=self._seconds + _LAST_WORDS)
 
 
-async def unless_left(receive: Receive, reply: Reply, seconds: float) -> None:
-    """Wait for all answers.
-
-    Raises:
-        ClientLeft: the client did not.
-        ApiError: it took longer than `seconds`, or something broke.
-    """
+async def wait_for_answers(receive: Receive, reply: Reply, seconds: float) -> bool:
+    """Wait for all answers, and return whether the client did so, too. Raise `ApiError` if it took longer than `seconds`, or
+    something broke."""
     is_done, has_left = await _first_of(receive, reply, reply.finish(), seconds=seconds)
-    if not is_done:
-        raise ClientLeft if has_left else timed_out(seconds)
+    if not (is_done or has_left):
+        raise timed_out(seconds)
+    return is_done
 
 
 async def _first_of(
@@ -71,10 +61,6 @@ async def _first_of(
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-class ClientLeft(Exception):  # noqa: N818  # nothing is wrong
-    """Report that the client has left."""
 
 
 async def in_time(reply: Reply, seconds: float) -> AsyncIterator[tuple[int, Progress]]:
