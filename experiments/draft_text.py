@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.drafts.lookup import copied
+from setblock.files import ASSETS
 from setblock.model.loading.loading import load_tokenizer
-from setblock.model.loading.named import ASSETS
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, DraftText, indexed, read_texts
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 1.0)

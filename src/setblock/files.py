@@ -1,6 +1,6 @@
 """Read and write text files: refused in one line, written whole or not at all, and without lines that were cut short.
 
-Knows files, and how two records in them differ. Knows nothing of what they mean.
+Knows files, where the package's own are, and how two records differ. Knows nothing of what they mean.
 """
 
 import os
@@ -12,6 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from setblock.errors import ParameterError, SetBlockError
+
+ASSETS = Path(__file__).parent / "assets"
+"""Folder of what comes with the package: the bundled model, and what named models add."""
 
 
 def read_text(path: Path, *, what: str = "") -> str:

@@ -1,5 +1,6 @@
 """Define the `setblock` command: its commands, and the handling of errors, warnings and Ctrl-C in all of them."""
 
+import signal
 import warnings
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -11,7 +12,6 @@ from setblock.cli.answering.compare import compare
 from setblock.cli.answering.generate import generate
 from setblock.cli.answering.serve import serve
 from setblock.cli.checkpoints import export, fetch, merge
-from setblock.cli.main import INTERRUPTED
 from setblock.cli.measuring.calibrate import calibrate
 from setblock.cli.measuring.evaluate import evaluate
 from setblock.cli.measuring.roofline import roofline
@@ -41,7 +41,7 @@ class _Commands(TyperGroup):
                 raise typer.Exit(2 if isinstance(error, ParameterError) else 1) from error
             except KeyboardInterrupt as error:
                 print_message("interrupted")
-                raise typer.Exit(INTERRUPTED) from error
+                raise typer.Exit(128 + signal.SIGINT) from error
 
 
 app = typer.Typer(

@@ -1,9 +1,8 @@
 """Start the `setblock` command. It imports the commands itself, so that Ctrl-C ends their import, too."""
 
 import os
+import signal
 import sys
-
-INTERRUPTED = 130  # the shell's convention: 128 + SIGINT
 
 
 def main() -> None:
@@ -15,4 +14,4 @@ def main() -> None:
     except KeyboardInterrupt:
         print("setblock: interrupted", file=sys.stderr, flush=True)
         # Python ends by the signal itself, whatever is asked of it here, if an import was interrupted inside of `exec`.
-        os._exit(INTERRUPTED)
+        os._exit(128 + signal.SIGINT)  # the shell's convention

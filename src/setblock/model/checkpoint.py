@@ -16,7 +16,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 from setblock.errors import SetBlockError
-from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.protocol.facts import CONFIG_KEY, SBDFacts
 
 Sums = dict[str, tuple[tuple[int, ...], float]]
@@ -49,13 +48,10 @@ def stored_sums(folder: Path) -> Sums:
 
 
 def refuse_loss(expected: Sums, found: Sums, where: str | Path) -> None:
-    """Compare what is in `where` with what should be.
+    """Raise `SetBlockError` if a tensor that should be in `where` is missing there, or has another shape or sum.
 
     Transformers stores some models' tensors under other names, in parts: those whose names are not there are compared by their
     number of elements and their sum, all together.
-
-    Raises:
-        SetBlockError: a tensor is missing, or has another shape or sum.
     """
     for name in expected.keys() & found.keys():
         (shape, total), (there, total_there) = expected[name], found[name]
@@ -85,13 +81,8 @@ def _all_of(sums: Sums, *, names: Iterable[str]) -> tuple[int, float]:
 
 
 def write_facts(folder: Path, facts: SBDFacts) -> None:
-    """Replace the facts in a checkpoint's `config.json`. Every other entry stays; the file changes at once or not at all.
-
-    Raises:
-        SetBlockError: the folder is the bundled model's, is no checkpoint, or can't be written.
-    """
-    if folder.resolve() == BUNDLED_MODEL.resolve():
-        raise SetBlockError("the bundled model is read-only: write to a copy, with --output FOLDER")
+    """Replace the facts in a checkpoint's `config.json`, or raise `SetBlockError` if it is no checkpoint, or can't be written.
+    Every other entry stays; the file changes at once or not at all."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -105,13 +96,8 @@ def write_facts(folder: Path, facts: SBDFacts) -> None:
 
 
 def copy_checkpoint(source: Path, folder: Path) -> None:
-    """Copy a checkpoint into a new folder, which appears once it is whole.
-
-    Raises:
-        SetBlockError: the folder exists and is not empty, or can't be written.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SetBlockError(f"{folder} exists already: --output must be a new folder")
+    """Copy a checkpoint into a new or empty folder, which appears once it is whole, or raise `SetBlockError` if it can't be
+    written."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
@@ -121,10 +107,3 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
             os.replace(whole, folder)
     except OSError as error:
         raise SetBlockError(f"can't write {folder}: {error}") from error
-
-
-def write_custom_generate(checkpoint: Path) -> None:
-    """Write `custom_generate/generate.py` into a checkpoint, as the bundled model has it."""
-    path = Path("custom_generate", "generate.py")
-    (checkpoint / path).parent.mkdir()
-    shutil.copyfile(BUNDLED_MODEL / path, checkpoint / path)

@@ -15,11 +15,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.files import ASSETS
 from setblock.model.adapter.adapted import join_adapted
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
 from setblock.model.adapter.gate import gate_of
-from setblock.model.attention.attention import context_length, plan_of
-from setblock.model.checkpoint import refuse_loss, stored_sums, sums_of, write_custom_generate
+from setblock.model.attention.attention import plan_of, planned
+from setblock.model.checkpoint import refuse_loss, stored_sums, sums_of
 from setblock.model.loading.mask_token import add_mask_token
 from setblock.model.probe.probe import check_stored, plan_attention, remember
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, DraftText, draft_text_of, read_texts
@@ -82,8 +83,11 @@ class SBDModel:
 
     @property
     def context_length(self) -> int | None:
-        """Return the largest number of positions for which the model is correct, or None without a limit."""
-        return context_length(self.model)
+        """Return the largest number of positions for which the model is correct, or None where neither its config nor its
+        attention plan sets a limit."""
+        config, plan = self.model.config.get_text_config(), planned(self.model)
+        own = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+        return min([int(each) for each in (own, plan and plan.context) if each], default=None)
 
     @property
     def prepacked(self) -> bool:
@@ -127,11 +131,8 @@ class SBDModel:
         return PaddedRunner(self.model, rows=rows, capacity=capacity, compiled=self.compiled)
 
     def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PackedRunner:
-        """See `setblock.model.protocol.runtime.LanguageModel`.
-
-        Raises:
-            SetBlockError: the model is compiled, or its attention can't be computed for packed requests.
-        """
+        """See `setblock.model.protocol.runtime.LanguageModel`. Raise `SetBlockError` if the model is compiled, or its attention
+        can't be computed for packed requests."""
         if self.compiled is not None:
             raise SetBlockError(
                 "a compiled model is compiled for passes of few sizes, and those of continuous batching have all sizes: leave "
@@ -230,8 +231,10 @@ class SBDModel:
             refuse_loss(expected, stored_sums(Path(temporary)), folder)
             self.tokenizer.save_pretrained(temporary)
             _write_dtype(Path(temporary) / "config.json", runs_in)
-            if self.facts is not None:
-                write_custom_generate(Path(temporary))
+            if self.facts is not None:  # the program of the bundled model is every checkpoint's
+                program = Path("custom_generate", "generate.py")
+                (Path(temporary) / program).parent.mkdir()
+                shutil.copyfile(ASSETS / "word-problems" / program, Path(temporary) / program)
             if adapter is not None:
                 shutil.copytree(adapter, Path(temporary) / ADAPTER_FOLDER)
             if texts:

