@@ -109,11 +109,7 @@ AnyRecords = FileRecords | HubRecords | TaskRecords
 
 def records_of(section: SourceSection) -> AnyRecords:
     """Return the records of a source: a task's examples where it is the name or file of one, local files where it is theirs,
-    else a hub's.
-
-    Raises:
-        SetBlockError: there is no such file, the data set can't be loaded, or it may have no end.
-    """
+    else a hub's. Raise `SetBlockError` if there is no such file, the data set can't be loaded, or it may have no end."""
     if is_task(section.source):
         return TaskRecords(section)
     files = local_files(section.source)
@@ -170,8 +166,11 @@ def _json_lines(path: Path) -> Iterator[SourceRecord]:
                 try:
                     columns = json.loads(line.rstrip())
                 except ValueError as error:  # also of bytes that are not UTF-8
+                    reason = str(error)
+                    if isinstance(error, json.JSONDecodeError):
+                        reason = f"{error.msg} at column {error.colno}"
                     raise SetBlockError(
-                        f"{where}: not JSON ({_reason(error)}); a file must have one object per line"
+                        f"{where}: not JSON ({reason}); a file must have one object per line"
                     ) from error
                 if not isinstance(columns, dict):
                     raise SetBlockError(f"{where}: a record must be a JSON object, not {json.dumps(columns)[:40]}")
@@ -179,12 +178,6 @@ def _json_lines(path: Path) -> Iterator[SourceRecord]:
     except (OSError, EOFError) as error:  # both of them from gzip, too
         after = f" after line {number}" if number else ""
         raise SetBlockError(f"can't read {path}{after}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _reason(error: ValueError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at column {error.colno}"
-    return str(error)
 
 
 def _parquet_rows(path: Path) -> Iterator[SourceRecord]:

@@ -19,8 +19,15 @@ from transformers import PreTrainedModel
 
 from setblock.data.packing import PADDING
 from setblock.masks import CLEAN, MaskMod, decode_mask, train_mask
-from setblock.model.attention.attention import attention_mask, plan_of
-from setblock.model.attention.document_attention import RowRuns, Run, document_attention, document_masks, layout_of
+from setblock.model.attention.attention import attention_mask
+from setblock.model.attention.document_attention import (
+    RowRuns,
+    Run,
+    attends_runs,
+    document_attention,
+    document_masks,
+    layout_of,
+)
 from setblock.model.protocol.runtime import Feed, PassPlan, Runner, Span
 from setblock.model.runners.forward import logits_at
 
@@ -49,11 +56,8 @@ class Expected:
 
 
 def expected_logits(model: PreTrainedModel) -> Expected:
-    """Return the logits of uncached passes over single rows, by Transformers' own attention.
-
-    Raises:
-        DisagreementError: a token's logits change with what follows it, or the model does not follow a mask.
-    """
+    """Return the logits of uncached passes over single rows, by Transformers' own attention. Raise `DisagreementError` if a
+    token's logits change with what follows it, or the model does not follow a mask."""
     generator = torch.Generator().manual_seed(1)
     rows = [torch.randint(1, 64, (start + _BLOCK,), generator=generator).to(model.device) for start in _START]
     causal = [_plain(model, row) for row in rows]
@@ -72,14 +76,8 @@ def expected_logits(model: PreTrainedModel) -> Expected:
 
 
 def check_decoding(runner: Runner, expected: Expected) -> None:
-    """Check prefill, a commit with a block, a block, and single tokens, for rows next to each other.
-
-    Args:
-        runner: with an empty cache of `BATCH` rows of `CAPACITY` positions.
-
-    Raises:
-        DisagreementError: some logits are not the expected ones.
-    """
+    """Check prefill, a commit with a block, a block, and single tokens, for rows next to each other. Raise `DisagreementError`
+    if some logits are not the expected ones. The runner has an empty cache of `BATCH` rows of `CAPACITY` positions."""
     everyone, ends = range(BATCH), [start + _BLOCK for start in _START]
     nothing, blocks = [0] * BATCH, [_BLOCK] * BATCH
     step = partial(_step, runner, expected)
@@ -92,57 +90,48 @@ def check_decoding(runner: Runner, expected: Expected) -> None:
 
 
 def check_training(model: PreTrainedModel, expected: Expected) -> None:
-    """Check two rows with three documents, the blocks behind them, and padding.
-
-    Raises:
-        DisagreementError: some logits are not the expected ones.
-    """
+    """Check two rows with three documents, the blocks behind them, and padding. Raise `DisagreementError` as
+    `check_decoding`."""
     documents = ((1, 2), (0,))  # of each row
     clean = max(sum(_START[document] for document in row) for row in documents)
-    length = clean + _BLOCK * max(map(len, documents))
-    ids, positions, limits = (torch.zeros((2, length), dtype=torch.long) for _ in range(3))
-    document_ids = torch.full((2, length), PADDING)
-    block_ids = torch.full((2, length), length)  # padding: one block, so that no query is left without a key
+    length, device = clean + _BLOCK * max(map(len, documents)), model.device
+    ids, positions, limits = (torch.zeros((2, length), dtype=torch.long, device=device) for _ in range(3))
+    document_ids = torch.full((2, length), PADDING, device=device)
+    # Padding is one block, so that no query is left without a key.
+    block_ids = torch.full((2, length), length, device=device)
     block_ids[:, :clean] = CLEAN
     limits[:, :clean] = length
     rows: list[RowRuns] = []
-    places: list[tuple[Tensor, Tensor, str]] = []
+    places: list[tuple[int, slice, Tensor, str]] = []
     for number, row in enumerate(documents):
         at, behind = 0, clean
         for document in row:
             start, end = _START[document], _START[document] + _BLOCK
-            document_ids[number, [*range(at, at + start), *range(behind, behind + _BLOCK)]] = document
-            for place, first, last in ((at, 0, start), (behind, start, end)):
-                here = (number, slice(place, place + last - first))
-                ids[here], positions[here] = expected.rows[document][first:last].cpu(), torch.arange(first, last)
-            limits[number, at : at + start] = torch.arange(start) + 1
-            limits[number, behind : behind + _BLOCK] = start
-            block_ids[number, behind : behind + _BLOCK] = document
-            outputs = torch.arange(number * length, (number + 1) * length)
-            places.append(
-                (outputs[at : at + start], expected.causal[document][:start], "in a document of a packed row")
-            )
-            places.append((outputs[behind : behind + _BLOCK], expected.block[document], "in a noisy block"))
-            at, behind = at + start, behind + _BLOCK
+            causal, block = slice(at, at + start), slice(behind, behind + _BLOCK)
+            for here, first, last in ((causal, 0, start), (block, start, end)):
+                ids[number, here] = expected.rows[document][first:last]
+                positions[number, here] = torch.arange(first, last, device=device)
+                document_ids[number, here] = document
+            limits[number, causal] = positions[number, causal] + 1
+            limits[number, block], block_ids[number, block] = start, document
+            places.append((number, causal, expected.causal[document][:start], "in a document of a packed row"))
+            places.append((number, block, expected.block[document], "in a noisy block"))
+            at, behind = causal.stop, block.stop
         rows.append(
             RowRuns(
                 (*(Run(_START[document], place) for place, document in enumerate(row)), *_padding(clean - at)),
                 (*(Run(_BLOCK, place, _START[d]) for place, d in enumerate(row)), *_padding(length - behind)),
             )
         )
-    device = model.device
-    ids, positions, limits, document_ids, block_ids = (
-        each.to(device) for each in (ids, positions, limits, document_ids, block_ids)
-    )
 
     def mask_mod_for(window: int | None) -> MaskMod:
         return train_mask(
             position_ids=positions, document_ids=document_ids, block_ids=block_ids, limits=limits, window=window
         )
 
-    config, plan = model.config.get_text_config(), plan_of(model)
+    config = model.config.get_text_config()
     more: dict[str, Any] = {}
-    if plan.by_document and plan.implementation == "sdpa":
+    if attends_runs(model):
         more["layout"] = layout_of(config, rows)
         mask = document_masks(config, more["layout"], mask_mod_for, device=device)
     else:
@@ -152,8 +141,9 @@ def check_training(model: PreTrainedModel, expected: Expected) -> None:
     every = torch.arange(2 * length, device=device)
     with document_attention(model):
         logits = logits_at(model, every, input_ids=ids, position_ids=positions, attention_mask=mask, **more)
-    for outputs, wanted, where in places:
-        _compare(logits[outputs.to(device)], wanted, f"under the training mask, it gives other logits {where}")
+    for number, here, wanted, where in places:
+        found = logits.view(2, length, -1)[number, here]
+        _compare(found, wanted, f"under the training mask, it gives other logits {where}")
 
 
 def _padding(length: int) -> list[Run]:

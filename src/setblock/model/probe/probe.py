@@ -44,15 +44,11 @@ _FOUND: Final[dict[str, AttentionPlan]] = {}
 
 
 def plan_attention(model: PreTrainedModel, *, alternatives: Sequence[str] = ()) -> AttentionPlan:
-    """Find the plan by which a model's attention is to be called, and let it be called so from now on.
+    """Find the plan by which a model's attention is to be called, and let it be called so from now on. Raise `SetBlockError`,
+    which says what goes wrong, if the model can't be decoded in blocks.
 
-    A model that has a plan for its attention keeps it; a checkpoint may remember one.
-
-    Args:
-        alternatives: attention implementations that the model may be given where its own is not right.
-
-    Raises:
-        SetBlockError: the model can't be decoded in blocks; the message says what goes wrong.
+    A model that has a plan for its attention keeps it; a checkpoint may remember one. `alternatives` are attention
+    implementations that the model may be given where its own is not right.
     """
     plan = planned(model)
     if plan is None:
@@ -82,14 +78,8 @@ def _remembered(model: PreTrainedModel, key: str) -> AttentionPlan | None:
 
 @torch.inference_mode()
 def check_stored(model: PreTrainedModel, store: Callable[[PreTrainedModel], None], how: str) -> None:
-    """Try on a small copy whether a model still computes what it did once `store` has changed how its weights are stored.
-
-    Args:
-        how: what `store` does, for the message.
-
-    Raises:
-        SetBlockError: it does not, or `store` refuses it.
-    """
+    """Raise `SetBlockError` if a small copy no longer computes what it did once `store` has changed how its weights are stored,
+    or if `store` refuses it. `how` says what `store` does, for the message."""
     small = small_copy(type(model), model.config, device=model.device)
     wanted = run_text(small)
     store(small)
@@ -136,13 +126,10 @@ def _found_plan(model: PreTrainedModel, alternatives: Sequence[str]) -> Attentio
 
 
 def _tried(small: PreTrainedModel, implementation: str, own: str) -> AttentionPlan:
-    """Return the fastest plan by which a small copy is right with an attention implementation, where `own` is the
-    model's.
+    """Return the fastest plan by which a small copy is right with an attention implementation, where `own` is the model's, or
+    raise `DisagreementError` if none is, in decoding.
 
     FlexAttention has no kernels for heads as narrow as a small copy's: eager attention is tried in its place.
-
-    Raises:
-        DisagreementError: none is, in decoding.
     """
     if implementation == "flex_attention":
         return replace(_tried(small, "eager", "eager"), implementation=implementation, by_document=True)
@@ -156,7 +143,9 @@ def _tried(small: PreTrainedModel, implementation: str, own: str) -> AttentionPl
         raise DisagreementError(f"its {implementation} attention gives other logits than its {own} attention")
     expected = _run(lambda: expected_logits(small))
     decoding = [replace(plan, grouped=way) for way in ways]
-    plan = _first_right(small, decoding, lambda: check_decoding(_padded(small), expected))
+    plan = _first_right(
+        small, decoding, lambda: check_decoding(PaddedRunner(small, rows=BATCH, capacity=CAPACITY), expected)
+    )
     try:
         training = [replace(plan, by_document=way) for way in ways]
         plan = _first_right(small, training, lambda: check_training(small, expected))
@@ -167,10 +156,6 @@ def _tried(small: PreTrainedModel, implementation: str, own: str) -> AttentionPl
     except DisagreementError as error:
         plan = replace(plan, unpackable=f"with requests packed in one row, {error}")
     return plan
-
-
-def _padded(model: PreTrainedModel) -> Runner:
-    return PaddedRunner(model, rows=BATCH, capacity=CAPACITY)
 
 
 def _packed(model: PreTrainedModel) -> Runner:
@@ -199,14 +184,8 @@ def _first_right(small: PreTrainedModel, plans: Sequence[AttentionPlan], check: 
 def _limited(
     small: PreTrainedModel, thresholds: Sequence[Threshold], implementation: str, own: str, reason: DisagreementError
 ) -> AttentionPlan:
-    """Return the plan by which a small copy is right up to a threshold.
-
-    Args:
-        reason: what is wrong past all thresholds.
-
-    Raises:
-        DisagreementError: it is wrong even below them.
-    """
+    """Return the plan by which a small copy is right up to a threshold, or raise `DisagreementError` if it is wrong even below
+    all. `reason` is what is wrong past them."""
     plan = _tried(small, implementation, own)
     wrong: list[tuple[Threshold, DisagreementError]] = []
     for each in thresholds:
@@ -226,11 +205,7 @@ def _limited(
 
 
 def _run(check: Callable[[], _T], *, failure: str = "it takes no 4D mask, position ids or preallocated cache") -> _T:
-    """Return what a check gives; anything that the model raises in it is a disagreement too.
-
-    Args:
-        failure: what that means.
-    """
+    """Return what a check gives; anything that the model raises in it is a disagreement too, which `failure` describes."""
     try:
         return check()
     except DisagreementError:

@@ -54,12 +54,8 @@ class Threshold:
 def small_copy(
     kind: type[PreTrainedModel], config: PretrainedConfig, *, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """Return a small float32 model of a class, with the structure of a config, and weights with which tokens look at
-    each other.
-
-    Raises:
-        SetBlockError: none can be made that runs.
-    """
+    """Return a small float32 model of a class, with the structure of a config, and weights with which tokens look at each
+    other. Raise `SetBlockError` if none can be made that runs."""
     reason = ""
     widest = max(1, getattr(config.get_text_config(), "hidden_size", _NARROWEST) // _NARROWEST)
     for factor, cut in _WAYS:
