@@ -26,12 +26,8 @@ from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 
 
 def check_judge(task: Task[Any], *, allow_code_execution: bool) -> None:
-    """See that answers can be judged here, before anything is asked.
-
-    Raises:
-        ParameterError: the task runs programs that the model writes, and the user has not allowed it.
-        SetBlockError: programs can't be run here.
-    """
+    """See that answers can be judged here, before anything is asked. Raise `ParameterError` if the task runs programs that the
+    model writes and the user has not allowed it, and `SetBlockError` if programs can't be run here."""
     if task.runs_code and not allow_code_execution:
         raise ParameterError(
             f"the task {task.name} runs programs that the model writes: allow it with --allow-code-execution "
@@ -94,10 +90,8 @@ __import__("os").write(1, {token!r})
 def finish(programs: Sequence[str], *, limits: Limits = _USUAL) -> list[bool]:
     """Run Python programs, as many at a time as there are processors, and return which of them ran to their last line.
 
-    A program that leaves before, with whatever exit code, is not among them.
-
-    Raises:
-        SetBlockError: programs can't be run here.
+    A program that leaves before, with whatever exit code, is not among them. Raise `SetBlockError` if programs can't be run
+    here.
     """
     confined = _confinement()
     with ThreadPoolExecutor(os.cpu_count()) as pool:

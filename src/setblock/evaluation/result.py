@@ -251,14 +251,8 @@ class Result:
 
 
 def result_from_json(recorded: Any, *, ntp: Result | None) -> Result:
-    """Restore a result from `to_json`. The figures are counted again from the outcomes.
-
-    Args:
-        ntp: plain decoding's result; None where this must be it.
-
-    Raises:
-        SetBlockError: the object is not a result.
-    """
+    """Restore a result from `to_json`, or raise `SetBlockError` if it is none. The figures are counted again from the outcomes.
+    `ntp` is plain decoding's result; None where this must be it."""
     try:
         made = {key: recorded[key] for key in ("date", "hardware", "versions")}
         seconds, token_ids, run = float(recorded["seconds"]), recorded.get("token_ids"), recorded["run"]

@@ -28,12 +28,8 @@ _KEPT = "q8_0"
 
 
 def write_gguf(sbd: SBDModel, path: Path, *, weights: WeightType = "f16") -> None:
-    """Write a model, its tokenizer and its SBD facts. The file appears once it is whole.
-
-    Raises:
-        SetBlockError: the model has an adapter or is quantised, llama.cpp does not know its family or its tokenizer, or the
-            file can't be written.
-    """
+    """Write a model, its tokenizer and its SBD facts. The file appears once it is whole. Raise `SetBlockError` if the model has
+    an adapter or is quantised, llama.cpp does not know its family or its tokenizer, or the file can't be written."""
     if sbd.gate is not None:
         raise SetBlockError(
             "a model with an adapter on its future block can't be exported: llama.cpp has no place for it; "

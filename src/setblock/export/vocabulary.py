@@ -34,14 +34,9 @@ _SPLITS: dict[tuple[str, ...], str] = {
 def write_vocabulary(
     writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, *, size: int, mask_token_id: int | None
 ) -> None:
-    """Write the vocabulary, the special tokens and the chat template, and the tokenizer itself for setblock.
-
-    Args:
-        size: V; ids beyond the tokenizer's become tokens that nothing uses.
-
-    Raises:
-        SetBlockError: llama.cpp has no tokenizer like this one.
-    """
+    """Write the vocabulary of `size` V, the special tokens and the chat template, and the tokenizer itself for setblock. Ids
+    beyond the tokenizer's become tokens that nothing uses. Raise `SetBlockError` if llama.cpp has no tokenizer like this
+    one."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise SetBlockError(

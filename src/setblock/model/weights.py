@@ -30,9 +30,7 @@ def quantize(model: PreTrainedModel) -> None:
     """Store the weight of every linear layer, the LM head's too, as int8 with one scale for each output channel.
 
     Activations, embeddings and the key-value cache stay as they are. A head that was tied to the embeddings is so no longer.
-
-    Raises:
-        SetBlockError: torchao is not installed.
+    Raise `SetBlockError` if torchao is not installed.
     """
     try:
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
@@ -44,11 +42,7 @@ def quantize(model: PreTrainedModel) -> None:
 
 def four_bits() -> BitsAndBytesConfig:
     """Return a config for `from_pretrained`: linear layers but the head as four-bit NormalFloat, as QLoRA has them
-    (arXiv 2305.14314).
-
-    Raises:
-        SetBlockError: there is no GPU, or bitsandbytes is not installed.
-    """
+    (arXiv 2305.14314). Raise `SetBlockError` if there is no GPU, or bitsandbytes is not installed."""
     if not torch.cuda.is_available():
         raise SetBlockError("quantisation nf4 needs a GPU, and there is none: use int8")
     if importlib.util.find_spec("bitsandbytes") is None:

@@ -69,11 +69,8 @@ def slowdown(prediction: Prediction, block_size: int, *, batch: int, kv_length: 
 
 
 def block_speedup(prediction: Prediction, nfe_speedup: float, *, block_size: int, batch: int, kv_length: int) -> float:
-    """Return the wall-clock speed-up over one token a pass (eq. 16; table 4).
-
-    Args:
-        nfe_speedup: how many times fewer passes blocks take, in 1..`block_size`. A trained model's, to be measured.
-    """
+    """Return the wall-clock speed-up over one token a pass (eq. 16; table 4), where blocks take `nfe_speedup` times fewer
+    passes, in 1..`block_size`. A trained model's is to be measured."""
     one, block, fused = pass_times(prediction, block_size, batch=batch, kv_length=kv_length)
     return predicted_speedup(block_size / nfe_speedup, block_size=block_size, one_token=one, block=block, fused=fused)
 

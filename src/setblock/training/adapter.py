@@ -42,10 +42,8 @@ class AdapterSection(Section):
 def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:
     """Put a new adapter into the model, freeze everything else, and return the model in PEFT's wrapper, to be trained.
 
-    The layers of `sbd.model` itself are changed; the wrapper adds how they are saved and loaded.
-
-    Raises:
-        SetBlockError: PEFT is not installed, or the model has no such layers.
+    The layers of `sbd.model` itself are changed; the wrapper adds how they are saved and loaded. Raise `SetBlockError` if PEFT
+    is not installed, or the model has no such layers.
     """
     try:
         from peft import LoraConfig, get_peft_model

@@ -47,12 +47,8 @@ class InspectedRow:
 
 
 def inspected_row(recipe: Recipe, args: SBDConfig, *, row: int, evaluation: bool = False) -> InspectedRow:
-    """Read a recipe's data, and double and noise one row of it.
-
-    Raises:
-        ParameterError: there is no such row.
-        SetBlockError: the model's tokenizer can't be loaded, or the data can't be read.
-    """
+    """Read a recipe's data, and double and noise one row of it. Raise `ParameterError` if there is no such row, and
+    `SetBlockError` if the model's tokenizer can't be loaded, or the data can't be read."""
     # 1. The rows
     config, tokenizer = starting_tokenizer(recipe.model, recipe.data)
     facts, context_length = read_facts(config), context_length_of(config)

@@ -113,10 +113,7 @@ FEATURES = Features(
 
 def cached(encoder: Encoder, records: AnyRecords) -> datasets.Dataset:
     """Return the documents of one source. They are tokenised once, and kept on disk until the source or the tokenizer changes.
-
-    Raises:
-        SetBlockError: a record is not as it should be, the source is empty, or the cache can't be written.
-    """
+    Raise `SetBlockError` if a record is not as it should be, the source is empty, or the cache can't be written."""
     key = hashlib.sha256(json.dumps([encoder.fingerprint, records.fingerprint]).encode()).hexdigest()[:32]
 
     def examples() -> Iterator[dict[str, Any]]:
@@ -187,14 +184,12 @@ class CorpusRows(Sequence[Row]):
         pad_token_id: int,
         take_held_out: bool = False,
     ) -> "CorpusRows":
-        """Choose documents, see `FEATURES`, and pack them.
+        """Choose documents, see `FEATURES`, and pack them. Raise `SetBlockError` as `DocumentLimits` does, or if nothing is
+        left.
 
         Args:
             section: says what a row is and which share of the documents is held out.
             take_held_out: whether these are the rows of that share, or of the others.
-
-        Raises:
-            SetBlockError: see `DocumentLimits`; or nothing is left.
         """
         held_out = section.evaluation_fraction or 0.0
         chosen, lengths, fingerprint, census = _chosen(documents, limits, held_out, take_held_out)

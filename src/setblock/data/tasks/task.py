@@ -189,11 +189,8 @@ def split_path(source: str) -> tuple[Path, str] | None:
 
 def task_of_file(path: Path, name: str) -> Task[Any]:
     """Return the task of a name in the variable `TASKS` of a Python file, whose code is run. Where no name is given: the
-    only one, or the one that is named like the file or the package.
-
-    Raises:
-        ParameterError: there is no such file, task or variable, several tasks and no name, or the code fails.
-    """
+    only one, or the one that is named like the file or the package. Raise `ParameterError` if there is no such file, task or
+    variable, several tasks and no name, or the code fails."""
     tasks = _tasks(path.resolve())
     if not name and len(tasks) == 1:
         return next(iter(tasks.values()))

@@ -66,12 +66,8 @@ class Encoder:
         return [_FORMAT, columns, self.loss_on, self.special_tokens, tokenizer_fingerprint(self.tokenizer)]
 
     def documents(self, records: Iterable[SourceRecord]) -> Iterator[EncodedDocument]:
-        """Yield the documents of records, in order.
-
-        Raises:
-            SetBlockError: there is none, a record has not the columns it should have, its chat can't be written, or it spells a
-                special token where that is an error. Its message names the record.
-        """
+        """Yield the documents of records, in order. Raise `SetBlockError`, which names the record, if there is none, one has
+        not the columns it should have, its chat can't be written, or it spells a special token where that is an error."""
         if self.tokenizer.eos_token_id is None:
             raise SetBlockError(
                 "the tokenizer has no end-of-text token to close documents with: set eos_token in its tokenizer_config.json"

@@ -29,7 +29,8 @@ _KINDS: dict[str, Any] = {name: SETTINGS[name].type for name in POINT if name !=
 
 
 def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[str, Sequence[Any]]) -> list[Grid]:
-    """Return the grids that the command line asks for: one for each sampler in method `sbd`, one for method `exact`.
+    """Return the grids that the command line asks for: one for each sampler in method `sbd`, one for method `exact`. Raise
+    `ParameterError` if a name is unknown, or a key fits nothing that is swept.
 
     Args:
         methods: of `METHODS`.
@@ -37,9 +38,6 @@ def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[st
         values: the values of other settings of a point, such as `block_size`, which hold for every grid that has them; of a
             hyperparameter, for every sampler that has it; and of `SAMPLER.HYPERPARAMETER`. A sampler whose hyperparameters
             get no values is swept along its dial.
-
-    Raises:
-        ParameterError: a name is unknown, or a key fits nothing that is swept.
     """
     grids: list[Grid] = []
     used: set[str] = set()

@@ -19,12 +19,9 @@ from setblock.files import differences
 
 
 def read_results(path: Path) -> list[Result]:
-    """Return the results in a file, plain decoding's first. A last line that was not written to its end is left out.
-
-    Raises:
-        SetBlockError: there is no such file, a line is no result, results are of different sweeps, or the first is not plain
-            decoding's.
-    """
+    """Return the results in a file, plain decoding's first. A last line that was not written to its end is left out. Raise
+    `SetBlockError` if there is no such file, a line is no result, results are of different sweeps, or the first is not plain
+    decoding's."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -57,10 +54,8 @@ def _identity(run: Mapping[str, Any]) -> dict[str, Any]:
 def open_results(path: Path | None) -> Iterator[tuple[list[Result], Callable[[Result], None]]]:
     """Open a file to continue it, or make it; yield what it holds, and a function that adds a result and sees it on the disk.
 
-    What an interruption left of a last line is cut off. None keeps no file.
-
-    Raises:
-        SetBlockError: it can't be written, another process writes to it, or as in `read_results`.
+    What an interruption left of a last line is cut off. None keeps no file. Raise `SetBlockError` if it can't be written,
+    another process writes to it, or as in `read_results`.
     """
     if path is None:
         yield [], lambda result: None

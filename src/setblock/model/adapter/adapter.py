@@ -27,10 +27,8 @@ def gated(model: nn.Module) -> Gate:
     """Have the LoRA layers that PEFT put into a model act by a gate, which this returns.
 
     PEFT's layers are switched off, and hooks add their updates to what their base layers give. A pass through a closed gate is
-    the base model's own. Of the mask token, the trained embedding is put in; the head stays the base model's.
-
-    Raises:
-        SetBlockError: one of them changes a weight for all tokens at once, as PEFT's do in experts.
+    the base model's own. Of the mask token, the trained embedding is put in; the head stays the base model's. Raise
+    `SetBlockError` if one of them changes a weight for all tokens at once, as PEFT's do in experts.
     """
     from peft.tuners.lora import LoraLayer
     from peft.utils import TrainableTokensWrapper

@@ -26,14 +26,8 @@ _MORE = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_
 
 
 def read_lora(folder: Path, *, row: bool = False) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the config and the weights of a LoRA adapter of PEFT.
-
-    Args:
-        row: whether it may have a trained row of the embedding, too.
-
-    Raises:
-        SetBlockError: it is not there, is broken, or is more than that.
-    """
+    """Return the config and the weights of a LoRA adapter of PEFT, or raise `SetBlockError` if it is not there, is broken, or
+    is more than that. `row`: whether it may have a trained row of the embedding, too."""
     try:
         config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
         weights = load_file(folder / WEIGHTS_NAME)
@@ -73,16 +67,9 @@ def uno_facts(vocab_size: int) -> SBDFacts:
 
 
 def write_uno(source: Path, facts: SBDFacts | None, folder: Path) -> None:
-    """Write the adapter of a checkpoint as SGLang reads it, in bfloat16. The folder appears once it is whole.
-
-    Args:
-        source: the folder of the adapter.
-        facts: of the checkpoint.
-        folder: must not exist.
-
-    Raises:
-        SetBlockError: the checkpoint has no such adapter, the form is another, or the folder can't be written.
-    """
+    """Write the adapter of a checkpoint, in the folder `source`, as SGLang reads it, in bfloat16. `folder` must not exist, and
+    appears once it is whole. Raise `SetBlockError` if the checkpoint has no such adapter, the form is another, or the folder
+    can't be written."""
     if facts is None or not facts.noisy_adapter:
         raise SetBlockError("only an adapter on the future block (adapter.only_noisy) can be exported for UNO")
     wrong = [

@@ -64,12 +64,8 @@ class Gate:
             self.set(None)
 
     def rows(self, tokens: Tensor) -> Tensor:
-        """Return the rows [n, D] of [..., D] that the adapter may act on: those of `gated` too, where n is less than
-        all.
-
-        Raises:
-            SetBlockError: they are not all tokens of the pass.
-        """
+        """Return the rows [n, D] of [..., D] that the adapter may act on: those of `gated` too, where n is less than all. Raise
+        `SetBlockError` if they are not all tokens of the pass."""
         flat = tokens.flatten(0, -2)
         if self._tokens is not None and len(flat) != self._tokens:
             raise SetBlockError(
@@ -89,11 +85,8 @@ def gate_of(model: nn.Module) -> Gate | None:
 
 
 def block_only(model: nn.Module, in_block: Tensor, *, is_fixed: bool = False) -> AbstractContextManager[None]:
-    """Make the adapter, if there is one, act where `in_block` [B, T] is True, in the future block.
-
-    Args:
-        is_fixed: don't look where it is True. A pass without a block then costs what one with a block does.
-    """
+    """Make the adapter, if there is one, act where `in_block` [B, T] is True, in the future block. With `is_fixed` it does not
+    look where that is: a pass without a block then costs what one with a block does."""
     gate = gate_of(model)
     # Where nothing is in a block, a pass is the base model's. Only a CPU can say so, and where it is, without a wait.
     by_rows = in_block.device.type == "cpu" and not is_fixed

@@ -174,14 +174,8 @@ def _document_sdpa(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attend as Transformers calls it: query [B, H, T, D], key and value [B, H', T, D], masks [1, 1, 1, pairs]. Returns
-    [B, T, H, D], with zeros for padding.
-
-    Args:
-        layout: as the model was given it; without it this is `sdpa`.
-
-    Raises:
-        SetBlockError: the model does not hand on what it was given.
-    """
+    [B, T, H, D], with zeros for padding. Without the `layout` that the model was given, this is `sdpa`. Raise `SetBlockError`
+    if the model does not hand on what it was given."""
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if layout is None or attention_mask is None:
         if attention_mask is not None and attention_mask.shape[2:] != (query.shape[2], key.shape[2]):

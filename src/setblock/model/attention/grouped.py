@@ -193,11 +193,7 @@ class GroupedAttention:
 
 @contextmanager
 def attention_by(name: str, config: PretrainedConfig) -> Iterator[None]:
-    """Make a model's layers call the attention function that is registered by that name.
-
-    Args:
-        config: of the text model.
-    """
+    """Make the layers of a model call the attention function of that name; `config` is that of the text model."""
     usual = config._attn_implementation
     config._attn_implementation = name
     try:

@@ -40,12 +40,8 @@ def pretrained_arguments(source: str) -> dict[str, str]:
 
 
 def weights_arguments(source: str) -> dict[str, Any]:
-    """Return `pretrained_arguments` for a model's weights: every weight of a GGUF file becomes a plain one, which can
-    be trained.
-
-    Raises:
-        SetBlockError: the installed Transformers can't do that.
-    """
+    """Return `pretrained_arguments` for a model's weights: every weight of a GGUF file becomes a plain one, which can be
+    trained. Raise `SetBlockError` if the installed Transformers can't do that."""
     arguments: dict[str, Any] = {**pretrained_arguments(source)}
     if is_gguf(source):
         config = getattr(transformers, "GgufConfig", None)
@@ -58,11 +54,7 @@ def weights_arguments(source: str) -> dict[str, Any]:
 
 
 def metadata_of(source: str | Path) -> Metadata:
-    """Return the metadata of a file. Takes seconds where the vocabulary is large.
-
-    Raises:
-        SetBlockError: the file is damaged.
-    """
+    """Return the metadata of a file, or raise `SetBlockError` if it is damaged. Takes seconds where the vocabulary is large."""
     try:
         fields = gguf.GGUFReader(source).fields
     except Exception as error:  # over a damaged file the reader raises anything
@@ -73,11 +65,7 @@ def metadata_of(source: str | Path) -> Metadata:
 
 
 def facts_in(metadata: Metadata, source: str | Path, *, vocab_size: int) -> SBDFacts | None:
-    """Return the SBD facts that a file holds, or None.
-
-    Raises:
-        SetBlockError: there are some, but not valid ones.
-    """
+    """Return the SBD facts that a file holds, or None. Raise `SetBlockError` if there are some, but not valid ones."""
     recorded = _json(metadata, FACTS_KEY, source)
     return (
         None if recorded is None else facts_from_json(recorded, vocab_size=vocab_size, where=f"{source}: {FACTS_KEY}")
@@ -90,12 +78,8 @@ def end_of_text_in(metadata: Metadata, source: str | Path) -> tuple[int, ...]:
 
 
 def tokenizer_in(metadata: Metadata, source: str | Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that a file holds: its `tokenizer.json`, else what Transformers makes of llama.cpp's
-    vocabulary.
-
-    Raises:
-        SetBlockError: there is none that Transformers can read.
-    """
+    """Return the tokenizer that a file holds: its `tokenizer.json`, else what Transformers makes of llama.cpp's vocabulary.
+    Raise `SetBlockError` if there is none that Transformers can read."""
     whole = metadata(TOKENIZER_KEY)
     try:
         if whole is None:

@@ -202,11 +202,8 @@ def warn_if_untrained(source: str, facts: SBDFacts | None) -> None:
 
 
 def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
-    """Load the config and the tokenizer of a checkpoint, without its weights.
-
-    Raises:
-        SetBlockError: the model does not exist, or one of its files is damaged.
-    """
+    """Load the config and the tokenizer of a checkpoint, without its weights, or raise `SetBlockError` if the model does not
+    exist, or one of its files is damaged."""
     source = resolved(str(path))
     check_source(source)
     return _config_of(source, False), _tokenizer_of(source, False, metadata_of(source) if is_gguf(source) else None)
@@ -286,12 +283,8 @@ def refuse_unsupported(config: PretrainedConfig) -> None:
 
 
 def _auto_class(config: PretrainedConfig) -> Any:
-    """Return the class of a config's causal LM: the text model, or one that takes more than text and is given text
-    only.
-
-    Raises:
-        SetBlockError: Transformers has no such class.
-    """
+    """Return the class of a config's causal LM: the text model, or one that takes more than text and is given text only. Raise
+    `SetBlockError` if Transformers has no such class."""
     for auto in (AutoModelForCausalLM, AutoModelForMultimodalLM):
         if type(config) in auto._model_mapping or auto.__name__ in (getattr(config, "auto_map", None) or {}):
             return auto

@@ -22,11 +22,7 @@ def is_gguf(source: str | Path) -> bool:
 
 
 def check_gguf(source: str | Path) -> None:
-    """Check that a GGUF file is there and looks like one.
-
-    Raises:
-        SetBlockError: there is no such file, it can't be read, or it holds something else.
-    """
+    """Raise `SetBlockError` if there is no such GGUF file, it can't be read, or it holds something else."""
     path = Path(source)
     try:
         with path.open("rb") as file:
@@ -38,11 +34,7 @@ def check_gguf(source: str | Path) -> None:
 
 
 def check_source(source: str) -> None:
-    """Check that a model is where its name or path says. The hub is asked once.
-
-    Raises:
-        SetBlockError: it is nowhere; the message has the nearest name or path.
-    """
+    """Raise `SetBlockError`, with the nearest name or path, if there is no model where `source` says. The hub is asked once."""
     if not source.strip():
         raise SetBlockError(f"model must be a folder, a hub id, a GGUF file or a name, not {source!r}")
     folder = Path(source)

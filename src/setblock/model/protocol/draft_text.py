@@ -76,11 +76,8 @@ class DraftText(NamedTuple):
 
 
 def indexed(texts: Iterable[Sequence[int]]) -> DraftText:
-    """Return texts of token ids with their index, on the CPU.
-
-    Raises:
-        SetBlockError: they have fewer than `LONGEST_MATCH` + 1 tokens.
-    """
+    """Return texts of token ids with their index, on the CPU, or raise `SetBlockError` if they have fewer than
+    `LONGEST_MATCH` + 1 tokens."""
     token_ids = torch.tensor([token for text in texts for token in text], dtype=torch.long)
     if len(token_ids) <= LONGEST_MATCH:
         raise SetBlockError(f"draft text must have more than {LONGEST_MATCH} tokens, not {len(token_ids)}")
@@ -96,11 +93,8 @@ def indexed(texts: Iterable[Sequence[int]]) -> DraftText:
 
 
 def draft_text_of(texts: Iterable[str], model: "LanguageModel") -> DraftText:
-    """Return texts for a model to copy drafts from: its own earlier answers, or those of another model to such prompts.
-
-    Raises:
-        SetBlockError: they have fewer than `LONGEST_MATCH` + 1 tokens, or tokens that the model does not know.
-    """
+    """Return texts for a model to copy drafts from: its own earlier answers, or those of another model to such prompts. Raise
+    `SetBlockError` if they have fewer than `LONGEST_MATCH` + 1 tokens, or tokens that the model does not know."""
     ends, last = model.end_of_text_ids, model.tokenizer.eos_token_id  # of several, the one that ends a turn of a chat
     end = [last] if last in ends else list(ends[:1])
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
@@ -115,11 +109,8 @@ def draft_text_of(texts: Iterable[str], model: "LanguageModel") -> DraftText:
 
 def read_texts(path: Path) -> Iterator[str]:
     """Yield the texts of a JSON Lines file, which may be packed by gzip (`.gz`). A line is a text, or has it in `text` or
-    `completion`, or has `messages`, of which the assistant's count.
-
-    Raises:
-        SetBlockError: the file can't be read, or a line has none of these.
-    """
+    `completion`, or has `messages`, of which the assistant's count. Raise `SetBlockError` if the file can't be read, or a line
+    has none of these."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = content.decode("utf-8-sig")

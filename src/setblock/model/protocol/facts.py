@@ -109,11 +109,7 @@ class SBDFacts:
 
 
 def read_facts(config: PretrainedConfig) -> SBDFacts | None:
-    """Return the facts recorded in a config, or None if there are none.
-
-    Raises:
-        SetBlockError: there are some, but not valid ones.
-    """
+    """Return the facts recorded in a config, or None if there are none. Raise `SetBlockError` if they are not valid."""
     recorded = getattr(config, CONFIG_KEY, None)
     if recorded is None:
         return None
@@ -121,14 +117,7 @@ def read_facts(config: PretrainedConfig) -> SBDFacts | None:
 
 
 def facts_from_json(recorded: Any, *, vocab_size: int, where: str) -> SBDFacts:
-    """Return what `SBDFacts.to_json` wrote.
-
-    Args:
-        where: what holds it, for the message.
-
-    Raises:
-        SetBlockError: it is not valid.
-    """
+    """Return what `SBDFacts.to_json` wrote, or raise `SetBlockError`, which says `where` it is, if it is not valid."""
     if not isinstance(recorded, dict):
         raise SetBlockError(f"{where}: {CONFIG_KEY!r} must be an object, not {type(recorded).__name__}")
     version = recorded.get("version")

@@ -135,11 +135,7 @@ class TrainingInputs:
 
 
 def ntp_inputs(rows: dict[str, Tensor]) -> TrainingInputs:
-    """Return the inputs of plain next-token training: the clean rows only, N = 0.
-
-    Args:
-        rows: `input_ids`, `labels`, `position_ids`, `document_ids`, each [B, L], on the CPU.
-    """
+    """Return the inputs of plain next-token training: the clean rows only, N = 0. `rows` are those of `doubled_inputs`."""
     none = NoisyHalf(*[np.zeros(0, dtype=np.int64)] * len(fields(NoisyHalf)))
     return _side_by_side(rows, [none] * len(rows["input_ids"]), logit_shift=False, end_of_text_id=0)
 
@@ -244,11 +240,8 @@ def _learned(half: NoisyHalf, logit_shift: bool) -> np.ndarray:
 
 
 def _in_order(half: NoisyHalf, learned: np.ndarray | None) -> NoisyHalf:
-    """Return the blocks of a half, of all copies together, sorted by document and by where they start.
-
-    Args:
-        learned: [N] bool. Blocks without a learned token are left out, unless no block has one.
-    """
+    """Return the blocks of a half, of all copies together, sorted by document and by where they start. Those without a
+    `learned` [N] token are left out, unless no block has one."""
     order = np.lexsort((half.block_starts, half.document_ids))
     if learned is not None and learned.any():
         is_used = np.bincount(half.block_ids, weights=learned) > 0

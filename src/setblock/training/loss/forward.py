@@ -51,7 +51,8 @@ def training_logits(
     clean_keys: CleanKeys | None = None,
     take: Take | None = None,
 ) -> Tensor:
-    """Return the logits [M, V] at `index` [M] of the flattened [B * T] inputs.
+    """Return the logits [M, V] at `index` [M] of the flattened [B * T] inputs, or raise `SetBlockError` if the attention mask
+    would be larger than `LARGEST_DENSE_MASK`.
 
     Args:
         model: the model itself.
@@ -59,9 +60,6 @@ def training_logits(
         half: which tokens to run; `index` still counts all.
         clean_keys: the clean half's keys and values. A pass over that half fills them; one over the noisy half reads them.
         take: see `logits_at`.
-
-    Raises:
-        SetBlockError: the attention mask would be larger than `LARGEST_DENSE_MASK`.
     """
     config = model.config.get_text_config()
     first, end, _ = inputs.columns(half).indices(inputs.input_ids.shape[1])

@@ -47,15 +47,12 @@ def make_folder(folder: Path) -> None:
 
 
 def claim(folder: Path, recipe: Recipe, *, documents: str | None = None, global_batch_size: int | None = None) -> None:
-    """Record in `folder` which recipe is trained there, and on what.
+    """Record in `folder` which recipe is trained there, and on what, or raise `SetBlockError` if it already holds the run of
+    another recipe, or of other documents, which this one would silently continue with.
 
     Args:
         documents: a hash of the documents that it is trained on, if it is known.
         global_batch_size: rows that an optimiser step learns from.
-
-    Raises:
-        SetBlockError: it already holds the run of another recipe, or of other documents, which this one would silently continue
-            with.
     """
     wanted = _record(recipe) | {"documents": documents, "global_batch_size": global_batch_size}
     path = folder / _RECIPE_FILE

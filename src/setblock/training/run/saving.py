@@ -140,11 +140,8 @@ class Completeness(TrainerCallback):
                 (later / RECORD).unlink()  # will be written again
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Check the checkpoint, and record in it what was trained: it counts as whole from then on.
-
-        Raises:
-            SetBlockError: a trained tensor is not in it. All processes raise the same.
-        """
+        """Check the checkpoint, and record in it what was trained: it counts as whole from then on. All processes raise the
+        same `SetBlockError` if a trained tensor is not in it."""
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         tensors = trained_tensors(kwargs["model"])
         expected = sums_of(tensors.items())
