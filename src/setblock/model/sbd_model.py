@@ -78,8 +78,7 @@ class SBDModel:
     @property
     def vocab_size(self) -> int:
         """Return V, the number of rows of its output embeddings, and so the number of logits of a position."""
-        size: int = self.model.get_output_embeddings().weight.shape[0]
-        return size
+        return int(self.model.get_output_embeddings().weight.shape[0])
 
     @property
     def context_length(self) -> int | None:

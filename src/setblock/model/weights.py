@@ -215,8 +215,7 @@ def _share_left(model: PreTrainedModel, linears: Iterable[nn.Linear]) -> float:
     laid_out = {linear.weight for linear in linears}
     looked_up = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     left = sum(weight.numel() for weight in {*model.parameters()} - laid_out - looked_up if weight.ndim > 1)
-    share: float = left / (left + sum(weight.numel() for weight in laid_out))
-    return share
+    return float(left / (left + sum(weight.numel() for weight in laid_out)))
 
 
 def is_supported(dtype: torch.dtype) -> bool:

@@ -139,25 +139,23 @@ def measured_hardware(dtype: "torch.dtype", *, device: "torch.device", seconds: 
     return Hardware(name=THIS_MACHINE, bandwidth=max(read, copy), peaks=peaks, memory=_memory(device))
 
 
-def fastest(action: Callable[[], object], device: "torch.device", *, seconds: float, least: int = 3) -> float:
-    """Return the seconds of the fastest of at least `least` calls, after one that does not count."""
-    action()
-    synchronise(device)
-    times: list[float] = []
-    while len(times) < least or sum(times) < seconds:
-        started = time.perf_counter()
-        action()
-        synchronise(device)
-        times.append(time.perf_counter() - started)
-    return min(times)
-
-
-def synchronise(device: "torch.device") -> None:
-    """Wait for the device's queued work."""
+def fastest(action: Callable[[], object], device: "torch.device", *, seconds: float) -> float:
+    """Return the seconds of the fastest of at least three calls, after one that does not count."""
     import torch
 
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    action()
+    wait()
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < seconds:
+        started = time.perf_counter()
+        action()
+        wait()
+        times.append(time.perf_counter() - started)
+    return min(times)
 
 
 def _memory(device: "torch.device") -> float | None:

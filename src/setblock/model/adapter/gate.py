@@ -27,9 +27,8 @@ class Gate:
         Stays so until it is said otherwise: with activation checkpointing, the backward pass runs layers again.
         """
         self.is_open, self._rows = tokens is not None, slice(0, None)
-        self._left_out = (
-            None if tokens is None else ~tokens.flatten()
-        )  # of `_rows`, [N] bool; None where there are none
+        # Of `_rows`, [N] bool; None where there are none
+        self._left_out = None if tokens is None else ~tokens.flatten()
         self._tokens = None if tokens is None else tokens.numel()
 
     def open(self) -> None:

@@ -82,8 +82,7 @@ def _implementation(config: PretrainedConfig) -> str:
     soft-capping."""
     if config._attn_implementation == "flex_attention":
         return "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
-    usual: str = config._attn_implementation
-    return usual
+    return str(config._attn_implementation)
 
 
 def _flat_mask(layout: _Layout, *, device: torch.device, dtype: torch.dtype) -> AttentionMask:
