@@ -19,6 +19,9 @@ class GivenCosts:
     def of_uneven(self) -> float:
         return 0.0
 
+    def of_block(self) -> float:
+        return 0.0
+
     def learn(self, timed: TimedPass) -> None:
         pass
 

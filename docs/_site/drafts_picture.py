@@ -43,6 +43,10 @@ class RooflineCosts:
         """Return 0: the roofline has no parts of attention."""
         return 0.0
 
+    def of_block(self) -> float:
+        """Return 0: the roofline has no adapters."""
+        return 0.0
+
     def learn(self, timed: TimedPass) -> None:
         """Learn nothing: they are given."""
 

@@ -160,6 +160,46 @@ def test_a_row_with_a_good_draft_does_not_take_all_of_it_at_once() -> None:
     assert taken == [8, 4]
 
 
+def test_a_block_must_be_worth_what_any_block_costs() -> None:
+    """As the products of an adapter: one row's block is not, two rows' are. Drafted places are checked either way."""
+    row = Prospects([0.9], [0.8, 0.4], 4)
+    for count, fed in ((1, 0), (2, 4)):
+        chosen = choose_drafts(
+            [row] * count,
+            lambda tokens: [1 + 0.01 * n for n in tokens],
+            block=1.5,
+            others=count,
+            rate=1.0,
+            usual=Usual(9),
+        )
+        assert chosen == [DraftChoice(1, fed)] * count
+        alike = choose_drafts_alike(
+            [row] * count,
+            lambda tokens: [1 + 0.01 * n for n in tokens],
+            block=1.5,
+            widths=[1, 2, 6],
+            padded_rows=count,
+            rate=1.0,
+            usual=Usual(9),
+        )
+        assert alike == [DraftChoice(1, fed)] * count
+
+
+def test_a_block_is_worth_what_it_gives_beyond_copies() -> None:
+    """Of two rows whose blocks draft as well, one has a copy whenever there is a block."""
+    for copied in (0, COPIED + 6):
+        control = DraftControl(costs={"any": GivenCosts(lambda tokens, rows: 1 + 0.15 * tokens)})
+        row = control.new_row()
+        for _ in range(60):
+            row.prospects([], 4, waits=False)
+            row.fed = was_fed((), block=4)
+            control.observe(row, 11, [len(CONFIDENCES)] * 3, copied=copied)
+        (choice,) = control.decide(
+            [row.prospects([], 4, waits=False)], "any", others=0, prompts=0, padded_rows=1, cached=0
+        )
+        assert choice.fed == (0 if copied else 4)
+
+
 # Chances
 
 
@@ -280,9 +320,13 @@ def test_what_a_draft_costs_among_many_rows_is_not_taken_for_what_it_costs_among
     control = DraftControl()
     for tokens in [32, 33, 40, 52] * 60:
         seconds = 0.1 + 0.001 * tokens + 0.03 * (tokens > 32)
-        control.learn(TimedPass("any", tokens, 32, cached=6400, is_uneven=tokens > 32, seconds=seconds))
+        control.learn(
+            TimedPass("any", tokens, 32, cached=6400, is_uneven=tokens > 32, has_block=False, seconds=seconds)
+        )
     for tokens in [8, 8, 8, 12] * 6:
-        control.learn(TimedPass("any", tokens, 8, cached=1600, is_uneven=False, seconds=0.05 + 0.001 * tokens))
+        control.learn(
+            TimedPass("any", tokens, 8, cached=1600, is_uneven=False, has_block=False, seconds=0.05 + 0.001 * tokens)
+        )
     plain, more = control.costs_of("any", rows=8).seconds([8, 12], rows=8, cached=1600)
     assert more / plain == pytest.approx(62 / 58, abs=0.02)
     assert control.curve("any", rows=31, cached=0)

@@ -12,8 +12,17 @@ from given_costs import on_a_cpu
 from setblock.decoding.drafts.costs import KNOTS, MOST_CACHED, STEPS, LearnedCosts, TimedPass
 
 
-def learn(costs: LearnedCosts, tokens: int, *, rows: int, cached: int, seconds: float, is_uneven: bool = False) -> None:
-    costs.learn(TimedPass("any", tokens, rows, cached, is_uneven, seconds))
+def learn(
+    costs: LearnedCosts,
+    tokens: int,
+    *,
+    rows: int,
+    cached: int,
+    seconds: float,
+    is_uneven: bool = False,
+    has_block: bool = False,
+) -> None:
+    costs.learn(TimedPass("any", tokens, rows, cached, is_uneven, has_block, seconds))
 
 
 @pytest.mark.parametrize("disturbed", [0.0, 0.1])
@@ -67,6 +76,18 @@ def test_what_uneven_rows_cost_is_learned() -> None:
     assert more + costs.of_uneven() - plain == pytest.approx(0.016, rel=0.2)
 
 
+def test_what_a_block_costs_is_learned() -> None:
+    """As with an adapter: a copied token takes 1 ms, and a block of 4 takes 9 ms more."""
+    costs, numbers = LearnedCosts(free_tokens=24.0), random.Random(0)
+    for _ in range(150):
+        drafted, has_block = numbers.randrange(5), numbers.random() < 0.5
+        tokens = 1 + drafted + 4 * has_block
+        learn(costs, tokens, rows=1, cached=200, seconds=0.04 + 0.001 * tokens + 0.009 * has_block, has_block=has_block)
+    one, five = costs.seconds([1, 5], rows=1, cached=200)
+    assert five - one == pytest.approx(0.004, rel=0.3)
+    assert costs.of_block() == pytest.approx(0.009, rel=0.15)
+
+
 def test_a_step_beyond_some_size_is_learned() -> None:
     """As where kernels compute 32 tokens at a time: 58 ms for up to 32 tokens of 8 rows, and 19 ms more beyond."""
     costs = LearnedCosts(free_tokens=24.0)
@@ -81,7 +102,7 @@ def test_seconds_are_the_sum_that_the_coefficients_say(seen: list[tuple[int, flo
     costs = LearnedCosts(free_tokens=24.0)
     for tokens, seconds in seen:
         learn(costs, tokens, rows=7, cached=900, seconds=seconds)
-    start, *others, per_row, per_cached, _ = costs._coefficients
+    start, *others, per_row, per_cached, _, _ = costs._coefficients
     slopes, steps = others[: len(KNOTS)], others[len(KNOTS) :]
     for tokens in (1, 3, 7, 8, 33, 1024, 1025, 2500):
         inside = [max(0, min(tokens, end) - knot) for knot, end in itertools.pairwise([*KNOTS, 10**9])]

@@ -5,10 +5,13 @@ Knows rows by numbers and spans. Knows nothing of tensors, nor of how a pass is 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from setblock.decoding.drafts.costs import KNOTS, CostModel, LearnedCosts, PassClock, TimedPass, is_uneven
 from setblock.decoding.drafts.gains import (
+    COPIED,
+    NUM_KINDS,
     Chances,
     DraftChoice,
     ExpectedDraft,
@@ -29,11 +32,15 @@ class RowDrafts:
 
     Attributes:
         chances, expected: of its drafts.
+        copied: what copies alone give. They need no block, so it brings only what is better.
+        size: the most tokens of a future block that it may be fed; 0 where none.
         fed: what its last pass was fed, until it is known what became of it; None then.
     """
 
     chances: Chances
     expected: ExpectedDraft
+    copied: ExpectedDraft
+    size: int = 0
     fed: Span | None = None
 
     def prospects(self, kinds: Sequence[int], size: int, *, waits: bool) -> Prospects:
@@ -41,12 +48,14 @@ class RowDrafts:
 
         Args:
             kinds: of its drafted tokens, those behind the next one, which is certain.
-            size: the most tokens of a future block that it may be fed; 0 where none.
+            size: as the attribute.
             waits: as in `Prospects`.
         """
-        if size < 2:  # one token drafts nothing
-            return Prospects(self.chances.reached(kinds), (), 0, waits)
-        return Prospects(self.chances.reached(kinds), self.expected.of(size - 1), size, waits)
+        self.size = size if size > 1 else 0  # one token drafts nothing
+        places = max(0, size - 1)
+        pairs = zip(self.expected.of(places), self.copied.of(places), strict=True)
+        better = [max(_BETTER * each, each - copied) for each, copied in pairs]
+        return Prospects(self.chances.reached(kinds), better, self.size, waits)
 
 
 @dataclass
@@ -79,6 +88,7 @@ class _Gain:
 # Times as many tokens as plain passes would bring for its cost is what a draft must bring, at least: estimates err, and not all
 # that it costs is timed. Where passes have gained more, a draft must bring as much as they have
 _MARGIN = 1.1
+_BETTER = 0.01  # of a block's draft is better than a copy, at least: so it is fed where that costs nothing
 _HOPED = 8.0  # drafted tokens: what full trust is worth a priori
 _FADING = 0.98  # of what is known of passes, after one more
 _REFUSED, _REST = 64, 3  # rows whose drafts were refused, and the passes that then follow without one
@@ -102,6 +112,7 @@ class DraftControl:
     clock: PassClock = field(default_factory=PassClock)
     _chances: Chances = field(default_factory=lambda: Chances(memory=500.0))
     _expected: ExpectedDraft = field(default_factory=ExpectedDraft)
+    _copied: ExpectedDraft = field(default_factory=partial(ExpectedDraft, usual=0.0))
     # Apart for about as many rows: what few rows cost and gain says little of many
     _learned: dict[tuple[str, int], LearnedCosts] = field(default_factory=dict)
     _gains: dict[int, _Gain] = field(default_factory=dict)
@@ -109,7 +120,9 @@ class DraftControl:
 
     def new_row(self) -> RowDrafts:
         """Return what is known of a row that begins."""
-        return RowDrafts(Chances(self._chances, memory=24.0), ExpectedDraft(self._expected))
+        return RowDrafts(
+            Chances(self._chances, memory=24.0), ExpectedDraft(self._expected), ExpectedDraft(self._copied)
+        )
 
     def costs_of(self, name: str, *, rows: int) -> CostModel:
         """Return the costs of a kind of pass over about as many rows."""
@@ -138,12 +151,13 @@ class DraftControl:
     def _gain_here(self) -> _Gain:
         return self._gains.setdefault(self._load, _Gain())
 
-    def observe(self, row: RowDrafts, committed: int, kinds: Sequence[int]) -> None:
+    def observe(self, row: RowDrafts, committed: int, kinds: Sequence[int], *, copied: int = 0) -> None:
         """Learn what became of the draft that a row's last pass was fed.
 
         Args:
             committed: where the row stands now.
             kinds: of the draft that it has now.
+            copied: of the copy's first drafted token, if the text has one now, whether or not it is in the draft.
         """
         fed, row.fed = row.fed, None
         if fed is None or committed <= fed.start:
@@ -155,6 +169,10 @@ class DraftControl:
         gain.right += right
         gain.hoped += sum(row.chances.reached(checked))
         row.chances.learn(checked, right=right)
+        if row.size:
+            places = range(row.size - 1)
+            copies = [min(copied + place, NUM_KINDS - 1) for place in places] if copied >= COPIED else ()
+            row.copied.learn(row.chances.reached(copies) or [0.0 for _ in places])
         if drafted > 0 and right == len(checked):  # else its draft is void
             reached = row.chances.reached(kinds[:drafted])  # copies may stand behind what the block gave
             row.expected.learn([*reached, *[0.0] * (drafted - len(reached))])
@@ -173,6 +191,7 @@ class DraftControl:
         cached: int,
         padded_rows: int,
         widths: Sequence[int] | None = None,
+        has_block: bool = False,
     ) -> list[DraftChoice]:
         """Return what each of the rows is to be fed in the next pass besides its next token.
 
@@ -183,6 +202,7 @@ class DraftControl:
             cached: positions that the cache holds of all rows in the pass.
             padded_rows: rows that the pass computes, where it has padding.
             widths: the numbers of tokens for each row that it may have then, padding included; None where it has no padding.
+            has_block: whether other rows are fed a future block.
         """
         count = len(rows) + others
         computed = count if widths is None else padded_rows
@@ -191,21 +211,25 @@ class DraftControl:
         def seconds(tokens: Sequence[int]) -> list[float]:
             return model.seconds(tokens, rows=computed, cached=cached)
 
-        plain = seconds([computed])[0]
+        plain, block = seconds([computed])[0], 0.0 if has_block else model.of_block()
         here, rate = self._gain_here, max(_MARGIN, self.gain) * count / plain
         usual = Usual(max(1.0, here.gained / here.rows), here.checked / here.rows)
         prospects = [row.trusted(here.trust) for row in rows]
         if widths is None:
             uneven = model.of_uneven()
-            chosen = choose_drafts(prospects, seconds, uneven=uneven, others=count + prompts, rate=rate, usual=usual)
+            chosen = choose_drafts(
+                prospects, seconds, uneven=uneven, block=block, others=count + prompts, rate=rate, usual=usual
+            )
             taken = seconds([count + sum(map(sum, chosen))])[0] + uneven * is_uneven(map(sum, chosen))
         else:
             chosen = choose_drafts_alike(
-                prospects, seconds, widths=widths, padded_rows=padded_rows, rate=rate, usual=usual
+                prospects, seconds, block=block, widths=widths, padded_rows=padded_rows, rate=rate, usual=usual
             )
             taken = seconds([padded_rows * (1 + max(map(sum, chosen)))])[0]
+        taken += block * any(each.fed for each in chosen)
         self._chances.fade(_KEPT)
         self._expected.fade(_KEPT)
+        self._copied.fade(_KEPT)
         here.fade()
         here.rows += len(rows)
         here.checked += sum(each.drafted for each in chosen)
@@ -247,7 +271,7 @@ def observe(control: DraftControl, drafts: Sequence[RowDrafts | None], spans: Se
     """Learn from where rows stand after a pass."""
     for row, span in zip(drafts, spans, strict=True):
         if row is not None and not span.is_prefill:
-            control.observe(row, span.start, span.kinds)
+            control.observe(row, span.start, span.kinds, copied=span.copied)
 
 
 def note_fed(drafts: Sequence[RowDrafts | None], spans: Sequence[Span]) -> None:
@@ -328,6 +352,7 @@ def _decided(
         cached=sum(span.start for span in fed),
         padded_rows=len(spans) if is_fixed else len(fed),
         widths=widths,
+        has_block=any(span.in_block for span in others),
     )
 
 
@@ -341,6 +366,7 @@ def timed_pass(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> TimedPa
         rows=rows,
         cached=sum(span.start for span in fed),
         is_uneven=not is_padded and is_uneven(span.tokens - 1 for span in fed),
+        has_block=any(span.in_block for span in fed),
         seconds=0.0,
     )
 

@@ -4,11 +4,13 @@ Knows numbers, clocks and devices. Knows nothing of models or drafts.
 
     seconds = start + sum of slope_i * (tokens within segment i) + sum of step_j, if tokens > `STEPS`[j]
               + per_row * rows + per_cached * cached + uneven, if rows have uneven numbers of tokens
+              + block, if any row is fed a future block
 
 The segments lie between `KNOTS`, so that a pass may cost the same up to some size, as on a GPU, or rise from the first token
 on. A step is what it costs more beyond some size: kernels compute so many tokens at a time. Rows of uneven lengths need
-further parts of attention. All coefficients are at least 0. They minimise the relative error over recent passes, with a weak
-prior; a pass that was disturbed, and took long, counts for little.
+further parts of attention, and a block needs the products of an adapter, where there is one. All coefficients are at least 0.
+They minimise the relative error over recent passes, with a weak prior; a pass that was disturbed, and took long, counts for
+little.
 """
 
 import time
@@ -47,6 +49,10 @@ class CostModel(Protocol):
         """Return what they take longer where `is_uneven`."""
         ...
 
+    def of_block(self) -> float:
+        """Return what they take longer where any row is fed a future block, its tokens apart."""
+        ...
+
     def learn(self, timed: "TimedPass") -> None:
         """Take the time of a pass into account."""
         ...
@@ -70,6 +76,7 @@ class TimedPass(NamedTuple):
         rows: rows that took part.
         cached: positions that they had in the cache together.
         is_uneven: as the function.
+        has_block: whether any row was fed a future block.
         seconds: its time.
     """
 
@@ -78,6 +85,7 @@ class TimedPass(NamedTuple):
     rows: int
     cached: int
     is_uneven: bool
+    has_block: bool
     seconds: float
 
 
@@ -91,34 +99,37 @@ class LearnedCosts:
             free_tokens: how many more tokens take as long as the first one. About the machine's operations a second over its
                 bytes a second.
         """
-        count = len(KNOTS) + len(STEPS) + 4
+        count = len(KNOTS) + len(STEPS) + 5
         self.num_passes = 0
         self._prior = _prior(free_tokens).T @ _prior(free_tokens)
         self._products, self._sums = np.zeros((count, count)), np.zeros(count)
         self._coefficients = np.zeros(count)
         self._coefficients[0], self._coefficients[_SLOPES] = 1.0, 1.0 / free_tokens  # in a unit that nobody knows yet
         self._fastest = 0.0  # seconds of the fastest pass
-        self._curve: list[float] | None = None  # what 0, 1, 2, ... tokens cost, but for the last three terms
+        self._curve: list[float] | None = None  # what 0, 1, 2, ... tokens cost, but for the last four terms
 
     def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
         """See `CostModel`. Before the first pass, in any unit."""
-        slope, (per_row, per_cached, _) = self._coefficients[len(KNOTS)], self._coefficients[-3:].tolist()
+        slope, (per_row, per_cached, *_) = self._coefficients[len(KNOTS)], self._coefficients[-4:].tolist()
         if self._curve is None:  # asked for every pass, and of many sizes: so it is computed once for each fit
-            self._curve = (_features(np.arange(KNOTS[-1] + 1))[:, :-3] @ self._coefficients[:-3]).tolist()
+            self._curve = (_features(np.arange(KNOTS[-1] + 1))[:, :-4] @ self._coefficients[:-4]).tolist()
         curve, last = self._curve, KNOTS[-1]
         same, least = per_row * rows + per_cached * cached / MOST_CACHED, _LEAST * self._fastest
         return [max(least, curve[min(each, last)] + slope * max(0, each - last) + same) for each in tokens]
 
     def of_uneven(self) -> float:
         """See `CostModel`."""
+        return float(self._coefficients[-2])
+
+    def of_block(self) -> float:
+        """See `CostModel`."""
         return float(self._coefficients[-1])
 
     def learn(self, timed: TimedPass) -> None:
         """See `CostModel`."""
         seconds = timed.seconds
-        features = (
-            _features(np.asarray([timed.tokens]), timed.rows, timed.cached, is_uneven=timed.is_uneven)[0] / seconds
-        )
+        about = (timed.rows, timed.cached / MOST_CACHED, timed.is_uneven, timed.has_block)
+        features = _features(np.asarray([timed.tokens]), about)[0] / seconds
         self._products = FADING * self._products + np.outer(features, features)
         self._sums = FADING * self._sums + features
         self._fastest = seconds if self.num_passes == 0 else min(self._fastest, seconds)
@@ -142,24 +153,24 @@ _WIDTHS = np.append(np.diff(_STARTS), np.inf)
 _SLOPES = slice(1, 1 + len(KNOTS))
 
 
-def _features(tokens: np.ndarray, rows: int = 0, cached: int = 0, *, is_uneven: bool = False) -> np.ndarray:
-    """Return [n, segments + steps + 4], what the coefficients are multiplied with."""
+def _features(tokens: np.ndarray, about: Sequence[float] = (0, 0, 0, 0)) -> np.ndarray:
+    """Return [n, segments + steps + 5], what the coefficients are multiplied with."""
     inside = np.clip(tokens[:, None] - _STARTS, 0, _WIDTHS)
     ones, is_beyond = np.ones((len(tokens), 1)), tokens[:, None] > np.asarray(STEPS)
-    return np.concatenate([ones, inside, is_beyond, ones * [rows, cached / MOST_CACHED, is_uneven]], axis=1)
+    return np.concatenate([ones, inside, is_beyond, ones * about], axis=1)
 
 
 def _prior(free_tokens: float) -> np.ndarray:
-    """Return [n, segments + steps + 4], coefficients of what is 0 a priori, as parts of a pass's time: each segment's slope is
+    """Return [n, segments + steps + 5], coefficients of what is 0 a priori, as parts of a pass's time: each segment's slope is
     what makes `free_tokens` more cost as much as the first, so is that of rows, and a few units of the cache do; there are no
-    steps, and uneven lengths cost nothing; and each segment is like the next."""
+    steps, uneven lengths and blocks cost nothing; and each segment is like the next."""
     segments, steps = len(KNOTS), len(STEPS)
     ends = np.asarray([*KNOTS[1:], 2 * KNOTS[-1]], dtype=float)
     parts = ends / (1 + ends / free_tokens)
-    same = np.zeros((segments + steps + 3, segments + steps + 4))
-    same[:, 0] = [*-parts / free_tokens, *[0.0] * steps, -1 / free_tokens, -1 / _FREE_CACHED, 0.0]
-    same[:, 1:] = np.diag([*parts, *[1.0] * (steps + 3)])
-    alike = np.zeros((segments - 1, segments + steps + 4))
+    same = np.zeros((segments + steps + 4, segments + steps + 5))
+    same[:, 0] = [*-parts / free_tokens, *[0.0] * steps, -1 / free_tokens, -1 / _FREE_CACHED, 0.0, 0.0]
+    same[:, 1:] = np.diag([*parts, *[1.0] * (steps + 4)])
+    alike = np.zeros((segments - 1, segments + steps + 5))
     between = np.arange(segments - 1)
     alike[between, 1 + between], alike[between, 2 + between] = -parts[:-1], parts[:-1]
     return np.concatenate([same, alike])

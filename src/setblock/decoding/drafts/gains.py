@@ -83,12 +83,21 @@ class Chances:
         return found
 
 
+USUAL = 0.9
+"""The chance that a drafted token is right where those before it are: rather too much, so that drafts are tried."""
+
+
 class ExpectedDraft:
     """Hold how good a draft may be: for each place, how likely it and all before it are right. It is the mean over recent
-    drafts, and before there are any, that of the model's other rows."""
+    drafts, and before there are any, that of the model's other rows, or what is usual."""
 
-    def __init__(self, parent: "ExpectedDraft | None" = None) -> None:
-        self._parent = parent
+    def __init__(self, parent: "ExpectedDraft | None" = None, *, usual: float = USUAL) -> None:
+        """Begin without drafts.
+
+        Args:
+            usual: a priori, the chance that a token is right where those before it are.
+        """
+        self._parent, self._usual = parent, usual
         self._means: list[float] = []
         self._counts: list[float] = []
 
@@ -113,7 +122,7 @@ class ExpectedDraft:
         of_others = None if self._parent is None else self._parent.of(length)
         found: list[float] = []
         for place in range(length):
-            guess = found[-1] ** ((place + 1) / place) if found else _USUAL
+            guess = found[-1] ** ((place + 1) / place) if found else self._usual
             guess = guess if of_others is None else of_others[place]
             if place < len(self._means):
                 count = self._counts[place]
@@ -122,8 +131,6 @@ class ExpectedDraft:
         return found
 
 
-# The chance that a drafted token is right where those before it are: rather too much, so that drafts are tried
-_USUAL = 0.9
 _RECENT = 16.0  # drafts that count
 
 
@@ -149,7 +156,8 @@ class Prospects(NamedTuple):
 
     Attributes:
         reached: of each drafted place, how likely it and all before it are right; not increasing.
-        expected: the same of the draft that a block as large as may be fed would give; empty where none may be fed.
+        expected: of the draft that a block as large as may be fed would give, the same less what copies would give without it;
+            empty where none may be fed.
         size: tokens of that block.
         waits: whether a pass that feeds the block gives no token itself, since the runtime commits in separate passes.
     """
@@ -189,13 +197,21 @@ class _Item(NamedTuple):
 
 
 def choose_drafts(
-    rows: Sequence[Prospects], seconds: Seconds, *, uneven: float = 0.0, others: int, rate: float, usual: Usual
+    rows: Sequence[Prospects],
+    seconds: Seconds,
+    *,
+    uneven: float = 0.0,
+    block: float = 0.0,
+    others: int,
+    rate: float,
+    usual: Usual,
 ) -> list[DraftChoice]:
     """Return what each row is fed in a pass that computes what it is fed, and nothing else.
 
     Args:
         seconds: what passes cost where all rows are fed as much.
         uneven: what they cost more where rows are not all fed about as much (`is_uneven`).
+        block: what they cost more where any row is fed a block.
         others: tokens that are fed besides, one of each of these rows included.
         rate: tokens that a second is worth.
         usual: as in `worths`.
@@ -216,41 +232,55 @@ def choose_drafts(
     one_more = (cost[-1] - cost[taken]) / (len(cost) - 1 - taken)
     parts = [item for index, row in enumerate(rows) for item in _parts(row, index, drafted[index], one_more, usual)]
     fed = [0] * len(rows)
-    for item in _best(parts, drafted, cost[taken:], rate * uneven):
+    for item in _best(parts, drafted, cost[taken:], rate * uneven, start=rate * block):
         fed[item.row] = item.total
     return [DraftChoice(*choice) for choice in zip(drafted, fed, strict=True)]
 
 
 def choose_drafts_alike(
-    rows: Sequence[Prospects], seconds: Seconds, *, widths: Sequence[int], padded_rows: int, rate: float, usual: Usual
+    rows: Sequence[Prospects],
+    seconds: Seconds,
+    *,
+    block: float = 0.0,
+    widths: Sequence[int],
+    padded_rows: int,
+    rate: float,
+    usual: Usual,
 ) -> list[DraftChoice]:
     """Return what each row is fed in a pass that computes as many tokens for each row, padding included.
 
     Args:
         widths: the numbers of tokens of a row that there may be, ascending.
         padded_rows: how many rows the pass computes.
-        seconds, rate, usual: as in `choose_drafts`.
+        seconds, block, rate, usual: as in `choose_drafts`.
     """
     cost = [rate * each for each in seconds([width * padded_rows for width in (*widths, widths[-1] + 1)])]
     worth = [(worths(row.reached, usual), worths(row.expected, usual)) for row in rows]
     best, found = float("-inf"), [DraftChoice(0, 0)] * len(rows)
     for place, width in enumerate(widths):
         one_more = (cost[place + 1] - cost[place]) / ((*widths, widths[-1] + 1)[place + 1] - width) / padded_rows
-        value, chosen = -cost[place], []
+        value, of_blocks, chosen = -cost[place], -rate * block, []
         for row, (of_draft, of_next) in zip(rows, worth, strict=True):
             drafted = min(len(row.reached), width - 1)
             fed = min(row.size, width - 1 - drafted)
             gain = _gain_of_block(row, drafted, of_next[: fed - 1], one_more) if fed > 1 else 0.0
-            value += sum(of_draft[:drafted]) + max(0.0, gain)
+            value, of_blocks = value + sum(of_draft[:drafted]), of_blocks + max(0.0, gain)
             chosen.append(DraftChoice(drafted, fed if gain > 0 else 0))
+        if of_blocks > 0:
+            value += of_blocks
+        else:
+            chosen = [choice._replace(fed=0) for choice in chosen]
         if value > best:
             best, found = value, chosen
     return found
 
 
-def _best(items: Sequence[_Item], lengths: Sequence[int], cost: Sequence[float], uneven: float) -> list[_Item]:
-    """Return the items that are worth most: their gain, less the cost of their tokens and of uneven rows. Each row's are taken
-    from the first on: the best of all rows first, or all rows in step, whichever is worth more."""
+def _best(
+    items: Sequence[_Item], lengths: Sequence[int], cost: Sequence[float], uneven: float, *, start: float = 0.0
+) -> list[_Item]:
+    """Return the items that are worth most: their gain, less the cost of their tokens, of uneven rows, and of any item, which
+    is `start`. Each row's are taken from the first on: the best of all rows first, or all rows in step, whichever is worth
+    more."""
     by_gain = sorted(items, key=lambda item: item.gain / item.tokens, reverse=True)
     orders = [by_gain] if not uneven else [by_gain, sorted(by_gain, key=lambda item: item.total)]
     best, taken, was_uneven = 0.0, list[_Item](), is_uneven(lengths)
@@ -263,7 +293,7 @@ def _best(items: Sequence[_Item], lengths: Sequence[int], cost: Sequence[float],
             alike[size_class(now[item.row])] += 1
             value, tokens = value + item.gain, tokens + item.tokens
             now_uneven = alike[size_class(now[item.row])] < len(now)
-            worth = value - (cost[tokens] - cost[0]) - uneven * (now_uneven - was_uneven)
+            worth = value - start - (cost[tokens] - cost[0]) - uneven * (now_uneven - was_uneven)
             if worth > best:
                 best, taken = worth, order[:place]
     return taken

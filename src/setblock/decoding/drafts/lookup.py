@@ -80,7 +80,8 @@ class Draft(NamedTuple):
 
 def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tensor) -> tuple[Draft, Tensor]:
     """Return a pass's draft, with copies where the model is unsure, of exact rows whose block's first token is known; and [B,
-    k] the kind that each place is of if it is copied.
+    k] the kind that each place is of if it is copied; in the first place, which never is, that of the second if there is a
+    copy, and else 0.
 
     A copy holds as long as it agrees with every place before it of which the model is sure: places that earlier passes
     revealed, and those that this one reveals with an entropy of at most `SURE`.
@@ -105,4 +106,5 @@ def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tenso
     holds = pad(agrees[:, :-1].cumprod(dim=1), (1, 0), value=1).bool()
     fill = rows[:, None] & holds & ~is_sure & state.candidates()
     kinds = copied_kinds(copies.matched, positions.shape[1])
+    kinds[:, 0] = torch.where(rows, copied_kinds(copies.matched, 2)[:, 1], 0)
     return Draft(torch.where(fill, copies.token_ids, draft.token_ids), draft.reveal | fill), kinds

@@ -75,9 +75,13 @@ def _check_known(name: str, sampler: Any, *, offered: Collection[str], told: str
 DEFAULT_MAX_NEW_TOKENS = 256
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_DRAFT_LOOKUP = 0  # short matches mislead a model that drafts well (docs/log.md)
-ADAPTER_DRAFT_LOOKUP = 2  # an adapter that leaves plain decoding alone drafts less well (docs/real-model.md)
+ADAPTER_DRAFT_LOOKUP = (
+    2  # with fixed drafts: an adapter that leaves plain decoding alone drafts less well (docs/real-model.md)
+)
 DRAFT_TEXT_LOOKUP = 2  # who gives a draft text to a model that drafts well wants it used
-UNTRAINED_DRAFT_LOOKUP = 1  # one that was never trained for blocks has no other drafts
+UNTRAINED_DRAFT_LOOKUP = (
+    1  # one that was never trained for blocks has no other drafts, and adaptive drafts use what pays
+)
 DRAFT_GAMMA = 1.0  # with one pass, as good as any (docs/exact.md)
 
 
@@ -115,7 +119,7 @@ def draft_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings, *, ha
     """Return how many tokens must match before method `exact` copies a draft from the text, or from a draft text."""
     if settings.draft_lookup is not None:
         return settings.draft_lookup
-    if facts is None:
+    if facts is None or (facts.noisy_adapter and settings.drafts == "adaptive"):
         return UNTRAINED_DRAFT_LOOKUP
     if facts.noisy_adapter:
         return ADAPTER_DRAFT_LOOKUP

@@ -219,7 +219,11 @@ def write_pass(
         if guided is not None:
             copied = guided_copies(state, draft, copied, policy.companions, vocab_size=policy.vocab_size)
         if kinds is not None:
-            kinds = torch.where(copied.reveal & ~reveal, copy_kinds, kinds)
+            is_copied = copied.reveal & ~reveal
+            is_copied[:, 0] = (
+                True  # nothing is known of a token that is certain: its place says whether there is a copy
+            )
+            kinds = torch.where(is_copied, copy_kinds, kinds)
         chosen, reveal = copied
     if kinds is not None:
         state.block.kinds = torch.where(reading.took_part[:, None], kinds, state.block.kinds)

@@ -35,7 +35,7 @@ def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
 
 def span_columns(state: BatchState, *, fuses_commit: bool) -> Tensor:
     """Return [B, 6] int64, the numbers from which `span_of` makes each row's span; or [B, 6 + k] with the kinds of drafted
-    tokens, where drafts vary in length."""
+    tokens, and that of a copy in the first one's place, where drafts vary in length."""
     end = state.next_end(fuses_commit=fuses_commit, commits_answers=True)
     cache, answer = state.cache, state.answer
     columns = (cache.committed, end, state.block.start, cache.prefill_end, answer.stop_end, answer.finished)
@@ -49,7 +49,10 @@ def span_of(row: Sequence[int]) -> Span:
     end = start if is_finished else end
     is_prefill = start < min(end, prefill_end)
     drafted = 0 if is_prefill or end == start else max(0, block_start - start - 1)
-    return Span(start, end, block_start, is_prefill, stop_end=stop_end, kinds=tuple(kinds[1 : drafted + 1]))
+    copied = kinds[0] if kinds else 0
+    return Span(
+        start, end, block_start, is_prefill, stop_end=stop_end, kinds=tuple(kinds[1 : drafted + 1]), copied=copied
+    )
 
 
 def in_parts(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:

@@ -4,10 +4,10 @@ Knows what PEFT's files hold, and does without PEFT. Knows nothing of training (
 
 LoRA adds `B A x`. Layers that read one input x have one product with A, of the block's rows alone, and each adds its part to
 these rows of its output. All other rows are exactly the base model's. Hooks of the base layers do so, whatever these are
-(`Update`). Where weights will be prepacked, such layers become one (`JoinedLinear`): their weights and the adapter's, stacked.
+(`Update`). Where weights will be prepacked, such layers become one (`JoinedLinear`), and so do the adapter's parts:
 
-    x [Wq; Wk; Wv; A]ᵀ = q, k, v, inside        one product in the place of four
-    inside diag(Bq; Bk; Bv)ᵀ                    one in the place of three; zeros are less to read than products are to begin
+    x [Wq; Wk; Wv]ᵀ = q, k, v         one product in the place of three, of all rows
+    x Aᵀ diag(Bq; Bk; Bv)ᵀ            two, of the block's rows; zeros are less to read than products are to begin
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -190,24 +190,24 @@ def sharing_input(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> li
 
 
 class JoinedLinear(nn.Module):
-    """Compute what several adapted layers compute: by one product, and a small one where the gate is open."""
+    """Compute what several adapted layers compute: by one product, and two small ones where the gate is open."""
 
     def __init__(self, update: Update) -> None:
         """Join the layers of an update, which are all `nn.Linear`."""
         super().__init__()
         bases: list[nn.Linear] = [*update.layers]  # type: ignore[list-item]
         self.gate = update.gate
-        self.sizes = [*(base.out_features for base in bases), len(update.inner)]
-        with torch.device("meta"):
-            self.joined = nn.Linear(bases[0].in_features, sum(self.sizes), bias=False)
-        self.joined.weight = _frozen([*(base.weight for base in bases), update.inner])
+        self.sizes = [base.out_features for base in bases]
+        outers = torch.block_diag(*(update.outer(index) for index in range(len(bases))))  # type: ignore[no-untyped-call]
+        self.joined = _linear([base.weight for base in bases])
+        self.inner, self.outer = _linear([update.inner]), _linear([outers.t()])
         if any(base.bias is not None for base in bases):
             zeros = [update.inner.new_zeros(size) for size in self.sizes]
-            biases = [zero if base.bias is None else base.bias for base, zero in zip(bases, zeros, strict=False)]
-            self.joined.bias = _frozen([*biases, zeros[-1]])
-        outers = [update.outer(index) for index in range(len(bases))]
-        self.outer: Tensor
-        self.register_buffer("outer", torch.block_diag(*outers))  # type: ignore[no-untyped-call]
+            self.joined.bias = _frozen(
+                [zero if base.bias is None else base.bias for base, zero in zip(bases, zeros, strict=True)]
+            )
+        self.none: Tensor
+        self.register_buffer("none", outers.new_full((), torch.nan))
         self._shared = SharedProduct()
 
     def part(self, index: int, hidden: Tensor) -> Tensor:
@@ -218,9 +218,9 @@ class JoinedLinear(nn.Module):
         """Map [..., in_features] to [..., out_features] for each layer."""
         output = self.joined(hidden)
         if self.gate.is_open:
-            rows, width = self.gate.rows(output), sum(self.sizes[:-1])
-            rows[:, :width].addmm_(self.gate.gated(rows[:, width:]), self.outer)
-        return torch.split(output, self.sizes, dim=-1)[:-1]
+            inside = self.gate.gated(self.inner(self.gate.rows(hidden)))
+            self.gate.rows(output).add_(self.outer(inside))
+        return torch.split(output, self.sizes, dim=-1)
 
 
 class JoinedPart(nn.Module):
@@ -237,8 +237,7 @@ class JoinedPart(nn.Module):
     @property
     def weight(self) -> Tensor:
         """Return a weight of the layer's shape and type, for models that ask for these; its values are no numbers."""
-        outer = self.whole.outer
-        return outer.new_full((), torch.nan).expand(self.whole.sizes[self._index], self.whole.joined.in_features)
+        return self.whole.none.expand(self.whole.sizes[self._index], self.whole.joined.in_features)
 
 
 def join_adapted(model: nn.Module) -> None:
@@ -253,3 +252,12 @@ def join_adapted(model: nn.Module) -> None:
 
 def _frozen(parts: Sequence[Tensor]) -> nn.Parameter:
     return nn.Parameter(torch.cat([part.detach() for part in parts]), requires_grad=False)
+
+
+def _linear(weights: Sequence[Tensor]) -> nn.Linear:
+    """Return a layer with these weights, stacked."""
+    weight = _frozen(weights)
+    with torch.device("meta"):
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight = weight
+    return linear
