@@ -101,14 +101,8 @@ class Update(nn.Module):
 
 
 def load_adapter(model: PreTrainedModel, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Gate:
-    """Put an adapter into a model, to decode with.
-
-    Args:
-        config, weights: of `read_lora`.
-
-    Raises:
-        SetBlockError: the model lacks one of its layers, or a layer is of a kind that can't act on some tokens only.
-    """
+    """Put an adapter, as `read_lora` gives it, into a model, to decode with. Raise `SetBlockError` if the model lacks one of
+    its layers, or a layer is of a kind that can't act on some tokens only."""
     scaling, modules = config["lora_alpha"] / config["r"], dict(model.named_modules())
     bases: dict[str, nn.Module] = {}
     factors: dict[str, tuple[Tensor, Tensor]] = {}
@@ -116,7 +110,8 @@ def load_adapter(model: PreTrainedModel, config: Mapping[str, Any], weights: Map
         name = key.removeprefix("base_model.model.").removesuffix(INNER).removesuffix(ROW)
         if key.endswith(ROW):
             (token,) = config["trainable_token_indices"]
-            _set_row(modules[name], token, weight[0])
+            modules[name].register_buffer("trained_row", weight[0].clone())
+            modules[name].register_forward_hook(partial(_with_trained_row, token))
         elif key.endswith(INNER):
             outer = weights[key.removesuffix(INNER) + OUTER].float() * scaling
             bases[name] = _base(modules, name, {weight.shape[1], outer.shape[0]})
@@ -142,20 +137,6 @@ def _base(modules: Mapping[str, Any], name: str, sizes: set[int]) -> nn.Module:
         found = "which the model lacks" if layer is None else f"not {list(shape or ())}, which the model's layer has"
         raise SetBlockError(f"the adapter is for another model: {name} with weights of sizes {sorted(sizes)}, {found}")
     return layer
-
-
-def replace_modules(model: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> None:
-    """Put other modules in the place of some, wherever the model has them."""
-    for module in [*model.modules()]:
-        for name, child in module._modules.items():
-            if child is not None and child in replaced and module not in replaced:
-                setattr(module, name, replaced[child])
-
-
-def _set_row(embedding: nn.Module, token: int, row: Tensor) -> None:
-    """Have an embedding give another row for one token."""
-    embedding.register_buffer("trained_row", row.detach().clone())
-    embedding.register_forward_hook(partial(_with_trained_row, token))
 
 
 def _with_trained_row(token: int, base: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -247,7 +228,10 @@ def join_adapted(model: nn.Module) -> None:
         if all(type(layer) is nn.Linear for layer in update.layers):
             whole = JoinedLinear(update)
             replaced |= {layer: JoinedPart(whole, index) for index, layer in enumerate(update.layers)}
-    replace_modules(model, replaced)
+    for module in [*model.modules()]:
+        for name, child in module._modules.items():
+            if child is not None and child in replaced and module not in replaced:
+                setattr(module, name, replaced[child])
 
 
 def _frozen(parts: Sequence[Tensor]) -> nn.Parameter:
