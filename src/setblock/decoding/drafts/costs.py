@@ -112,7 +112,7 @@ class LearnedCosts:
         """See `CostModel`. Before the first pass, in any unit."""
         slope, (per_row, per_cached, *_) = self._coefficients[len(KNOTS)], self._coefficients[-4:].tolist()
         if self._curve is None:  # asked for every pass, and of many sizes: so it is computed once for each fit
-            self._curve = (_features(np.arange(KNOTS[-1] + 1))[:, :-4] @ self._coefficients[:-4]).tolist()
+            self._curve = (_OF_TOKENS @ self._coefficients[:-4]).tolist()
         curve, last = self._curve, KNOTS[-1]
         same, least = per_row * rows + per_cached * cached / MOST_CACHED, _LEAST * self._fastest
         return [max(least, curve[min(each, last)] + slope * max(0, each - last) + same) for each in tokens]
@@ -129,7 +129,7 @@ class LearnedCosts:
         """See `CostModel`."""
         seconds = timed.seconds
         about = (timed.rows, timed.cached / MOST_CACHED, timed.is_uneven, timed.has_block)
-        features = _features(np.asarray([timed.tokens]), about)[0] / seconds
+        features = np.append(_of_tokens(timed.tokens), about) / seconds
         self._products = FADING * self._products + np.outer(features, features)
         self._sums = FADING * self._sums + features
         self._fastest = seconds if self.num_passes == 0 else min(self._fastest, seconds)
@@ -148,16 +148,26 @@ _LEAST = 0.1
 _EARLY = 8  # passes after each of which costs are fitted; later, after each so many
 
 
-_STARTS = np.asarray(KNOTS, dtype=float)
-_WIDTHS = np.append(np.diff(_STARTS), np.inf)
 _SLOPES = slice(1, 1 + len(KNOTS))
 
 
-def _features(tokens: np.ndarray, about: Sequence[float] = (0, 0, 0, 0)) -> np.ndarray:
-    """Return [n, segments + steps + 5], what the coefficients are multiplied with."""
-    inside = np.clip(tokens[:, None] - _STARTS, 0, _WIDTHS)
-    ones, is_beyond = np.ones((len(tokens), 1)), tokens[:, None] > np.asarray(STEPS)
-    return np.concatenate([ones, inside, is_beyond, ones * about], axis=1)
+def _of_tokens(tokens: int) -> np.ndarray:
+    """Return [1 + segments + steps], what the coefficients are multiplied with that depend on a pass's tokens."""
+    if tokens > KNOTS[-1]:
+        found = _OF_TOKENS[-1].copy()
+        found[len(KNOTS)] += tokens - KNOTS[-1]
+        return found
+    return _OF_TOKENS[tokens]
+
+
+def _table() -> np.ndarray:
+    tokens, starts = np.arange(KNOTS[-1] + 1)[:, None], np.asarray(KNOTS)
+    inside = np.clip(tokens - starts, 0, np.append(np.diff(starts), np.inf))
+    return np.concatenate([np.ones_like(tokens), inside, tokens > np.asarray(STEPS)], axis=1)
+
+
+_OF_TOKENS = _table()
+"""[tokens, 1 + segments + steps], for all numbers of tokens up to the last of `KNOTS`: every pass needs some."""
 
 
 def _prior(free_tokens: float) -> np.ndarray:
