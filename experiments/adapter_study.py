@@ -22,6 +22,9 @@ BEFORE: dict[str, Any] = {"training.masked_loss": "cross_entropy"}
 """The recipe as it was when its changes were compared. The best loss of the table is its own since then."""
 UNO: dict[str, Any] = {"training.noise": "uniform", "training.block_attention": "causal"}
 
+# Layers that read a norm's output: two inputs in a transformer layer
+READING = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]
+
 # One change at a time, by what they change. The rate of learning goes with alpha / r, which acts as one.
 STUDIES: dict[str, dict[str, dict[str, Any]]] = {
     "recipe": {"as it is": {}},
@@ -40,6 +43,13 @@ STUDIES: dict[str, dict[str, dict[str, Any]]] = {
     "blocks": {
         "2, 4, 8, growing": {"training.block_sizes": [2, 4, 8], "training.block_size_curriculum": 0.7},
         "all masked": {"training.full_mask_share": 1.0},
+    },
+    "cheaper": {  # fewer products in a pass
+        "total variation, no O, down": {"training.masked_loss": "total_variation", "adapter.target_modules": READING},
+        "total variation, no O, down, layers 10 and up": {
+            "training.masked_loss": "total_variation",
+            "adapter.target_modules": rf".*\.[12]\d\..*({'|'.join(READING)})",
+        },
     },
     "layers": {"Q, K, V alone": {"adapter.target_modules": ["q_proj", "k_proj", "v_proj"]}},
     "together": {

@@ -169,7 +169,7 @@ class DraftControl:
         gain.right += right
         gain.hoped += sum(row.chances.reached(checked))
         row.chances.learn(checked, right=right)
-        if row.size:
+        if row.size and (copied >= COPIED or not self._copied.is_new):  # else there are no copies, as is known
             places = range(row.size - 1)
             copies = [min(copied + place, NUM_KINDS - 1) for place in places] if copied >= COPIED else ()
             row.copied.learn(row.chances.reached(copies) or [0.0 for _ in places])

@@ -41,8 +41,8 @@ class CostModel(Protocol):
     """Say what passes cost."""
 
     def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
-        """Return the seconds of passes of these numbers of `tokens`, over `rows` with `cached` positions together. Rows have
-        about as many tokens each."""
+        """Return the seconds of passes of these numbers of `tokens`, ascending, over `rows` with `cached` positions together.
+        Rows have about as many tokens each."""
         ...
 
     def of_uneven(self) -> float:
@@ -115,6 +115,8 @@ class LearnedCosts:
             self._curve = (_OF_TOKENS @ self._coefficients[:-4]).tolist()
         curve, last = self._curve, KNOTS[-1]
         same, least = per_row * rows + per_cached * cached / MOST_CACHED, _LEAST * self._fastest
+        if tokens[-1] <= last and curve[0] + same >= least:  # as a rule
+            return [curve[each] + same for each in tokens]
         return [max(least, curve[min(each, last)] + slope * max(0, each - last) + same) for each in tokens]
 
     def of_uneven(self) -> float:

@@ -12,7 +12,8 @@ seconds that it costs: `rate` times its seconds.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import mul
 from typing import NamedTuple
 
 import torch
@@ -76,11 +77,8 @@ class Chances:
 
     def reached(self, kinds: Sequence[int]) -> list[float]:
         """Return for each token of a draft how likely it and all before it are right."""
-        reached, found = 1.0, []
-        for kind in kinds:
-            reached *= self[kind]
-            found.append(reached)
-        return found
+        chances = {kind: self[kind] for kind in set(kinds)}
+        return list(accumulate((chances[kind] for kind in kinds), mul))
 
 
 USUAL = 0.9
@@ -100,9 +98,16 @@ class ExpectedDraft:
         self._parent, self._usual = parent, usual
         self._means: list[float] = []
         self._counts: list[float] = []
+        self._known: list[float] = []  # what `of` gave; empty where it is not known any more
+
+    @property
+    def is_new(self) -> bool:
+        """Return whether no draft was taken into account yet."""
+        return not self._means
 
     def learn(self, reached: Sequence[float]) -> None:
         """Take a draft into account: `Chances.reached` of it, 0 where nothing was drafted."""
+        self._known = []
         for place, value in enumerate(reached):
             if place == len(self._means):
                 self._means.append(0.0)
@@ -114,20 +119,26 @@ class ExpectedDraft:
 
     def fade(self, kept: float) -> None:
         """Let all that was seen count less, as in `Chances.fade`."""
-        self._counts = [kept * each for each in self._counts]
+        self._counts, self._known = [kept * each for each in self._counts], []
 
     def of(self, length: int) -> list[float]:
         """Return the expected `Chances.reached` of a draft of `length` tokens. Places that were never drafted continue the
         trend of those before."""
+        if self._parent is not None and self.is_new:
+            return self._parent.of(length)
+        if self._parent is None and len(self._known) == length:  # each row asks
+            return self._known
         of_others = None if self._parent is None else self._parent.of(length)
-        found: list[float] = []
+        found, last = list[float](), 1.0
         for place in range(length):
-            guess = found[-1] ** ((place + 1) / place) if found else self._usual
-            guess = guess if of_others is None else of_others[place]
+            trend = last ** ((place + 1) / place) if place else self._usual
+            guess = trend if of_others is None else of_others[place]
             if place < len(self._means):
                 count = self._counts[place]
                 guess = (count * self._means[place] + WEIGHT * guess) / (count + WEIGHT)
-            found.append(min(found[-1], guess) if found else guess)
+            last = guess if guess < last else last
+            found.append(last)
+        self._known = found
         return found
 
 
@@ -285,15 +296,17 @@ def _best(
     orders = [by_gain] if not uneven else [by_gain, sorted(by_gain, key=lambda item: item.total)]
     best, taken, was_uneven = 0.0, list[_Item](), is_uneven(lengths)
     for order in orders:
-        now, value, tokens = list(lengths), 0.0, 0
+        now, value, tokens = list(lengths), -start, 0
         alike = Counter(map(size_class, now))
         for place, item in enumerate(order, start=1):
-            alike[size_class(now[item.row])] -= 1
-            now[item.row] += item.tokens
-            alike[size_class(now[item.row])] += 1
             value, tokens = value + item.gain, tokens + item.tokens
-            now_uneven = alike[size_class(now[item.row])] < len(now)
-            worth = value - start - (cost[tokens] - cost[0]) - uneven * (now_uneven - was_uneven)
+            worth = value - (cost[tokens] - cost[0])
+            if uneven:
+                alike[size_class(now[item.row])] -= 1
+                now[item.row] += item.tokens
+                alike[size_class(now[item.row])] += 1
+                now_uneven = alike[size_class(now[item.row])] < len(now)
+                worth -= uneven * (now_uneven - was_uneven)
             if worth > best:
                 best, taken = worth, order[:place]
     return taken
