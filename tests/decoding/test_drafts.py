@@ -1,6 +1,7 @@
 """How much is drafted never changes a text: random decisions in every pass, for each row, against plain decoding."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,10 +13,10 @@ from transformers import PreTrainedTokenizerBase
 from answers import assert_same, drawn_settings
 from families import MODES, tiny_sbd
 from given_costs import GivenCosts, by_token
-from setblock.decoding.drafts.control import DraftControl
-from setblock.decoding.drafts.gains import DraftChoice, Prospects
-from setblock.decoding.drafts.lookup import with_copies
-from setblock.decoding.generate import generate_batch, stream
+from setblock.decoding.drafts.control import DraftControl, RowDrafts
+from setblock.decoding.drafts.gains import COPIED, NUM_KINDS, Chances, DraftChoice, ExpectedDraft, Prospects
+from setblock.decoding.drafts.lookup import copied, with_copies
+from setblock.decoding.generate import generate_batch, open_batch, stream
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, EngineLimits, Request
@@ -136,6 +137,84 @@ def test_any_decision_gives_plain_decodings_text_in_the_engine(
     )
     for row in (5, 6):
         assert_same(found[str(row)], generate_batch(sbd, [rows[row]], settings=[settings[row]])[0])
+
+
+class Kinds(Chances):
+    """In the place of chances, the kinds themselves."""
+
+    def reached(self, kinds: Sequence[int]) -> list[float]:
+        return [float(kind) for kind in kinds]
+
+
+class Learned(ExpectedDraft):
+    """What was learned last; None before."""
+
+    last: list[float] | None = None
+
+    def learn(self, reached: Sequence[float]) -> None:
+        self.last = list(reached)
+        super().learn(reached)
+
+
+def test_what_copies_give_is_learned_from_those_that_the_text_has(
+    trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After any decision, from the match at the token that is certain; and of a pass that looked for none, nothing."""
+    sbd, control = tiny(trained_tokenizer, "shifted", dtype=torch.float64)
+    few = dict.fromkeys(range(5, 17), 50.0)  # tokens, so that some come again
+    settings = [replace(SETTINGS[3], logit_bias=few, max_new_tokens=40, draft_lookup=lookup) for lookup in (1, 1, 2)]
+    found: list[tuple[RowDrafts, int, list[float] | None]] = []
+
+    def observed(row: RowDrafts, committed: int, kinds: Sequence[int], **more: Any) -> None:
+        row.copied = kept = Learned(control._copied)
+        DraftControl.observe(control, row, committed, kinds, **more)
+        found.append((row, committed, kept.last))
+
+    monkeypatch.setattr(control, "observe", observed)
+    batch = open_batch(sbd, prompts, settings)
+    for row in batch.drafts:
+        assert row is not None
+        row.chances = Kinds(memory=1.0)
+    batch.run()
+    seen = Counter[str]()
+    for row, committed, learned in found:
+        index = batch.drafts.index(row)
+        text = [*prompts[index], *batch.generation(index).token_ids][: committed + 1]
+        if learned is None or len(text) <= committed:
+            seen["nothing"] += 1
+            continue
+        matched = int(copied(torch.tensor([text]), torch.tensor([committed]), size=1).matched)
+        if matched < (settings[index].draft_lookup or 0):
+            seen["none"] += 1
+            assert not any(learned)
+        else:
+            seen["a copy of one" if matched == 1 else "a longer copy"] += 1
+            assert learned == [min(COPIED + matched - 1 + place, NUM_KINDS - 1) for place in range(len(learned))]
+    assert min(seen[each] for each in ("nothing", "none", "a copy of one", "a longer copy")) > 0, seen
+
+
+def test_costs_hear_which_passes_have_a_block(
+    trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row's blocks are decided, and another's, of method `sbd`, are not."""
+    sbd, control = tiny(trained_tokenizer, "shifted")
+    timed: list[bool] = []
+    told: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(control, "learn", lambda each: timed.append(each.has_block))
+
+    def decide(rows: Sequence[Prospects], kind: str, *, has_block: bool, **more: Any) -> list[DraftChoice]:
+        whole = batch.next_spans
+        assert whole is not None
+        told.append((has_block, whole[1].in_block > 0))
+        return AnyDrafts.decide(control, rows, kind, **more)
+
+    monkeypatch.setattr(control, "decide", decide)
+    settings = replace(SETTINGS[0], max_new_tokens=60)
+    batch = open_batch(sbd, prompts[:2], [settings, replace(settings, method="sbd", max_new_tokens=20)])
+    fed = [any(span.in_block for span in batch.spans(batch.runner)) for _ in batch.steps()]
+    assert timed == fed[: len(timed)]
+    assert len(set(timed)) == len(set(told)) == 2
+    assert all(has_block == is_fed for has_block, is_fed in told)
 
 
 def test_copies_are_not_looked_for_where_none_is_worth_it(

@@ -135,9 +135,9 @@ class Rows:
             whole_blocks=bool(self.policy.companions.constrained),
         )
         compiled, control = runner.compiled if plan.is_fixed else as_it_is, control_of(self.model)
-        if not is_ahead:
-            note_fed(self.drafts, spans)
         self.state.may_draft = plan.is_fixed or not control.resting or None in self.drafts
+        if not is_ahead:
+            note_fed(self.drafts, spans, looks=self.state.may_draft)
         control.clock.start(self.state.tokens.device)
         feed = compiled(next_feed)(self.state, plan)
         step = self.absorb(feed, runner.logits(feed), compiled=compiled)

@@ -185,6 +185,21 @@ def test_a_block_must_be_worth_what_any_block_costs() -> None:
         assert alike == [DraftChoice(1, fed)] * count
 
 
+class DearBlocks(GivenCosts):
+    def of_block(self) -> float:
+        return 0.5
+
+
+def test_any_block_costs_what_it_does_once() -> None:
+    """Where other rows have one, it costs no more; and passes with one count as what they are."""
+    for reached, has_block, fed in ((0.4, False, 0), (0.4, True, 2), (0.9, False, 2)):
+        control = DraftControl(costs={"any": DearBlocks(lambda tokens, rows: 1.0)})
+        rows, before = [Prospects([], [reached], 2)], 0.98 * control._gain_here.spent
+        (choice,) = control.decide(rows, "any", others=0, prompts=0, padded_rows=1, cached=0, has_block=has_block)
+        assert choice.fed == fed
+        assert control._gain_here.spent - before == pytest.approx(1.5 if fed and not has_block else 1.0)
+
+
 def test_a_block_is_worth_what_it_gives_beyond_copies() -> None:
     """Of two rows whose blocks draft as well, one has a copy whenever there is a block."""
     for copied in (0, COPIED + 6):

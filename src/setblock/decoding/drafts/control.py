@@ -35,6 +35,7 @@ class RowDrafts:
         copied: what copies alone give. They need no block, so it brings only what is better.
         size: the most tokens of a future block that it may be fed; 0 where none.
         fed: what its last pass was fed, until it is known what became of it; None then.
+        looked: whether that pass looked for copies.
     """
 
     chances: Chances
@@ -42,6 +43,7 @@ class RowDrafts:
     copied: ExpectedDraft
     size: int = 0
     fed: Span | None = None
+    looked: bool = True
 
     def prospects(self, kinds: Sequence[int], size: int, *, waits: bool) -> Prospects:
         """Return what the row may gain.
@@ -169,7 +171,8 @@ class DraftControl:
         gain.right += right
         gain.hoped += sum(row.chances.reached(checked))
         row.chances.learn(checked, right=right)
-        if row.size and (copied >= COPIED or not self._copied.is_new):  # else there are no copies, as is known
+        # Else there are no copies, as is known
+        if row.size and row.looked and (copied >= COPIED or not self._copied.is_new):
             places = range(row.size - 1)
             copies = [min(copied + place, NUM_KINDS - 1) for place in places] if copied >= COPIED else ()
             row.copied.learn(row.chances.reached(copies) or [0.0 for _ in places])
@@ -274,11 +277,11 @@ def observe(control: DraftControl, drafts: Sequence[RowDrafts | None], spans: Se
             control.observe(row, span.start, span.kinds, copied=span.copied)
 
 
-def note_fed(drafts: Sequence[RowDrafts | None], spans: Sequence[Span]) -> None:
-    """Remember what a pass is fed of each row."""
+def note_fed(drafts: Sequence[RowDrafts | None], spans: Sequence[Span], *, looks: bool) -> None:
+    """Remember what a pass is fed of each row, and whether it looks for copies."""
     for row, span in zip(drafts, spans, strict=True):
         if row is not None and checks_draft(span):
-            row.fed = span
+            row.fed, row.looked = span, looks
 
 
 def checks_draft(span: Span) -> bool:
