@@ -1,5 +1,6 @@
 """What clients and models do wrong, and that it hurts nobody else."""
 
+import asyncio
 import json
 import logging
 import socket
@@ -15,7 +16,7 @@ from server.live import TIMEOUT, eventually, parts, serving, tiny
 from server.test_parameters import error_of
 from setblock.engine.limits import EngineLimits
 from setblock.errors import SetBlockError
-from setblock.server.http.access import host_patterns
+from setblock.server.http.access import AccessControl, Admission, Keys, host_patterns
 from setblock.server.http.limits import ServerLimits
 from setblock.server.http.logs import JsonLines
 
@@ -187,6 +188,29 @@ def test_host_names_are_names_or_patterns():
     for wrong in ("a*b", "*example.com", "a.*"):
         with pytest.raises(SetBlockError, match="an allowed host must be a name or a pattern such as"):
             host_patterns((wrong,))
+
+
+@pytest.mark.parametrize(
+    ("host", "is_known"),
+    [
+        ("Me.example:80", True), ("me.example.", False), ("a.example.com", True), ("A.B.EXAMPLE.com:1", True),
+        ("example.com", False), ("evilexample.com", False), ("example.com.evil", False), (":80", False),
+    ],
+)  # fmt: skip
+def test_host_names_are_compared_without_case_and_port(host, is_known):
+    reached = []
+
+    async def app(*_: object) -> None:
+        reached.append(True)
+
+    async def send(_: object) -> None:
+        pass
+
+    hosts = host_patterns(("ME.example", "*.Example.com"))
+    control = AccessControl(app, hosts=hosts, keys=Keys([]), admission=Admission(1))
+    scope = {"type": "http", "method": "GET", "path": "/health", "headers": [(b"host", host.encode())]}
+    asyncio.run(control(scope, None, send))
+    assert bool(reached) is is_known
 
 
 def test_other_host_names_are_refused(live):

@@ -101,7 +101,7 @@ async def _invalid(_: Request, error: Any) -> Response:
 
 async def _http_error(request: Request, error: Any) -> Response:
     told = {
-        400: "the body must be JSON in UTF-8",  # FastAPI's only one
+        400: "the body must be JSON in UTF-8, neither deep nor with numbers of thousands of digits",  # FastAPI's only one
         404: f"there is nothing at {request.url.path}: ask /v1/chat/completions or /v1/completions",
         405: f"{request.url.path} has no {request.method}",
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, shown
 from setblock.files import read_text
 from setblock.server.http.errors import ApiError, bad_request, too_many, unavailable, wrong_key
 
@@ -131,7 +131,8 @@ class AccessControl:
         host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
         if not any(host == each or (each.startswith("*") and host.endswith(each[1:])) for each in self._hosts):
             raise bad_request(
-                f"this server does not answer to the host name {host!r}: --allowed-host allows it", code="invalid_host"
+                f"this server does not answer to the host name {shown(host)}: --allowed-host allows it",
+                code="invalid_host",
             )
         if self._keys and is_api(scope["path"]):
             scheme, _, key = headers.get("authorization", "").partition(" ")
