@@ -1,6 +1,8 @@
 """Whatever a user gets wrong is told in one line, with nothing on stdout: exit code 2 for an option, else 1."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -100,6 +102,22 @@ def test_prompts(run, sbd_folder, command, prompt, said):
 
 def test_stdin_that_is_not_text(run, sbd_folder):
     _refused(run("generate", "-", "--model", sbd_folder, stdin=b"\xff\xfe"), "UTF-8")
+
+
+@pytest.mark.parametrize("arguments", [("-",), ("--input", "-", "--output", "-")])
+def test_a_closed_stdin(arguments):
+    """As by `<&-`."""
+    command = (sys.executable, "-c", "import os; os.close(0); from sys import argv; os.execv(argv[1], argv[1:])")
+    ended = subprocess.run(
+        [*command, sys.executable, "-m", "setblock", "generate", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "setblock: error: stdin is closed, so that no prompt could be read from it\n",
+    )
 
 
 @pytest.mark.parametrize("option", ["--limit", "--batch-size"])

@@ -51,7 +51,9 @@ class PromptOptions:
 
 def read_prompt(argument: str) -> str:
     """Return the text of the PROMPT argument: itself, or stdin's where it is `-`. Raise `SetBlockError` if it is not valid
-    UTF-8."""
+    UTF-8, or stdin is closed."""
+    if argument == "-" and sys.stdin is None:
+        raise SetBlockError("stdin is closed, so that no prompt could be read from it")
     try:
         # Bytes, since how stdin is decoded depends on the locale.
         text = sys.stdin.buffer.read().decode("utf-8-sig") if argument == "-" else argument
