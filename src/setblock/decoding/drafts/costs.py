@@ -155,11 +155,11 @@ _SLOPES = slice(1, 1 + len(KNOTS))
 
 def _of_tokens(tokens: int) -> np.ndarray:
     """Return [1 + segments + steps], what the coefficients are multiplied with that depend on a pass's tokens."""
+    found: np.ndarray = _OF_TOKENS[min(tokens, KNOTS[-1])]
     if tokens > KNOTS[-1]:
-        found = _OF_TOKENS[-1].copy()
+        found = found.copy()
         found[len(KNOTS)] += tokens - KNOTS[-1]
-        return found
-    return _OF_TOKENS[tokens]
+    return found
 
 
 def _table() -> np.ndarray:
