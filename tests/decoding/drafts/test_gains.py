@@ -1,0 +1,218 @@
+"""What drafts may gain, and what is chosen by it: pure functions of numbers, against plain twins."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from given_costs import on_a_cpu
+from setblock.decoding.drafts.gains import (
+    CONFIDENCES,
+    COPIED,
+    NUM_KINDS,
+    PRIOR,
+    Chances,
+    DraftChoice,
+    ExpectedDraft,
+    Prospects,
+    Usual,
+    choose_drafts,
+    choose_drafts_alike,
+    copied_kinds,
+    kinds_of,
+    worths,
+)
+
+# Allocation
+
+
+def plain_twin(rows: Sequence[Prospects], seconds: Callable[[int], float], rate: float) -> float:
+    """The most that any chosen of drafted places are worth, by trying all."""
+    worth = []
+    for drafted in itertools.product(*(range(len(row.reached) + 1) for row in rows)):
+        gain = sum(sum(row.reached[:count]) for row, count in zip(rows, drafted, strict=True))
+        worth.append(gain - rate * seconds(len(rows) + sum(drafted)))
+    return max(worth)
+
+
+chances = st.lists(st.floats(0.01, 0.99), max_size=4).map(
+    lambda found: list(itertools.accumulate(found, lambda a, b: a * b))
+)
+
+
+@given(
+    drafts=st.lists(chances, min_size=1, max_size=4),
+    steps=st.lists(st.floats(0, 0.2), min_size=24, max_size=24),
+    rate=st.floats(0.1, 5),
+)
+def test_drafted_places_are_chosen_as_if_all_choices_had_been_tried(
+    drafts: list[list[float]], steps: list[float], rate: float
+) -> None:
+    """For any costs that rise, kinks and flat parts included."""
+    costs = [1.0, *itertools.accumulate(steps, initial=1.0)]
+    rows = [Prospects(reached, (), 0) for reached in drafts]
+    chosen = choose_drafts(
+        rows, lambda tokens: [costs[each] for each in tokens], others=len(rows), rate=rate, usual=Usual()
+    )
+    gain = sum(sum(row.reached[: choice.drafted]) for row, choice in zip(rows, chosen, strict=True))
+    found = gain - rate * costs[len(rows) + sum(choice.drafted for choice in chosen)]
+    assert found == pytest.approx(plain_twin(rows, costs.__getitem__, rate))
+
+
+@given(drafts=st.lists(chances, min_size=1, max_size=3), size=st.integers(2, 8), slope=st.floats(0, 1), data=st.data())
+def test_a_block_is_fed_only_if_it_pays(
+    drafts: list[list[float]], size: int, slope: float, data: st.DataObject
+) -> None:
+    expected = [0.9 ** (place + 1) for place in range(size - 1)]
+    rows = [Prospects(reached, expected, size) for reached in drafts]
+    rate = data.draw(st.floats(0.5, 3))
+    chosen = choose_drafts(
+        rows, lambda tokens: [1 + slope * each for each in tokens], others=len(rows), rate=rate, usual=Usual()
+    )
+    one = rate * slope
+    for row, choice in zip(rows, chosen, strict=True):
+        right = row.reached[choice.drafted - 1] if choice.drafted else 1.0
+
+        def worth(fed: int, right: float = right) -> float:
+            return right * sum(max(0.0, each - one) for each in expected[: max(0, fed - 1)]) - one * fed
+
+        sizes = [0, *(each for each in (2, 4, 8) if each < size), size]
+        assert choice.fed in sizes
+        assert worth(choice.fed) == pytest.approx(max(map(worth, sizes)), abs=1e-6)
+
+
+def test_everything_is_taken_where_passes_cost_the_same_and_nothing_where_tokens_are_dear() -> None:
+    rows = [Prospects([0.3, 0.1], [0.5] * 7, 8), Prospects([], [0.5] * 7, 8)]
+    free = choose_drafts(rows, lambda tokens: [1.0] * len(tokens), others=2, rate=2.0, usual=Usual())
+    assert free == [DraftChoice(2, 8), DraftChoice(0, 8)]
+    dear = choose_drafts(rows, lambda tokens: [float(each) for each in tokens], others=2, rate=1.0, usual=Usual())
+    assert dear == [DraftChoice(0, 0), DraftChoice(0, 0)]
+    for widths in ([1, 2, 4, 8, 16], [1, 8, 16]):
+        alike = choose_drafts_alike(
+            rows, lambda tokens: [1.0] * len(tokens), widths=widths, padded_rows=2, rate=2.0, usual=Usual()
+        )
+        assert alike == [DraftChoice(2, 8), DraftChoice(0, 8)]
+        dear = choose_drafts_alike(
+            rows, lambda tokens: [float(n) for n in tokens], widths=widths, padded_rows=2, rate=1.0, usual=Usual()
+        )
+        assert dear == [DraftChoice(0, 0), DraftChoice(0, 0)]
+
+
+def test_a_row_that_copies_gets_the_tokens_that_others_leave() -> None:
+    sure, doubtful = Prospects([0.95**n for n in range(1, 8)], (), 0), Prospects([0.3, 0.09], (), 0)
+    chosen = choose_drafts(
+        [doubtful, sure], lambda tokens: [on_a_cpu(each, 2) for each in tokens], others=2, rate=8.0, usual=Usual()
+    )
+    assert chosen[0].drafted < 2 < chosen[1].drafted
+
+
+def test_rows_are_fed_alike_where_uneven_ones_cost_more_than_they_bring() -> None:
+    rows = [Prospects([0.9, 0.8, 0.7, 0.2], (), 0), Prospects([0.9, 0.5, 0.1], (), 0)]
+    apart, alike = (
+        choose_drafts(rows, lambda tokens: [0.4 * n for n in tokens], uneven=uneven, others=2, rate=1.0, usual=Usual())
+        for uneven in (0.0, 1.0)
+    )
+    assert [each.drafted for each in apart] == [3, 2]
+    assert [each.drafted for each in alike] == [3, 2]  # as one part of attention: 4 tokens and 3
+    rows[1] = Prospects([0.35], (), 0)
+    apart, alike = (
+        choose_drafts(rows, lambda tokens: [0.4 * n for n in tokens], uneven=uneven, others=2, rate=1.0, usual=Usual())
+        for uneven in (0.0, 2.0)
+    )
+    assert [each.drafted for each in apart] == [3, 0]
+    assert [each.drafted for each in alike] == [1, 1]
+
+
+@given(drafts=chances, usual=st.builds(Usual, st.floats(1, 8), st.floats(0, 6)))
+def test_a_place_is_worth_less_where_passes_give_the_row_more_than_usual(drafts: list[float], usual: Usual) -> None:
+    """The next pass would check it too. A row that is like the others, or worse, loses nothing."""
+    found = worths(drafts, usual)
+    whole = int(usual.checked)
+    tokens = 1 + sum(drafts[:whole]) + (usual.checked % 1) * sum(drafts[whole : whole + 1])
+    assert found == pytest.approx([each * min(1, usual.tokens / tokens) for each in drafts])
+
+
+def test_a_row_with_a_good_draft_does_not_take_all_of_it_at_once() -> None:
+    """Four right tokens in each of two passes, by cheap passes, in place of eight in one that costs more than two of them."""
+    row = Prospects([0.95**place for place in range(1, 9)], (), 0)
+    seconds = {n: 1.0 + 0.02 * n + (2.2 if n > 5 else 0.0) for n in range(1, 12)}
+    taken = [
+        choose_drafts([row], lambda tokens: [seconds[n] for n in tokens], others=1, rate=1.2, usual=usual)[0].drafted
+        for usual in (Usual(), Usual(tokens=1.5, checked=3.0))
+    ]
+    assert taken == [8, 4]
+
+
+def test_a_block_must_be_worth_what_any_block_costs() -> None:
+    """As the products of an adapter: one row's block is not, two rows' are. Drafted places are checked either way."""
+    row = Prospects([0.9], [0.8, 0.4], 4)
+    for count, fed in ((1, 0), (2, 4)):
+        chosen = choose_drafts(
+            [row] * count,
+            lambda tokens: [1 + 0.01 * n for n in tokens],
+            block=1.5,
+            others=count,
+            rate=1.0,
+            usual=Usual(9),
+        )
+        assert chosen == [DraftChoice(1, fed)] * count
+        alike = choose_drafts_alike(
+            [row] * count,
+            lambda tokens: [1 + 0.01 * n for n in tokens],
+            block=1.5,
+            widths=[1, 2, 6],
+            padded_rows=count,
+            rate=1.0,
+            usual=Usual(9),
+        )
+        assert alike == [DraftChoice(1, fed)] * count
+
+
+# Chances
+
+
+def test_chances_begin_with_the_prior_follow_what_is_seen_and_forget() -> None:
+    model = Chances(memory=500)
+    row = Chances(model, memory=24)
+    kind = COPIED
+    assert row[kind] == pytest.approx(PRIOR[kind])
+    for _ in range(200):
+        row.learn([kind], right=1)
+    assert row[kind] > 0.95
+    assert Chances(model, memory=24)[kind] > 0.9  # other rows learn from it
+    for _ in range(24):
+        row.learn([kind], right=0)
+    assert row[kind] < 0.6
+    assert row[kind + 1] == pytest.approx(PRIOR[kind + 1])
+
+
+@given(kinds=st.lists(st.integers(0, NUM_KINDS - 1), max_size=8), data=st.data())
+def test_a_draft_says_something_up_to_its_first_wrong_token(kinds: list[int], data: st.DataObject) -> None:
+    right = data.draw(st.integers(0, len(kinds)))
+    seen, alone = Chances(memory=500), Chances(memory=500)
+    seen.learn(kinds, right=right)
+    for kind in kinds[:right]:
+        alone.learn([kind], right=1)
+    if right < len(kinds):
+        alone.learn([kinds[right]], right=0)
+    assert [seen[kind] for kind in range(NUM_KINDS)] == [alone[kind] for kind in range(NUM_KINDS)]
+    reached = seen.reached(kinds)
+    assert reached == sorted(reached, reverse=True)
+
+
+def test_kinds_of_tokens() -> None:
+    confidence = torch.tensor([[0.0, 0.2, 0.7, 0.95, 0.999]])
+    assert kinds_of(confidence, torch.tensor(CONFIDENCES)).tolist() == [[0, 1, 3, 5, 7]]
+    assert copied_kinds(torch.tensor([1, 4]), 6)[:, 1:].tolist() == [[8, 9, 10, 11, 12], [11, 12, 13, 14, 15]]
+
+
+def test_an_expected_draft_is_the_mean_of_those_there_were() -> None:
+    expected = ExpectedDraft()
+    for _ in range(100):
+        expected.learn([0.5, 0.25, 0.0])
+    assert expected.of(3) == pytest.approx([0.5, 0.25, 0.0], abs=0.2)
+    assert ExpectedDraft(expected).of(5) == expected.of(5)
+    assert expected.of(5) == sorted(expected.of(5), reverse=True)
