@@ -120,7 +120,7 @@ class TaskOptions(ExamplesOptions):
         """Return the results of a sweep (see `setblock.evaluation.run.sweep`), behind a bar."""
         from setblock.evaluation.run import sweep
 
-        with progress() as tell, nullcontext() if out is None else resumable():
+        with nullcontext() if out is None else resumable(), progress() as tell:
             return sweep(
                 model,
                 task,

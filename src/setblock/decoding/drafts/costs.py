@@ -99,9 +99,10 @@ class LearnedCosts:
             free_tokens: how many more tokens take as long as the first one. About the machine's operations a second over its
                 bytes a second.
         """
-        count = len(KNOTS) + len(STEPS) + 5
+        prior = _prior(free_tokens)
+        count = prior.shape[1]
         self.num_passes = 0
-        self._prior = _prior(free_tokens).T @ _prior(free_tokens)
+        self._prior = prior.T @ prior
         self._products, self._sums = np.zeros((count, count)), np.zeros(count)
         self._coefficients = np.zeros(count)
         self._coefficients[0], self._coefficients[_SLOPES] = 1.0, 1.0 / free_tokens  # in a unit that nobody knows yet

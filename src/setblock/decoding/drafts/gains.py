@@ -98,7 +98,7 @@ class ExpectedDraft:
         self._parent, self._usual = parent, usual
         self._means: list[float] = []
         self._counts: list[float] = []
-        self._known: list[float] = []  # what `of` gave; empty where it is not known any more
+        self._known: list[float] = []  # without a parent: what `of` gave; empty where that has changed
 
     @property
     def is_new(self) -> bool:
@@ -138,7 +138,8 @@ class ExpectedDraft:
                 guess = (count * self._means[place] + WEIGHT * guess) / (count + WEIGHT)
             last = guess if guess < last else last
             found.append(last)
-        self._known = found
+        if self._parent is None:
+            self._known = found
         return found
 
 

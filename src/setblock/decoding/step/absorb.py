@@ -220,9 +220,7 @@ def write_pass(
             copied = guided_copies(state, draft, copied, policy.companions, vocab_size=policy.vocab_size)
         if kinds is not None:
             is_copied = copied.reveal & ~reveal
-            is_copied[:, 0] = (
-                True  # nothing is known of a token that is certain: its place says whether there is a copy
-            )
+            is_copied[:, 0] = True  # the first token is certain: its place says whether there is a copy
             kinds = torch.where(is_copied, copy_kinds, kinds)
         chosen, reveal = copied
     if kinds is not None:
