@@ -14,7 +14,8 @@ from torch import Tensor
 from deltas.packing import Form, packed_delta
 from deltas.trained import TrainedChange
 from setblock.errors import SetBlockError
-from setblock.model.loading.named import BASE_KEY, DELTA_FILE, FACTS_FILE, resolved
+from setblock.files import FACTS_FILE
+from setblock.model.loading.named import BASE_KEY, DELTA_FILE, resolved
 from setblock.model.protocol.facts import CONFIG_KEY
 
 FORM, FORMS = Form(92, bits=3), {"embed_tokens": Form(16, bits=8)}

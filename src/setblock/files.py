@@ -16,6 +16,9 @@ from setblock.errors import ParameterError, SetBlockError
 ASSETS = Path(__file__).parent / "assets"
 """Folder of what comes with the package: the bundled model, and what named models add."""
 
+FACTS_FILE = "facts.json"
+"""In a folder with a delta or an adapter: how the checkpoint that it makes is decoded."""
+
 
 def read_text(path: Path, *, what: str = "") -> str:
     """Return the text of a file, without a byte order mark.

@@ -47,7 +47,7 @@ def test_export(run, sbd_folder, tmp_path):
 def test_an_adapter_of_another_form_is_no_export_for_sglang(run, sbd_folder, tmp_path):
     for options, reason in (
         (("--uno", tmp_path / "uno"), "only an adapter on the future block"),
-        ((), "give either --output FILE.gguf or --uno FOLDER"),
+        ((), "give one of --output FILE.gguf, --adapter FOLDER and --uno FOLDER"),
     ):
         outcome = run("export", "--model", sbd_folder, *options)
         assert outcome.code == 1

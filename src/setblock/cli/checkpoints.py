@@ -74,9 +74,15 @@ FileType = Literal[CacheType, KQuant]
 def export(
     model: str = option(..., "Folder, hub id or name of a checkpoint, or `bundled`.", show_default=False),
     file: Path | None = option(None, "The GGUF file to write.", "--output", show_default=False),
+    adapter: Path | None = option(
+        None,
+        "A new folder for the checkpoint's adapter on the future block, which --adapter takes, instead of a GGUF file.",
+        metavar="FOLDER",
+        show_default=False,
+    ),
     uno: Path | None = option(
         None,
-        "A new folder for the checkpoint's adapter, as SGLang's --uno-lora-path reads it, instead of a GGUF file.",
+        "The same, for an adapter in UNO's form, as SGLang's --uno-lora-path reads it.",
         metavar="FOLDER",
         show_default=False,
     ),
@@ -93,14 +99,14 @@ def export(
     The file contains the tokenizer, the mask token, and the block sizes and calibrations of the model. `setblock generate
     --model FILE` decodes it in blocks. llama.cpp alone decodes it plainly, like any other model.
 
-    --uno writes the adapter alone, if it was trained in UNO's form, and prints the command that serves it.
+    --adapter writes the adapter alone, in bfloat16. The model that it was trained on drafts with it, and keeps its own text.
+    --uno does so if the adapter was trained in UNO's form, and prints the command that serves it.
     """
-    if (file is None) == (uno is None):
-        raise SetBlockError("give either --output FILE.gguf or --uno FOLDER")
-    if uno is not None:
-        _export_uno(model, uno, as_json=as_json)
+    if [file, adapter, uno].count(None) != 2:
+        raise SetBlockError("give one of --output FILE.gguf, --adapter FOLDER and --uno FOLDER")
+    if file is None:
+        _export_adapter(model, cast(Path, adapter or uno), uno=uno is not None, as_json=as_json)
         return
-    assert file is not None
     import torch
 
     from setblock.export.gguf_file import WeightType, write_gguf
@@ -132,12 +138,12 @@ def export(
         typer.echo(f"saved to {file}: {size / 1e6:,.1f} MB, {weights}")
 
 
-def _export_uno(model: str, folder: Path, *, as_json: bool) -> None:
+def _export_adapter(model: str, folder: Path, *, uno: bool, as_json: bool) -> None:
     import shlex
 
     from setblock.decoding.settings.asked import usual_block_size
     from setblock.model.adapter.adapter import ADAPTER_FOLDER
-    from setblock.model.adapter.files import write_uno
+    from setblock.model.adapter.files import check_uno, write_adapter
     from setblock.model.loading.loading import load_tokenizer
     from setblock.model.protocol.facts import read_facts
 
@@ -145,20 +151,26 @@ def _export_uno(model: str, folder: Path, *, as_json: bool) -> None:
     config, _ = load_tokenizer(model)
     facts = read_facts(config)
     try:
-        write_uno(Path(model) / ADAPTER_FOLDER, facts, folder)
+        if uno:
+            check_uno(Path(model) / ADAPTER_FOLDER, facts)
+        write_adapter(Path(model) / ADAPTER_FOLDER, facts, folder)
     except SetBlockError as error:
         raise SetBlockError(f"model {model}: {error}") from error
     assert facts is not None
-    options = {
-        "model-path": model,
-        "speculative-algorithm": "UNO",
-        "uno-lora-path": folder,
-        "speculative-num-draft-tokens": usual_block_size(facts.block_sizes),
-        "attention-backend": "fa3",
-    }
-    given = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items())
-    command = f"python -m sglang.launch_server {given}"
+    if uno:
+        options = {
+            "model-path": model,
+            "speculative-algorithm": "UNO",
+            "uno-lora-path": folder,
+            "speculative-num-draft-tokens": usual_block_size(facts.block_sizes),
+            "attention-backend": "fa3",
+        }
+        given = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items())
+        purpose, command = "To serve it with SGLang on one GPU", f"python -m sglang.launch_server {given}"
+    else:
+        purpose = "To decode with it, name the model that it was trained on"
+        command = f"setblock generate --model BASE --adapter {shlex.quote(str(folder))}"
     if as_json:
         print_json({"folder": str(folder), "command": command})
     else:
-        typer.echo(f"saved to {folder}. To serve it with SGLang on one GPU:\n{command}")
+        typer.echo(f"saved to {folder}. {purpose}:\n{command}")

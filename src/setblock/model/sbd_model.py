@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from setblock.errors import SetBlockError, SetBlockWarning
-from setblock.files import ASSETS
+from setblock.files import ASSETS, FACTS_FILE
 from setblock.model.adapter.adapted import join_adapted
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
 from setblock.model.adapter.gate import gate_of
@@ -236,6 +236,8 @@ class SBDModel:
                 shutil.copyfile(ASSETS / "word-problems" / program, Path(temporary) / program)
             if adapter is not None:
                 shutil.copytree(adapter, Path(temporary) / ADAPTER_FOLDER)
+                if self.facts is not None and self.facts.noisy_adapter:
+                    (Path(temporary) / ADAPTER_FOLDER / FACTS_FILE).write_text(json.dumps(self.facts.to_json()) + "\n")
             if texts:
                 lines = "".join(f"{json.dumps(text)}\n" for text in texts)
                 (Path(temporary) / DRAFT_TEXT_FILE).write_text(lines, encoding="utf-8")

@@ -35,7 +35,8 @@ class ModelOptions:
     )
     adapter: Path | None = option(
         None,
-        "Folder with a UNO adapter of the model (plain LoRA). It drafts for method exact; the text stays the model's.",
+        "Folder with an adapter that drafts for method exact: RUN/sbd_adapter, one of `setblock export`, or UNO's. The text "
+        "stays the model's.",
         metavar="FOLDER",
         is_rare=True,
     )

@@ -1,9 +1,13 @@
-"""Read PEFT's two files of an adapter, and write them in UNO's form (arXiv 2609.04010): plain LoRA, which acts on uniform noise
-in causal blocks, as SGLang's `--uno-lora-path` reads it. Knows nothing of models, and does not need PEFT."""
+"""Read and write the files of an adapter on the future block: PEFT's two, and the facts of how its blocks are decoded.
+
+In UNO's form (arXiv 2609.04010), plain LoRA acts on uniform noise in causal blocks; SGLang's `--uno-lora-path` reads PEFT's two
+files of it. Knows nothing of models, and does not need PEFT.
+"""
 
 import json
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from setblock.errors import SetBlockError
-from setblock.model.protocol.facts import SBDFacts
+from setblock.files import FACTS_FILE
+from setblock.model.protocol.facts import SBDFacts, facts_from_json
 
 WEIGHTS_NAME, CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
 """PEFT's names for the files of an adapter."""
@@ -54,8 +59,16 @@ def read_lora(folder: Path, *, row: bool = False) -> tuple[dict[str, Any], dict[
 _PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
-def uno_facts(vocab_size: int) -> SBDFacts:
-    """Return the facts of a base model with V tokens and a UNO adapter, which records no block size."""
+def adapter_facts(folder: Path, *, vocab_size: int) -> SBDFacts:
+    """Return the facts of a base model with V tokens and the adapter in `folder`: those recorded there; else those of a UNO
+    adapter, which records no block size. Raise `SetBlockError` if they are not valid for the model."""
+    file = folder / FACTS_FILE
+    if file.is_file():
+        try:
+            recorded = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise SetBlockError(f"can't read {file}: {error}") from error
+        return replace(facts_from_json(recorded, vocab_size=vocab_size, where=str(file)), noisy_adapter=True)
     return SBDFacts(
         None,
         logit_shift=True,
@@ -66,12 +79,9 @@ def uno_facts(vocab_size: int) -> SBDFacts:
     )
 
 
-def write_uno(source: Path, facts: SBDFacts | None, folder: Path) -> None:
-    """Write the adapter of a checkpoint, in the folder `source`, as SGLang reads it, in bfloat16. `folder` must not exist, and
-    appears once it is whole. Raise `SetBlockError` if the checkpoint has no such adapter, the form is another, or the folder
-    can't be written."""
-    if facts is None or not facts.noisy_adapter:
-        raise SetBlockError("only an adapter on the future block (adapter.only_noisy) can be exported for UNO")
+def check_uno(source: Path, facts: SBDFacts | None) -> None:
+    """Raise `SetBlockError` if the adapter of a checkpoint, in the folder `source`, is not one that SGLang takes."""
+    facts = _of_block(facts)
     wrong = [
         name
         for name, holds in (
@@ -83,25 +93,45 @@ def write_uno(source: Path, facts: SBDFacts | None, folder: Path) -> None:
     ]
     if wrong:
         raise SetBlockError(f"the adapter was not trained in UNO's form: it needs {', '.join(wrong)}")
-    config, weights = read_lora(source)
-    layers = {name.split(".")[-3] for name in weights}
+    layers = _layers(read_lora(source)[1])
     attention = layers & {"q_proj", "k_proj", "v_proj"}
     if layers - _PROJECTIONS or (attention and not {"q_proj", "v_proj"} <= layers):
         raise SetBlockError(
             f"SGLang takes adapters of {', '.join(sorted(_PROJECTIONS))}, q_proj with v_proj, "
             f"not of {', '.join(sorted(layers))}"
         )
+
+
+def write_adapter(source: Path, facts: SBDFacts | None, folder: Path) -> None:
+    """Write the adapter of a checkpoint, in the folder `source`, with its facts, in bfloat16. `folder` must not exist, and
+    appears once it is whole. Raise `SetBlockError` if the checkpoint has no such adapter, or the folder can't be written."""
+    facts = _of_block(facts)
+    config, weights = read_lora(source, row=True)
     if folder.exists():
-        raise SetBlockError(f"{folder} exists already: --uno must name a new folder")
-    config |= {"target_modules": sorted(layers), "base_model_name_or_path": None}
+        raise SetBlockError(f"{folder} exists already: name a new folder")
+    config |= {"base_model_name_or_path": None}
+    if facts.noise_vocab_size is not None:  # SGLang reads no patterns
+        config["target_modules"] = sorted(_layers(weights))
     try:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
             whole = Path(temporary) / folder.name
             whole.mkdir()
-            (whole / CONFIG_NAME).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            recorded = replace(facts, calibrations=()).to_json()
+            for name, content in ((CONFIG_NAME, config), (FACTS_FILE, recorded)):
+                (whole / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
             rounded = {name: weight.to(torch.bfloat16).contiguous() for name, weight in weights.items()}
             save_file(rounded, whole / WEIGHTS_NAME, metadata={"format": "pt"})
             (whole / WEIGHTS_NAME).chmod((whole / CONFIG_NAME).stat().st_mode)
             os.replace(whole, folder)
     except OSError as error:
         raise SetBlockError(f"can't write {folder}: {error}") from error
+
+
+def _of_block(facts: SBDFacts | None) -> SBDFacts:
+    if facts is None or not facts.noisy_adapter:
+        raise SetBlockError("only an adapter on the future block (adapter.only_noisy) can be exported alone")
+    return facts
+
+
+def _layers(weights: dict[str, Tensor]) -> set[str]:
+    return {name.split(".")[-3] for name in weights if not name.endswith(ROW)}

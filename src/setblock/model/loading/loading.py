@@ -23,7 +23,7 @@ from setblock.errors import SetBlockError, SetBlockWarning, warn
 from setblock.heap import keep_freed_memory
 from setblock.model.adapter.adapted import load_adapter
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
-from setblock.model.adapter.files import CONFIG_NAME, WEIGHTS_NAME, read_lora, uno_facts
+from setblock.model.adapter.files import CONFIG_NAME, WEIGHTS_NAME, adapter_facts, read_lora
 from setblock.model.attention.attention import layer_windows
 from setblock.model.loading.gguf import (
     Metadata,
@@ -79,8 +79,8 @@ def load(
         quantization: `int8`: weights of linear layers in eight bits, by torchao (`pip install 'setblock[quantize]'`). Such a
             model can decode, but it cannot be trained or saved. `nf4`: in four bits, by bitsandbytes, on a GPU; an
             adapter can be trained on such a model.
-        adapter: a folder with a UNO adapter (arXiv 2609.04010) of this model: it drafts, by causal blocks of uniform noise, and
-            the model's own text stays what it is.
+        adapter: a folder with an adapter on the future block of this model: `sbd_adapter` of a checkpoint, one that `setblock
+            export` wrote, or a UNO adapter (arXiv 2609.04010). It drafts, and the model's own text stays what it is.
 
     Raises:
         SetBlockError: the model does not exist, one of its files is damaged, its architecture does not support blocks,
@@ -107,8 +107,8 @@ def load(
     if adapter is not None:
         if facts is not None and facts.noisy_adapter:
             raise SetBlockError(f"model {source} has an adapter on its future block already: load it without another")
-        lora = read_lora(Path(adapter))
-        facts = uno_facts(vocab_size)
+        facts = adapter_facts(Path(adapter), vocab_size=vocab_size)
+        lora = read_lora(Path(adapter), row=facts.mask_token_id is not None)
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"

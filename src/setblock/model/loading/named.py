@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from setblock.errors import SetBlockError, did_you_mean
-from setblock.files import ASSETS
+from setblock.files import ASSETS, FACTS_FILE
 
 if TYPE_CHECKING:
     from setblock.model.sbd_model import SBDModel
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 BUNDLED_MODEL = ASSETS / "word-problems"
 """Folder of the bundled SBD model, the default of every command, fine-tuned by `recipes/word-problems-sbd.yaml`."""
 
-FACTS_FILE = "facts.json"
-"""In the folder of what is shipped: the facts of the checkpoint that it makes."""
 DELTA_FILE = "delta.safetensors"
 """There, if it is a delta of the weights: what `setblock.model.loading.delta` reads. Its metadata says from which
 model, as `BASE_KEY`."""
