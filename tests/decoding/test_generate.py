@@ -235,6 +235,18 @@ def test_block_size_defaults_to_what_was_trained(trained_tokenizer: PreTrainedTo
         assert int(batch.state.terms.block_size[0]) == expected
 
 
+@pytest.mark.parametrize(
+    ("lookup", "drafts", "expected"), [(1, "adaptive", 16), (0, "adaptive", 5), (1, "fixed", 5), (None, "adaptive", 5)]
+)
+def test_a_copy_may_be_longer_than_a_trained_block_where_its_length_is_decided(
+    lookup: int | None, drafts: Any, expected: int, trained_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    sbd = SBDModel(tiny_model("llama", vocab_size=len(trained_tokenizer)), trained_tokenizer)
+    sbd.prepare_for_training(block_sizes=(2, 5), logit_shift=False)
+    batch = open_batch(sbd, [[5, 6]], [DecodingSettings(draft_lookup=lookup, drafts=drafts)])
+    assert int(batch.state.terms.block_size[0]) == expected
+
+
 @pytest.mark.parametrize("way", [generate, generate_batch, lambda *args, **options: list(stream(*args, **options))])
 def test_a_warning_names_the_line_that_asked(
     way: Callable[..., object], sbd: SBDModel, prompts: list[list[int]]

@@ -101,10 +101,14 @@ def decided(settings: DecodingSettings, facts: "SBDFacts | None", *, has_draft_t
             "method 'sbd' needs a model that was trained for blocks, and this one has no mask token: use method 'exact' or "
             "'ntp', or fine-tune it with `setblock train`"
         )
+    draft_lookup = draft_lookup_for(facts, settings, has_draft_text=has_draft_text)
+    # Copies may be longer than the blocks that were trained, where how much is fed of either is decided pass by pass
+    is_decided = method == "exact" and settings.drafts == "adaptive" and draft_lookup > 0
+    trained = () if facts is None or is_decided else facts.block_sizes
     found: dict[str, Any] = {
         "sampler": sampler_for(settings),
-        "block_size": settings.block_size or usual_block_size(() if facts is None else facts.block_sizes),
-        "draft_lookup": draft_lookup_for(facts, settings, has_draft_text=has_draft_text),
+        "block_size": settings.block_size or usual_block_size(trained),
+        "draft_lookup": draft_lookup,
     }
     found |= {name: SETTINGS[name].default for name in POINT if not SETTINGS[name].acts_in(method)}
     return replace(settings, **found | ({"block_size": 1} if method == "ntp" else {}))

@@ -47,7 +47,8 @@ class DecodingSettings:
     )
     block_size: int | None = setting(
         None,
-        "Tokens in a block, k. Default: the largest that the model was trained with, at most 16.",
+        "Tokens in a block, k. Default: the largest that the model was trained with, at most 16; 16 where exact mode copies "
+        "drafts and decides how long they are.",
         Range(1, MAX_TOKENS, far=True),
         group="point",
         metavar="K",
