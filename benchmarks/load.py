@@ -181,11 +181,12 @@ def timed(
 
 @cache
 def loaded(name: str | None) -> SBDModel:
-    """Return a model as `setblock serve` would run it on a CPU."""
+    """Return a model as `setblock serve` would run it."""
     if name is None:
         return setblock.load()
     model = setblock.load(name, dtype=torch.bfloat16)
-    model.prepack()
+    if model.device.type == "cpu":
+        model.prepack()
     return model
 
 

@@ -124,6 +124,19 @@ def over_whole_rows(model: PreTrainedModel, inputs: TrainingInputs, index: Tenso
     return logits_at(model, index, input_ids=inputs.input_ids, position_ids=inputs.position_ids, attention_mask=mask)
 
 
+def test_takes_a_result_with_heads_innermost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU gives it in float32: in memory [B, Q, H, D]."""
+    model, inputs = model_of("llama"), doubled(packed_rows())
+    expected = training_logits(model, inputs, inputs.matp.index)
+    attend = functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        functional,
+        "scaled_dot_product_attention",
+        lambda *args, **how: attend(*args, **how).transpose(1, 2).contiguous().transpose(1, 2),
+    )
+    assert torch.equal(training_logits(model, inputs, inputs.matp.index), expected)
+
+
 def test_nothing_is_computed_between_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     attended = []
     attend = functional.scaled_dot_product_attention

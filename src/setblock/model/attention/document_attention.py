@@ -237,7 +237,7 @@ def _attended(
         dropout_p=kwargs.get("dropout", 0.0),
         scale=kwargs.get("scaling"),
     )
-    return found.view(1, heads, -1, value.shape[-1]).transpose(1, 2)
+    return found.reshape(1, heads, -1, value.shape[-1]).transpose(1, 2)
 
 
 def _document_flex(

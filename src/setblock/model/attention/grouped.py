@@ -83,7 +83,7 @@ def _grouped_sdpa(
         mask = mask[:, :, :queries].repeat(1, 1, of_group, 1)
     attend = invariant_attention if must_be_invariant else _sdpa
     attended = attend(together, key, value, mask, scale=scaling)  # [B, H', G Q, D]
-    return attended.view(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
+    return attended.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None) -> Tensor:
