@@ -23,7 +23,14 @@ from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.feed import fixed_sizes, plan_pass
 from setblock.model.protocol.draft_text import indexed
 from setblock.model.protocol.runtime import Span, fixed_capacity
+from setblock.model.runners import forward
+from setblock.model.runners.forward import CompiledModel
 from setblock.model.sbd_model import SBDModel
+
+
+def doubled(values: torch.Tensor) -> torch.Tensor:
+    return 2 * values
+
 
 PROMPTS = [text[:length] for text, length in zip(TEXTS, (12, 50, 3, 30, 20, 9), strict=False)]
 OTHERS = [text[:length] for text, length in zip(TEXTS[1:], (40, 2, 33, 17, 52, 8), strict=False)]
@@ -78,6 +85,14 @@ def test_copied_drafts_compile_too(tokenizer: PreTrainedTokenizerBase) -> None:
     assert decoded(sbd, PROMPTS, settings) == expected[0]  # passes, too
     with torch.compiler.set_stance("fail_on_recompile"):
         assert decoded(sbd, OTHERS, settings) == expected[1]
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch says that it continues uncompiled
+def test_an_older_pytorch_continues_uncompiled_beyond_its_eight_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "_limits", dict)
+    function = CompiledModel(torch.nn.Identity(), backend="eager").function(doubled)
+    for length in range(1, 12):
+        assert function(torch.ones(length)).tolist() == [2.0] * length
 
 
 def test_compiles_once_for_each_shape(tokenizer: PreTrainedTokenizerBase) -> None:

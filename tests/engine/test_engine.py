@@ -1,9 +1,11 @@
 """What an engine promises beside the answers: places, pages, errors and figures."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
@@ -15,6 +17,7 @@ from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import QueueFull, Request
 from setblock.errors import ParameterError, SetBlockError
+from setblock.model.runners import packed_runner
 from setblock.model.sbd_model import SBDModel
 
 SLOW = DecodingSettings(method="ntp", max_new_tokens=40, stop_token_ids=())
@@ -51,6 +54,29 @@ def test_tells_what_stream_tells(sbd: SBDModel) -> None:
         assert (progress.event.number, progress.event.kind) == (chunk.event.number, chunk.event.kind)
         assert (progress.generation is None) == (chunk.generation is None)
     assert engine.is_idle
+
+
+def test_masks_lie_where_a_gpu_can_read_them(
+    trained_tokenizer: PreTrainedTokenizerBase, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of requests of unlike lengths, one behind the other: kernels read a mask in pieces of 16 numbers."""
+    sbd, places = tiny_sbd("llama", trained_tokenizer), list[int]()
+    attend = functional.scaled_dot_product_attention
+
+    def note_place(*states: torch.Tensor, attn_mask: torch.Tensor | None = None, **how: Any) -> torch.Tensor:
+        if attn_mask is not None:
+            places.append(attn_mask.storage_offset())
+        return attend(*states, attn_mask=attn_mask, **how)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", note_place)
+    monkeypatch.setattr(packed_runner, "ON_CPU", 0)  # requests of unlike lengths are computed apart
+    engine = Engine(sbd)
+    for number, text in enumerate(texts):
+        engine.submit(Request(str(number), text, SLOW))
+    for _ in range(8):
+        engine.step()
+    assert any(places)
+    assert not any(place % 16 for place in places)
 
 
 def test_a_cancelled_request_leaves_its_place_to_the_next_at_once(endless: SBDModel, texts: list[list[int]]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -25,6 +26,9 @@ from setblock.model.attention.attention import OURS, attention_mask
 from setblock.model.attention.grouped import GroupedAttention, attention_by
 
 _NAME = f"{OURS}packed"
+
+ALIGNED = 16
+"""Numbers: each mask begins at a multiple of so many. GPUs read a mask in such pieces, and fail where it lies between them."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,8 @@ def _implementation(config: PretrainedConfig) -> str:
 
 
 def _flat_mask(layout: _Layout, *, device: torch.device, dtype: torch.dtype) -> AttentionMask:
-    """Return the masks of all rectangles, one behind the other, [1, 1, 1, sum of a Q K], or of a G Q K for groups; by layer
-    type where a model mixes them.
+    """Return the masks of all rectangles, one behind the other, [1, 1, 1, sum of a Q K], or of a G Q K for groups, each filled
+    up to a multiple of `ALIGNED`; by layer type where a model mixes them.
 
     Transformers hands a 4D tensor to the attention function as it is, whatever its shape.
     """
@@ -109,7 +113,7 @@ def _flat_mask(layout: _Layout, *, device: torch.device, dtype: torch.dtype) -> 
         masks = [layout.attention.mask(mask, queries=queries) for mask, queries in zip(masks, sizes, strict=True)]
 
     def flat(parts: Sequence[Any]) -> Tensor:
-        return torch.cat([part.flatten() for part in parts])[None, None, None]
+        return torch.cat([pad(part.flatten(), (0, -part.numel() % ALIGNED)) for part in parts])[None, None, None]
 
     if isinstance(masks[0], dict):
         return {kind: flat([mask[kind] for mask in masks if isinstance(mask, dict)]) for kind in masks[0]}
@@ -131,7 +135,7 @@ def _attend(
     for each in layout.rectangles:
         (rows, length), width = each.tokens.shape, each.slots.shape[1]
         count = rows * of_group * length * width
-        mask, masks = masks[:count], masks[count:]
+        mask, masks = masks[:count], masks[count + -count % ALIGNED :]
         result, _ = base(
             module,
             _taken(queries, each.tokens, layout),

@@ -161,7 +161,8 @@ class CompiledModel:
         """Return what runs between passes, compiled as one graph in the same way; see
         `setblock.model.protocol.runtime.Compile`."""
         if function not in self._functions:
-            compiled = torch.compile(function, backend=self._backend, fullgraph=True, dynamic=False, **_limits())
+            limits = _limits()  # without them, one graph or none would mean an error at the 9th shape
+            compiled = torch.compile(function, backend=self._backend, fullgraph=bool(limits), dynamic=False, **limits)
             self._functions[function] = compiled
         return self._functions[function]
 
