@@ -8,6 +8,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -58,13 +59,14 @@ class PackedRunner:
 
         # 2. The attention's rectangles
         rectangles, offset = [], 0
-        cells = [torch.empty(0)] * len(lengths)  # of each row: where its tokens are among the queries of all rectangles
+        firsts = np.empty(
+            len(lengths), dtype=np.int64
+        )  # of each row: its first token among the queries of all rectangles
         for rows in rectangles_of(lengths, ends, of_one=self._of_one):
             queries = max(lengths[row] for row in rows)
             keys = self._attention.whole_chunks(max(ends[row] for row in rows))
-            for row in rows:
-                cells[row] = torch.arange(offset, offset + lengths[row])
-                offset += queries
+            firsts[rows] = range(offset, offset + len(rows) * queries, queries)
+            offset += len(rows) * queries
             index = self._on_device(torch.tensor(rows))
             rectangles.append(
                 Rectangle(
@@ -77,10 +79,11 @@ class PackedRunner:
             )
 
         # 3. The real tokens; one alone gets company where it could get other bits alone
-        width = feed.tokens.shape[1]
-        starts = range(0, len(lengths) * width, width)
-        real = torch.cat([torch.arange(n) + start for start, n in zip(starts, lengths, strict=True)])
-        real, of_cells = self._on_device(real), self._on_device(torch.cat(cells))  # [N]
+        row = np.repeat(np.arange(len(lengths)), lengths)  # [N]
+        within = np.concatenate([np.arange(n) for n in lengths])
+        real, of_cells = self._on_device(
+            torch.from_numpy(np.stack([row * feed.tokens.shape[1] + within, firsts[row] + within]))
+        )
         packed = [each.flatten()[real] for each in (feed.tokens, feed.positions, feed.in_block)]
         written = slots.gather(1, feed.positions).flatten()[real]
         if len(written) < (least := self._attention.least):
