@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write."""
     options = parse_options(arguments)
     if not torch.cuda.is_available():
-        keep_freed_memory(few_products=True)
+        keep_freed_memory(for_training=True)
     if options.memory_of:
         objective, share = options.memory_of.split(":")
         print(json.dumps(peak_bytes(objective, float(share), options)))

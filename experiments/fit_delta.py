@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="of the recipe")
     options = parser.parse_args()
     recipe, args = load_recipe(options.recipe, overrides=dict(map(parse_override, options.set)))
-    keep_freed_memory(few_products=True)
+    keep_freed_memory(for_training=True)
     sbd = prepared_model(recipe, args)
     assert sbd.facts is not None  # the recipe trains for blocks
     rows = recipe_rows(recipe, sbd)

@@ -22,25 +22,32 @@ _SHAPES = "64"  # more than one step has: its layers have few
 _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 
 
-def keep_freed_memory(*, few_products: bool = False) -> bool:
+_trains = False  # whether this process does: to its end
+
+
+def keep_freed_memory(*, for_training: bool = False) -> bool:
     """Let this process keep the memory that it frees, for as long as it lives. `setblock.load` calls it for a model on a CPU.
 
     It holds on to the most that it has needed: nobody else gets any of that before it ends.
 
     Args:
-        few_products: keep at most 64 prepared matrix products, too, unless the environment says how many. For training; call it
-            before the first one.
+        for_training: also keep at most 64 prepared matrix products, unless the environment says how many, and leave each
+            thread its own heap, in later calls, too. To be called before the first pass.
 
     Returns:
         Whether it does. False, and nothing is changed, under another C library than glibc, or where the environment has
         settings for its allocator: those are the user's choice.
     """
-    if few_products:
+    global _trains
+    _trains = _trains or for_training
+    if for_training:
         for name in _CACHES:
             os.environ.setdefault(name, _SHAPES)
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _VARIABLES):
         return False
-    # No allocation is a separate mapping, and nothing is trimmed. Threads share one heap: their own hold no large tensors
-    settings = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_ARENA_MAX: 1}
+    # No allocation is a separate mapping, and nothing is trimmed. Threads share one heap, since their own hold no large tensors:
+    # the engine's thread needs them. But in attention's backward pass all threads allocate at once, and on one heap they wait
+    # for each other: a step on two threads took 1.4 times as long. There 0 leaves glibc its default.
+    settings = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_ARENA_MAX: 0 if _trains else 1}
     glibc = ctypes.CDLL(None)
     return all(glibc.mallopt(parameter, value) == 1 for parameter, value in settings.items())

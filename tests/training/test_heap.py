@@ -60,6 +60,30 @@ def test_settings_of_the_environment_stand(given_back: int) -> None:
     assert faults * 2 > given_back
 
 
+HEAPS = """
+import ctypes, sys, threading
+from setblock.heap import keep_freed_memory
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+keep_freed_memory(for_training=sys.argv[1] == "train")
+keep_freed_memory()  # as `setblock.load` does
+here, places = libc.malloc(100), []
+thread = threading.Thread(target=lambda: places.append(libc.malloc(100)))
+thread.start()
+thread.join()
+print(abs(places[0] - here) >> 30)
+"""
+
+
+@pytest.mark.parametrize(("use", "is_apart"), [("train", True), ("decode", False)])
+def test_threads_have_heaps_of_their_own_in_training_alone(use: str, is_apart: bool) -> None:
+    """Heaps of threads are GiB away from the first one."""
+    settings = {name: value for name, value in os.environ.items() if "MALLOC" not in name and name != "GLIBC_TUNABLES"}
+    done = subprocess.run([sys.executable, "-c", HEAPS, use], env=settings, check=True, capture_output=True, text=True)
+    assert (int(done.stdout) > 0) == is_apart
+
+
 STEPS = """
 import os, sys
 import torch
@@ -67,7 +91,7 @@ from torch import nn
 from setblock.heap import keep_freed_memory
 
 torch.set_num_threads(1)
-keep_freed_memory(few_products=True)
+keep_freed_memory(for_training=True)
 draw = torch.Generator().manual_seed(0)
 tokens, head = nn.Embedding(256, 32), nn.Linear(32, 256, bias=False)
 model = nn.Sequential(tokens, nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32), head)

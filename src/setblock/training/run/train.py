@@ -86,7 +86,7 @@ def train(
     make_folder(output)
     set_seed(args.seed)
     if args.device.type == "cpu":
-        keep_freed_memory(few_products=True)
+        keep_freed_memory(for_training=True)
     sbd = prepared_model(recipe, args)
 
     # 2. Data
