@@ -46,8 +46,8 @@ def keep_freed_memory(*, for_training: bool = False) -> bool:
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _VARIABLES):
         return False
     # No allocation is a separate mapping, and nothing is trimmed. Threads share one heap, since their own hold no large
-    # tensors: the engine's thread needs them. But in attention's backward pass all threads allocate at once, and on one heap they wait
-    # for each other: a step on two threads took 1.4 times as long. There 0 leaves glibc its default.
+    # tensors: the engine's thread needs them. But in attention's backward pass all threads allocate at once, and on one heap
+    # they wait for each other: a step on two threads took 1.4 times as long. There 0 leaves glibc its default.
     settings = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_ARENA_MAX: 0 if _trains else 1}
     glibc = ctypes.CDLL(None)
     return all(glibc.mallopt(parameter, value) == 1 for parameter, value in settings.items())
