@@ -51,6 +51,7 @@ NOT_RUN = {
     r"python (experiments|benchmarks)/|make bench": "takes minutes to hours: tests/test_benchmarks.py runs them in miniature",
     r"setblock train .*--dry-run": "reads a config of the hub: tests/training/test_dry_run.py runs it on others",
     r"setblock (export .*--uno|generate .*--adapter)": "needs an adapter of UNO's form: tests/model/adapter/test_uno.py",
+    r"setblock train .*flex_attention": "needs a GPU",
     r"setblock merge": "needs a run that trained an adapter: tests/training/test_publishing.py",
 }
 """Commands that can't run here: a pattern, and why."""
