@@ -1,11 +1,12 @@
 """What all tests share: a small tokenizer and prompts to give to random models."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from hypothesis import settings
+from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
 from given_costs import GivenCosts, free
@@ -25,6 +26,17 @@ def _passes_are_free() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(control, "LearnedCosts", lambda free_tokens: GivenCosts(free))
         yield
+
+
+@pytest.fixture
+def lay_heads_innermost(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Make attention's results lie in memory as [B, Q, H, D], as a GPU gives them in float32; from the call on."""
+    attend = functional.scaled_dot_product_attention
+    return lambda: monkeypatch.setattr(
+        functional,
+        "scaled_dot_product_attention",
+        lambda *args, **how: attend(*args, **how).transpose(1, 2).contiguous().transpose(1, 2),
+    )
 
 
 # Fixed texts, so that what random models make of them does not change with the generator of word problems.

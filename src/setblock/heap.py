@@ -39,8 +39,8 @@ def keep_freed_memory(*, for_training: bool = False) -> bool:
         settings for its allocator: those are the user's choice.
     """
     global _trains
-    _trains = _trains or for_training
     if for_training:
+        _trains = True
         for name in _CACHES:
             os.environ.setdefault(name, _SHAPES)
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _VARIABLES):

@@ -1,6 +1,7 @@
 """Long rows: documents are attended one by one, a dense attention mask that is too large is refused before it is made, and
 FlexAttention is never given one."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -124,16 +125,10 @@ def over_whole_rows(model: PreTrainedModel, inputs: TrainingInputs, index: Tenso
     return logits_at(model, index, input_ids=inputs.input_ids, position_ids=inputs.position_ids, attention_mask=mask)
 
 
-def test_takes_a_result_with_heads_innermost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a GPU gives it in float32: in memory [B, Q, H, D]."""
+def test_takes_a_result_with_heads_innermost(lay_heads_innermost: Callable[[], None]) -> None:
     model, inputs = model_of("llama"), doubled(packed_rows())
     expected = training_logits(model, inputs, inputs.matp.index)
-    attend = functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        functional,
-        "scaled_dot_product_attention",
-        lambda *args, **how: attend(*args, **how).transpose(1, 2).contiguous().transpose(1, 2),
-    )
+    lay_heads_innermost()
     assert torch.equal(training_logits(model, inputs, inputs.matp.index), expected)
 
 

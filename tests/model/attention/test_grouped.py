@@ -70,16 +70,10 @@ def test_reads_the_cache_where_it_is(monkeypatch):
     assert [(k.data_ptr(), v.data_ptr()) for k, v in read] == [(key.data_ptr(), value.data_ptr())]
 
 
-def test_takes_a_result_with_heads_innermost(monkeypatch):
-    """As a GPU gives it in float32: in memory [B, Q, H, D]."""
+def test_takes_a_result_with_heads_innermost(lay_heads_innermost):
     module, *states, mask = inputs(batch=2, groups=2, of_group=3, queries=16, keys=64)
     expected, _ = ALL_ATTENTION_FUNCTIONS[GROUPED_SDPA](module, *states, mask)
-    attend = functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        functional,
-        "scaled_dot_product_attention",
-        lambda *args, **how: attend(*args, **how).transpose(1, 2).contiguous().transpose(1, 2),
-    )
+    lay_heads_innermost()
     found, _ = ALL_ATTENTION_FUNCTIONS[GROUPED_SDPA](module, *states, mask)
     assert torch.equal(found, expected)
 

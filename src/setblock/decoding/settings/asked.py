@@ -75,13 +75,9 @@ def _check_known(name: str, sampler: Any, *, offered: Collection[str], told: str
 DEFAULT_MAX_NEW_TOKENS = 256
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_DRAFT_LOOKUP = 0  # short matches mislead a model that drafts well (docs/log.md)
-ADAPTER_DRAFT_LOOKUP = (
-    2  # with fixed drafts: an adapter that leaves plain decoding alone drafts less well (docs/real-model.md)
-)
+ADAPTER_DRAFT_LOOKUP = 2  # with fixed drafts: an adapter on the future block drafts less well (docs/real-model.md)
 DRAFT_TEXT_LOOKUP = 2  # who gives a draft text to a model that drafts well wants it used
-UNTRAINED_DRAFT_LOOKUP = (
-    1  # one that was never trained for blocks has no other drafts, and adaptive drafts use what pays
-)
+UNTRAINED_DRAFT_LOOKUP = 1  # a model never trained for blocks has no other drafts, and adaptive drafts use what pays
 DRAFT_GAMMA = 1.0  # with one pass, as good as any (docs/exact.md)
 
 

@@ -27,7 +27,7 @@ from setblock.model.attention.grouped import GroupedAttention, attention_by
 
 _NAME = f"{OURS}packed"
 
-ALIGNED = 16
+_ALIGNED = 16
 """Numbers: each mask begins at a multiple of so many. GPUs read a mask in such pieces, and fail where it lies between them."""
 
 
@@ -91,7 +91,7 @@ def _implementation(config: PretrainedConfig) -> str:
 
 def _flat_mask(layout: _Layout, *, device: torch.device, dtype: torch.dtype) -> AttentionMask:
     """Return the masks of all rectangles, one behind the other, [1, 1, 1, sum of a Q K], or of a G Q K for groups, each filled
-    up to a multiple of `ALIGNED`; by layer type where a model mixes them.
+    up to a multiple of `_ALIGNED`; by layer type where a model mixes them.
 
     Transformers hands a 4D tensor to the attention function as it is, whatever its shape.
     """
@@ -113,7 +113,7 @@ def _flat_mask(layout: _Layout, *, device: torch.device, dtype: torch.dtype) -> 
         masks = [layout.attention.mask(mask, queries=queries) for mask, queries in zip(masks, sizes, strict=True)]
 
     def flat(parts: Sequence[Any]) -> Tensor:
-        return torch.cat([pad(part.flatten(), (0, -part.numel() % ALIGNED)) for part in parts])[None, None, None]
+        return torch.cat([pad(part.flatten(), (0, -part.numel() % _ALIGNED)) for part in parts])[None, None, None]
 
     if isinstance(masks[0], dict):
         return {kind: flat([mask[kind] for mask in masks if isinstance(mask, dict)]) for kind in masks[0]}
@@ -135,7 +135,7 @@ def _attend(
     for each in layout.rectangles:
         (rows, length), width = each.tokens.shape, each.slots.shape[1]
         count = rows * of_group * length * width
-        mask, masks = masks[:count], masks[count + -count % ALIGNED :]
+        mask, masks = masks[:count], masks[count + -count % _ALIGNED :]
         result, _ = base(
             module,
             _taken(queries, each.tokens, layout),

@@ -59,9 +59,7 @@ class PackedRunner:
 
         # 2. The attention's rectangles
         rectangles, offset = [], 0
-        firsts = np.empty(
-            len(lengths), dtype=np.int64
-        )  # of each row: its first token among the queries of all rectangles
+        firsts = np.empty(len(lengths), dtype=int)  # the place of each row's first token among all rectangles' queries
         for rows in rectangles_of(lengths, ends, of_one=self._of_one):
             queries = max(lengths[row] for row in rows)
             keys = self._attention.whole_chunks(max(ends[row] for row in rows))
@@ -79,11 +77,9 @@ class PackedRunner:
             )
 
         # 3. The real tokens; one alone gets company where it could get other bits alone
-        row = np.repeat(np.arange(len(lengths)), lengths)  # [N]
-        within = np.concatenate([np.arange(n) for n in lengths])
-        real, of_cells = self._on_device(
-            torch.from_numpy(np.stack([row * feed.tokens.shape[1] + within, firsts[row] + within]))
-        )
+        width = feed.tokens.shape[1]
+        row, column = np.nonzero(np.arange(width) < np.asarray(lengths)[:, None])  # [N] each
+        real, of_cells = self._on_device(torch.from_numpy(np.stack([row * width, firsts[row]]) + column))
         packed = [each.flatten()[real] for each in (feed.tokens, feed.positions, feed.in_block)]
         written = slots.gather(1, feed.positions).flatten()[real]
         if len(written) < (least := self._attention.least):
