@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import MISSING, fields
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from setblock.decoding.samplers import SAMPLERS, EntropyPrefix
+from setblock.decoding.samplers.named import defaults_of, parameters_of
 from setblock.decoding.settings.table import METHODS
 from setblock.engine.engine import Engine
 from setblock.model.protocol.runtime import LanguageModel
@@ -37,7 +37,7 @@ def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callab
         facts=_facts(model) | {"method": config.default.method, "example": config.example, "notice": config.notice},
         context_length=model.context_length,
         worker=worker,
-        codec=Codec(model.tokenizer, vocab_size=model.vocab_size),
+        codec=Codec(model.tokenizer),
         metrics=Metrics(lambda: worker.figures),
         admission=Admission(config.limits.max_requests),
     )
@@ -58,10 +58,8 @@ def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callab
     app.state.serving = serving
     for routes in (api, operations, page):
         app.include_router(routes)
-    app.add_exception_handler(ApiError, _own_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _bug)
+    for kind in (ApiError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _response_to)
     # From the inside out.
     app.add_middleware(BoundedBody, max_bytes=config.limits.max_body_bytes, seconds=config.limits.body_seconds)
     app.add_middleware(AccessControl, hosts=host_patterns(config.hosts), keys=config.keys, admission=serving.admission)
@@ -73,10 +71,7 @@ def _facts(model: LanguageModel) -> dict[str, Any]:
     trained = model.facts.block_sizes if model.facts else ()
     return {
         "methods": [each for each in METHODS if model.facts or each != "sbd"],
-        "samplers": {
-            name: {each.name: None if each.default is MISSING else each.default for each in fields(kind)}
-            for name, kind in SAMPLERS.items()
-        },
+        "samplers": {name: dict.fromkeys(parameters_of(name)) | defaults_of(name) for name in SAMPLERS},
         "block_sizes": list(trained),
         "gammas": list(EntropyPrefix.dial.values),
         "context_length": model.context_length,
@@ -90,16 +85,13 @@ def _count(metrics: Metrics, scope: Scope, status: int, account: Account) -> Non
     metrics.request_seconds.labels(route).observe(account.seconds)
 
 
-async def _own_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error.response()
-
-
-async def _invalid(_: Request, error: Any) -> Response:
-    return from_validation(error.errors()).response()
-
-
-async def _http_error(request: Request, error: Any) -> Response:
+async def _response_to(request: Request, error: Exception) -> Response:
+    if isinstance(error, ApiError):
+        return error.response()
+    if isinstance(error, RequestValidationError):
+        return from_validation(error.errors()).response()
+    if not isinstance(error, HTTPException):
+        return failed("the server made a mistake; its log has more").response()
     told = {
         400: "the body must be JSON in UTF-8, neither deep nor with numbers of thousands of digits",  # FastAPI's only one
         404: f"there is nothing at {request.url.path}: ask /v1/chat/completions or /v1/completions",
@@ -108,7 +100,3 @@ async def _http_error(request: Request, error: Any) -> Response:
     message = told.get(error.status_code, str(error.detail))
     code = "invalid_json" if error.status_code == 400 else None
     return ApiError(error.status_code, message, code=code, headers=error.headers).response()
-
-
-async def _bug(_: Request, __: Exception) -> Response:
-    return failed("the server made a mistake; its log has more").response()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from setblock.decoding.answer.text import Prompt, encode_prompt
+from setblock.decoding.answer.text import encode_prompt
 from setblock.errors import SetBlockError
 from setblock.server.http.errors import bad_request
 from setblock.structure.calls import CallForm, call_form
@@ -28,12 +28,11 @@ _COMPILE_SECONDS = 1.0  # the largest that are usual take a tenth of it
 class Codec:
     """Encode in a separate thread, one prompt at a time, so that a long one delays no stream."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._encoder, self._decoder = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
         self._tokenizer = tokenizer  # whose grammars the engine asks for
         self._call_form: CallForm | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        self._vocab_size = vocab_size
         self._texts: dict[int, str] = {}
 
     async def encode_chat(
@@ -45,15 +44,14 @@ class Codec:
             json.dumps([*messages, tools], ensure_ascii=False).encode()
         except UnicodeEncodeError as error:  # JSON can spell halves of characters, and no tokenizer takes them
             raise bad_request("messages must be Unicode, without lone surrogates", param="messages") from error
-        return await self._encode(list(messages), param="messages", raw=False, tools=tools)
+        return await self._in_thread(
+            lambda: encode_prompt(self._encoder, list(messages), raw=False, tools=tools), param="messages"
+        )
 
     async def call_form(self) -> CallForm:
         """Return how the chat template writes calls of tools, or raise `ApiError` if it has no place for tools."""
-        try:
-            if self._call_form is None:
-                self._call_form = await self._in_thread(lambda: call_form(self._encoder))
-        except SetBlockError as error:
-            raise bad_request(str(error), param="tools") from error
+        if self._call_form is None:
+            self._call_form = await self._in_thread(lambda: call_form(self._encoder), param="tools")
         return self._call_form
 
     async def warm(self) -> None:
@@ -75,16 +73,8 @@ class Codec:
 
     async def encode_text(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the token ids of a text that is to be continued; or the ids themselves, if the prompt is ids. Raise
-        `ApiError` if the prompt is empty or no Unicode, or an id is out of range."""
-        if isinstance(prompt, str):
-            return await self._encode(prompt, param="prompt", raw=True)
-        for token_id in prompt:
-            if not 0 <= token_id < self._vocab_size:
-                told = f"token ids of prompt must be between 0 and {self._vocab_size - 1}, not {token_id}"
-                raise bad_request(told, param="prompt")
-        if not prompt:
-            raise bad_request("prompt must not be empty", param="prompt")
-        return list(prompt)
+        `ApiError` if the prompt is empty or no Unicode."""
+        return await self._in_thread(lambda: encode_prompt(self._encoder, prompt, raw=True), param="prompt")
 
     def text(self, token_id: int) -> str:
         """Return the text of one token, special ones included."""
@@ -98,13 +88,8 @@ class Codec:
         """End its thread."""
         self._thread.shutdown(cancel_futures=True)
 
-    async def _encode(
-        self, prompt: Prompt, *, param: str, raw: bool, tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> list[int]:
+    async def _in_thread(self, work: Callable[[], Made], *, param: str) -> Made:
         try:
-            return await self._in_thread(lambda: encode_prompt(self._encoder, prompt, raw=raw, tools=tools))
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except SetBlockError as error:
             raise bad_request(str(error), param=param) from error
-
-    async def _in_thread(self, work: Callable[[], Made]) -> Made:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -21,11 +21,7 @@ logger = logging.getLogger("setblock.server")
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, str]:
-    """Return a bound socket, and its address as a browser opens it; port 0: any that is free.
-
-    Raises:
-        SetBlockError: that can't be.
-    """
+    """Return a bound socket, and its address as a browser opens it, or raise `SetBlockError`. Port 0 is any that is free."""
     is_ipv6 = ":" in host
     bound = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -41,10 +37,7 @@ def serve(
     model: LanguageModel, config: ServerConfig, bound: socket.socket, *, log_level: str, on_start: Callable[[], None]
 ) -> int:
     """Serve until asked to stop, by SIGTERM or SIGINT; a second one stops at once. `on_start` is called once it listens.
-
-    Returns:
-        The exit code: 1 where the engine died.
-    """
+    Return the exit code: 1 where the engine died."""
     _allow_many_files()
     logging.config.dictConfig(log_config(log_level))
     server: _Server

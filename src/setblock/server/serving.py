@@ -4,9 +4,9 @@ answers.
 Knows the engine and OpenAI's objects. Knows nothing of routes.
 """
 
-import logging
+import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,14 +19,12 @@ from setblock.server.api.protocol import DecodingBody
 from setblock.server.api.settings import settings_of, told
 from setblock.server.codec import Codec
 from setblock.server.http.access import LOOPBACK_NAMES, Admission, Keys
-from setblock.server.http.errors import ApiError, bad_request, failed, too_many, unavailable, unknown_model
+from setblock.server.http.errors import ApiError, bad_request, failed, timed_out, too_many, unavailable
 from setblock.server.http.limits import ServerLimits
 from setblock.server.http.logs import Account
 from setblock.server.http.metrics import Metrics
 from setblock.server.worker import Answers, EngineStopped, Worker
 from setblock.structure.kinds import Structure
-
-logger = logging.getLogger("setblock.server")
 
 
 @dataclass(frozen=True)
@@ -74,19 +72,14 @@ class Serving:
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not this one."""
         if name not in (None, self.config.name):
-            raise unknown_model(name, self.config.name)
+            message = f"model must be {self.config.name!r}, the one that is served here, not {name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
 
     async def open(
         self, body: DecodingBody, prompts: list[list[int]], account: Account, *, grammar: Structure | None = None
     ) -> "Reply":
-        """Have a body's prompts answered.
-
-        Args:
-            grammar: what its tools hold the answers to.
-
-        Raises:
-            ApiError: a parameter is wrong, or there is no room.
-        """
+        """Have a body's prompts answered, held to the `grammar` of its tools, or raise `ApiError` if a parameter is wrong, or
+        there is no room."""
         settings = settings_of(body, default=self.config.default, grammar=grammar)
         if settings.structure is not None:
             of_body = "structured_outputs" if body.structured_outputs else "response_format"
@@ -140,25 +133,24 @@ class Reply:
     generations: list[Generation | None]
 
     def __post_init__(self) -> None:
-        self._progress = self.answers.progress()
         self._last_text: dict[int, float] = {}
 
-    def __aiter__(self) -> "Reply":
-        return self
-
-    async def __anext__(self) -> tuple[int, Progress]:
-        """Return the index of an answer, and what a pass did for it, or raise `ApiError` if the model broke, or the engine
-        stopped."""
+    async def progress(self) -> AsyncIterator[tuple[int, Progress]]:
+        """Yield the index of an answer, and what a pass did for it, or raise `ApiError` if the model broke, the engine
+        stopped, or the answers take too long."""
+        seconds = self.serving.config.limits.request_seconds
         try:
-            place, made = await anext(self._progress)
+            async for place, made in self.answers.progress(asyncio.get_running_loop().time() + seconds):
+                self._watch(place, made)
+                if made.generation is not None and (failure := made.generation.error) is not None:
+                    if failure.is_of_form:
+                        raise bad_request(failure.message, code="no_token_allowed")
+                    raise failed(failure.message, code="model_failed")
+                yield place, made
         except EngineStopped as error:
             raise self.serving.why_stopped() from error
-        self._watch(place, made)
-        if made.generation is not None and (failure := made.generation.error) is not None:
-            if failure.is_of_form:
-                raise bad_request(failure.message, code="no_token_allowed")
-            raise failed(failure.message, code="model_failed")
-        return place, made
+        except TimeoutError as error:
+            raise timed_out(seconds) from error
 
     @property
     def done(self) -> list[Generation]:
@@ -167,7 +159,7 @@ class Reply:
 
     async def finish(self) -> None:
         """Wait until all answers are whole."""
-        async for _ in self:
+        async for _ in self.progress():
             pass
 
     def close(self) -> None:

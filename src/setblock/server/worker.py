@@ -24,8 +24,8 @@ class EngineStopped(RuntimeError):  # noqa: N818  # as a rule it was asked to
 
 @dataclass(frozen=True)
 class _Submit:
-    request: Request
-    taken: "asyncio.Future[Exception | None]"  # why it was not
+    requests: Sequence[Request]
+    taken: "asyncio.Future[None]"  # or why they were not
 
 
 class Worker:
@@ -45,7 +45,7 @@ class Worker:
         self._answers: dict[str, Answers] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop  # from `start` on
 
     def start(self) -> None:
         """Begin; the running event loop is the one that gets the answers."""
@@ -65,24 +65,16 @@ class Worker:
         return self._thread.is_alive() and not self._stopping and self.failure is None
 
     async def submit(self, requests: Sequence[Request]) -> "Answers":
-        """Have requests answered.
-
-        Raises:
-            SetBlockError: the engine refuses one of them, and so all; `QueueFull` if there is no room.
-            EngineStopped: it can't any more.
-        """
+        """Have requests answered. Raise `SetBlockError` if the engine refuses one of them, and so all (`QueueFull` if there is
+        no room), or `EngineStopped` if it can't any more."""
         if not self.is_well:
             raise EngineStopped
-        assert self._loop is not None
         answers = Answers(self, requests)
-        waiting = [_Submit(each, self._loop.create_future()) for each in requests]
-        for each in waiting:
-            self._answers[each.request.id] = answers
-            self._inbox.put(each)
+        self._answers |= {each.id: answers for each in requests}
+        message = _Submit(requests, self._loop.create_future())
+        self._inbox.put(message)
         try:
-            for found in await asyncio.gather(*(each.taken for each in waiting)):
-                if found is not None:
-                    raise found
+            await message.taken
         except BaseException:
             answers.close()
             raise
@@ -96,7 +88,6 @@ class Worker:
     # In the thread
 
     def _run(self) -> None:
-        assert self._loop is not None
         try:
             while self._take_in():
                 progress = self._engine.step()
@@ -122,10 +113,10 @@ class Worker:
         return True
 
     def _submit(self, message: _Submit) -> None:
-        assert self._loop is not None
         fault = None
         try:
-            self._engine.submit(message.request)
+            for each in message.requests:
+                self._engine.submit(each)
         except Exception as error:
             fault = error
         self._loop.call_soon_threadsafe(_settle, message.taken, fault)
@@ -163,11 +154,12 @@ class Answers:
         self._open = set(self._places)
         self._made: asyncio.Queue[Progress | Exception] = asyncio.Queue()
 
-    async def progress(self) -> AsyncIterator[tuple[int, Progress]]:
+    async def progress(self, deadline: float | None = None) -> AsyncIterator[tuple[int, Progress]]:
         """Yield each request's index among those that were submitted, and what a pass did for it, until all are finished,
-        or raise `EngineStopped` if it came to that."""
+        or raise `EngineStopped`, or `TimeoutError` at `deadline` by the event loop's time."""
         while self._open:
-            made = await self._made.get()
+            async with asyncio.timeout_at(deadline):
+                made = await self._made.get()
             if isinstance(made, Exception):
                 raise made
             if made.generation is not None:
@@ -185,6 +177,8 @@ class Answers:
         self._open.clear()
 
 
-def _settle(taken: "asyncio.Future[Exception | None]", fault: Exception | None) -> None:
-    if not taken.done():
-        taken.set_result(fault)
+def _settle(taken: "asyncio.Future[None]", fault: Exception | None) -> None:
+    if fault is not None and not taken.done():
+        taken.set_exception(fault)
+    elif not taken.done():
+        taken.set_result(None)

@@ -199,19 +199,9 @@ class DecodingBody(_Settings):
         return {key: each for key, each in value.items() if key not in REFUSED and key not in _IGNORED}
 
     @property
-    def wants_usage(self) -> bool:
-        """Return whether a stream ends with its usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
     def limit(self) -> tuple[str, int | None]:
         """Return the name of the parameter that limits the tokens of an answer, and its value."""
         return "max_tokens", self.max_tokens
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """Return how many alternatives of each token are reported; None for no log-probabilities."""
-        raise NotImplementedError
 
 
 class ChatBody(DecodingBody):
@@ -247,7 +237,7 @@ class ChatBody(DecodingBody):
 
     @property
     def num_logprobs(self) -> int | None:
-        """See `DecodingBody`."""
+        """Return how many alternatives of each token are reported; None for no log-probabilities."""
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs to be true", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -267,7 +257,7 @@ class CompletionBody(DecodingBody):
 
     @property
     def num_logprobs(self) -> int | None:
-        """See `DecodingBody`."""
+        """See `ChatBody`."""
         return self.logprobs
 
 

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPBearer
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
 from setblock.server.api.protocol import ChatBody, CompletionBody, DecodingBody, Message, TokenizeBody
 from setblock.server.api.shapes import CallingShape, ChatShape, CompletionShape, Shape, tokens_json, usage_of
 from setblock.server.api.streaming import EventStream, frames, wait_for_answers
-from setblock.server.api.tools import is_asked, tool_use
+from setblock.server.api.tools import callable_tools, calls_grammar
 from setblock.server.http.errors import unavailable
 from setblock.server.http.logs import Account
 from setblock.server.serving import Serving
@@ -56,17 +56,16 @@ Served = Annotated[Serving, Depends(_serving)]
 async def chat(body: ChatBody, request: Request, serving: Served) -> Any:
     """Answer a chat."""
     serving.check_model(body.model)
-    shape, use = ChatShape(), None
-    if body.tools and is_asked(body.tools, body.tool_choice):
+    shape, grammar, described = ChatShape(), None, None
+    if tools := callable_tools(body.tools, body.tool_choice):
         form = await serving.codec.call_form()
-        use = tool_use(form, body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
-        shape = CallingShape(use.form)
-    else:
-        is_asked(body.tools, body.tool_choice)
-    prompt = await serving.codec.encode_chat(_plain(body.messages), tools=None if use is None else use.described)
+        grammar = calls_grammar(form, tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
+        described = [tool.model_dump(exclude_none=True) for tool in tools]
+        shape = CallingShape(form)
+    prompt = await serving.codec.encode_chat(_plain(body.messages), tools=described)
     if serving.config.logs_text:
         _account(request).fields["messages"] = [message.model_dump() for message in body.messages]
-    return await _answer(request, serving, body, [prompt], shape, grammar=None if use is None else use.grammar)
+    return await _answer(request, serving, body, [prompt], shape, grammar=grammar)
 
 
 @api.post("/v1/completions", responses=_STREAM)
@@ -128,7 +127,7 @@ async def ready(serving: Served) -> Any:
 @operations.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(serving: Served) -> Response:
     """Return the metrics that Prometheus reads."""
-    return Response(serving.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return Response(generate_latest(serving.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _answer(
@@ -144,9 +143,9 @@ async def _answer(
     reply = await serving.open(body, prompts, account, grammar=grammar)
     head = {"id": f"{shape.prefix}-{account.id}", "created": int(time.time()), "model": serving.config.name}
     if body.stream:
-        events = frames(serving, reply, shape, head, with_usage=body.wants_usage, with_events=bool(body.events))
-        return EventStream(events, reply=reply, seconds=serving.config.limits.request_seconds)
-    if not await wait_for_answers(request.receive, reply, serving.config.limits.request_seconds):
+        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        return EventStream(reply, frames(reply, shape, head, with_usage=with_usage, with_events=bool(body.events)))
+    if not await wait_for_answers(request.receive, reply):
         return Response(status_code=499)
     choices = []
     for place, generation in enumerate(reply.done):

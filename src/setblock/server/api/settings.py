@@ -1,5 +1,6 @@
 """Turn a body into `DecodingSettings`: the same parameters under the library's names, with a server's bounds."""
 
+import re
 import secrets
 from typing import Any
 
@@ -7,20 +8,14 @@ from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.server.api.protocol import DecodingBody
-from setblock.server.http.errors import ApiError, bad_request, from_settings
+from setblock.server.http.errors import ApiError, bad_request
 from setblock.server.http.limits import MOST, OFFERED
 from setblock.structure.kinds import WORDS, Structure, structure_of
 
 
 def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Structure | None = None) -> DecodingSettings:
-    """Return the settings that a body asks for, with a seed and `n` as given there; for the rest those of `default`.
-
-    Args:
-        grammar: what its tools hold the answer to.
-
-    Raises:
-        ApiError: a parameter is out of its range.
-    """
+    """Return the settings that a body asks for, with a seed and `n` as given there; for the rest those of `default`. Its tools
+    hold the answer to `grammar`. Raise `ApiError` if a parameter is out of its range."""
     if body.method not in (None, default.method):  # whose operating point says nothing of another method's
         default = DecodingSettings()
     asked: dict[str, Any] = {row.name: getattr(body, called, None) for called, row in OFFERED.items()}
@@ -45,9 +40,8 @@ def structure_asked(body: DecodingBody) -> Structure | None:
     """Return the form that a body asks for, or raise `ApiError` if it is none, or there are two."""
     openai, ours = _of_openai(body.response_format), body.structured_outputs
     if openai is not None and ours is not None:
-        raise bad_request(
-            "response_format and structured_outputs exclude each other: give one", param="structured_outputs"
-        )
+        message = "response_format and structured_outputs exclude each other: give one"
+        raise bad_request(message, param="structured_outputs")
     if openai is not None:
         return _structure("response_format", openai)
     return None if ours is None else _structure("structured_outputs", ours)
@@ -61,15 +55,13 @@ def _of_openai(asked: dict[str, Any] | None) -> dict[str, Any] | None:
         return {"json_object": True}
     schema = asked.get("json_schema")
     if (
-        asked.get("type") != "json_schema"
-        or not isinstance(schema, dict)
-        or not isinstance(schema.get("schema"), dict | bool)
+        asked.get("type") == "json_schema"
+        and isinstance(schema, dict)
+        and isinstance(schema.get("schema"), dict | bool)
     ):
-        raise bad_request(
-            "response_format must be of type text, json_object, or json_schema with json_schema.schema",
-            param="response_format",
-        )
-    return {"json": schema["schema"]}
+        return {"json": schema["schema"]}
+    valid = "text, json_object, or json_schema with json_schema.schema"
+    raise bad_request(f"response_format must be of type {valid}", param="response_format")
 
 
 def _structure(name: str, asked: dict[str, Any]) -> Structure:
@@ -83,11 +75,12 @@ def _structure(name: str, asked: dict[str, Any]) -> Structure:
 
 
 def told(error: SetBlockError, body: DecodingBody) -> ApiError:
-    """Return the library's message about a request, in the words of its body."""
+    """Return the library's message about a request, in the words of its body. It begins with the name of a setting."""
     message = str(error)
+    if message.startswith("prompt has "):
+        return bad_request(message, param=body.prompt_name, code="context_length_exceeded")
     for name, row in OFFERED.items():
         message = message.replace(row.name, body.limit[0] if name == "max_tokens" else name)
-    found = from_settings(SetBlockError(message), type(body).model_fields)
-    if found.code == "context_length_exceeded":
-        found.param = body.prompt_name
-    return found
+    named = re.sub(r"^token ids of (the )?", "", message).replace("number of stop strings", "stop")
+    param = named.partition(" ")[0].rstrip(":,")
+    return bad_request(message, param=param if param in type(body).model_fields else None)

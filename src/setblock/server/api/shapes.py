@@ -101,23 +101,17 @@ class CallingShape(ChatShape):
         """See `Shape`."""
         reader = self._readers.setdefault(index, CallReader(self._form))
         content, calls = _told(reader.read(text, final=final))
-        for call in calls:
-            if "name" in call["function"]:
-                call |= {"id": _call_id(), "type": "function"}
-        return _choice(
-            index, delta={**({"content": content} if content else {}), **({"tool_calls": calls} if calls else {})}
-        )
+        found = {"content": content, "tool_calls": calls}
+        return _choice(index, delta={name: each for name, each in found.items() if each})
 
     def answer(self, index: int, generation: Generation) -> dict[str, Any]:
         """See `Shape`."""
         reader = self._readers[index] = CallReader(self._form)
         content, calls = _told(reader.read(generation.text, final=True))
         message: dict[str, Any] = {"role": "assistant", "content": content or None, "refusal": None}
-        if calls:
-            message["tool_calls"] = [
-                {"id": _call_id(), "type": "function", "function": call["function"]} for call in calls
-            ]
-        return {"message": message}
+        for call in calls:
+            del call["index"]
+        return {"message": message | ({"tool_calls": calls} if calls else {})}
 
     def finish_reason(self, index: int, generation: Generation) -> str:
         """See `Shape`. A call that was cut at the limit was not made."""
@@ -130,15 +124,12 @@ def _told(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
     calls: dict[int, dict[str, Any]] = {}
     for each in pieces:
         if each.kind == "name":
-            calls[each.call] = {"index": each.call, "function": {"name": each.text, "arguments": ""}}
+            calls[each.call] = {"index": each.call, "id": f"call_{secrets.token_hex(12)}", "type": "function"}
+            calls[each.call]["function"] = {"name": each.text, "arguments": ""}
         elif each.kind == "arguments":
             call = calls.setdefault(each.call, {"index": each.call, "function": {"arguments": ""}})
             call["function"]["arguments"] += each.text
     return "".join(each.text for each in pieces if each.kind == "text"), list(calls.values())
-
-
-def _call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
 
 
 class CompletionShape(Shape):

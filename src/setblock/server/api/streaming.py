@@ -8,11 +8,9 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from setblock.decoding.answer.generation import Generation
-from setblock.engine.request import Progress
 from setblock.server.api.shapes import Shape, pass_json, tokens_json, usage_of
-from setblock.server.http.errors import ApiError, timed_out
-from setblock.server.serving import Reply, Serving
+from setblock.server.http.errors import ApiError
+from setblock.server.serving import Reply
 
 _LAST_WORDS = 5.0  # seconds beyond the limit, in which a client can still learn that the limit was reached
 
@@ -22,35 +20,32 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncIterator[str], *, reply: Reply, seconds: float) -> None:
-        self._reply, self._seconds = reply, seconds
+    def __init__(self, reply: Reply, frames: AsyncIterator[str]) -> None:
+        self._reply = reply
         super().__init__(frames, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        await _first_of(receive, self._reply, self.stream_response(send), seconds=self._seconds + _LAST_WORDS)
+        seconds = self._reply.serving.config.limits.request_seconds + _LAST_WORDS
+        await _is_done(receive, self._reply, self.stream_response(send), seconds=seconds)
 
 
-async def wait_for_answers(receive: Receive, reply: Reply, seconds: float) -> bool:
-    """Wait for all answers, and return whether the client did so, too. Raise `ApiError` if it took longer than `seconds`, or
-    something broke."""
-    is_done, has_left = await _first_of(receive, reply, reply.finish(), seconds=seconds)
-    if not (is_done or has_left):
-        raise timed_out(seconds)
-    return is_done
+async def wait_for_answers(receive: Receive, reply: Reply) -> bool:
+    """Wait for all answers, and return whether the client did so, too. Errors are those of `Reply.progress`."""
+    return await _is_done(receive, reply, reply.finish())
 
 
-async def _first_of(
-    receive: Receive, reply: Reply, work: Coroutine[Any, Any, Any], *, seconds: float
-) -> tuple[bool, bool]:
-    """Wait until work on a reply is done, the client has left or time is over, and close the reply. Return which of the
-    first two is so."""
+async def _is_done(
+    receive: Receive, reply: Reply, work: Coroutine[Any, Any, Any], *, seconds: float | None = None
+) -> bool:
+    """Wait until work on a reply is done, the client has left or time is over, and close the reply. Return whether it was
+    the first."""
     tasks = asyncio.create_task(work), asyncio.create_task(_left(receive))
     try:
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if tasks[0].done():
             tasks[0].result()
-        return tasks[0].done(), tasks[1].done()
+        return tasks[0].done()
     finally:
         reply.close()
         for task in tasks:
@@ -63,22 +58,8 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def in_time(reply: Reply, seconds: float) -> AsyncIterator[tuple[int, Progress]]:
-    """Yield what `reply` does, or raise `ApiError` if it takes longer than `seconds`, or something broke."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while True:
-        try:
-            async with asyncio.timeout_at(deadline):
-                made = await anext(reply)
-        except StopAsyncIteration:
-            return
-        except TimeoutError as error:
-            raise timed_out(seconds) from error
-        yield made
-
-
 async def frames(
-    serving: Serving, reply: Reply, shape: Shape, head: dict[str, Any], *, with_usage: bool, with_events: bool
+    reply: Reply, shape: Shape, head: dict[str, Any], *, with_usage: bool, with_events: bool
 ) -> AsyncIterator[str]:
     """Yield the events of a streamed answer: pieces of text, why each answer ended, the usage if it is wanted,
     `[DONE]`.
@@ -86,6 +67,7 @@ async def frames(
     A pass that made no text certain has a frame only where events are wanted. What goes wrong on the way is the last event.
     """
     extra = {"usage": None} if with_usage else {}
+    text_of = reply.serving.codec.text
 
     def frame(choice: dict[str, Any]) -> str:
         return _frame({**head, "object": shape.piece, "choices": [choice], **extra})
@@ -95,14 +77,19 @@ async def frames(
         if opening is not None:
             yield frame(opening)
     try:
-        async for place, made in in_time(reply, serving.config.limits.request_seconds):
+        async for place, made in reply.progress():
             events = {}
             if with_events and made.event is not None:
-                events["pass_event"] = pass_json(made.event, serving.codec.text)
+                events["pass_event"] = pass_json(made.event, text_of)
             if made.text or events:
                 yield frame({**shape.text(place, made.text), **events})
-            if made.generation is not None:
-                yield frame(_last(serving, shape, place, made.generation, with_events=with_events))
+            if (answer := made.generation) is not None:
+                last = {**shape.text(place, "", final=True), "finish_reason": shape.finish_reason(place, answer)}
+                if answer.logprobs is not None:  # known only now
+                    last["logprobs"] = shape.logprobs(answer, text_of)
+                if with_events:
+                    last["tokens"] = tokens_json(answer, text_of)
+                yield frame(last)
     except ApiError as error:
         yield _frame(error.content())
         return
@@ -110,16 +97,6 @@ async def frames(
         usage = usage_of(reply.prompt_tokens, reply.done)
         yield _frame({**head, "object": shape.piece, "choices": [], "usage": usage})
     yield "data: [DONE]\n\n"
-
-
-def _last(serving: Serving, shape: Shape, place: int, generation: Generation, *, with_events: bool) -> dict[str, Any]:
-    """Return the choice that says why an answer ended. How likely its tokens were is known only then."""
-    last = {**shape.text(place, "", final=True), "finish_reason": shape.finish_reason(place, generation)}
-    if generation.logprobs is not None:
-        last["logprobs"] = shape.logprobs(generation, serving.codec.text)
-    if with_events:
-        last["tokens"] = tokens_json(generation, serving.codec.text)
-    return last
 
 
 def _frame(content: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ Knows OpenAI's words. Knows nothing of templates or grammars but that there are 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -94,30 +93,15 @@ class ToolCall(Body):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
-@dataclass(frozen=True)
-class ToolUse:
-    """Hold what an answer may call.
-
-    Attributes:
-        described: for the prompt.
-        grammar: what the answer is held to.
-        form: how calls are written in it.
-    """
-
-    described: list[dict[str, Any]]
-    grammar: Grammar
-    form: CallForm
-
-
-def is_asked(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> bool:
-    """Return whether an answer may call anything, or raise `ApiError` if the choice is among tools that are not there."""
+def callable_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> Sequence[Tool]:
+    """Return the tools that an answer may call, or raise `ApiError` if the choice is among tools that are not there."""
     if not tools and choice not in (None, "none", "auto"):
         raise bad_request("tool_choice needs tools", param="tool_choice")
-    return bool(tools) and choice != "none"
+    return tools if tools and choice != "none" else ()
 
 
-def tool_use(form: CallForm, tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> ToolUse:
-    """Return what the answer to a request with tools has to be, or raise `ApiError` if a tool's schema is not valid, a name
+def calls_grammar(form: CallForm, tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> Grammar:
+    """Return what the answer to a request with tools is held to, or raise `ApiError` if a tool's schema is not valid, a name
     stands twice, or there is no such tool."""
     parameters: dict[str, Any] = {}
     for number, tool in enumerate(tools):
@@ -125,9 +109,8 @@ def tool_use(form: CallForm, tools: Sequence[Tool], choice: ToolChoice | None, *
         if name in parameters:
             raise bad_request(f"tools must have different names, and {name!r} occurs twice", param="tools")
         try:
-            found = json.loads(JsonSchema(schema or _NOTHING).schema)
-            close(found)
-            parameters[name] = found
+            parameters[name] = json.loads(JsonSchema(schema or _NOTHING).schema)
+            close(parameters[name])
         except SetBlockError as error:
             raise bad_request(f"tools.{number}.function.parameters: {error}", param="tools") from error
     allowed = parameters
@@ -138,7 +121,6 @@ def tool_use(form: CallForm, tools: Sequence[Tool], choice: ToolChoice | None, *
             raise bad_request(told, param="tool_choice")
         allowed, parallel = {wanted: parameters[wanted]}, False
     try:
-        grammar = form.grammar(allowed, required=choice not in (None, "auto"), parallel=parallel)
+        return form.grammar(allowed, required=choice not in (None, "auto"), parallel=parallel)
     except SetBlockError as error:
         raise bad_request(f"tools: {error}", param="tools") from error
-    return ToolUse([tool.model_dump(exclude_none=True) for tool in tools], grammar, form)

@@ -57,11 +57,8 @@ def read_keys(path: Path | None, variable: str | None) -> Keys:
 
 
 def host_patterns(hosts: Collection[str]) -> list[str]:
-    """Return the names by which the server may be called, in small letters; any where there are none.
-
-    Raises:
-        SetBlockError: one is neither a name nor a pattern such as `*.example.com`.
-    """
+    """Return the names by which the server may be called, in small letters; any where there are none. Raise `SetBlockError`
+    if one is neither a name nor a pattern such as `*.example.com`."""
     for host in hosts:
         if "*" in host.removeprefix("*.") and host != "*":
             raise SetBlockError(f"an allowed host must be a name or a pattern such as *.example.com, not {host!r}")
@@ -96,8 +93,7 @@ class Admission:
     async def drained(self, seconds: float) -> None:
         """Wait until no request is being answered, or for so long."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._idle.wait()
+            await asyncio.wait_for(self._idle.wait(), seconds)
 
 
 class AccessControl:

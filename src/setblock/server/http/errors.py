@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from setblock.errors import SetBlockError, fault_of
+from setblock.errors import fault_of
 
 UNKNOWN = "unknown_parameter"
 RETRY_SECONDS = 1  # passes take milliseconds; a place is free soon, or the queue is far too long
@@ -60,12 +60,6 @@ def unsupported(param: str, reason: str) -> ApiError:
     return ApiError(400, f"{param} is not supported: {reason}", param=param, code="unsupported_parameter")
 
 
-def unknown_model(wanted: str, served: str) -> ApiError:
-    """Return the error for a model that does not exist."""
-    message = f"model must be {served!r}, the one that is served here, not {wanted!r}"
-    return ApiError(404, message, param="model", code="model_not_found")
-
-
 def wrong_key(message: str) -> ApiError:
     """Return the error for a missing key, or one that the server does not have."""
     return ApiError(
@@ -94,17 +88,6 @@ def timed_out(seconds: float) -> ApiError:
 def failed(message: str, *, code: str | None = None) -> ApiError:
     """Return the error for the server's fault."""
     return ApiError(500, message, kind="server_error", code=code)
-
-
-def from_settings(error: SetBlockError, names: Iterable[str]) -> ApiError:
-    """Return the error for a setting that the library refuses. Its messages begin with the setting's name, one of
-    `names` as clients know them."""
-    message = str(error)
-    words = message.replace("token ids of ", "").replace("number of stop strings", "stop").split()
-    param = next((name for name in names if words and words[0].rstrip(":,") == name), None)
-    if message.startswith("prompt has "):
-        return bad_request(message, param="messages" if param is None else param, code="context_length_exceeded")
-    return bad_request(message, param=param)
 
 
 def from_validation(errors: Iterable[Mapping[str, Any]]) -> ApiError:

@@ -3,11 +3,11 @@
 Knows the engine's figures and finished answers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from setblock.decoding.answer.generation import Generation
@@ -39,18 +39,15 @@ class _EngineCollector(Collector):
             ("prefix_hit_tokens", "Prompt tokens that the cache held already.", now.prefix_hit_tokens),
             ("passes", "Forward passes of the model, each over all answers that take part.", now.passes),
             ("preemptions", "Times that an answer gave its part of the cache to an older one.", now.preemptions),
+            ("draft_tokens", "Drafted tokens that were checked.", now.drafted_tokens),
+            ("accepted_tokens", "Drafted tokens that were right.", now.accepted_tokens),
+            ("wasted_tokens", "Drafted tokens that were wrong.", now.drafted_tokens - now.accepted_tokens),
         ):
             yield CounterMetricFamily(f"setblock_{name}", told, value=value)
         fed = CounterMetricFamily("setblock_fed_tokens", "Tokens fed to the model.", labels=["kind"])
         for kind in ("prefill", "block", "commit"):
             fed.add_metric([kind], getattr(now, f"{kind}_tokens"))
         yield fed
-        for name, told, value in (
-            ("draft_tokens", "Drafted tokens that were checked.", now.drafted_tokens),
-            ("accepted_tokens", "Drafted tokens that were right.", now.accepted_tokens),
-            ("wasted_tokens", "Drafted tokens that were wrong.", now.drafted_tokens - now.accepted_tokens),
-        ):
-            yield CounterMetricFamily(f"setblock_{name}", told, value=value)
         curve = GaugeMetricFamily(
             "setblock_pass_seconds", "What a pass over so many tokens costs now.", labels=["tokens"]
         )
@@ -63,37 +60,32 @@ class Metrics:
     """Hold all that the server counts."""
 
     def __init__(self, figures: Callable[[], EngineFigures]) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(figures))
-        counter, histogram = self._counter, self._histogram
-        self.requests = counter("http_requests", "HTTP requests, by route and status.", "route", "status")
+        self.registry = CollectorRegistry()
+        self.registry.register(_EngineCollector(figures))
+        counter = partial(Counter, namespace="setblock", registry=self.registry)
+        histogram = partial(Histogram, namespace="setblock", registry=self.registry)
+        self.requests = counter("http_requests", "HTTP requests, by route and status.", ["route", "status"])
         self.request_seconds = histogram(
-            "request_seconds", "From a request to the end of its answer.", _SECONDS, "route"
+            "request_seconds", "From a request to the end of its answer.", ["route"], buckets=_SECONDS
         )
         self.first_text_seconds = histogram(
-            "time_to_first_token_seconds", "From a request to the first text of each of its answers.", _SECONDS
+            "time_to_first_token_seconds", "From a request to the first text of each of its answers.", buckets=_SECONDS
         )
         self.gap_seconds = histogram(
-            "inter_token_latency_seconds", "From one piece of an answer's text to the next.", _GAPS
+            "inter_token_latency_seconds", "From one piece of an answer's text to the next.", buckets=_GAPS
         )
         self.revealed = histogram(
             "revealed_tokens_per_pass",
             "Tokens that a pass revealed in an answer, those past its end included.",
-            _TOKENS,
+            buckets=_TOKENS,
         )
         self.tokens_per_forward = histogram(
-            "tokens_per_forward", "Tokens of an answer over its forward passes.", _TOKENS, "method"
+            "tokens_per_forward", "Tokens of an answer over its forward passes.", ["method"], buckets=_TOKENS
         )
-        self.answers = counter("answers", "Finished answers.", "method", "finish_reason")
+        self.answers = counter("answers", "Finished answers.", ["method", "finish_reason"])
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
         self.generated_tokens = counter("generated_tokens", "Tokens of finished answers.")
         self.forwards = counter("answer_forwards", "Forward passes of finished answers.")
-
-    def _counter(self, name: str, told: str, *labels: str) -> Counter:
-        return Counter(f"setblock_{name}", told, labels, registry=self._registry)
-
-    def _histogram(self, name: str, told: str, buckets: Sequence[float], *labels: str) -> Histogram:
-        return Histogram(f"setblock_{name}", told, labels, buckets=buckets, registry=self._registry)
 
     def finished(self, generation: Generation) -> None:
         """Count an answer."""
@@ -102,7 +94,3 @@ class Metrics:
         self.forwards.inc(generation.num_forwards)
         if generation.num_forwards:
             self.tokens_per_forward.labels(generation.method).observe(generation.tokens_per_forward)
-
-    def text(self) -> bytes:
-        """Return all of it in Prometheus' format."""
-        return generate_latest(self._registry)
