@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 
 from roofline.predictions import predicted
 from setblock.errors import ParameterError
-from setblock.roofline.cost import Precision, experts_read
+from setblock.roofline.cost import Precision, bytes_of, experts_read
 from setblock.roofline.hardware import HARDWARE, hardware_named
 from setblock.roofline.prediction import (
     Prediction,
     block_speedup,
     last_paying_batch,
-    pass_times,
     predicted_speedup,
     slowdown,
 )
@@ -81,7 +80,6 @@ def test_speedup_is_eq_16_of_the_predicted_passes():
     }
     expected = predicted_speedup(16 / 5, block_size=16, **times)
     assert block_speedup(prediction, 5, block_size=16, **at) == expected
-    assert pass_times(prediction, 16, **at) == tuple(times.values())
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -153,7 +151,7 @@ def test_types_decide_what_is_computed_in():
     assert h100.peak(8) == 2 * h100.peak(16)
     assert h100.peak(4) == h100.peak(8)
     assert m4.peak(8) == m4.peak(16)  # it has no 8-bit units
-    assert Precision.of("bfloat16", weights="int4").weight_bytes == 0.5
+    assert bytes_of("int4") == 0.5
 
 
 def test_unknown_names_name_the_known_ones():

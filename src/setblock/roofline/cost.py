@@ -15,6 +15,11 @@ BITS: dict[str, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "float8": 
 assert set(get_args(NumberType)) == set(BITS)
 
 
+def bytes_of(number_type: str) -> float:
+    """Return the bytes of one number."""
+    return BITS[number_type] / 8
+
+
 @dataclass(frozen=True, kw_only=True)
 class Precision:
     """Hold the types of a pass.
@@ -37,21 +42,6 @@ class Precision:
     def of(cls, activations: str, *, weights: str | None = None, kv: str | None = None) -> "Precision":
         """Return a precision of one type, except for those that are named."""
         return cls(activations=activations, weights=weights or activations, kv=kv or activations)
-
-    @property
-    def weight_bytes(self) -> float:
-        """Return the bytes of one weight."""
-        return BITS[self.weights] / 8
-
-    @property
-    def activation_bytes(self) -> float:
-        """Return the bytes of one activation."""
-        return BITS[self.activations] / 8
-
-    @property
-    def kv_bytes(self) -> float:
-        """Return the bytes of one number of a cached key or value."""
-        return BITS[self.kv] / 8
 
     @property
     def linear_bits(self) -> int:
@@ -120,8 +110,8 @@ def pass_operations(
             name="attention",
             flops=4 * layer.count * rows * seen * width,  # scores, and the sum of values: two products
             weight_bytes=0,
-            activation_bytes=layer.count * 2 * rows * width * precision.activation_bytes,
-            kv_bytes=layer.count * 2 * batch * seen * kv_width * precision.kv_bytes,
+            activation_bytes=layer.count * 2 * rows * width * bytes_of(precision.activations),
+            kv_bytes=layer.count * 2 * batch * seen * kv_width * bytes_of(precision.kv),
             bits=precision.attention_bits,
         )
         yield _linear("attention output", rows, width, shape.hidden, layer.count, precision)
@@ -143,11 +133,8 @@ def _feed_forward(shape: ModelShape, layer: LayerShape, rows: int, precision: Pr
     if layer.experts:
         read, chosen = experts_read(layer, rows), rows * layer.active_experts
         yield _linear("router", rows, hidden, layer.experts, layer.count, precision)
-        for name, inner, outer, count in (
-            (f"experts' {up_name}", hidden, layer.width, ups * layer.count),
-            ("experts' down", layer.width, hidden, layer.count),
-        ):
-            yield _linear(name, chosen, inner, outer, count, precision, copies=read)
+        yield _linear(f"experts' {up_name}", chosen, hidden, layer.width, ups * layer.count, precision, copies=read)
+        yield _linear("experts' down", chosen, layer.width, hidden, layer.count, precision, copies=read)
     dense = layer.shared_width if layer.experts else layer.width
     if dense:
         yield _linear(up_name, rows, hidden, dense, ups * layer.count, precision)
@@ -162,8 +149,8 @@ def _linear(
     return Operation(
         name=name,
         flops=2 * count * rows * inner * outer,
-        weight_bytes=count * copies * inner * outer * precision.weight_bytes,
-        activation_bytes=count * rows * (inner + outer) * precision.activation_bytes,
+        weight_bytes=count * copies * inner * outer * bytes_of(precision.weights),
+        activation_bytes=count * rows * (inner + outer) * bytes_of(precision.activations),
         kv_bytes=0,
         bits=precision.linear_bits,
     )

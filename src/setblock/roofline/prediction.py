@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from setblock.roofline.cost import Operation, Precision, pass_operations
+from setblock.roofline.cost import Operation, Precision, bytes_of, pass_operations
 from setblock.roofline.hardware import Hardware
 from setblock.roofline.shape import ModelShape
 
@@ -32,14 +32,9 @@ class Prediction:
 
     def operations(self, tokens: int, *, batch: int, kv_length: int, outputs: int | None = None) -> Iterator[Operation]:
         """Return the operations of the pass."""
-        return pass_operations(
-            self.shape,
-            self.precision,
-            tokens=tokens,
-            batch=batch,
-            kv_length=kv_length,
-            outputs=tokens if outputs is None else outputs,
-        )
+        outputs = tokens if outputs is None else outputs
+        load = {"tokens": tokens, "batch": batch, "kv_length": kv_length, "outputs": outputs}
+        return pass_operations(self.shape, self.precision, **load)
 
     def operation_seconds(self, operation: Operation) -> float:
         """Return the predicted seconds of one operation."""
@@ -49,11 +44,11 @@ class Prediction:
     @property
     def weight_memory(self) -> float:
         """Return the bytes that all matrices take."""
-        return self.shape.parameters * self.precision.weight_bytes
+        return self.shape.parameters * bytes_of(self.precision.weights)
 
     def kv_memory(self, length: int) -> float:
         """Return the bytes that the cache of one request takes, all layers keeping every position."""
-        return length * self.shape.kv_numbers * self.precision.kv_bytes
+        return length * self.shape.kv_numbers * bytes_of(self.precision.kv)
 
     def batch_in_memory(self, length: int) -> int | None:
         """Return how many requests fit with the weights, activations left out; None where the memory's size is not known."""
@@ -71,28 +66,20 @@ def slowdown(prediction: Prediction, block_size: int, *, batch: int, kv_length: 
 def block_speedup(prediction: Prediction, nfe_speedup: float, *, block_size: int, batch: int, kv_length: int) -> float:
     """Return the wall-clock speed-up over one token a pass (eq. 16; table 4), where blocks take `nfe_speedup` times fewer
     passes, in 1..`block_size`. A trained model's is to be measured."""
-    one, block, fused = pass_times(prediction, block_size, batch=batch, kv_length=kv_length)
-    return predicted_speedup(block_size / nfe_speedup, block_size=block_size, one_token=one, block=block, fused=fused)
-
-
-def pass_times(prediction: Prediction, block_size: int, *, batch: int, kv_length: int) -> tuple[float, float, float]:
-    """Return time(1), time(k) and time(2k) of eq. 16; the fused pass computes the logits of its new block only."""
     one = prediction.seconds(1, batch=batch, kv_length=kv_length)
     block = prediction.seconds(block_size, batch=batch, kv_length=kv_length)
+    # The fused pass computes the logits of its new block only
     fused = prediction.seconds(2 * block_size, batch=batch, kv_length=kv_length, outputs=block_size)
-    return one, block, fused
+    return predicted_speedup(block_size / nfe_speedup, block_size=block_size, one_token=one, block=block, fused=fused)
 
 
 def last_paying_batch(
     prediction: Prediction, nfe_speedup: float, *, block_size: int, kv_length: int, limit: int = 2**14
 ) -> int | None:
-    """Return the largest batch at which blocks are faster than one token a pass.
+    """Return the largest batch at which blocks are faster than one token a pass: 0 where none is, and None where `limit` is.
 
     Takes it that above the last power of two that pays, they stop paying once and for all: compute, which blocks cost more of,
     can only gain in weight as a batch grows.
-
-    Returns:
-        0 where no batch pays, and None where `limit` still does.
     """
 
     def pays(batch: int) -> bool:

@@ -129,10 +129,8 @@ def _hardware(options: SubjectOptions, dtype: str) -> Hardware:
     hardware = _this_machine(dtype) if name == THIS_MACHINE else hardware_named(name)
     if options.bandwidth is None and options.peak is None:
         return hardware
-    return hardware.with_figures(
-        bandwidth=None if options.bandwidth is None else options.bandwidth * GB,
-        peak=None if options.peak is None else options.peak * TFLOPS,
-    )
+    bandwidth, peak = options.bandwidth and options.bandwidth * GB, options.peak and options.peak * TFLOPS
+    return hardware.with_figures(bandwidth=bandwidth, peak=peak)
 
 
 def _this_machine(dtype: str) -> Hardware:
@@ -152,19 +150,15 @@ def print_prediction(console: Console, prediction: Prediction, *, kv_length: int
     types = f"{precision.activations} activations, {precision.weights} weights, {precision.kv} keys and values"
     _line(console, f"{shape.name}: {_millions(shape.parameters)} weights, {_millions(shape.active_parameters)} active")
     _line(console, f"types: {types}")
-    _line(
-        console,
-        f"{hardware.name}: {hardware.bandwidth / GB:,.0f} GB/s, {linear:,.4g} TFLOPS in linear layers, {attention:,.4g} in "
-        "attention",
-    )
+    reach = f"{linear:,.4g} TFLOPS in linear layers, {attention:,.4g} in attention"
+    _line(console, f"{hardware.name}: {hardware.bandwidth / GB:,.0f} GB/s, {reach}")
     made, cached = tables(prediction, kv_length=kv_length, block_size=block_size), f"{kv_length:,} cached positions"
     for title, name, table in (
         (f"slowdown of a block pass over a one-token pass, {cached}", "k={}", made["slowdown"]),
         (f"speed-up in seconds at k={block_size}, {cached}", "NFE {}x", made["speedup"]),
     ):
-        columns = ("batch", *(name.format(key) for key in next(iter(table.values()))))
         grid = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-        for column in columns:
+        for column in ("batch", *map(name.format, next(iter(table.values())))):
             grid.add_column(column, justify="right")
         for batch, row in table.items():
             grid.add_row(str(batch), *(f"{value:.3f}" for value in row.values()))
@@ -179,27 +173,22 @@ def print_prediction(console: Console, prediction: Prediction, *, kv_length: int
 
 def roofline_json(prediction: Prediction, *, kv_length: int, block_size: int) -> dict[str, Any]:
     """Return the same, and the named costs of a one-token and a block pass: bytes, bytes and operations per second."""
-    shape, hardware = prediction.shape, prediction.hardware
+    shape = prediction.shape
     return {
         "kv_length": kv_length,
         "block_size": block_size,
-        **{
-            name: {str(batch): {str(key): value for key, value in row.items()} for batch, row in table.items()}
-            for name, table in tables(prediction, kv_length=kv_length, block_size=block_size).items()
-        },
-        "last_paying_batch": {
-            str(nfe): batch for nfe, batch in _paying(prediction, kv_length=kv_length, block_size=block_size).items()
-        },
+        **tables(prediction, kv_length=kv_length, block_size=block_size),
+        "last_paying_batch": _paying(prediction, kv_length=kv_length, block_size=block_size),
         "batch_in_memory": prediction.batch_in_memory(kv_length),
         "operations": {
-            str(tokens): [
+            tokens: [
                 {**asdict(operation), "seconds": prediction.operation_seconds(operation)}
                 for operation in prediction.operations(tokens, batch=1, kv_length=kv_length)
             ]
             for tokens in (1, block_size)
         },
         "model": {**asdict(shape), "parameters": shape.parameters, "active_parameters": shape.active_parameters},
-        "hardware": {**asdict(hardware), "peaks": {str(bits): peak for bits, peak in hardware.peaks.items()}},
+        "hardware": asdict(prediction.hardware),
         "precision": asdict(prediction.precision),
         "left_out": list(LEFT_OUT),
     }
