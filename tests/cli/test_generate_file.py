@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -125,11 +126,11 @@ def test_a_signal_says_how_to_resume(run, sbd_folder, plain, tmp_path, monkeypat
 
 def test_a_part_that_was_made_otherwise_is_left_alone(tmp_path):
     path = tmp_path / "out.jsonl"
-    with AnswerFile(path, made={"settings": "a"}) as answers:
+    with closing(AnswerFile(path, made={"settings": "a"})) as answers:
         answers.add((1, 0), {"text": "x"})
     with pytest.raises(SetBlockError, match=r"out\.jsonl\.part was made with other prompts, settings or model"):
         AnswerFile(path, made={"settings": "b"})
-    with AnswerFile(path, made={"settings": "a"}) as answers:
+    with closing(AnswerFile(path, made={"settings": "a"})) as answers:
         assert answers.done == {(1, 0)}
 
 

@@ -65,11 +65,11 @@ def test_a_template_that_leaves_the_system_message_out_is_told_of(run, sbd_folde
     [
         (None, "can't read chat.json: No such file"),
         ("[", "chat.json is not JSON"),
-        ("[]", "chat.json must be a list of messages"),
-        ('{"prompt": "a"}', "chat.json must be a list of messages"),
+        ("[]", "chat.json: messages must be a list of objects with role and content"),
+        ('{"prompt": "a"}', "chat.json: messages must be a list of objects with role and content"),
         ('["a"]', "chat.json: message 1 of the prompt must be an object with role and content"),
         ('[{"role": "user"}]', "chat.json: content of message 1"),
-        (json.dumps(CHAT[:3]), "chat.json ends in an assistant's message"),
+        (json.dumps(CHAT[:3]), "chat.json: messages end in an assistant's message"),
     ],
 )
 def test_files_that_are_no_chat(run, tmp_path, monkeypatch, content, said):

@@ -45,12 +45,8 @@ class Engine:
         self._counts = EngineFigures(kv_tokens_total=pages * page_tokens)
 
     def submit(self, request: Request) -> None:
-        """Add a request.
-
-        Raises:
-            QueueFull: `max_waiting` requests are already waiting.
-            SetBlockError: the model does not support the request, or the cache could never hold it.
-        """
+        """Add a request. Raise `QueueFull` if `max_waiting` requests are already waiting, or `SetBlockError` if the model does
+        not support the request, or the cache could never hold it."""
         if request.settings.n != 1:
             raise ParameterError(f"n must be 1 in a request to the engine, not {request.settings.n}")
         if request.id in self._jobs:
@@ -223,30 +219,25 @@ class Engine:
         step = rows.step(self._runner, spans)
         self._count_tokens(spans)
 
-        taking_part = [row for row, span in enumerate(spans) if span.tokens]
         news = rows.news(step, self._runner)
         texts = rows.new_texts(news)
         progress, leaving = [], []
-        for row in taking_part:
+        for row, span in enumerate(spans):
+            if not span.tokens:
+                continue
             job, of_row = self._running[row], news[row]
             job.served = self._counts.passes
             job.read(of_row)
-            if rows.state.terms.rows[row].settings.method == "exact" and not spans[row].is_prefill:
-                right = min(spans[row].drafted, of_row.span.start - spans[row].start - 1)
-                self._count(drafted_tokens=spans[row].drafted, accepted_tokens=max(0, right))
+            if rows.state.terms.rows[row].settings.method == "exact" and not span.is_prefill:
+                right = min(span.drafted, of_row.span.start - span.start - 1)
+                self._count(drafted_tokens=span.drafted, accepted_tokens=max(0, right))
             if not of_row.failed and self._runner.shares_pages:
                 job.offer_committed(self._pool, of_row.span.start)
             # Of a prompt's passes only the one that ends it says anything; nor do those that feed again what was lost.
-            is_silent = spans[row].is_prefill and (job.prefilled or not of_row.prefilled)
+            is_silent = span.is_prefill and (job.prefilled or not of_row.prefilled)
             job.prefilled = of_row.prefilled
-            progress.append(
-                Progress(
-                    job.request.id,
-                    texts[row],
-                    None if is_silent else of_row,
-                    rows.generation(row) if of_row.finished else None,
-                )
-            )
+            answer = rows.generation(row) if of_row.finished else None
+            progress.append(Progress(job.request.id, texts[row], None if is_silent else of_row, answer))
             if of_row.finished:
                 leaving.append(row)
                 self._cancelled.pop(job.request.id, None)

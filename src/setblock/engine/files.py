@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from setblock.errors import SetBlockError
@@ -33,11 +32,8 @@ class PromptLine:
 
 
 def read_prompts(text: str, *, name: str) -> list[PromptLine]:
-    """Return all lines of a file that is called `name`; empty ones are left out.
-
-    Raises:
-        SetBlockError: a line of it is no prompt; the message names the line.
-    """
+    """Return all lines of a file that is called `name`, but empty ones, or raise `SetBlockError`, which names the line that is
+    no prompt."""
     lines = [
         _line(content, number, f"{name}, line {number}")
         for number, content in enumerate(text.split("\n"), start=1)
@@ -64,7 +60,7 @@ def _line(content: str, number: int, where: str) -> PromptLine:
     if not isinstance(name, str | int | None) or isinstance(name, bool):
         raise SetBlockError(f"{where}: id must be a text or a whole number, not {name!r}")
     if "messages" in found:
-        return PromptLine(where, number, name, _messages(found["messages"], where))
+        return PromptLine(where, number, name, chat_at(found["messages"], where))
     prompt = found["prompt"]
     is_ids = isinstance(prompt, list) and bool(prompt) and all(type(each) is int for each in prompt)
     if not is_ids and not (isinstance(prompt, str) and prompt.strip()):
@@ -72,7 +68,8 @@ def _line(content: str, number: int, where: str) -> PromptLine:
     return PromptLine(where, number, name, prompt)
 
 
-def _messages(found: Any, where: str) -> list[dict[str, Any]]:
+def chat_at(found: Any, where: str) -> list[dict[str, Any]]:
+    """Return the messages of a chat that can be answered, or raise `SetBlockError`, which names the place."""
     from setblock.decoding.answer.text import messages_at
 
     chat = messages_at(found, where)
@@ -103,7 +100,7 @@ class AnswerFile:
                 raise SetBlockError(
                     f"{self.part} was made with other prompts, settings or model: delete it to start again"
                 )
-            self._file = open(self.part, "ab")  # noqa: SIM115  # closed by `__exit__`
+            self._file = open(self.part, "ab")  # noqa: SIM115  # closed by `close`
         except OSError as error:
             raise SetBlockError(f"can't write {self.part}: {error.strerror}") from error
         if not found:
@@ -127,12 +124,8 @@ class AnswerFile:
         write_whole(self.path, "".join(json.dumps(answer) + "\n" for answer in ordered))
         self.part.unlink()
 
-    def __enter__(self) -> "AnswerFile":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the part, which a later run may continue."""
         self._file.close()
 
 

@@ -23,12 +23,9 @@ MOST_CACHED = 65536
 
 
 def limits_for(model: LanguageModel, requests: Iterable[Request], *, concurrency: int) -> EngineLimits:
-    """Return the limits of an engine that is to answer `requests`, at most `concurrency` of them at once: a cache for
-    as many of the longest, if that is not too much, and always for one.
-
-    Raises:
-        SetBlockError: a request does not fit the model's context.
-    """
+    """Return the limits of an engine that is to answer `requests`, at most `concurrency` of them at once: a cache for as many
+    of the longest, if that is not too much, and always for one. Raise `SetBlockError` if one does not fit the model's
+    context."""
     page = EngineLimits.page_tokens
     longest = sorted((limit_of(model, len(each.prompt), each.settings) + page for each in requests), reverse=True)
     needed = sum(longest[:concurrency])
@@ -36,12 +33,8 @@ def limits_for(model: LanguageModel, requests: Iterable[Request], *, concurrency
 
 
 def answered(engine: Engine, requests: Iterable[Request]) -> Iterator[tuple[str, Generation]]:
-    """Yield each request's id and answer, as soon as it is finished. `requests` may be lazy: few more are taken than
-    run.
-
-    Raises:
-        SetBlockError: the engine refuses a request.
-    """
+    """Yield each request's id and answer, as soon as it is finished, or raise `SetBlockError` if the engine refuses one.
+    `requests` may be lazy: few more are taken than run."""
     remaining, limits = iter(requests), engine.limits
     while True:
         # As many as may run, and one that waits for the first place that becomes free

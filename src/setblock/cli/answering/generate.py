@@ -1,7 +1,7 @@
 """Answer a prompt, streamed, once or several times, or a file of prompts (`setblock generate`)."""
 
 import hashlib
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from setblock import Generation, StreamChunk
     from setblock.evaluation.tracing import Trace, TracedPass, TracedToken
 
-DEFAULT_CONCURRENCY = 32
 _PIPE = Path("-")
 
 
@@ -59,8 +58,7 @@ class GenerateOptions(DecodingOptions):
 
 def generate(
     prompt: Annotated[
-        str | None,
-        typer.Argument(metavar="PROMPT", help="The text to answer; - reads it from stdin.", show_default=False),
+        str | None, typer.Argument(metavar="PROMPT", help="The text to answer; - reads it from stdin.")
     ] = None,
     *,
     model: RuntimeOptions,
@@ -89,7 +87,7 @@ def generate(
         panel="Many prompts",
     ),
     concurrency: int = option(
-        DEFAULT_CONCURRENCY,
+        32,
         "Number of prompts decoded at once, at least 1. It changes no answer.",
         panel="Many prompts",
         is_rare=True,
@@ -133,9 +131,8 @@ def generate(
         answer = stream(loaded, asked, settings=settings, raw=how.raw)
         _print_stream(answer, loaded.tokenizer, as_json=as_json)
     else:
-        _print_answers(
-            generate_batch(loaded, [asked], settings=settings, raw=how.raw), loaded.tokenizer, as_json=as_json
-        )
+        answers = generate_batch(loaded, [asked], settings=settings, raw=how.raw)
+        _print_answers(answers, loaded.tokenizer, as_json=as_json)
 
 
 def _print_stream(chunks: "Iterator[StreamChunk]", tokenizer: Any, *, as_json: bool) -> None:
@@ -206,7 +203,7 @@ def generate_file(
             answers = AnswerPipe((line.number, sample) for line in lines for sample in range(settings.n))
         else:
             opened.enter_context(resumable())
-            answers = opened.enter_context(AnswerFile(target, made=made))
+            answers = opened.enter_context(closing(AnswerFile(target, made=made)))
         from setblock.engine.offline import answer_prompts
 
         warn_of_bundled(options)
@@ -247,9 +244,8 @@ def print_trace(trace: "Trace", settings: DecodingSettings, *, as_json: bool) ->
         console.print()
         console.print(_head(each), soft_wrap=True)
         console.print(_block(each, standing), soft_wrap=True)
-    count = len(trace.passes)
-    made = f"{counted(len(trace.tokens), 'token')}, {counted(count, 'forward')}"
-    figures = f"{made}, {len(trace.tokens) / count:.2f} tokens per forward"
+    tokens, count = len(trace.tokens), len(trace.passes)
+    figures = f"{counted(tokens, 'token')}, {counted(count, 'forward')}, {tokens / count:.2f} tokens per forward"
     console.print(Text(f"\n{figures}", style="dim"), soft_wrap=True)
 
 

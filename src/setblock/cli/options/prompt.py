@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from setblock.cli.options.groups import DECODING, option, option_group
+from setblock.engine.files import chat_at
 from setblock.errors import ParameterError, SetBlockError
 from setblock.files import read_text
 
@@ -26,14 +27,8 @@ class PromptOptions:
     )
 
     def asked(self, prompt: str | None) -> "Prompt | None":
-        """Return what the model is asked; None if neither a prompt nor a chat is given.
-
-        Args:
-            prompt: the argument PROMPT.
-
-        Raises:
-            SetBlockError: options exclude each other, the file is no chat, or a text is not valid UTF-8.
-        """
+        """Return what the model is asked; None if neither PROMPT nor a chat is given. Raise `SetBlockError` if options exclude
+        each other, the file is no chat, or a text is not valid UTF-8."""
         if self.raw and (self.system is not None or self.messages is not None):
             raise ParameterError("--raw has no place for messages: leave out --system and --messages")
         if self.messages is None:
@@ -66,21 +61,12 @@ def read_prompt(argument: str) -> str:
 def read_chat(path: Path) -> list[dict[str, Any]]:
     """Return the messages of a JSON file: a list, or an object with the list under `messages`. Raise `SetBlockError` if the
     file can't be read, or holds no chat that can be answered."""
-    from setblock.decoding.answer.text import messages_at
-
     text = read_text(path)
     try:
         found = json.loads(text)
     except ValueError as error:
         raise SetBlockError(f"{path} is not JSON ({error}): write a list of messages with role and content") from error
-    if isinstance(found, dict):
-        found = found.get("messages")
-    if not isinstance(found, list) or not found:
-        raise SetBlockError(f'{path} must be a list of messages, such as [{{"role": "user", "content": "..."}}]')
-    chat = messages_at(found, str(path))
-    if chat[-1]["role"] == "assistant":
-        raise SetBlockError(f"{path} ends in an assistant's message: the last message must be one to answer")
-    return chat
+    return chat_at(found.get("messages") if isinstance(found, dict) else found, str(path))
 
 
 def shown(prompt: "Prompt") -> str:
