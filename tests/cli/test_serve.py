@@ -30,11 +30,11 @@ def served(monkeypatch):
 
 
 def test_without_the_extra_it_says_what_to_install(run, monkeypatch):
-    monkeypatch.setattr(serve_command, "find_spec", lambda name: None)
+    monkeypatch.setattr("setblock.errors.find_spec", lambda name: None)
     outcome = run("serve")
-    assert (outcome.code, outcome.message) == (
-        1,
-        "setblock: error: setblock serve needs: pip install 'setblock[serve]'",
+    assert outcome.code == 1
+    assert outcome.message == (
+        "setblock: error: setblock serve needs fastapi and uvicorn and prometheus_client: pip install 'setblock[serve]'"
     )
 
 

@@ -45,16 +45,12 @@ def merge(
     adapter: Annotated[
         Path,
         typer.Argument(
-            metavar="ADAPTER",
-            help="A folder with an adapter: RUN/checkpoint-500, RUN/sbd_adapter, or RUN.",
-            show_default=False,
+            metavar="ADAPTER", help="A folder with an adapter: RUN/checkpoint-500, RUN/sbd_adapter, or RUN."
         ),
     ],
-    output: Path = option(..., "Folder to save the model in.", metavar="DIR", show_default=False),
+    output: Path = option(..., "Folder to save the model in.", metavar="DIR"),
     model: str | None = option(
-        None,
-        "Folder or hub id of the model that the adapter was trained on. Default: the model of its recipe.",
-        show_default=False,
+        None, "Folder or hub id of the model that the adapter was trained on. Default: the model of its recipe."
     ),
 ) -> None:
     """Merge an adapter into the model that it was trained on.
@@ -72,19 +68,15 @@ FileType = Literal[CacheType, KQuant]
 
 
 def export(
-    model: str = option(..., "Folder, hub id or name of a checkpoint, or `bundled`.", show_default=False),
-    file: Path | None = option(None, "The GGUF file to write.", "--output", show_default=False),
+    model: str = option(..., "Folder, hub id or name of a checkpoint, or `bundled`."),
+    file: Path | None = option(None, "The GGUF file to write.", "--output"),
     adapter: Path | None = option(
         None,
         "A new folder for the checkpoint's adapter on the future block, which --adapter takes, instead of a GGUF file.",
         metavar="FOLDER",
-        show_default=False,
     ),
     uno: Path | None = option(
-        None,
-        "The same, for an adapter in UNO's form, as SGLang's --uno-lora-path reads it.",
-        metavar="FOLDER",
-        show_default=False,
+        None, "The same, for an adapter in UNO's form, as SGLang's --uno-lora-path reads it.", metavar="FOLDER"
     ),
     weights: FileType = option(
         "f16",

@@ -45,7 +45,6 @@ def compare(
             metavar="PROMPT",
             help="The text to answer; - reads it from stdin. Default: a fitting example for models of `setblock fetch`, else a "
             "held-out word problem, chosen by --seed.",
-            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +13,7 @@ from setblock.cli.options.decoding_options import PointOptions
 from setblock.cli.options.groups import offering, option, option_group
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
 from setblock.engine.limits import EngineLimits
-from setblock.errors import ParameterError, SetBlockError
+from setblock.errors import ParameterError, SetBlockError, check_installed
 from setblock.server.http.limits import ServerLimits
 
 SERVER = "Server"
@@ -33,9 +32,7 @@ def serve(
     model: RuntimeOptions,
     decoding: PointOptions,
     limits: LimitOptions,
-    positional: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)
-    ] = None,
+    positional: Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")] = None,
     host: str = option("127.0.0.1", "Address to listen on. 0.0.0.0 accepts other machines.", panel=SERVER),
     port: int = option(8000, "Port to listen on; 0 chooses a free one.", panel=SERVER),
     name: str | None = option(
@@ -76,8 +73,7 @@ def serve(
     settings = decoding.settings()
     if not 0 <= port <= 65535:
         raise ParameterError(f"--port must be between 0 and 65535, not {port}")
-    if find_spec("fastapi") is None or find_spec("uvicorn") is None or find_spec("prometheus_client") is None:
-        raise SetBlockError("setblock serve needs: pip install 'setblock[serve]'")
+    check_installed("setblock serve", "fastapi", "uvicorn", "prometheus_client", extra="serve")
     from setblock.model.loading.named import example_prompt
     from setblock.server.http.access import LOOPBACK_NAMES, read_keys
     from setblock.server.run import listen

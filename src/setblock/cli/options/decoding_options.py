@@ -92,10 +92,9 @@ class PointOptions:
         with_own_sampler(self.sampler)
         known = {row.name for row in OFFERED.values()}
         asked = {field.name: getattr(self, field.name) for field in fields(self) if field.name in known}
-        options = [pair("--sampler-option", text) for text in self.sampler_options or ()]
         if biases := asked.get("logit_bias"):
             asked["logit_bias"] = dict(_bias(text) for text in biases)
-        return settings_asked({**asked, "sampler_options": once(options)})
+        return settings_asked({**asked, "sampler_options": key_values("--sampler-option", self.sampler_options)})
 
 
 @option_group(DECODING)
@@ -112,12 +111,8 @@ class DecodingOptions(PointOptions):
     )
 
     def settings_for(self, model: "LanguageModel") -> DecodingSettings:
-        """Return the settings, at the point that the model was calibrated to where no option says another; a line
-        reports it.
-
-        Raises:
-            ParameterError: as in `settings`, or the model was not calibrated for the domain.
-        """
+        """Return the settings, at the point that the model was calibrated to where no option says another; a line reports
+        it. Raise `ParameterError` as in `settings`, or if the model was not calibrated for the domain."""
         from setblock.decoding.settings.operating_point import at_calibration, calibration_for, leaves_point_open
 
         settings = self.settings()
@@ -136,19 +131,15 @@ class DecodingOptions(PointOptions):
         return calibrated
 
 
-def pair(option: str, text: str) -> tuple[str, str]:
-    """Return the key, with underscores, and the value of an option KEY=VALUE, or raise `ParameterError` if the text has no
-    `=`."""
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ParameterError(f"{option} must be KEY=VALUE, not {text!r}")
-    return key.strip().replace("-", "_"), value
-
-
-def once(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return a mapping of pairs, or raise `ParameterError` if a key is there twice."""
+def key_values(option: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """Return the keys, with underscores, and values of an option KEY=VALUE, or raise `ParameterError` if a text has no `=`,
+    or a key is there twice."""
     found: dict[str, str] = {}
-    for key, value in pairs:
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ParameterError(f"{option} must be KEY=VALUE, not {text!r}")
+        key = key.strip().replace("-", "_")
         if key in found:
             raise ParameterError(f"{key} is given more than once")
         found[key] = value
@@ -164,12 +155,10 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def with_own_sampler(name: str | None) -> None:
-    """Put the class of a name such as `my_file.py:Clear` among the samplers of this process.
+    """Put the class of a name such as `my_file.py:Clear` among the samplers of this process, or raise `ParameterError` if
+    there is none, its code fails, or it is no sampler.
 
     Only the command line reads such names: a client of a server must not choose which code runs.
-
-    Raises:
-        ParameterError: there is no such file or class, its code fails, or the class is no sampler.
     """
     if name is None or ".py:" not in name:
         return
@@ -193,9 +182,6 @@ def sampler_text(settings: DecodingSettings) -> str:
     from setblock.decoding.settings.asked import sampler_told
 
     told = sampler_told(settings)
-    values = ", ".join(f"{key} {_shown(value)}" for key, value in told["sampler_options"].items())
+    shown = {key: f"{value:g}" if isinstance(value, float) else value for key, value in told["sampler_options"].items()}
+    values = ", ".join(f"{key} {value}" for key, value in shown.items())
     return f"{told['sampler']} ({values})" if values else str(told["sampler"])
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Container
 from copy import copy
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin
@@ -55,9 +55,7 @@ def option_group(panel: str | None = None) -> Callable[[type[Group]], type[Group
     return made
 
 
-def offering(
-    *kinds: type[Any], panel: str | None = None, but_not: Container[str] = ()
-) -> Callable[[type[Group]], type[Group]]:
+def offering(*kinds: type[Any], but_not: Container[str]) -> Callable[[type[Group]], type[Group]]:
     """Give an `option_group` an option for each field of some dataclasses. Its help is what their docstrings say of it."""
 
     def filled(group: type[Group]) -> type[Group]:
@@ -69,8 +67,7 @@ def offering(
                     continue
                 found = re.search(rf"^    {each.name}: (.+(?:\n {{8}}.+)*)", listed, re.MULTILINE)
                 told = " ".join(found[1].split()) if found else ""  # none under `python -OO`
-                default = ... if each.default is MISSING else each.default
-                setattr(group, each.name, option(default, told, panel=panel))
+                setattr(group, each.name, option(each.default, told))
                 annotations[each.name] = each.type
         group.__annotations__ = annotations
         return group

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from setblock.cli.messages import print_message, print_warning, silence_libraries, slow_steps_named
-from setblock.cli.options.decoding_options import once, pair
+from setblock.cli.options.decoding_options import key_values
 from setblock.cli.options.groups import option, option_group
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning, did_you_mean
 from setblock.integrations.llama_cpp.options import LlamaOptions
@@ -80,10 +80,7 @@ class ModelOptions:
 
 def warn_of_bundled(options: ModelOptions) -> str | None:
     """Warn, in one line, if the included model is about to answer what somebody typed, and say what brings a chat model.
-
-    Returns:
-        The line; None for other models.
-    """
+    Return the line; None for other models."""
     from setblock.model.loading.named import BUNDLED, BUNDLED_MODEL, is_fetched
 
     if options.source not in (BUNDLED_MODEL, BUNDLED):
@@ -215,7 +212,7 @@ class RuntimeOptions(ModelOptions):
 
     def llama_options(self) -> LlamaOptions:
         """Return the options of llama.cpp, or raise `ParameterError` if one is not known, or its value not valid."""
-        given = once([pair("--runtime-option", text) for text in self.runtime_options or ()])
+        given = key_values("--runtime-option", self.runtime_options)
         for name in given.keys() - OF_LLAMA.keys():
             raise ParameterError(
                 f"--runtime-option {name} is not known{did_you_mean(name, OF_LLAMA)}; there are {', '.join(OF_LLAMA)}"
@@ -238,11 +235,7 @@ def _refuse(names: list[str], runtime: str) -> None:
 
 
 def load_language_model(options: RuntimeOptions, *, blocks: bool) -> "LanguageModel":
-    """Load the model that the options name into the runtime that they name.
-
-    Args:
-        blocks: as in `load_model`, which raises what this does.
-    """
+    """Load the model that the options name into the runtime that they name. `blocks` and errors are those of `load_model`."""
     from setblock.model.protocol.draft_text import draft_text_of, read_texts
 
     texts = None if options.draft_text is None else list(read_texts(options.draft_text))

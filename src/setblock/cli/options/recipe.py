@@ -22,32 +22,21 @@ class RecipeOptions:
 
     recipe: Annotated[
         Path,
-        typer.Argument(
-            metavar="RECIPE",
-            help="A YAML file; the folder recipes/ of the repository has examples.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="RECIPE", help="A YAML file; the folder recipes/ of the repository has examples."),
     ]
     overrides: list[str] | None = option(
         None,
         "Replace a value of the recipe, such as training.learning_rate=1e-4. Can be repeated.",
         "--set",
         metavar="SECTION.KEY=VALUE",
-        show_default=False,
     )
 
     def __post_init__(self) -> None:
         check_installed("training", "accelerate", "datasets")
 
     def load(self, **values: Any) -> "tuple[Recipe, SBDConfig]":
-        """Read and check it, with libraries silenced.
-
-        Args:
-            values: further values to replace, by their dotted keys.
-
-        Raises:
-            SetBlockError: the file can't be read, or a key or value in it is not valid.
-        """
+        """Read and check it, with libraries silenced, and further `values` replaced, by their dotted keys. Raise
+        `SetBlockError` if the file can't be read, or a key or value in it is not valid."""
         from setblock.training.recipe import load_recipe, parse_override
 
         silence_libraries()

@@ -71,11 +71,8 @@ class ExamplesOptions:
     )
 
     def chosen(self, *, split: Split = "test", limit: int = 100) -> "tuple[Task[Any], Split, int]":
-        """Return the task, its split and how many examples of it are asked; `split` and `limit` where no option says it.
-
-        Raises:
-            SetBlockError: there is no such task or file, options exclude each other, or answers can't be judged here.
-        """
+        """Return the task, its split and how many examples of it are asked; `split` and `limit` where no option says it. Raise
+        `SetBlockError` if there is no such task or file, options exclude each other, or answers can't be judged here."""
         from setblock.evaluation.judging import check_judge
 
         if self.source is None:

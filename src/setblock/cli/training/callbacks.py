@@ -62,11 +62,7 @@ class Interruption(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Give the signals back.
-
-        Raises:
-            Stopped: there was one, and steps are left.
-        """
+        """Give the signals back, and raise `Stopped` if there was one and steps are left."""
         self.close()
         if self._signal and state.global_step < state.max_steps:
             raise Stopped(128 + self._signal, state.global_step)

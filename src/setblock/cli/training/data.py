@@ -148,7 +148,6 @@ def prompts(
         "A system message, which steers the topics. Can be repeated; the messages are used in turn. Default: that of "
         "the chat template.",
         metavar="TEXT",
-        show_default=False,
     ),
     temperature: float = option(1.0, "Sampling temperature, above 0."),
     top_p: float = option(0.95, "As in `setblock generate`."),
@@ -191,11 +190,8 @@ _MASK = "<mask>"
 
 
 def print_row(console: Console, row: "InspectedRow", *, limit: int | None) -> None:
-    """Print the statistics of all rows, and one row: its clean half and its noisy half, a line for each token.
-
-    Args:
-        limit: how many tokens of each half to print; None: all.
-    """
+    """Print the statistics of all rows, and one row: its clean half and its noisy half, a line for each token, of each half
+    `limit` at most."""
     clean, noisy = _halves(row)
     console.print(_statistics(row))
     title = f"row {row.index}: {clean} clean tokens"

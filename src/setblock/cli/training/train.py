@@ -26,14 +26,10 @@ if TYPE_CHECKING:
 
 def train(
     recipe: RecipeOptions,
-    output: Path | None = option(
-        None, "Output folder. Default: training.output_dir of the recipe.", metavar="DIR", show_default=False
-    ),
+    output: Path | None = option(None, "Output folder. Default: training.output_dir of the recipe.", metavar="DIR"),
     dry_run: bool = option(False, "Train nothing: estimate memory, disk space and time, without loading weights."),
     gpus: int = option(8, "With --dry-run: number of GPUs, over which weights are sharded.", min=1),
-    memory: float | None = option(
-        None, "With --dry-run: GiB that a GPU has. Default: that of --hardware.", min=0, show_default=False
-    ),
+    memory: float | None = option(None, "With --dry-run: GiB that a GPU has. Default: that of --hardware.", min=0),
     hardware: str = option("h100", "With --dry-run: the GPU, a name of `setblock roofline`."),
     share: float = option(0.4, "With --dry-run: share of the GPU's peak that training reaches.", min=0.01, max=1),
     as_json: JsonOption = False,
@@ -71,9 +67,8 @@ def train(
         return [view, *evaluator, stopper]
 
     folder = Path(arguments.output_dir)
-    is_main = (
-        arguments.process_index == 0
-    )  # of those that `torchrun` or `accelerate launch` started, one speaks for all
+    # Of the processes that `torchrun` or `accelerate launch` started, one speaks for all
+    is_main = arguments.process_index == 0
     is_finished, checkpoint = earlier_run(arguments)
     if is_finished:
         check_finished(folder, checked)
@@ -127,14 +122,8 @@ def show_dry_run(
     share: float,
     as_json: bool,
 ) -> None:
-    """Print the estimate of a recipe.
-
-    Args:
-        memory: GiB that a GPU has; None: what the hardware has.
-
-    Raises:
-        SetBlockError: it needs more.
-    """
+    """Print the estimate of a recipe, or raise `SetBlockError` if it needs more than the `memory` of a GPU, in GiB; None: what
+    the hardware has."""
     from setblock.training.dry_run import LEFT_OUT, advice, dry_run
 
     bits = 16 if arguments.bf16 or arguments.fp16 else 32
