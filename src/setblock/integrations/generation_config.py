@@ -4,7 +4,7 @@ Knows `GenerationConfig`, and the logits processors and stopping criteria that T
 change the output is ignored: a field that is neither mapped nor harmless is refused, a future release's too.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,8 @@ def settings_from(config: GenerationConfig, options: Mapping[str, Any], *, promp
     """
     _refuse_fields(config)
     max_new_tokens = config.max_length - prompt_length
-    biases = _biases(config)
+    given = _sequence_bias(config.sequence_bias)
+    biases = {_single("sequence_bias", sequence): bias for sequence, bias in given.items()}
     never = {token_id for token_id, bias in biases.items() if bias == -torch.inf}
     asked = dict(options)
     base = DecodingSettings(
@@ -125,15 +126,6 @@ def _sampling(config: GenerationConfig) -> dict[str, Any]:
     }
 
 
-def _biases(config: GenerationConfig) -> dict[int, float]:
-    found = {}
-    for sequence, bias in _sequence_bias(config.sequence_bias).items():
-        if len(sequence) != 1:
-            raise ParameterError(f"sequence_bias must be of single tokens here, not of {list(sequence)}")
-        found[sequence[0]] = bias
-    return found
-
-
 def _sequence_bias(given: Any) -> dict[tuple[int, ...], float]:
     """Return the biases by token ids: Transformers takes a dictionary, or a list of pairs."""
     pairs = given.items() if isinstance(given, Mapping) else given or ()
@@ -141,12 +133,14 @@ def _sequence_bias(given: Any) -> dict[tuple[int, ...], float]:
 
 
 def _banned(config: GenerationConfig) -> set[int]:
-    found = set(_plain(config.suppress_tokens) or ())
-    for word in config.bad_words_ids or ():
-        if len(word) != 1:
-            raise ParameterError(f"bad_words_ids must be of single tokens here, not of {list(word)}")
-        found |= {*word} - {*end_of_text_ids(config)}  # Transformers never takes it for a bad word
-    return found
+    words = {_single("bad_words_ids", word) for word in config.bad_words_ids or ()}
+    return {*(_plain(config.suppress_tokens) or ()), *words.difference(end_of_text_ids(config))}  # as Transformers does
+
+
+def _single(field: str, sequence: Sequence[int]) -> int:
+    if len(sequence) != 1:
+        raise ParameterError(f"{field} must be of single tokens here, not of {list(sequence)}")
+    return sequence[0]
 
 
 # Each with the attribute that holds its value, and the field that this comes from.

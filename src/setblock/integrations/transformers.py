@@ -105,11 +105,9 @@ def sbd_generate(
     else:
         for _ in batch.steps():
             columns.stream_to(streamer)
-    if bool(batch.state.answer.failed.any()):
-        row = int(batch.state.answer.failed.nonzero()[0])
-        failure = batch.failure(row)
-        assert failure is not None
-        raise SetBlockError(f"{failure.message}, in row {row} of the batch")
+    for row in range(len(prompts)):
+        if (failure := batch.failure(row)) is not None:
+            raise SetBlockError(f"{failure.message}, in row {row} of the batch")
     if streamer is not None:
         streamer.end()
     sequences = torch.cat([input_ids, columns.new().to(input_ids.device)], dim=1)

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from setblock.export.gguf_file import write_gguf
+from setblock.integrations.llama_cpp.context import Context
 from setblock.integrations.llama_cpp.library import INSTALL, is_installed
 from setblock.integrations.llama_cpp.model import LlamaModel, load
 from setblock.integrations.llama_cpp.options import LlamaOptions
@@ -23,6 +24,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if Path(__file__).parent in item.path.parents:
                 item.add_marker(pytest.mark.skip(reason=f"llama.cpp is not installed: {INSTALL}"))
+
+
+def lengths(context: Context) -> list[int]:
+    """Return the position after the last one that each sequence has a cell for."""
+    last = context._file.lib.llama_memory_seq_pos_max
+    return [int(last(context._memory, sequence)) + 1 for sequence in range(context.sequences)]
 
 
 Both = tuple[SBDModel, LlamaModel]

@@ -22,7 +22,7 @@ from setblock.export.gguf_file import write_gguf
 from setblock.integrations.llama_cpp.model import LlamaModel, load
 from setblock.integrations.llama_cpp.runner import LlamaRunner
 
-from .conftest import EXACT, Both, Pair
+from .conftest import EXACT, Both, Pair, lengths
 
 SETTINGS = [
     DecodingSettings(method="sbd", max_new_tokens=20),
@@ -58,7 +58,7 @@ def test_separate_commits_give_the_same_tokens(
     _, llama = both
     fused = answers(llama, requests(prompts), SETTINGS)
     monkeypatch.setattr(llama, "_own", None)
-    assert not llama.fuses_commit
+    assert not llama.runner(rows=1, capacity=8).fuses_commit
     separate = answers(llama, requests(prompts), SETTINGS)
     for one, other in zip(fused, separate, strict=True):
         assert_same(one, other)
@@ -103,7 +103,7 @@ def test_the_engine_gives_what_a_request_gets_alone(both: Both, prompts: list[li
         assert_same(generation, alone)
     runner = engine._runner
     assert isinstance(runner, LlamaRunner)
-    assert all(runner.context.length(sequence) == 0 for sequence in range(runner.context.sequences))
+    assert not any(lengths(runner.context))
 
 
 def test_one_request_alone_leaves_nothing(both: Both, prompts: list[list[int]]) -> None:
@@ -116,7 +116,7 @@ def test_one_request_alone_leaves_nothing(both: Both, prompts: list[list[int]]) 
     engine.step()
     runner = engine._runner
     assert isinstance(runner, LlamaRunner)
-    assert all(runner.context.length(sequence) == 0 for sequence in range(runner.context.sequences))
+    assert not any(lengths(runner.context))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from setblock.integrations.llama_cpp.context import Context, Fed
 from setblock.integrations.llama_cpp.library import ModelFile
 from setblock.integrations.llama_cpp.runner import PROBED_SEQUENCES, own_sequence
 
-from .conftest import EXACT, Both
+from .conftest import EXACT, Both, lengths
 
 
 class Reordered(Context):
@@ -44,7 +44,7 @@ def test_it_finds_the_own_sequence(kind: type[Context], own: int | None, both: B
     _, llama = both
     context = kind(ModelFile(llama.path, EXACT), EXACT, cells=1, sequences=PROBED_SEQUENCES)
     assert own_sequence(context, vocab_size=llama.vocab_size) == own
-    assert [context.length(sequence) for sequence in range(PROBED_SEQUENCES)] == [0] * PROBED_SEQUENCES
+    assert lengths(context) == [0] * PROBED_SEQUENCES
 
 
 def test_causal_attention_alone_is_refused(both: Both) -> None:

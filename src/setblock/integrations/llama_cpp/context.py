@@ -77,10 +77,6 @@ class Context:
         """Put the cells of positions `start` to `end` of one sequence into another too."""
         self._file.lib.llama_memory_seq_cp(self._memory, source, target, start, end)
 
-    def length(self, sequence: int) -> int:
-        """Return the position after the last one that a sequence has a cell for."""
-        return int(self._file.lib.llama_memory_seq_pos_max(self._memory, sequence)) + 1
-
     def logits(self, tokens: Sequence[Fed], *, is_causal: bool) -> Tensor:
         """Return [M, V] float32, the logits of the M tokens that want them, in order.
 

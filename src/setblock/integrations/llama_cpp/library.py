@@ -70,6 +70,8 @@ class ModelFile:
         lib: the module of low-level functions.
         handle: llama.cpp's model.
         vocab: llama.cpp's vocabulary.
+        vocab_size: V.
+        context_length: the positions that the model was trained for.
     """
 
     def __init__(self, path: Path, options: LlamaOptions) -> None:
@@ -84,6 +86,8 @@ class ModelFile:
             raise SetBlockError(f"llama.cpp can't load model {path}: {last_error()}")
         self._close = weakref.finalize(self, lib.llama_model_free, self.handle)
         self.vocab = lib.llama_model_get_vocab(self.handle)
+        self.vocab_size = int(lib.llama_vocab_n_tokens(self.vocab))
+        self.context_length = int(lib.llama_model_n_ctx_train(self.handle))
         for reason, is_so in (
             ("keeps a recurrent state", lib.llama_model_is_recurrent(self.handle)),
             ("keeps a recurrent state in some layers", lib.llama_model_is_hybrid(self.handle)),
@@ -93,16 +97,6 @@ class ModelFile:
         ):
             if is_so:
                 raise SetBlockError(f"model {path} can't be decoded in blocks by llama.cpp: it {reason}")
-
-    @property
-    def vocab_size(self) -> int:
-        """Return V."""
-        return int(self.lib.llama_vocab_n_tokens(self.vocab))
-
-    @property
-    def context_length(self) -> int:
-        """Return the positions that the model was trained for."""
-        return int(self.lib.llama_model_n_ctx_train(self.handle))
 
     def metadata(self, key: str) -> str | None:
         """Return what the file holds under a key, as text, or None where it holds nothing."""
@@ -136,14 +130,9 @@ KQuant = Literal["q2_k", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k
 
 
 def quantise(source: Path, target: Path, kind: KQuant) -> None:
-    """Write a file's weights as `kind`.
-
-    Raises:
-        SetBlockError: llama.cpp is not installed, or can't do it.
-    """
+    """Write a file's weights as `kind`, or raise `SetBlockError` if llama.cpp is not installed, or can't do it."""
     lib = library()
     wanted = lib.llama_model_quantize_default_params()
     wanted.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
     if lib.llama_model_quantize(str(source).encode(), str(target).encode(), wanted):
-        target.unlink(missing_ok=True)
         raise SetBlockError(f"llama.cpp can't write {target} as {kind}: {last_error()}")

@@ -34,6 +34,7 @@ class LlamaModel:
         facts: its SBD facts; None where it was never trained for blocks.
         end_of_text_ids: ids that end an answer.
         draft_text: texts that method `exact` copies drafts from, besides each request's own; None at first.
+        vocab_size: V, the number of logits of a position.
         context_length: the most positions of a prompt and its answer.
         device: the CPU: llama.cpp gives its logits there, whatever computes them.
     """
@@ -48,19 +49,10 @@ class LlamaModel:
     device: ClassVar[torch.device] = torch.device("cpu")
 
     def __post_init__(self) -> None:
+        self.vocab_size = self.file.vocab_size
         self.context_length = min(self.file.context_length, self.options.n_ctx or self.file.context_length)
         empty = Context(self.file, self.options, cells=1, sequences=PROBED_SEQUENCES)
-        self._own = own_sequence(empty, vocab_size=self.file.vocab_size)
-
-    @property
-    def vocab_size(self) -> int:
-        """Return V, the number of logits of a position."""
-        return self.file.vocab_size
-
-    @property
-    def fuses_commit(self) -> bool:
-        """Return whether a commit and the next block's first pass are one pass, as the start-up probe found."""
-        return self._own is not None
+        self._own = own_sequence(empty, vocab_size=self.vocab_size)
 
     def runner(self, *, rows: int, capacity: int) -> LlamaRunner:
         """See `setblock.model.protocol.runtime.LanguageModel`."""
@@ -74,12 +66,8 @@ class LlamaModel:
 
 
 def load(path: str | Path, options: LlamaOptions | None = None) -> LlamaModel:
-    """Load a GGUF file into llama.cpp. Warns where it was never trained for blocks.
-
-    Raises:
-        SetBlockError: llama.cpp is not installed, or the file is missing, damaged, of a family that llama.cpp does not know,
-            or can't be decoded in blocks.
-    """
+    """Load a GGUF file into llama.cpp, and warn where it was never trained for blocks. Raise `SetBlockError` if llama.cpp is
+    not installed, or the file is missing, damaged, of a family that llama.cpp does not know, or can't be decoded in blocks."""
     path, options = Path(path), options or LlamaOptions()
     library()
     check_gguf(path)

@@ -20,14 +20,8 @@ _WITHOUT_MEANING: dict[str, tuple[Any, ...]] = {"num_beams": (1,), "use_cache": 
 
 
 def settings_from(arguments: Mapping[str, Any]) -> DecodingSettings:
-    """Return the settings that model arguments ask for: those of a request whose task gives none.
-
-    Args:
-        arguments: `method`, `seed`, the settings of the operating point, and hyperparameters of the sampler.
-
-    Raises:
-        ParameterError: one of them is not known, or not valid.
-    """
+    """Return the settings that model arguments ask for, which are those of a request whose task gives none: `method`, `seed`,
+    the settings of the operating point, and hyperparameters of the sampler. Raise `ParameterError` if one is not valid."""
     for name in arguments:
         if name in _OF_A_REQUEST and name not in (*_OF_THE_MODEL, *HYPERPARAMETERS):
             raise ParameterError(f"model argument {name!r} belongs to a request: give it with --gen_kwargs")
@@ -41,10 +35,8 @@ def request_settings(
     arguments.
 
     `until` ends the answer, as do the stop strings of `base`. Without `do_sample` or a temperature it is greedy, as with
-    any model of the harness; with `do_sample` alone the temperature is 1.
-
-    Raises:
-        ParameterError: an argument is not known, or not valid.
+    any model of the harness; with `do_sample` alone the temperature is 1. Raise `ParameterError` if an argument is not
+    known, or not valid.
     """
     asked = dict(normalize_gen_kwargs(dict(generation), default_max_gen_toks))
     until, max_gen_toks, do_sample = asked.pop("until"), asked.pop("max_gen_toks"), asked.pop("do_sample")

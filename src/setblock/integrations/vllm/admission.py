@@ -14,11 +14,7 @@ class BlockAdmission(vllm_api.LogitsProcessor):
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
-        """Check a request.
-
-        Raises:
-            ParameterError: a `ValueError`, whose text vLLM sends back.
-        """
+        """Check a request, or raise `ParameterError`, a `ValueError` whose text vLLM sends back."""
         refuse_unsupported(sampling_params)
         sampling_params.extra_args = admitted(sampling_params, Served.here)
 

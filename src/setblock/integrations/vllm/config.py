@@ -25,11 +25,7 @@ class SetBlockConfig:
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:
-        """Refuse what can't be, and set what must be.
-
-        Raises:
-            SetBlockError: a `ValueError`, with which vLLM ends.
-        """
+        """Refuse what can't be, by a `SetBlockError` with which vLLM ends, and set what must be."""
         model_config = vllm_config.model_config
         vllm_api.check_version()
         facts = facts_of(model_config.hf_config)
@@ -46,11 +42,7 @@ class SetBlockConfig:
 
 
 def facts_of(hf_config: Any) -> SBDFacts:
-    """Return what the checkpoint records of its training.
-
-    Raises:
-        SetBlockError: it says nothing.
-    """
+    """Return what the checkpoint records of its training, or raise `SetBlockError` if it says nothing."""
     facts = read_facts(hf_config)
     if facts is None or not facts.block_sizes:
         raise SetBlockError(
@@ -91,33 +83,27 @@ def _refuse(vllm_config: Any, facts: SBDFacts) -> None:
     model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
     backend = getattr(vllm_config.attention_config.backend, "name", None)
     window = model_config.get_sliding_window()
-    refusals = {
-        "--hf-overrides must set canvas_length, the largest block size, next to the architecture": getattr(
-            model_config.hf_config, "canvas_length", None
+    context = ("decode_context_parallel_size", "prefill_context_parallel_size")
+    instead = "use --tensor-parallel-size or --data-parallel-size"
+    if getattr(model_config.hf_config, "canvas_length", None) is None:
+        raise SetBlockError("--hf-overrides must set canvas_length, the largest block size, next to the architecture")
+    if not vllm_config.use_v2_model_runner:
+        raise SetBlockError("blocks need vLLM's Model Runner V2: set VLLM_USE_V2_MODEL_RUNNER=1 (it needs Triton)")
+    if parallel.pipeline_parallel_size > 1:
+        raise SetBlockError(f"blocks do not work with pipeline parallelism: {instead}")
+    if any(getattr(parallel, name, 1) > 1 for name in context):
+        raise SetBlockError(f"blocks do not work with context parallelism: {instead}")
+    if vllm_config.speculative_config is not None:
+        raise SetBlockError("blocks do not work with --speculative-config: leave one of the two out")
+    if backend is not None and backend.startswith("FLASHINFER"):
+        raise SetBlockError(
+            f"--attention-backend {backend} does not attend in both directions within a block: use TRITON_ATTN or FLASH_ATTN"
         )
-        is None,
-        "blocks need vLLM's Model Runner V2: set VLLM_USE_V2_MODEL_RUNNER=1 (it needs Triton)": not (
-            vllm_config.use_v2_model_runner
-        ),
-        "blocks do not work with pipeline parallelism: use --tensor-parallel-size or --data-parallel-size": (
-            parallel.pipeline_parallel_size > 1
-        ),
-        "blocks do not work with context parallelism: use --tensor-parallel-size or --data-parallel-size": (
-            getattr(parallel, "decode_context_parallel_size", 1) > 1
-            or getattr(parallel, "prefill_context_parallel_size", 1) > 1
-        ),
-        "blocks do not work with --speculative-config: leave one of the two out": vllm_config.speculative_config
-        is not None,
-        "--attention-backend FLASHINFER does not attend in both directions within a block: use TRITON_ATTN or FLASH_ATTN": (
-            backend is not None and backend.startswith("FLASHINFER")
-        ),
-        f"a sliding window of {window} tokens is only served up to its length: set --max-model-len {window}": (
-            window is not None and window < model_config.max_model_len
-        ),
-        "this checkpoint has an adapter on its future block, which vLLM can't load: use `setblock serve`": (
-            facts.noisy_adapter
-        ),
-    }
-    for reason, holds in refusals.items():
-        if holds:
-            raise SetBlockError(reason)
+    if window is not None and window < model_config.max_model_len:
+        raise SetBlockError(
+            f"a sliding window of {window} tokens is only served up to its length: set --max-model-len {window}"
+        )
+    if facts.noisy_adapter:
+        raise SetBlockError(
+            "this checkpoint has an adapter on its future block, which vLLM can't load: use `setblock serve`"
+        )

@@ -27,10 +27,8 @@ def settings_of(params: Any) -> DecodingSettings:
     """Return the settings that vLLM's `SamplingParams` ask for.
 
     `top_k`, `top_p` and `repetition_penalty` are vLLM's own fields. `sampler` is a name; its hyperparameters
-    are next to it. `logit_bias` may be JSON in a text, as `vllm_xargs` has no objects.
-
-    Raises:
-        ParameterError: a name is unknown, or a value out of its range.
+    are next to it. `logit_bias` may be JSON in a text, as `vllm_xargs` has no objects. Raise `ParameterError` if a name is
+    unknown, or a value out of its range.
     """
     extra: Mapping[str, Any] = params.extra_args or {}
     top_k = params.top_k if params.top_k and params.top_k > 0 else 0
@@ -76,11 +74,7 @@ def width_of(facts: SBDFacts, block_size: int) -> int:
 
 def admitted(params: Any, served: Served | None) -> dict[str, Any]:
     """Return the `extra_args` of a request that is taken: its own, the calibrated setting of its method where they
-    leave that open, and how many tokens vLLM's scheduler gives it in each pass.
-
-    Raises:
-        ParameterError: as in `settings_of`.
-    """
+    leave that open, and how many tokens vLLM's scheduler gives it in each pass. Errors are those of `settings_of`."""
     settings, extra = settings_of(params), dict(params.extra_args or {})
     found = settings if served is None else with_calibration(served, settings)
     if served is not None and found != settings and (found.block_size or 1) <= served.canvas_length:
@@ -96,11 +90,7 @@ def admitted(params: Any, served: Served | None) -> dict[str, Any]:
 
 
 def refuse_unsupported(params: Any) -> None:
-    """Refuse what vLLM would do for other models, and can't for these.
-
-    Raises:
-        ParameterError: says what, and what to do instead.
-    """
+    """Raise `ParameterError` for what vLLM would do for other models, and can't for these: it says what to do instead."""
     if params.logprobs is not None:
         raise ParameterError("logprobs must be left out: block decoding in vLLM has none; `setblock serve` has")
     if params.n != 1:

@@ -6,14 +6,7 @@ from setblock.errors import SetBlockError
 from setblock.integrations.vllm import vllm_api
 
 PREFIX = "SetBlock"
-STOCK = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "MixtralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-)
+STOCK = tuple(name for name in vllm_api.HOMES if name.endswith("ForCausalLM"))
 
 
 class SetBlockDecoding:
@@ -69,6 +62,5 @@ def _register_refusal(reason: str) -> None:
             raise SetBlockError(reason)
 
     for stock in STOCK:
-        home = vllm_api.HOMES[stock]
-        vllm_api.ModelRegistry.register_model(PREFIX + stock, home)
+        vllm_api.ModelRegistry.register_model(PREFIX + stock, vllm_api.HOMES[stock])
         vllm_api.MODELS_CONFIG_MAP[PREFIX + stock] = Refusal

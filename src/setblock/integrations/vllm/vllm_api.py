@@ -58,11 +58,7 @@ def installed_version() -> str | None:
 
 
 def check_version() -> None:
-    """Refuse a version of vLLM that this release was not written for.
-
-    Raises:
-        SetBlockError: there is another, or none; says what to do.
-    """
+    """Raise `SetBlockError`, which says what to do, if there is no vLLM, or one that this release was not written for."""
     found = installed_version()
     if found is None or not SUPPORTED.contains(found.split("+")[0], prereleases=False):
         raise SetBlockError(
