@@ -23,8 +23,6 @@ from setblock.model.sbd_model import SBDModel
 
 WeightType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 """What matrices are stored as, by GGML's names; the `gguf` package writes these."""
-_KEPT = "q8_0"
-"""Embeddings and head are stored as this where a type has fewer bits, since they suffer most."""
 
 
 def write_gguf(sbd: SBDModel, path: Path, *, weights: WeightType = "f16") -> None:
@@ -90,11 +88,12 @@ def write_model(
 
 
 def _stored(name: str, weight: Tensor, weights: WeightType) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
-    """Return a weight as it is stored: vectors in float32, and matrices whose rows no quantised type divides in float16."""
+    """Return a weight as it is stored: vectors in float32, matrices whose rows no quantised type divides in float16, and
+    embeddings and head in eight bits at least."""
     values = weight.detach().float().cpu().contiguous().numpy()
     kind = gguf.GGMLQuantizationType[weights.upper()]
     if kind.name.startswith(("Q4", "Q5")) and name in ("token_embd.weight", "output.weight"):
-        kind = gguf.GGMLQuantizationType[_KEPT.upper()]
+        kind = gguf.GGMLQuantizationType.Q8_0  # since they suffer most
     if values.ndim == 1:
         kind = gguf.GGMLQuantizationType.F32
     elif values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:

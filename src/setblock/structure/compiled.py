@@ -46,13 +46,8 @@ class Grammars:
     """Keep compiled grammars over one vocabulary. May be asked from several threads."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._vocabulary = _vocabulary_of(tokenizer)
+        self.vocabulary = _vocabulary_of(tokenizer)
         self._kept = lru_cache(KEPT)(self._compiled)
-
-    @property
-    def end_ids(self) -> list[int]:
-        """Return the token ids that llguidance takes for an end of text."""
-        return self._vocabulary.eos_tokens
 
     def matcher(self, structure: Structure) -> "LLMatcher":
         """Return a matcher before its first token, the caller's own, or raise `ParameterError` if the form is not valid,
@@ -62,11 +57,11 @@ class Grammars:
     def _compiled(self, structure: Structure) -> "LLMatcher":
         made, fault = self._tried(structure.grammar())
         if fault:
-            where = ""
+            name = structure.word
             if isinstance(structure, JsonSchema):
                 place, fault = self._at_fault(json.loads(structure.schema), fault)
-                where = f" at {place}"
-            raise ParameterError(f"{_NAMES.get(structure.word, structure.word)}{where} can't be used: {fault}")
+                name = f"schema at {place}"
+            raise ParameterError(f"{name} can't be used: {fault}")
         return made
 
     def _tried(self, grammar: Mapping[str, Any]) -> tuple["LLMatcher", str]:
@@ -74,7 +69,7 @@ class Grammars:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
-        made = LLMatcher(self._vocabulary, json.dumps({"grammars": [grammar]}), log_level=0, limits=limits)
+        made = LLMatcher(self.vocabulary, json.dumps({"grammars": [grammar]}), log_level=0, limits=limits)
         if not made.is_error():
             made.compute_bitmask()
         fault = " ".join(made.get_error().removesuffix("<non-verbose/>").split())
@@ -96,9 +91,6 @@ class Grammars:
         return place, fault
 
 
-_NAMES = {"json": "schema", "json_object": "json_object"}
-
-
 def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> "LLTokenizer":
     try:
         from llguidance.hf import from_tokenizer
@@ -114,14 +106,11 @@ class Matcher:
     """Walk through a grammar, back too."""
 
     def __init__(self, structure: Structure, tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int]) -> None:
-        """Compile the form, unless that was done before. `ends` are the token ids that end an answer.
-
-        Raises:
-            SetBlockError: see `Grammars`.
-        """
+        """Compile the form, unless that was done before. `ends` are the token ids that end an answer. Errors are those of
+        `Grammars`."""
         grammars = grammars_of(tokenizer)
         self._matcher = grammars.matcher(structure)
-        self._ends, self._own_ends = list(ends), grammars.end_ids
+        self._ends, self._own_ends = list(ends), grammars.vocabulary.eos_tokens
         self._beyond = 0  # tokens that were received from the one on that ended the answer
 
     def advance(self, token_ids: Sequence[int]) -> None:

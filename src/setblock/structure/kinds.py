@@ -136,15 +136,14 @@ def structure_of(asked: Any) -> Structure:
     """
     if isinstance(asked, KINDS):
         return asked
-    if isinstance(asked, Mapping) and len(asked) == 1 and next(iter(asked)) in WORDS:
-        ((word, value),) = asked.items()
-        if word == JsonObject.word:
-            if value is not True:
-                raise ParameterError(f"json_object must be true, not {shown(value)}")
-            return JsonObject()
-        kind: Callable[[Any], Structure] = WORDS[word]
-        return kind(value)
-    return JsonSchema(asked)
+    if not (isinstance(asked, Mapping) and len(asked) == 1 and next(iter(asked)) in WORDS):
+        return JsonSchema(asked)
+    ((word, value),) = asked.items()
+    if word != JsonObject.word:
+        return WORDS[word](value)
+    if value is not True:
+        raise ParameterError(f"json_object must be true, not {shown(value)}")
+    return JsonObject()
 
 
 def _schema_text(asked: Any) -> str:

@@ -35,16 +35,9 @@ def check_counts(name: str, pattern: str) -> None:
                 raise ParameterError(f"{name} must repeat at most {MAX_COUNT} times, not {found[0]}")
 
 
-Node = tuple[str, Any]
-"""A part of a schema and its place, such as `$.properties.name`."""
-
-
 def check_schema(schema: Any) -> None:
-    """Check a schema.
-
-    Raises:
-        ParameterError: it is too large or too deep, or refers to itself without an end. The message names the place.
-    """
+    """Raise `ParameterError`, which names the place, if a schema is too large or too deep, or refers to itself without an
+    end."""
     if isinstance(schema, Mapping) and schema and not schema.keys() & _KEYWORDS:
         raise ParameterError(
             f"schema must have keywords of JSON Schema, such as type or properties, and has {', '.join(schema)[:60]}"
@@ -78,8 +71,8 @@ def close(schema: Any) -> None:
             node.setdefault("additionalProperties", False)
 
 
-def parts(schema: Any, place: str = "$") -> Iterator[Node]:
-    """Yield the schemas directly inside a schema."""
+def parts(schema: Any, place: str = "$") -> Iterator[tuple[str, Any]]:
+    """Yield the schemas directly inside a schema, each behind its place, such as `$.properties.name`."""
     if not isinstance(schema, Mapping):
         return
     for key, value in schema.items():
