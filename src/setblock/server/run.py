@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import logging.config
 import signal
 import socket
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import uvicorn
 from setblock.errors import SetBlockError
 from setblock.model.protocol.runtime import LanguageModel
 from setblock.server.app import create_app
-from setblock.server.http.logs import log_config
+from setblock.server.http.logs import log_to_stderr
 from setblock.server.serving import ServerConfig, Serving
 
 logger = logging.getLogger("setblock.server")
@@ -39,7 +38,7 @@ def serve(
     """Serve until asked to stop, by SIGTERM or SIGINT; a second one stops at once. `on_start` is called once it listens.
     Return the exit code: 1 where the engine died."""
     _allow_many_files()
-    logging.config.dictConfig(log_config(log_level))
+    log_to_stderr(log_level)
     server: _Server
 
     def stop() -> None:

@@ -31,18 +31,14 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def log_config(level: str) -> dict[str, Any]:
-    """Return the configuration for `logging.config`: this server's and uvicorn's logs, all on stderr."""
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"json": {"()": "setblock.server.http.logs.JsonLines"}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
-        "loggers": {
-            "setblock": {"handlers": ["stderr"], "level": level.upper(), "propagate": False},
-            "uvicorn": {"handlers": ["stderr"], "level": "WARNING", "propagate": False},
-        },
-    }
+def log_to_stderr(level: str) -> None:
+    """Write this package's logs, from `level` on, and uvicorn's warnings to stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    for name, least in (("setblock", level.upper()), ("uvicorn", "WARNING")):
+        logs = logging.getLogger(name)
+        logs.handlers, logs.propagate = [handler], False
+        logs.setLevel(least)
 
 
 @dataclass
