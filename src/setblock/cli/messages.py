@@ -112,11 +112,9 @@ def progress() -> Iterator[Told]:
     console = stderr_console()
     with Progress(*columns(), console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("", total=None)
-        names = [""]
 
         def tell(name: str, done: int, total: int | None) -> None:
-            if name != names[-1]:
-                names.append(name)
+            if name != bars.tasks[bar].description:
                 bars.reset(bar)
             bars.update(bar, description=name, completed=done, total=total)
 

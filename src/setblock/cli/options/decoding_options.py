@@ -4,7 +4,7 @@ Names, help and ranges are those of the table, `setblock.decoding.settings.table
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -90,8 +90,7 @@ class PointOptions:
         from setblock.decoding.settings.asked import settings_asked
 
         with_own_sampler(self.sampler)
-        known = {row.name for row in OFFERED.values()}
-        asked = {field.name: getattr(self, field.name) for field in fields(self) if field.name in known}
+        asked = {row.name: getattr(self, row.name, None) for row in OFFERED.values()}
         if biases := asked.get("logit_bias"):
             asked["logit_bias"] = dict(_bias(text) for text in biases)
         return settings_asked({**asked, "sampler_options": key_values("--sampler-option", self.sampler_options)})
