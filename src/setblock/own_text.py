@@ -34,14 +34,8 @@ from setblock.model.sbd_model import SBDModel
 
 @dataclass(frozen=True)
 class Question:
-    """Hold what is to be answered again.
+    """Hold what is to be answered again: a text to continue, or the messages before the last answer."""
 
-    Attributes:
-        where: names its record to a user.
-        prompt: a text to continue, or the messages before the last answer.
-    """
-
-    where: str
     prompt: Prompt
 
     def answered(self, text: str) -> dict[str, Any]:
@@ -64,7 +58,7 @@ def questions_of(section: DataSection) -> Iterator[Question]:
         for record in records_of(source):
             shape = shape or shape_of(source, record)
             try:
-                yield Question(record.where, _prompt([value_of(record, column, shape) for column in shape.columns]))
+                yield Question(_prompt([value_of(record, column, shape) for column in shape.columns]))
             except SetBlockError as error:
                 raise SetBlockError(f"{record.where}: {error}") from error
 
@@ -110,13 +104,12 @@ def regenerate(
         SetBlockError: the file holds answers to other questions, can't be written, or a question can't be answered.
     """
     questions = iter(questions)
-    written, first = _begun(path, "question")
-    if first:
-        last = next(islice(questions, first - 1, None), None)
-        if last is None or not last.asks(written[-1]):
-            raise SetBlockError(f"{path} holds answers to other questions: delete it, or give another --output")
-    done = Regenerated(first, len(written))
-    with _appended(path) as write:
+    with _continued(path, "question") as (written, first, write):
+        if first:
+            last = next(islice(questions, first - 1, None), None)
+            if last is None or not last.asks(written[-1]):
+                raise SetBlockError(f"{path} holds answers to other questions: delete it, or give another --output")
+        done = Regenerated(first, len(written))
         while batch := list(islice(questions, batch_size)):
             each = [settings.of_sample(done.questions + number) for number in range(len(batch))]
             # `raw` is about texts: a prompt is gone on with as it stands, messages are written by the template all the same.
@@ -133,27 +126,27 @@ def regenerate(
     return done
 
 
-def _begun(path: Path, number: str) -> tuple[list[dict[str, Any]], int]:
-    """Return the records that a file holds, and the number of what comes next; `number` is the key of theirs."""
-    try:
-        records = [json.loads(line) for line in whole_lines(path)]
-        return records, int(records[-1][number]) + 1 if records else 0
-    except (ValueError, KeyError, TypeError) as error:
-        raise SetBlockError(f"{path} was not written by this command: give another --output") from error
+Record = dict[str, Any]
 
 
 @contextmanager
-def _appended(path: Path) -> Iterator[Callable[[Iterable[dict[str, Any]]], None]]:
-    """Open a file of JSON lines, and yield what adds records to it."""
+def _continued(path: Path, key: str) -> Iterator[tuple[list[Record], int, Callable[[Iterable[Record]], None]]]:
+    """Open a file of JSON lines, and yield its records, the number of what comes next, and what adds records to it. The number
+    of a record is under `key`."""
 
-    def write(records: Iterable[dict[str, Any]]) -> None:
+    def write(records: Iterable[Record]) -> None:
         file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         file.flush()
 
     try:
+        written = [json.loads(line) for line in whole_lines(path)]
+        first = int(written[-1][key]) + 1 if written else 0
+    except (ValueError, KeyError, TypeError) as error:
+        raise SetBlockError(f"{path} was not written by this command: give another --output") from error
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            yield write
+            yield written, first, write
     except OSError as error:
         raise SetBlockError(f"can't write {path}: {error.strerror}") from error
 
@@ -214,12 +207,10 @@ def write_prompts(
         SetBlockError: as `opened_turn`, or the file is another command's or can't be written.
     """
     openings = [opened_turn(model.tokenizer, system=system) for system in systems]
-    written, first = _begun(path, "number")
-    seen = {str(record["messages"][0]["content"]) for record in written}
-    limits = limits_for(
-        model, [Request("", opening, settings) for opening in openings for _ in range(_AT_ONCE)], concurrency=_AT_ONCE
-    )
-    with _appended(path) as write:
+    like = [Request("", opening, settings) for opening in openings for _ in range(_AT_ONCE)]
+    limits = limits_for(model, like, concurrency=_AT_ONCE)
+    with _continued(path, "number") as (written, first, write):
+        seen = {str(record["messages"][0]["content"]) for record in written}
         for begin in range(first, count, 4 * _AT_ONCE):
             numbers = range(begin, min(count, begin + 4 * _AT_ONCE))
             requests = [Request(str(n), openings[n % len(openings)], settings.of_sample(n)) for n in numbers]

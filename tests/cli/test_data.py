@@ -161,11 +161,6 @@ def test_what_is_shown_is_what_is_trained_on(run, recipe, monkeypatch):
             "data.mixture.0.weight must be above 0, not 0",
         ),
         (("--set", "data.prompt_column=q"), 1, "prompt_column and completion_column go together"),
-        (
-            ("--set", "data.streaming=true"),
-            1,
-            "unknown key 'data.streaming': tokenise much data once, by `setblock data",
-        ),
         (("--set", "data.source=nobody/nothing"), 1, "can't load data source nobody/nothing: there is no such file"),
         (("--set", "data.source=nothing.jsonl"), 1, "data source nothing.jsonl: no such file"),
         (("--set", "data.chat_template=nothing.jinja"), 1, "can't read data.chat_template nothing.jinja: No such file"),

@@ -17,7 +17,7 @@ from setblock.model.sbd_model import SBDModel
 from setblock.own_text import Question, Regenerated, questions_of, regenerate
 
 SETTINGS = DecodingSettings(method="ntp", max_new_tokens=6, temperature=3.0, seed=5)
-QUESTIONS = [Question(f"row {i}", f"Question {i}:") for i in range(12)]
+QUESTIONS = [Question(f"Question {i}:") for i in range(12)]
 
 
 @pytest.fixture

@@ -109,17 +109,14 @@ def pack(documents: Iterable[Document], *, row_length: int, pad_token_id: int) -
     Raises:
         SetBlockError: a document is longer than a row.
     """
-
-    def checked() -> Iterator[Document]:
-        for index, document in enumerate(documents):
-            if len(document) > row_length:
-                raise SetBlockError(
-                    f"document {index} has {len(document)} tokens, more than row_length {row_length}: raise "
-                    "row_length, or cut the document"
-                )
-            yield document
-
-    rows = fill(checked(), size=len, row_length=row_length)
+    documents = list(documents)
+    for index, document in enumerate(documents):
+        if len(document) > row_length:
+            raise SetBlockError(
+                f"document {index} has {len(document)} tokens, more than row_length {row_length}: raise "
+                "row_length, or cut the document"
+            )
+    rows = fill(documents, size=len, row_length=row_length)
     return [row_of(row, row_length=row_length, pad_token_id=pad_token_id) for row in rows]
 
 

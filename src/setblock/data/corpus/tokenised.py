@@ -56,19 +56,20 @@ def tokenise(
     """
     identity = _identity(section, tokenizer, limits)
     parts = {"train": section} | ({"evaluation": own} if (own := section.evaluation_texts) else {})
-    encoders = {name: encoders_of(part, tokenizer) for name, part in parts.items()}
-    records = {name: [records_of(each.section) for each in of_part] for name, of_part in encoders.items()}
-    read = {name: [each.fingerprint for each in of_part] for name, of_part in records.items()}
+    sources = {
+        f"{name}-{number:02d}": (encoder, records_of(encoder.section))
+        for name, part in parts.items()
+        for number, encoder in enumerate(encoders_of(part, tokenizer))
+    }
+    read = {stem: records.fingerprint for stem, (_, records) in sources.items()}
     plan = json.loads(json.dumps({**identity, "records": read, "shard_documents": shard_documents}))
     try:
         _claim(folder, plan)
         done = 0
-        for name in parts:
-            for number, (encoder, of_source) in enumerate(zip(encoders[name], records[name], strict=True)):
-                stem = folder / f"{name}-{number:02d}"
-                for documents in _write_shards(encoder, of_source, stem, processes, shard_documents):
-                    done += documents
-                    on_progress(done)
+        for stem, (encoder, records) in sources.items():
+            for documents in _write_shards(encoder, records, folder / stem, processes, shard_documents):
+                done += documents
+                on_progress(done)
         censuses, fingerprints, used = {}, {}, np.zeros(0, dtype=np.int32)
         for name, part in parts.items():
             for chunk in _documents(_shards(folder, name)).data.column("token_ids").chunks:
@@ -92,27 +93,26 @@ def tokenised_rows(
     `SetBlockError` if the folder is not whole, or was made by another tokenizer or of another section."""
     assert section.tokenised is not None
     folder = Path(section.tokenised)
-    again = f"run `setblock data tokenise RECIPE --output {folder}`"
+
+    def refusal(why: str) -> SetBlockError:
+        return SetBlockError(f"data.tokenised {folder}{why} `setblock data tokenise RECIPE --output {folder}`")
+
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         made_of, shards = manifest["made_of"], manifest["shards"]
     except FileNotFoundError as error:
-        raise SetBlockError(f"data.tokenised {folder} holds no tokenised data, or a part of it: {again}") from error
+        raise refusal(" holds no tokenised data, or a part of it: run") from error
     except (OSError, ValueError, KeyError) as error:
-        raise SetBlockError(f"data.tokenised {folder}: can't read {MANIFEST}: {again}") from error
+        raise refusal(f": can't read {MANIFEST}: run") from error
     wanted = json.loads(json.dumps(_identity(section, tokenizer, limits)))
     for key, there, here in differences({name: made_of.get(name) for name in wanted}, wanted):
         if key == "tokenizer":
-            raise SetBlockError(
-                f"data.tokenised {folder} was made by another tokenizer or chat template than the model's: {again} anew"
-            )
-        raise SetBlockError(f"data.tokenised {folder} was made with {key} {there!r}, not {here!r}: {again} anew")
+            raise refusal(" was made by another tokenizer or chat template than the model's: run anew")
+        raise refusal(f" was made with {key} {there!r}, not {here!r}: run anew")
     for name, size in shards.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != size:
-            raise SetBlockError(
-                f"data.tokenised {folder}: {name} is missing or not whole: delete {MANIFEST} and {again}"
-            )
+            raise refusal(f": {name} is missing or not whole: delete {MANIFEST} and run")
     try:
         limits.refuse_ids(np.load(folder / "used-ids.npy"), f"data.tokenised {folder}")
         found = {
@@ -129,7 +129,7 @@ def tokenised_rows(
             for name, fingerprint in manifest["fingerprint"].items()
         }
     except (OSError, ValueError, KeyError) as error:
-        raise SetBlockError(f"data.tokenised {folder}: {error}: delete {MANIFEST} and {again}") from error
+        raise refusal(f": {error}: delete {MANIFEST} and run") from error
     return found["train"], found.get("evaluation")
 
 
@@ -192,7 +192,7 @@ def _write_shard(encoder: Encoder, path: Path, records: list[SourceRecord]) -> i
         temporary = path.with_suffix(".writing")
         with ArrowWriter(path=str(temporary), features=FEATURES) as writer:
             for document in encoder.documents(records):
-                writer.write(document.columns)
+                writer.write(document)
             writer.finalize()
         os.replace(temporary, path)
     return len(records)
