@@ -112,11 +112,8 @@ _WRAPPERS = re.compile(r"(?<![^.])(_checkpoint_wrapped_module|_orig_mod)\.")
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters that are trained, named as in a checkpoint: PEFT leaves out the name of its adapter."""
     adapter = getattr(model, "active_adapter", None) if hasattr(model, "get_base_model") else None
-    names = {name: _WRAPPERS.sub("", name) for name, p in model.named_parameters() if p.requires_grad}
-    if adapter is not None:
-        names = {name: re.sub(rf"\.{adapter}(?=\.|$)", "", stored) for name, stored in names.items()}
-    parameters = dict(model.named_parameters())
-    return {stored: parameters[name] for name, stored in names.items()}
+    trained: dict[str, Tensor] = {_WRAPPERS.sub("", name): p for name, p in model.named_parameters() if p.requires_grad}
+    return trained if adapter is None else {re.sub(rf"\.{adapter}(?=\.|$)", "", name): p for name, p in trained.items()}
 
 
 class Completeness(TrainerCallback):
