@@ -31,11 +31,8 @@ def warn(message: str, category: type[SetBlockWarning] = SetBlockWarning) -> Non
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return the known word that is nearest to an unknown one, as part of a message. It is empty if none is near.
-
-    Args:
-        cutoff: how alike they must be, in 0..1, as in `difflib`.
-    """
+    """Return the known word that is nearest to an unknown one, as part of a message. It is empty if none is near; how near
+    one must be, in 0..1, is the `cutoff`, as in `difflib`."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f", did you mean {close[0]!r}?" if close else ""
 
@@ -83,11 +80,7 @@ _WITHOUT_VALUE = ("too_long", "too_short", "unexpected_keyword_argument", "missi
 
 
 def fault_of(name: str, problem: Mapping[str, Any]) -> str:
-    """Return what pydantic found wrong with a value, one of its `errors()`, in plain words.
-
-    Args:
-        name: of the value.
-    """
+    """Return what pydantic found wrong with a value, one of its `errors()`, in plain words; `name` is the value's."""
     kind = problem["type"]
     context = {key: f"{each:g}" if isinstance(each, float) else each for key, each in problem.get("ctx", {}).items()}
     if kind in ("too_long", "too_short"):
