@@ -158,14 +158,9 @@ _SHORTEST = 8
 
 
 def opened_turn(tokenizer: PreTrainedTokenizerBase, *, system: str | None = None) -> list[int]:
-    """Return the token ids of a chat up to where a user's first message begins.
-
-    Args:
-        system: the system message; None for the chat template's own, if it has one.
-
-    Raises:
-        SetBlockError: the tokenizer has no chat template, or the template does not write a user's message as it stands.
-    """
+    """Return the token ids of a chat up to where a user's first message begins; without a `system` message, the chat template's
+    own comes before, if it has one. Raise `SetBlockError` if the tokenizer has no chat template, or the template does not write
+    a user's message as it stands."""
     if tokenizer.chat_template is None:
         raise SetBlockError(
             "a model needs a chat template to write prompts, and this tokenizer has none: use an instruction-tuned model"
@@ -189,7 +184,7 @@ def write_prompts(
     settings: DecodingSettings,
     on_progress: Callable[[int], None] = lambda asked: None,
 ) -> int:
-    """Write prompts to a file of JSON lines, records of chats that hold a user's message alone.
+    """Write prompts to a file of JSON lines, records of chats that hold a user's message alone, and return how many it has.
 
     The i-th prompt depends on `settings.seed` + i alone, so that a file that was cut short is gone on with. A prompt that does
     not end before the limit, is almost empty or was written before is left out.
@@ -199,9 +194,6 @@ def write_prompts(
         systems: system messages, taken in turn.
         settings: how they are drawn; a temperature of 0 would write the same prompt again and again.
         on_progress: is given how many were asked for so far.
-
-    Returns:
-        How many prompts are in the file.
 
     Raises:
         SetBlockError: as `opened_turn`, or the file is another command's or can't be written.

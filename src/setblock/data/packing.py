@@ -102,13 +102,8 @@ _OPEN_ROWS = 32  # how far back a document may still be placed: a bound on time,
 
 
 def pack(documents: Iterable[Document], *, row_length: int, pad_token_id: int) -> list[Row]:
-    """Pack documents into rows of `row_length` tokens. Each document goes into the first open row that has room.
-
-    Rows keep the order in which they were opened, so the same documents give the same rows.
-
-    Raises:
-        SetBlockError: a document is longer than a row.
-    """
+    """Pack documents into rows of `row_length` tokens. Each document goes into the first open row that has room. Rows keep the
+    order in which they were opened, so the same documents give the same rows. Raise `SetBlockError` if a document is longer."""
     documents = list(documents)
     for index, document in enumerate(documents):
         if len(document) > row_length:

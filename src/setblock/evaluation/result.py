@@ -110,11 +110,8 @@ def differing(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def nfe_speedup(*, ntp_passes: int, passes: int) -> float | None:
-    """Return the passes that NTP took for each pass that was taken, prefills excluded and commits included on both
-    sides.
-
-    None where there was nothing to decode after the prefill.
-    """
+    """Return the passes that NTP took for each pass that was taken, prefills excluded and commits included on both sides.
+    None where there was nothing to decode after the prefill."""
     return ntp_passes / passes if passes else None
 
 
@@ -171,8 +168,7 @@ class Result:
 
     @property
     def nfe_speedup(self) -> float | None:
-        """Return the sum of NTP's passes divided by the sum of these, without prefills. None if nothing was left to
-        decode."""
+        """Return `nfe_speedup` over all examples."""
         return self.nfe_speedup_on(range(self.num_examples))
 
     @property

@@ -7,8 +7,9 @@ run that was stopped leaves whole shards, and the next one makes the others.
 
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, replace
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -173,15 +174,13 @@ def _write_shards(
         return
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not outlive the fork
     with ProcessPoolExecutor(processes) as pool:
-        running: set[Future[int]] = set()
+        running: deque[Future[int]] = deque()
         try:
-            while True:
-                more = islice(jobs, 2 * processes - len(running))
-                running |= {pool.submit(_write_shard, encoder, *job) for job in more}
-                if not running:
-                    return
-                ended, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (each.result() for each in ended)
+            for job in jobs:
+                running.append(pool.submit(_write_shard, encoder, *job))
+                if len(running) == 2 * processes:
+                    yield running.popleft().result()
+            yield from (each.result() for each in running)
         finally:
             pool.shutdown(cancel_futures=True)
 

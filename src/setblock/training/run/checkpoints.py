@@ -34,8 +34,6 @@ _FREE = re.compile(
     r"|per_device_train_batch_size|gradient_accumulation_steps|global_batch_size"
 )
 
-_CHECKPOINT = re.compile(r"checkpoint-\d+")
-
 
 def make_folder(folder: Path) -> None:
     """Make a run's output folder, or raise `SetBlockError` if it can't be made."""
@@ -130,7 +128,7 @@ def warn_of_incomplete(folder: Path, *, after: int) -> None:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("checkpoint-*") if _CHECKPOINT.fullmatch(path.name)]
+    return [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -141,11 +139,6 @@ def newest_checkpoint(folder: Path) -> Path | None:
 def step_of(checkpoint: Path | None) -> int:
     """Return the optimiser step after which a checkpoint was written; 0 where there is none."""
     return 0 if checkpoint is None else int(checkpoint.name.removeprefix("checkpoint-"))
-
-
-def is_finished(folder: Path) -> bool:
-    """Return whether the final model is in `folder`: its `config.json` is the last of its files to appear."""
-    return (folder / "config.json").is_file()
 
 
 @contextmanager
@@ -194,7 +187,8 @@ def earlier_run(args: SBDConfig) -> tuple[bool, Path | None]:
         make_folder(output)
         _check_shared(output, args)
     checkpoints = whole_checkpoints(output)
-    seen = gather_object([(is_finished(output), {step_of(path) for path in checkpoints})])
+    is_finished = (output / "config.json").is_file()  # the last file of the final model to appear
+    seen = gather_object([(is_finished, {step_of(path) for path in checkpoints})])
     common = set.intersection(*(steps for _, steps in seen))
     return seen[0][0], max((path for path in checkpoints if step_of(path) in common), key=step_of, default=None)
 
