@@ -119,7 +119,6 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
     adapter on the future block.
 
     Args:
-        recipe, args: see `setblock.training.recipe.load_recipe`.
         peak: of one, in operations per second.
         share: of the peak that is reached, in 0..1.
 

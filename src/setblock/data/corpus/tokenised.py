@@ -49,7 +49,6 @@ def tokenise(
         section: what to read; a source without an end needs `documents`.
         tokenizer: the model's, with the section's chat template.
         folder: where to; one that a stopped run left is completed.
-        limits: what the documents must keep to.
         on_progress: called with the number of documents so far.
 
     Raises:

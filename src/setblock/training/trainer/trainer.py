@@ -107,7 +107,8 @@ class SBDTrainer(Trainer):
         peak: float | None = None,
         **kwargs: Any,
     ) -> None:
-        """Prepare a model, which gets a mask token if it has none, and what trains it.
+        """Prepare a model, which gets a mask token if it has none, and what trains it, or raise `SetBlockError` if it can't be
+        trained, or not so.
 
         Args:
             sbd: what is trained, in place.
@@ -115,9 +116,6 @@ class SBDTrainer(Trainer):
             peak: floating-point operations per second of each process's hardware at most, if that is known: logs `mfu`, the
                 share of it that the model's own arithmetic uses (see `setblock.training.trainer.metrics`).
             kwargs: the Trainer's own, `train_dataset` first of all.
-
-        Raises:
-            SetBlockError: the model can't be trained, or not so.
         """
         if not isinstance(sbd, SBDModel):
             raise TypeError(
