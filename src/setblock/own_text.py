@@ -18,7 +18,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.section import DataSection
-from setblock.data.texts.encoding import shape_of, value_of
+from setblock.data.texts.encoding import shaped, value_of
 from setblock.data.texts.records import records_of
 from setblock.decoding.answer.text import Prompt
 from setblock.decoding.generate import generate_batch
@@ -54,9 +54,8 @@ def questions_of(section: DataSection) -> Iterator[Question]:
     """Yield the questions of a recipe's data; of chats, the last answer is asked for, or the first where there is none.
     Raise `SetBlockError` if the data can't be read, or has no answers to ask for."""
     for source in section.sources:
-        shape = None
-        for record in records_of(source):
-            shape = shape or shape_of(source, record)
+        shape, records = shaped(source, records_of(source))
+        for record in records:
             try:
                 yield Question(_prompt([value_of(record, column, shape) for column in shape.columns]))
             except SetBlockError as error:

@@ -24,7 +24,7 @@ from setblock.errors import SetBlockError
 from setblock.training.config import SBDConfig
 from setblock.training.run import saving
 from setblock.training.run import train as train_module
-from setblock.training.run.checkpoints import newest_checkpoint
+from setblock.training.run.checkpoints import is_finished, newest_checkpoint
 from setblock.training.trainer import trainer
 from setblock.training.trainer.sharding import set_up
 from training.cases import STEPS, Case, losses, run, tensors_of
@@ -248,7 +248,7 @@ def test_what_would_lose_something_is_refused_by_all_processes_in_one_line(
         assert "\n" not in said[name]
     for folder in refusals.folder.glob(f"{name.replace(' ', '-')}*"):
         assert newest_checkpoint(folder) is None
-        assert not (folder / "config.json").is_file()
+        assert not is_finished(folder)
 
 
 def test_fsdp1_is_refused() -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, replace
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus.corpus import FEATURES, Census, CorpusRows, DocumentLimits, mixed
 from setblock.data.section import DataSection
-from setblock.data.texts.encoding import Encoder, encoders_of, shape_of, tokenizer_fingerprint
+from setblock.data.texts.encoding import Encoder, encoders_of, shaped, tokenizer_fingerprint
 from setblock.data.texts.records import SourceRecord, records_of
 from setblock.errors import SetBlockError
 from setblock.files import differences, write_whole
@@ -88,9 +88,9 @@ def tokenise(
 
 def tokenised_rows(
     section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits
-) -> tuple[CorpusRows, CorpusRows | None]:
-    """Return the rows to train on and those to evaluate on, from the folder that a section names. Reads none of them. Raise
-    `SetBlockError` if the folder is not whole, or was made by another tokenizer or of another section."""
+) -> list[CorpusRows]:
+    """Return the rows to train on, and those to evaluate on if there are any, from the folder that a section names. Reads none
+    of them. Raise `SetBlockError` if the folder is not whole, or was made by another tokenizer or of another section."""
     assert section.tokenised is not None
     folder = Path(section.tokenised)
 
@@ -130,7 +130,7 @@ def tokenised_rows(
         }
     except (OSError, ValueError, KeyError) as error:
         raise refusal(f": {error}: delete {MANIFEST} and run") from error
-    return found["train"], found.get("evaluation")
+    return [found[name] for name in ("train", "evaluation") if name in found]
 
 
 def _identity(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> dict[str, Any]:
@@ -159,13 +159,8 @@ def _write_shards(
     encoder: Encoder, records: Iterable[SourceRecord], stem: Path, processes: int, shard_documents: int
 ) -> Iterator[int]:
     """Write the shards of one source that are not there yet, and yield how many documents each has as it is there."""
-    records = iter(records)
-    first = next(records, None)
-    if first is None:
-        raise SetBlockError(f"data source {encoder.section.source} holds no documents: it must hold at least one")
-    shape = shape_of(encoder.section, first)  # of all shards
-    encoder = replace(encoder, section=encoder.section.model_copy(update=shape.named))
-    records = chain([first], records)
+    shape, records = shaped(encoder.section, records)
+    encoder = replace(encoder, section=encoder.section.model_copy(update=shape.named))  # for all shards
     chunks = iter(lambda: list(islice(records, shard_documents)), [])
     jobs = ((Path(f"{stem}-{number:06d}.arrow"), chunk) for number, chunk in enumerate(chunks))
     if processes == 1:

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -52,14 +52,10 @@ class Encoder:
                 "the tokenizer has no end-of-text token to close documents with: set eos_token in its tokenizer_config.json"
             )
         special = _special_tokens(self.tokenizer)
-        records = iter(records)
-        shape: RecordShape | None = None
+        shape, records = shaped(self.section, records)
         while chunk := list(islice(records, 256)):  # tokenizers work on many texts at once
-            shape = shape or shape_of(self.section, chunk[0])
             cut = [self._cut(record, shape, special) for record in chunk]
             yield from self._tokenised(chunk, cut, shape)
-        if shape is None:
-            raise SetBlockError(f"data source {self.section.source} holds no documents: it must hold at least one")
 
     def _cut(self, record: SourceRecord, shape: "RecordShape", special: re.Pattern[str]) -> "_Cut":
         try:
@@ -201,21 +197,27 @@ def _held_apart(values: list[Any], shape: RecordShape, special: re.Pattern[str])
     return [messages], contents
 
 
-def shape_of(section: SourceSection, record: SourceRecord) -> RecordShape:
-    """Return the shape whose columns a section names, or else the one whose usual columns the first record has."""
+def shaped(section: SourceSection, records: Iterable[SourceRecord]) -> tuple[RecordShape, Iterator[SourceRecord]]:
+    """Return the shape whose columns a section names, or else the one whose usual columns the first record has; and all
+    records. Raise `SetBlockError` if there is no record, or no such shape."""
+    records = iter(records)
+    first = next(records, None)
+    if first is None:
+        raise SetBlockError(f"data source {section.source} holds no documents: it must hold at least one")
+    records = chain([first], records)
     for name, usual in _SHAPES.items():
         columns = tuple(getattr(section, f"{column}_column") for column in usual)
         if None not in columns:
-            return RecordShape(name, columns)
-    found = [RecordShape(name, usual) for name, usual in _SHAPES.items() if record.columns.keys() >= set(usual)]
+            return RecordShape(name, columns), records
+    found = [RecordShape(name, usual) for name, usual in _SHAPES.items() if first.columns.keys() >= set(usual)]
     if len(found) == 1:
-        return found[0]
-    names = ", ".join(record.columns) or "none"
+        return found[0], records
+    names = ", ".join(first.columns) or "none"
     if found:
         shapes = " as well as ".join(shape.name for shape in found)
-        raise SetBlockError(f"{record.where}: its columns hold {shapes}; name the column to learn")
+        raise SetBlockError(f"{first.where}: its columns hold {shapes}; name the column to learn")
     raise SetBlockError(
-        f"{record.where}: no messages, prompt and completion, or text among its columns ({names}); "
+        f"{first.where}: no messages, prompt and completion, or text among its columns ({names}); "
         "name them with messages_column, prompt_column and completion_column, or text_column"
     )
 
@@ -244,10 +246,9 @@ def corpus_texts(section: DataSection) -> Iterator[str]:
     """Yield all that the columns of interest spell, for a tokenizer that is yet to be trained on it. A completion comes right
     after its prompt, as in a document. Raise `SetBlockError` if a source can't be read."""
     for source in section.sources:
-        shape: RecordShape | None = None
-        for record in records_of(source):
-            shape = shape or shape_of(source, record)
-            between = "" if len(shape.columns) == 2 else "\n"
+        shape, records = shaped(source, records_of(source))
+        between = "" if len(shape.columns) == 2 else "\n"
+        for record in records:
             yield between.join(_strings([record.columns.get(column) for column in shape.columns]))
 
 

@@ -141,6 +141,11 @@ def step_of(checkpoint: Path | None) -> int:
     return 0 if checkpoint is None else int(checkpoint.name.removeprefix("checkpoint-"))
 
 
+def is_finished(folder: Path) -> bool:
+    """Return whether the final model is in `folder`: its `config.json` is the last of its files to appear."""
+    return (folder / "config.json").is_file()
+
+
 @contextmanager
 def telling_of_full_disks(folder: Path) -> Iterator[None]:
     """Turn what is raised where a disk is full into a `SetBlockError`, and make room: unfinished checkpoints are deleted.
@@ -187,8 +192,7 @@ def earlier_run(args: SBDConfig) -> tuple[bool, Path | None]:
         make_folder(output)
         _check_shared(output, args)
     checkpoints = whole_checkpoints(output)
-    is_finished = (output / "config.json").is_file()  # the last file of the final model to appear
-    seen = gather_object([(is_finished, {step_of(path) for path in checkpoints})])
+    seen = gather_object([(is_finished(output), {step_of(path) for path in checkpoints})])
     common = set.intersection(*(steps for _, steps in seen))
     return seen[0][0], max((path for path in checkpoints if step_of(path) in common), key=step_of, default=None)
 

@@ -140,11 +140,11 @@ def merge_adapter(adapter: Path, output: Path, *, base: str | None = None) -> Pa
     if (output / "config.json").exists():
         raise SetBlockError(f"{output} holds a model already: give another --output")
     parents = (folder.resolve(), *folder.resolve().parents[:2])
-    run = next((parent for parent in parents if (parent / "recipe.json").is_file()), None)
-    recorded = None if run is None else recorded_recipe(run)
+    recorded = next(filter(None, map(recorded_recipe, parents)), None)
     if recorded is None:
         raise SetBlockError(f"{adapter} is not in the folder of a run, whose recipe.json says what it was trained for")
     recipe, args = recorded
+    run = args.output_dir
     if recipe.adapter is None:
         raise SetBlockError(
             f"{run} is the folder of a run that trained no adapter, so there is nothing to merge: use it as it is"
