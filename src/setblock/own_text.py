@@ -76,14 +76,6 @@ def _prompt(values: list[Any]) -> Prompt:
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
-@dataclass(frozen=True)
-class Regenerated:
-    """Count the questions so far, and the answers to them that are in the file."""
-
-    questions: int
-    answers: int
-
-
 def regenerate(
     model: SBDModel,
     questions: Iterable[Question],
@@ -91,9 +83,10 @@ def regenerate(
     *,
     settings: DecodingSettings,
     batch_size: int = 32,
-    on_progress: Callable[[Regenerated], None] = lambda done: None,
-) -> Regenerated:
-    """Write the model's answers to a file of JSON lines, as a recipe's `data.source` reads it.
+    on_progress: Callable[[int], None] = lambda answers: None,
+) -> tuple[int, int]:
+    """Write the model's answers to a file of JSON lines, as a recipe's `data.source` reads it. Return how many questions there
+    are, and how many answers to them the file has, which `on_progress` hears, too.
 
     Continues behind the last answer of the file, if there is one. An answer that did not end before the limit is left out:
     a model that learned it would learn to end where it was cut. At a temperature above 0, an answer depends
@@ -108,21 +101,21 @@ def regenerate(
             last = next(islice(questions, first - 1, None), None)
             if last is None or not last.asks(written[-1]):
                 raise SetBlockError(f"{path} holds answers to other questions: delete it, or give another --output")
-        done = Regenerated(first, len(written))
+        asked, kept = first, len(written)
         while batch := list(islice(questions, batch_size)):
-            each = [settings.of_sample(done.questions + number) for number in range(len(batch))]
+            each = [settings.of_sample(asked + number) for number in range(len(batch))]
             # `raw` is about texts: a prompt is gone on with as it stands, messages are written by the template all the same.
             answers = generate_batch(model, [question.prompt for question in batch], settings=each, raw=True)
-            numbered = enumerate(zip(batch, answers, strict=True), start=done.questions)
+            numbered = enumerate(zip(batch, answers, strict=True), start=asked)
             records = [
                 {"question": number, **question.answered(answer.text)}
                 for number, (question, answer) in numbered
                 if answer.finish_reason == "stop"
             ]
             write(records)
-            done = Regenerated(done.questions + len(batch), done.answers + len(records))
-            on_progress(done)
-    return done
+            asked, kept = asked + len(batch), kept + len(records)
+            on_progress(kept)
+    return asked, kept
 
 
 Record = dict[str, Any]
