@@ -31,11 +31,8 @@ def warn(message: str, category: type[SetBlockWarning] = SetBlockWarning) -> Non
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return the known word that is nearest to an unknown one, as part of a message. It is empty if none is near.
-
-    Args:
-        cutoff: how alike they must be, in 0..1, as in `difflib`.
-    """
+    """Return the known word that is nearest to an unknown one, as part of a message. It is empty if none is near; how near
+    one must be, in 0..1, is the `cutoff`, as in `difflib`."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f", did you mean {close[0]!r}?" if close else ""
 
@@ -61,19 +58,11 @@ _VALID = {
     "string_pattern_mismatch": "match {pattern}",
     "string_too_long": "be at most {max_length} characters long",
     "string_too_short": "be at least {min_length} characters long",
-    "list_type": "be a list",
-    "tuple_type": "be a list",
-    "dict_type": "be an object",
-    "dataclass_type": "be an object",
-    "model_type": "be an object",
-    "model_attributes_type": "be an object",
-    "int_type": "be a whole number",
-    "int_parsing": "be a whole number",
-    "int_from_float": "be a whole number",
-    "float_type": "be a number",
-    "float_parsing": "be a number",
-    "bool_type": "be true or false",
-    "bool_parsing": "be true or false",
+    **dict.fromkeys(("list_type", "tuple_type"), "be a list"),
+    **dict.fromkeys(("dict_type", "dataclass_type", "model_type", "model_attributes_type"), "be an object"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "be true or false"),
     "too_long": "have at most {max_length} items, not {actual_length}",
     "too_short": "have at least {min_length} items, not {actual_length}",
     "unexpected_keyword_argument": "be left out: there is no such key",
@@ -83,11 +72,7 @@ _WITHOUT_VALUE = ("too_long", "too_short", "unexpected_keyword_argument", "missi
 
 
 def fault_of(name: str, problem: Mapping[str, Any]) -> str:
-    """Return what pydantic found wrong with a value, one of its `errors()`, in plain words.
-
-    Args:
-        name: of the value.
-    """
+    """Return what pydantic found wrong with a value, one of its `errors()`, in plain words; `name` is the value's."""
     kind = problem["type"]
     context = {key: f"{each:g}" if isinstance(each, float) else each for key, each in problem.get("ctx", {}).items()}
     if kind in ("too_long", "too_short"):

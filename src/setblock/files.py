@@ -21,14 +21,8 @@ FACTS_FILE = "facts.json"
 
 
 def read_text(path: Path, *, what: str = "") -> str:
-    """Return the text of a file, without a byte order mark.
-
-    Args:
-        what: what is in it, for the message.
-
-    Raises:
-        SetBlockError: it can't be read, or is not valid UTF-8.
-    """
+    """Return the text of a file, without a byte order mark, or raise `SetBlockError` if it can't be read, or is not valid
+    UTF-8. The message says `what` is in it."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -65,12 +59,8 @@ def differences(recorded: Any, wanted: Any, key: str = "") -> Iterator[tuple[str
 
 
 def module_of(path: Path) -> ModuleType:
-    """Run a Python file, or a package's `__init__.py`, that a user names, and return its module. It may import other
-    files of its folder; what is installed comes before them.
-
-    Raises:
-        ParameterError: there is no such file, or its code fails.
-    """
+    """Run a Python file, or a package's `__init__.py`, that a user names, and return its module. It may import other files of
+    its folder; what is installed comes before them. Raise `ParameterError` if there is no such file, or its code fails."""
     if not path.is_file():
         raise ParameterError(f"there is no file {path}")
     is_package = path.name == "__init__.py"

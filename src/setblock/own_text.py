@@ -18,7 +18,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.section import DataSection
-from setblock.data.texts.encoding import shape_of, value_of
+from setblock.data.texts.encoding import shaped, value_of
 from setblock.data.texts.records import records_of
 from setblock.decoding.answer.text import Prompt
 from setblock.decoding.generate import generate_batch
@@ -34,14 +34,8 @@ from setblock.model.sbd_model import SBDModel
 
 @dataclass(frozen=True)
 class Question:
-    """Hold what is to be answered again.
+    """Hold what is to be answered again: a text to continue, or the messages before the last answer."""
 
-    Attributes:
-        where: names its record to a user.
-        prompt: a text to continue, or the messages before the last answer.
-    """
-
-    where: str
     prompt: Prompt
 
     def answered(self, text: str) -> dict[str, Any]:
@@ -60,11 +54,10 @@ def questions_of(section: DataSection) -> Iterator[Question]:
     """Yield the questions of a recipe's data; of chats, the last answer is asked for, or the first where there is none.
     Raise `SetBlockError` if the data can't be read, or has no answers to ask for."""
     for source in section.sources:
-        shape = None
-        for record in records_of(source):
-            shape = shape or shape_of(source, record)
+        shape, records = shaped(source, records_of(source))
+        for record in records:
             try:
-                yield Question(record.where, _prompt([value_of(record, column, shape) for column in shape.columns]))
+                yield Question(_prompt([value_of(record, column, shape) for column in shape.columns]))
             except SetBlockError as error:
                 raise SetBlockError(f"{record.where}: {error}") from error
 
@@ -83,14 +76,6 @@ def _prompt(values: list[Any]) -> Prompt:
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
-@dataclass(frozen=True)
-class Regenerated:
-    """Count the questions so far, and the answers to them that are in the file."""
-
-    questions: int
-    answers: int
-
-
 def regenerate(
     model: SBDModel,
     questions: Iterable[Question],
@@ -98,9 +83,10 @@ def regenerate(
     *,
     settings: DecodingSettings,
     batch_size: int = 32,
-    on_progress: Callable[[Regenerated], None] = lambda done: None,
-) -> Regenerated:
-    """Write the model's answers to a file of JSON lines, as a recipe's `data.source` reads it.
+    on_progress: Callable[[int], None] = lambda answers: None,
+) -> tuple[int, int]:
+    """Write the model's answers to a file of JSON lines, as a recipe's `data.source` reads it. Return how many questions there
+    are, and how many answers to them the file has, which `on_progress` hears, too.
 
     Continues behind the last answer of the file, if there is one. An answer that did not end before the limit is left out:
     a model that learned it would learn to end where it was cut. At a temperature above 0, an answer depends
@@ -110,50 +96,49 @@ def regenerate(
         SetBlockError: the file holds answers to other questions, can't be written, or a question can't be answered.
     """
     questions = iter(questions)
-    written, first = _begun(path, "question")
-    if first:
-        last = next(islice(questions, first - 1, None), None)
-        if last is None or not last.asks(written[-1]):
-            raise SetBlockError(f"{path} holds answers to other questions: delete it, or give another --output")
-    done = Regenerated(first, len(written))
-    with _appended(path) as write:
+    with _continued(path, "question") as (written, first, write):
+        if first:
+            last = next(islice(questions, first - 1, None), None)
+            if last is None or not last.asks(written[-1]):
+                raise SetBlockError(f"{path} holds answers to other questions: delete it, or give another --output")
+        asked, kept = first, len(written)
         while batch := list(islice(questions, batch_size)):
-            each = [settings.of_sample(done.questions + number) for number in range(len(batch))]
+            each = [settings.of_sample(asked + number) for number in range(len(batch))]
             # `raw` is about texts: a prompt is gone on with as it stands, messages are written by the template all the same.
             answers = generate_batch(model, [question.prompt for question in batch], settings=each, raw=True)
-            numbered = enumerate(zip(batch, answers, strict=True), start=done.questions)
+            numbered = enumerate(zip(batch, answers, strict=True), start=asked)
             records = [
                 {"question": number, **question.answered(answer.text)}
                 for number, (question, answer) in numbered
                 if answer.finish_reason == "stop"
             ]
             write(records)
-            done = Regenerated(done.questions + len(batch), done.answers + len(records))
-            on_progress(done)
-    return done
+            asked, kept = asked + len(batch), kept + len(records)
+            on_progress(kept)
+    return asked, kept
 
 
-def _begun(path: Path, number: str) -> tuple[list[dict[str, Any]], int]:
-    """Return the records that a file holds, and the number of what comes next; `number` is the key of theirs."""
-    try:
-        records = [json.loads(line) for line in whole_lines(path)]
-        return records, int(records[-1][number]) + 1 if records else 0
-    except (ValueError, KeyError, TypeError) as error:
-        raise SetBlockError(f"{path} was not written by this command: give another --output") from error
+Record = dict[str, Any]
 
 
 @contextmanager
-def _appended(path: Path) -> Iterator[Callable[[Iterable[dict[str, Any]]], None]]:
-    """Open a file of JSON lines, and yield what adds records to it."""
+def _continued(path: Path, key: str) -> Iterator[tuple[list[Record], int, Callable[[Iterable[Record]], None]]]:
+    """Open a file of JSON lines, and yield its records, the number of what comes next, and what adds records to it. The number
+    of a record is under `key`."""
 
-    def write(records: Iterable[dict[str, Any]]) -> None:
+    def write(records: Iterable[Record]) -> None:
         file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         file.flush()
 
     try:
+        written = [json.loads(line) for line in whole_lines(path)]
+        first = int(written[-1][key]) + 1 if written else 0
+    except (ValueError, KeyError, TypeError) as error:
+        raise SetBlockError(f"{path} was not written by this command: give another --output") from error
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            yield write
+            yield written, first, write
     except OSError as error:
         raise SetBlockError(f"can't write {path}: {error.strerror}") from error
 
@@ -165,14 +150,9 @@ _SHORTEST = 8
 
 
 def opened_turn(tokenizer: PreTrainedTokenizerBase, *, system: str | None = None) -> list[int]:
-    """Return the token ids of a chat up to where a user's first message begins.
-
-    Args:
-        system: the system message; None for the chat template's own, if it has one.
-
-    Raises:
-        SetBlockError: the tokenizer has no chat template, or the template does not write a user's message as it stands.
-    """
+    """Return the token ids of a chat up to where a user's first message begins; without a `system` message, the chat template's
+    own comes before, if it has one. Raise `SetBlockError` if the tokenizer has no chat template, or the template does not write
+    a user's message as it stands."""
     if tokenizer.chat_template is None:
         raise SetBlockError(
             "a model needs a chat template to write prompts, and this tokenizer has none: use an instruction-tuned model"
@@ -196,7 +176,7 @@ def write_prompts(
     settings: DecodingSettings,
     on_progress: Callable[[int], None] = lambda asked: None,
 ) -> int:
-    """Write prompts to a file of JSON lines, records of chats that hold a user's message alone.
+    """Write prompts to a file of JSON lines, records of chats that hold a user's message alone, and return how many it has.
 
     The i-th prompt depends on `settings.seed` + i alone, so that a file that was cut short is gone on with. A prompt that does
     not end before the limit, is almost empty or was written before is left out.
@@ -207,19 +187,14 @@ def write_prompts(
         settings: how they are drawn; a temperature of 0 would write the same prompt again and again.
         on_progress: is given how many were asked for so far.
 
-    Returns:
-        How many prompts are in the file.
-
     Raises:
         SetBlockError: as `opened_turn`, or the file is another command's or can't be written.
     """
     openings = [opened_turn(model.tokenizer, system=system) for system in systems]
-    written, first = _begun(path, "number")
-    seen = {str(record["messages"][0]["content"]) for record in written}
-    limits = limits_for(
-        model, [Request("", opening, settings) for opening in openings for _ in range(_AT_ONCE)], concurrency=_AT_ONCE
-    )
-    with _appended(path) as write:
+    like = [Request("", opening, settings) for opening in openings for _ in range(_AT_ONCE)]
+    limits = limits_for(model, like, concurrency=_AT_ONCE)
+    with _continued(path, "number") as (written, first, write):
+        seen = {str(record["messages"][0]["content"]) for record in written}
         for begin in range(first, count, 4 * _AT_ONCE):
             numbers = range(begin, min(count, begin + 4 * _AT_ONCE))
             requests = [Request(str(n), openings[n % len(openings)], settings.of_sample(n)) for n in numbers]

@@ -3,8 +3,7 @@
 Knows how a key that is not among them is reported. Knows nothing of what the keys mean.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
@@ -16,13 +15,8 @@ UNKNOWN_KEY = "unknown_key"
 
 
 class Section(BaseModel):
-    """Serve as the base of every section: fixed once read, and strict about its keys.
+    """Serve as the base of every section: fixed once read, and strict about its keys."""
 
-    Attributes:
-        gone: keys that there were, and what to do instead.
-    """
-
-    gone: ClassVar[Mapping[str, str]] = {}
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="before")
@@ -31,7 +25,6 @@ class Section(BaseModel):
         # Pydantic's own error names the key, but not those that there are.
         for key in content if isinstance(content, dict) else ():
             if key not in cls.model_fields:
-                hint = cls.gone.get(str(key)) or did_you_mean(str(key), cls.model_fields)
-                hint = hint or f"; there are {', '.join(cls.model_fields)}"
+                hint = did_you_mean(str(key), cls.model_fields) or f"; there are {', '.join(cls.model_fields)}"
                 raise PydanticCustomError(UNKNOWN_KEY, "unknown key {key}{hint}", {"key": str(key), "hint": hint})
         return content

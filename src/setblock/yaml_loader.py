@@ -26,14 +26,7 @@ YAMLLoader.add_implicit_resolver(_FLOAT, re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[e
 
 
 def read_yaml(path: Path, *, what: str = "") -> Any:
-    """Return what a file holds.
-
-    Args:
-        what: what it is, for messages.
-
-    Raises:
-        SetBlockError: it can't be read, or is not YAML.
-    """
+    """Return what a file holds, or raise `SetBlockError` if it can't be read, or is not YAML. Messages say `what` it is."""
     try:
         return yaml.load(read_text(path, what=what), Loader=YAMLLoader)
     except yaml.YAMLError as error:

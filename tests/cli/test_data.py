@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from setblock.data.corpus.corpus import CorpusRows
 from setblock.data.packing import PADDING
 from setblock.masks import CLEAN
-from setblock.training.inputs.collator import Preparation
+from setblock.training.inputs.collator import SBDCollator
 from setblock.training.inspection import inspected_row
 from setblock.training.recipe import load_recipe
 from setblock.training.trainer.trainer import SBDTrainer
@@ -120,7 +120,7 @@ def test_a_row_as_text(run, recipe, chats):
 def test_what_is_shown_is_what_is_trained_on(run, recipe, monkeypatch):
     """Every row that the trainer gets is the one of its number, and the noise of the first step is that step's."""
     trained: list[tuple[int, Any, Any]] = []
-    made = Preparation.inputs
+    made = SBDCollator.inputs
 
     def spy(self, rows, *, step, block_size):
         inputs = made(self, rows, step=step, block_size=block_size)
@@ -128,7 +128,7 @@ def test_what_is_shown_is_what_is_trained_on(run, recipe, monkeypatch):
         return inputs
 
     with monkeypatch.context() as patched:
-        patched.setattr(Preparation, "inputs", spy)
+        patched.setattr(SBDCollator, "inputs", spy)
         assert run("train", recipe, "--set", "training.max_steps=1").code == 0
     checked, arguments = load_recipe(recipe)
     of_first_step = [(rows, inputs) for step, rows, inputs in trained if step == 0]  # others were made ahead
@@ -161,11 +161,6 @@ def test_what_is_shown_is_what_is_trained_on(run, recipe, monkeypatch):
             "data.mixture.0.weight must be above 0, not 0",
         ),
         (("--set", "data.prompt_column=q"), 1, "prompt_column and completion_column go together"),
-        (
-            ("--set", "data.streaming=true"),
-            1,
-            "unknown key 'data.streaming': tokenise much data once, by `setblock data",
-        ),
         (("--set", "data.source=nobody/nothing"), 1, "can't load data source nobody/nothing: there is no such file"),
         (("--set", "data.source=nothing.jsonl"), 1, "data source nothing.jsonl: no such file"),
         (("--set", "data.chat_template=nothing.jinja"), 1, "can't read data.chat_template nothing.jinja: No such file"),

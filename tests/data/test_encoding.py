@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from conftest import TEXTS
 from data.conftest import CHATML, chat
 from setblock.data.section import SourceSection
-from setblock.data.texts.encoding import EncodedDocument, Encoder, tokenizer_fingerprint
+from setblock.data.texts.encoding import Encoder, tokenizer_fingerprint
 from setblock.data.texts.records import SourceRecord
 from setblock.data.tokenizer import train_tokenizer
 from setblock.decoding.answer.text import encode_prompt
@@ -31,15 +31,15 @@ TOKENIZER = new_tokenizer()
 
 def encode(
     *columns: dict[str, Any], tokenizer: PreTrainedTokenizerBase = TOKENIZER, **options: Any
-) -> list[EncodedDocument]:
+) -> list[dict[str, Any]]:
     named = {name: options.pop(name) for name in tuple(options) if name.endswith("_column")}
     settings = {"loss_on": "assistant", "special_tokens": "error", **options}
     encoder = Encoder(tokenizer, SourceSection(source="a.jsonl", **named), **settings)
     return list(encoder.documents(SourceRecord(f"a.jsonl, line {i + 1}", each) for i, each in enumerate(columns)))
 
 
-def learned(document: EncodedDocument) -> str:
-    ids = [token for token, flag in zip(document.token_ids, document.carries_loss, strict=True) if flag]
+def learned(document: dict[str, Any]) -> str:
+    ids = [token for token, flag in zip(document["token_ids"], document["carries_loss"], strict=True) if flag]
     return TOKENIZER.decode(ids)
 
 
@@ -50,17 +50,17 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 def test_prompt_and_completion(prompt: str, completion: str) -> None:
     (document,) = encode({"prompt": prompt, "completion": completion}, special_tokens="keep")
     ids = [TOKENIZER(text).input_ids for text in (prompt, completion)]
-    assert document.token_ids == [*ids[0], *ids[1], END]
-    assert document.carries_loss == [False] * len(ids[0]) + [True] * (len(ids[1]) + 1)
+    assert document["token_ids"] == [*ids[0], *ids[1], END]
+    assert document["carries_loss"] == [False] * len(ids[0]) + [True] * (len(ids[1]) + 1)
     (document,) = encode({"prompt": prompt, "completion": completion}, special_tokens="keep", loss_on="all")
-    assert all(document.carries_loss)
+    assert all(document["carries_loss"])
 
 
 @given(texts)
 def test_text_carries_loss_all_over(text: str) -> None:
     (document,) = encode({"text": text}, special_tokens="keep")
-    assert document.token_ids == [*TOKENIZER(text).input_ids, END]
-    assert all(document.carries_loss)
+    assert document["token_ids"] == [*TOKENIZER(text).input_ids, END]
+    assert all(document["carries_loss"])
 
 
 @given(st.lists(texts, min_size=2, max_size=5))
@@ -69,10 +69,10 @@ def test_a_prompt_has_the_tokens_that_it_has_in_use(contents: list[str]) -> None
     """Up to each answer a chat's tokens are those of the prompt alone, which is what a model will be given."""
     messages = chat(*contents)
     (document,) = encode({"messages": messages})
-    assert TOKENIZER.decode(document.token_ids) == TOKENIZER.apply_chat_template(messages, tokenize=False)
+    assert TOKENIZER.decode(document["token_ids"]) == TOKENIZER.apply_chat_template(messages, tokenize=False)
     prompt = TOKENIZER.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=False)
-    assert document.token_ids[: len(prompt)] == prompt
-    assert not any(document.carries_loss[: len(prompt)])
+    assert document["token_ids"][: len(prompt)] == prompt
+    assert not any(document["carries_loss"][: len(prompt)])
     answers = "".join(message["content"] + "<|endoftext|>" for message in messages if message["role"] == "assistant")
     assert learned(document) == answers
 
@@ -86,7 +86,7 @@ def test_a_tokenizer_that_writes_pieces_otherwise_is_cut_where_it_can_be(monkeyp
     monkeypatch.setattr(encoding, "_tokenise", lambda t, texts: [space + ids for ids in tokenise(t, texts)])
     messages = chat("Tom has 12", "apples", "pears?", "7")
     (document,) = encode({"messages": messages})
-    assert document.token_ids == space + TOKENIZER.apply_chat_template(messages, return_dict=False)
+    assert document["token_ids"] == space + TOKENIZER.apply_chat_template(messages, return_dict=False)
     assert learned(document) == "apples<|endoftext|>7<|endoftext|>"
     with pytest.raises(SetBlockError, match=r"a.jsonl, line 1: the tokenizer joins the end of a prompt"):
         encode({"messages": chat("Hi", "\nHello")})
@@ -94,8 +94,8 @@ def test_a_tokenizer_that_writes_pieces_otherwise_is_cut_where_it_can_be(monkeyp
 
 def test_many_records_are_encoded_in_order():
     documents = encode(*({"prompt": f"{i}", "completion": f" {i}"} for i in range(600)))
-    assert [TOKENIZER.decode(d.token_ids) for d in documents] == [f"{i} {i}<|endoftext|>" for i in range(600)]
-    assert [d.where for d in documents] == [f"a.jsonl, line {i + 1}" for i in range(600)]
+    assert [TOKENIZER.decode(d["token_ids"]) for d in documents] == [f"{i} {i}<|endoftext|>" for i in range(600)]
+    assert [d["where"] for d in documents] == [f"a.jsonl, line {i + 1}" for i in range(600)]
 
 
 def test_columns_of_other_names():
@@ -138,9 +138,9 @@ def test_a_wrong_record_is_named(records, options, said):
 def test_text_that_spells_a_special_token():
     records = ({"text": "a"}, {"text": "b<|endoftext|>c"})
     kept = encode(*records, special_tokens="keep")
-    assert [document.spells_special for document in kept] == [False, True]
-    assert kept[1].token_ids.count(END) == 2  # the model reads the token, not its letters
-    assert [document.spells_special for document in encode(*records, special_tokens="drop")] == [False, True]
+    assert [document["spells_special"] for document in kept] == [False, True]
+    assert kept[1]["token_ids"].count(END) == 2  # the model reads the token, not its letters
+    assert [document["spells_special"] for document in encode(*records, special_tokens="drop")] == [False, True]
 
 
 def test_special_tokens_spelled_out_are_what_a_prompt_of_decoding_is():
@@ -148,24 +148,24 @@ def test_special_tokens_spelled_out_are_what_a_prompt_of_decoding_is():
     for prompt in ("a<|endoftext|>b", "<|reserved_special_token_1|>user\n"):
         (document,) = encode({"messages": chat(prompt, "c<|endoftext|>d")}, special_tokens="spell")
         expected = encode_prompt(TOKENIZER, [{"role": "user", "content": prompt}])
-        assert document.token_ids[: len(expected)] == expected
-        assert document.token_ids.count(END) == 2
+        assert document["token_ids"][: len(expected)] == expected
+        assert document["token_ids"].count(END) == 2
         assert learned(document) == "c<|endoftext|>d<|endoftext|>"
         (document,) = encode({"prompt": prompt, "completion": "c"}, special_tokens="spell")
         expected = encode_prompt(TOKENIZER, prompt, raw=True)
-        assert document.token_ids[: len(expected)] == expected
-        assert document.token_ids.count(END) == 1
+        assert document["token_ids"][: len(expected)] == expected
+        assert document["token_ids"].count(END) == 1
         assert learned(document) == "c<|endoftext|>"
     for document, plain in zip(
         encode({"text": "a<|endoftext|>"}, {"text": "b"}, special_tokens="spell"), ("a<|endoftext|>", "b"), strict=True
     ):
-        assert document.token_ids == [*TOKENIZER(plain, split_special_tokens=True).input_ids, END]
+        assert document["token_ids"] == [*TOKENIZER(plain, split_special_tokens=True).input_ids, END]
     with pytest.raises(SetBlockError, match=r"line 1: '<.endoftext.>' occurs outside of the content of a message"):
         encode({"messages": [{"role": "user", "content": "a", "name": "<|endoftext|>"}]}, special_tokens="spell")
 
 
 def test_equal_documents_share_a_bucket_and_others_spread():
-    buckets = [document.bucket for document in encode(*({"text": f"{i % 500}"} for i in range(1000)))]
+    buckets = [document["bucket"] for document in encode(*({"text": f"{i % 500}"} for i in range(1000)))]
     assert buckets[:500] == buckets[500:]
     assert 0.4 < sum(bucket < 1 << 31 for bucket in buckets[:500]) / 500 < 0.6
 

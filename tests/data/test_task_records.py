@@ -68,7 +68,7 @@ def test_only_completions_carry_loss(tokenizer):
         records_of(section)
     )
     exercise = next(TASKS["word-problems"].examples("train"))
-    learned = [token for token, carries in zip(document.token_ids, document.carries_loss, strict=True) if carries]
+    learned = [token for token, carries in zip(document["token_ids"], document["carries_loss"], strict=True) if carries]
     assert tokenizer.decode(learned) == f"{exercise.completion}<|endoftext|>"
 
 

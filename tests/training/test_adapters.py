@@ -26,7 +26,7 @@ from setblock.model.adapter.gate import Gate
 from setblock.model.loading.loading import load
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.sbd_model import SBDModel
-from setblock.training.inputs.collator import Preparation
+from setblock.training.inputs.collator import SBDCollator
 from setblock.training.inputs.doubled import TrainingInputs
 from setblock.training.recipe import load_recipe
 from setblock.training.run.checkpoints import newest_checkpoint
@@ -98,9 +98,9 @@ class Watched:
 
 def watched(base: Path, folder: Path, *, attention: str = "sdpa", **adapter: Any) -> Watched:
     found = Watched(folder / "model")
-    made, gated = Preparation.inputs, Gate.gated
+    made, gated = SBDCollator.inputs, Gate.gated
 
-    def inputs(self: Preparation, rows: Any, **kwargs: Any) -> Any:
+    def inputs(self: SBDCollator, rows: Any, **kwargs: Any) -> Any:
         found.inputs.append(made(self, rows, **kwargs))
         return found.inputs[-1]
 
@@ -115,7 +115,7 @@ def watched(base: Path, folder: Path, *, attention: str = "sdpa", **adapter: Any
     path = recipe_of(base, folder, keep_adapter=True, **adapter)
     recipe, args = load_recipe(path, overrides={"model.attn_implementation": attention, "data.evaluation": None})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Preparation, "inputs", inputs)
+        patch.setattr(SBDCollator, "inputs", inputs)
         patch.setattr(Gate, "gated", act)
         train(recipe, args, callbacks=callbacks)
     return found

@@ -17,7 +17,7 @@ from setblock.model.protocol.facts import read_facts
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapter import AdapterSection
 from setblock.training.config import SBDConfig
-from setblock.training.inputs.collator import Preparation
+from setblock.training.inputs.collator import SBDCollator, drawn_block_size
 from setblock.training.recipe import DecodingEvaluationSection
 from setblock.training.trainer.trainer import SBDTrainer
 
@@ -157,8 +157,8 @@ def test_block_size_draw(make: Make) -> None:
     """Every size of the set, evenly, and a function of seed and step alone."""
 
     def sizes_of(steps: int = 3000, **options: Any) -> list[int]:
-        preparation = make(**options)._preparation
-        return [preparation.block_size(step, max_steps=steps) for step in range(steps)]
+        args = make(**options).args
+        return [drawn_block_size(args, step=step, max_steps=steps) for step in range(steps)]
 
     sizes = sizes_of()
     assert set(sizes) == set(range(2, 17))
@@ -188,23 +188,23 @@ def test_a_step_uses_the_block_size_drawn_for_it(
     )
     used: list[tuple[int, int]] = []
     drawn: list[tuple[int, int]] = []
-    compute_loss, made = trainer.compute_loss, Preparation.inputs
+    compute_loss, made = trainer.compute_loss, SBDCollator.inputs
 
     def spy(model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         used.append((trainer.state.global_step, inputs["step"]))
         return compute_loss(model, inputs, *args, **kwargs)
 
-    def draw(self: Preparation, rows: Any, *, step: int, block_size: int) -> Any:
+    def draw(self: SBDCollator, rows: Any, *, step: int, block_size: int) -> Any:
         drawn.append((step, block_size))
         return made(self, rows, step=step, block_size=block_size)
 
     trainer.compute_loss = spy  # type: ignore[method-assign]
-    monkeypatch.setattr(Preparation, "inputs", draw)
+    monkeypatch.setattr(SBDCollator, "inputs", draw)
     trainer.train()
     expected = (0, 0, 1, 1, 2, 3, 3, 4, 4, 5, 6, 6)
     assert used == [(s, s) for s in expected]
     if not workers:  # else they are drawn elsewhere, and the next test compares them
-        assert drawn[: len(used)] == [(s, trainer._preparation.block_size(s, max_steps=7)) for s in expected]
+        assert drawn[: len(used)] == [(s, drawn_block_size(trainer.args, step=s, max_steps=7)) for s in expected]
 
 
 def test_workers_draw_the_noise_that_the_process_would(make: Make) -> None:
@@ -272,8 +272,8 @@ def test_evaluation_logs_both_terms_and_repeats(make: Make, objective: str) -> N
 
 
 def test_a_model_without_a_mask_token_gets_one(make: Make) -> None:
-    assert make(mask=None)._preparation.mask_token_id is not None
-    assert make(mask=None, objective="ntp")._preparation.mask_token_id is None
+    assert make(mask=None).data_collator.mask_token_id is not None
+    assert make(mask=None, objective="ntp").data_collator.mask_token_id is None
 
 
 def test_what_it_took_before_is_told_what_it_takes_now(make: Make) -> None:

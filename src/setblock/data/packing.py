@@ -102,24 +102,16 @@ _OPEN_ROWS = 32  # how far back a document may still be placed: a bound on time,
 
 
 def pack(documents: Iterable[Document], *, row_length: int, pad_token_id: int) -> list[Row]:
-    """Pack documents into rows of `row_length` tokens. Each document goes into the first open row that has room.
-
-    Rows keep the order in which they were opened, so the same documents give the same rows.
-
-    Raises:
-        SetBlockError: a document is longer than a row.
-    """
-
-    def checked() -> Iterator[Document]:
-        for index, document in enumerate(documents):
-            if len(document) > row_length:
-                raise SetBlockError(
-                    f"document {index} has {len(document)} tokens, more than row_length {row_length}: raise "
-                    "row_length, or cut the document"
-                )
-            yield document
-
-    rows = fill(checked(), size=len, row_length=row_length)
+    """Pack documents into rows of `row_length` tokens. Each document goes into the first open row that has room. Rows keep the
+    order in which they were opened, so the same documents give the same rows. Raise `SetBlockError` if a document is longer."""
+    documents = list(documents)
+    for index, document in enumerate(documents):
+        if len(document) > row_length:
+            raise SetBlockError(
+                f"document {index} has {len(document)} tokens, more than row_length {row_length}: raise "
+                "row_length, or cut the document"
+            )
+    rows = fill(documents, size=len, row_length=row_length)
     return [row_of(row, row_length=row_length, pad_token_id=pad_token_id) for row in rows]
 
 

@@ -21,7 +21,7 @@ class RecipeRows:
     """Hold the rows to train on and those to evaluate on, if there are any."""
 
     train: RowDataset
-    evaluation: RowDataset | None
+    evaluation: RowDataset | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -51,21 +51,22 @@ def rows_of(
     """
     limits = limits_of(section, context_length=context_length, vocabulary=vocabulary, mask_token_id=mask_token_id)
     if section.tokenised is not None:
-        of_folder, held_out = tokenised_rows(section, tokenizer, limits)
-        return RecipeRows(RowDataset(of_folder), None if held_out is None else RowDataset(held_out))
+        return RecipeRows(*map(RowDataset, tokenised_rows(section, tokenizer, limits)))
 
-    def rows(section: DataSection, *, take_held_out: bool = False) -> RowDataset:
+    def rows(section: DataSection) -> list[RowDataset]:
         sources = []
         for encoder in encoders_of(section, tokenizer):
             sources.append(cached(encoder, records_of(encoder.section)))
             refuse_ids(sources[-1], limits)
         documents = mixed(sources, [source.weight for source in section.sources], seed=section.seed)
         pad = tokenizer.eos_token_id
-        return RowDataset(CorpusRows.of(documents, section, limits, pad_token_id=pad, take_held_out=take_held_out))
+        return [
+            RowDataset(CorpusRows.of(documents, section, limits, pad_token_id=pad, take_held_out=held_out))
+            for held_out in ((False, True) if section.evaluation_fraction else (False,))
+        ]
 
-    if (own := section.evaluation_texts) is not None:
-        return RecipeRows(rows(section), rows(own))
-    return RecipeRows(rows(section), rows(section, take_held_out=True) if section.evaluation_fraction else None)
+    own = section.evaluation_texts
+    return RecipeRows(*rows(section), *([] if own is None else rows(own)))
 
 
 def limits_of(

@@ -3,7 +3,7 @@
 Knows the keys and their valid values. Knows nothing of files, tokenizers or rows.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -12,7 +12,6 @@ from setblock.section import Section
 LossOn = Literal["assistant", "all"]
 TooLong = Literal["error", "drop", "truncate"]
 SpecialTokens = Literal["error", "drop", "spell", "keep"]
-_TOKENISE = ": tokenise much data once, by `setblock data tokenise`"
 
 
 class _Texts(Section):
@@ -58,12 +57,6 @@ class EvaluationSection(_Texts):
 
 class DataSection(_Texts):
     """Choose the texts: one source or a mixture of tasks, local files and hub data sets."""
-
-    gone: ClassVar = {
-        "streaming": _TOKENISE,
-        "shuffle_buffer": _TOKENISE,
-        "cache_dir": ": set HF_DATASETS_CACHE in the environment",
-    }
 
     source: str | None = Field(None, description="a file, folder or glob pattern, a task, or a hub id")
     mixture: tuple[SourceSection, ...] | None = Field(None, min_length=1, description="several sources in one epoch")

@@ -46,15 +46,8 @@ class Comparison:
 def compare(
     model: LanguageModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False
 ) -> Comparison:
-    """Decode a prompt by NTP and by the method of `settings`, after a few untimed passes of each.
-
-    Args:
-        settings: the settings of both sides, except for NTP's method. Other arguments and errors are those of
-            `setblock.stream`.
-
-    Raises:
-        SetBlockError: the method is `ntp`, or an error of `setblock.stream` occurs.
-    """
+    """Decode a prompt by NTP and by the method of `settings`, after a few untimed passes of each. The other settings hold for
+    both. Other arguments are those of `setblock.stream`. Raise `SetBlockError` as it does, or if the method is `ntp`."""
     blocks = with_calibration(model, settings)
     if blocks.method == "ntp":
         raise ParameterError(f"method must be sbd or exact, to be compared with ntp, not {blocks.method}")

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,7 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 from setblock.data.tasks import Example, Program, Task, Verdict
-from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
+from setblock.errors import ParameterError, SetBlockError, warn
 
 
 def check_judge(task: Task[Any], *, allow_code_execution: bool) -> None:
@@ -111,11 +110,7 @@ def _confinement() -> tuple[str, ...]:
     finished, error = _run("import json", Limits(seconds=60.0), ())
     if not finished:
         raise SetBlockError(f"can't run programs with limits here ({error}): coding tasks are judged on Linux")
-    warnings.warn(
-        f"programs that the model wrote run without bubblewrap, so they can use your files and the network: {why}",
-        SetBlockWarning,
-        stacklevel=2,
-    )
+    warn(f"programs that the model wrote run without bubblewrap, so they can use your files and the network: {why}")
     return ()
 
 

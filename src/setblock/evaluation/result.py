@@ -61,17 +61,12 @@ class Outcomes:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return lists of numbers."""
-        recorded: dict[str, Any] = _OUTCOMES.dump_python(self, mode="json")
-        return recorded
-
 
 _OUTCOMES = TypeAdapter(Outcomes)
 
 
 def outcomes_from_json(recorded: Any) -> Outcomes:
-    """Return what `to_json` wrote, or raise `SetBlockError` if it is no such object."""
+    """Return the outcomes in a result's `to_json`, or raise `SetBlockError` if they are none."""
     try:
         found = _OUTCOMES.validate_python(recorded)
     except ValidationError as error:
@@ -115,11 +110,8 @@ def differing(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def nfe_speedup(*, ntp_passes: int, passes: int) -> float | None:
-    """Return the passes that NTP took for each pass that was taken, prefills excluded and commits included on both
-    sides.
-
-    None where there was nothing to decode after the prefill.
-    """
+    """Return the passes that NTP took for each pass that was taken, prefills excluded and commits included on both sides.
+    None where there was nothing to decode after the prefill."""
     return ntp_passes / passes if passes else None
 
 
@@ -176,8 +168,7 @@ class Result:
 
     @property
     def nfe_speedup(self) -> float | None:
-        """Return the sum of NTP's passes divided by the sum of these, without prefills. None if nothing was left to
-        decode."""
+        """Return `nfe_speedup` over all examples."""
         return self.nfe_speedup_on(range(self.num_examples))
 
     @property
@@ -246,7 +237,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures, and the outcomes that they are counted from."""
-        kept = {"run": self.run, "outcomes": self.outcomes.to_json()}
+        kept = {"run": self.run, "outcomes": _OUTCOMES.dump_python(self.outcomes, mode="json")}
         return {**self.figures(), **kept, **({} if self.ntp else {"token_ids": list(map(list, self.token_ids or ()))})}
 
 
@@ -293,11 +284,9 @@ def pareto_front(results: Sequence[Result]) -> list[Result]:
 def front_of(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return which of some pairs (cost, value) no other pair beats: none costs at most as much with at least the same
     value, and is not the same. By ascending cost; equal pairs are all in it."""
-    front: list[int] = []
-    best, best_cost = float("-inf"), float("inf")
-    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
-        cost, worth = points[index]
-        if worth > best or (worth == best and cost == best_cost):
-            front.append(index)
-            best, best_cost = worth, cost
-    return front
+
+    def is_beaten(index: int) -> bool:
+        cost, value = points[index]
+        return any(c <= cost and v >= value and (c, v) != (cost, value) for c, v in points)
+
+    return sorted((i for i in range(len(points)) if not is_beaten(i)), key=lambda i: points[i][0])

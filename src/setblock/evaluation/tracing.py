@@ -114,9 +114,7 @@ def trace(
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str:
-    text = tokenizer.decode([token_id])
-    assert isinstance(text, str)
-    return text
+    return str(tokenizer.decode([token_id]))
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
-from typing import Literal, get_args, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from transformers import TrainingArguments
 
@@ -110,9 +110,4 @@ class SBDConfig(Noising, TrainingArguments):
         self.gradient_accumulation_steps: int = steps
 
 
-_CHOICES = {
-    name: get_args(kind)
-    for owner in (Noising, SBDConfig)
-    for name, kind in get_type_hints(owner).items()
-    if name in owner.__annotations__ and getattr(kind, "__origin__", None) is Literal
-}
+_CHOICES = {name: get_args(kind) for name, kind in get_type_hints(SBDConfig).items() if get_origin(kind) is Literal}

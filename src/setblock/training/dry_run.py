@@ -24,7 +24,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedCon
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.data.corpus.tokenised import MANIFEST
-from setblock.data.packing import Document, RowCollator, RowDataset, pack
+from setblock.data.packing import Document, RowDataset, pack
 from setblock.data.rows import rows_of
 from setblock.data.texts.records import check_texts
 from setblock.errors import SetBlockError
@@ -34,7 +34,7 @@ from setblock.model.attention.document_attention import document_attention
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapter import FrozenModel, add_adapter
 from setblock.training.config import SBDConfig
-from setblock.training.inputs.collator import Preparation
+from setblock.training.inputs.collator import SBDCollator
 from setblock.training.inputs.doubled import Targets, TrainingInputs
 from setblock.training.loss.forward import training_loss
 from setblock.training.loss.head import SplitHead
@@ -119,7 +119,6 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
     adapter on the future block.
 
     Args:
-        recipe, args: see `setblock.training.recipe.load_recipe`.
         peak: of one, in operations per second.
         share: of the peak that is reached, in 0..1.
 
@@ -189,9 +188,9 @@ def _inputs(args: SBDConfig, *, rows: int, length: int, context_length: int) -> 
     lengths = [document] * (length // document) + ([length % document] if length % document else [])
     documents = [Document([0] * n, [True] * n) for _ in range(rows) for n in lengths]
     dataset = RowDataset(pack(documents, row_length=length, pad_token_id=0))
-    preparation = Preparation(args, mask_token_id=1, end_of_text_id=0, context_length=context_length, is_flat=True)
-    batch = RowCollator(pad_token_id=0)([dataset[row] for row in range(rows)])
-    return preparation.inputs(batch, step=0, block_size=max(args.block_sizes))
+    collator = SBDCollator(args, mask_token_id=1, end_of_text_id=0, context_length=context_length, is_flat=True)
+    batch = collator.rows([dataset[row] for row in range(rows)])
+    return collator.inputs(batch, step=0, block_size=max(args.block_sizes))
 
 
 def _model(

@@ -10,12 +10,11 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus.corpus import CorpusRows
-from setblock.data.packing import RowCollator
 from setblock.data.rows import rows_of
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.facts import read_facts
 from setblock.training.config import SBDConfig
-from setblock.training.inputs.collator import Preparation
+from setblock.training.inputs.collator import SBDCollator, drawn_block_size
 from setblock.training.inputs.doubled import TrainingInputs
 from setblock.training.recipe import Recipe
 from setblock.training.run.train import context_length_of, starting_tokenizer
@@ -67,13 +66,13 @@ def inspected_row(recipe: Recipe, args: SBDConfig, *, row: int, evaluation: bool
     assert isinstance(rows.rows, CorpusRows)
 
     # 2. As the first step doubles it
-    batch = RowCollator(pad_token_id=tokenizer.eos_token_id)([rows[row]])
     mask_token_id = 1 + max(config.get_text_config().vocab_size, len(tokenizer))
-    preparation = Preparation(
+    collator = SBDCollator(
         args, mask_token_id=mask_token_id, end_of_text_id=tokenizer.eos_token_id, context_length=context_length
     )
-    block_size = preparation.block_size(0, max_steps=args.max_steps)
-    inputs = preparation.inputs(batch, step=0, block_size=block_size)
+    block_size = drawn_block_size(args, step=0, max_steps=args.max_steps)
+    batch = collator.rows([rows[row]])
+    inputs = collator.inputs(batch, step=0, block_size=block_size)
     predicts = np.full(inputs.input_ids.shape[1], -1)
     for targets in (inputs.ntp, inputs.matp):
         predicts[targets.index.numpy()] = targets.token_ids.numpy()

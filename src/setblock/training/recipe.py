@@ -96,15 +96,8 @@ class Recipe(Section):
 
 
 def load_recipe(path: str | Path, *, overrides: Mapping[str, Any] | None = None) -> tuple[Recipe, SBDConfig]:
-    """Read and check a recipe.
-
-    Args:
-        path: a YAML file.
-        overrides: values to replace, by dotted key: `{"training.learning_rate": 1e-4}`.
-
-    Raises:
-        SetBlockError: the file can't be read, or a key or value in it is not valid.
-    """
+    """Read and check a recipe, a YAML file, or raise `SetBlockError` if it can't be read, or a key or value in it is not valid.
+    `overrides` are values to replace, by dotted key: `{"training.learning_rate": 1e-4}`."""
     path = Path(path)
     return checked_recipe(path, read_yaml(path, what="recipe"), overrides=overrides or {})
 

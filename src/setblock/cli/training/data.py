@@ -125,17 +125,17 @@ def regenerate(
     loaded = load_model(replace(model, path=path), blocks=settings.method == "sbd")
     use_chat_template(checked.data, loaded.tokenizer)
     with resumable(), progress() as tell:
-        done = run(
+        asked, answers = run(
             loaded,
             questions_of(checked.data),
             output,
             settings=settings,
             batch_size=batch_size,
-            on_progress=lambda done: tell("answers", done.answers, None),
+            on_progress=lambda answers: tell("answers", answers, None),
         )
-    cut = done.questions - done.answers
+    cut = asked - answers
     left_out = f"; {cut} did not end within --max-new-tokens and were left out" if cut else ""
-    typer.echo(f"{counted(done.answers, 'answer')} in {output}{left_out}")
+    typer.echo(f"{counted(answers, 'answer')} in {output}{left_out}")
 
 
 def prompts(

@@ -6,9 +6,8 @@ tokenised data are mapped from a file: a process reads what it is asked for, how
 
 import hashlib
 import json
-import warnings
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from setblock.data.packing import Document, Row, fill, row_of
 from setblock.data.section import DataSection, TooLong
 from setblock.data.texts.encoding import Encoder
 from setblock.data.texts.records import AnyRecords
-from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.errors import SetBlockError, warn
 
 
 @dataclass(frozen=True)
@@ -108,20 +107,18 @@ FEATURES = Features(
         "targets": Value("int32"),
     }
 )
-"""The columns of a document on disk, see `EncodedDocument.columns`."""
+"""The columns of a document on disk. `where` names its record to a user, `spells_special` says whether its own text spells a
+special token, and the last two are numbers of tokens, so that counting reads none. A hash of the tokens draws the `bucket`:
+what is held out for evaluation depends on nothing else, and two equal documents are never on both sides."""
 
 
 def cached(encoder: Encoder, records: AnyRecords) -> datasets.Dataset:
     """Return the documents of one source. They are tokenised once, and kept on disk until the source or the tokenizer changes.
     Raise `SetBlockError` if a record is not as it should be, the source is empty, or the cache can't be written."""
     key = hashlib.sha256(json.dumps([encoder.fingerprint, records.fingerprint]).encode()).hexdigest()[:32]
-
-    def examples() -> Iterator[dict[str, Any]]:
-        return (document.columns for document in encoder.documents(records))
-
     try:
         # An interrupted build leaves nothing that a later one takes for whole, and of several processes only one builds.
-        return datasets.Dataset.from_generator(examples, features=FEATURES, fingerprint=key)
+        return datasets.Dataset.from_generator(lambda: encoder.documents(records), features=FEATURES, fingerprint=key)
     except (DatasetGenerationError, OSError) as error:
         cause: BaseException = error
         while cause.__cause__ is not None and not isinstance(cause, SetBlockError | OSError):
@@ -287,7 +284,7 @@ def _chosen(
         why = "; ".join(complaints) or f"{len(documents)} are too few to hold out a share of {held_out}"
         raise SetBlockError(f"data: no documents {which}are left: {why}")
     for complaint in complaints:
-        warnings.warn(f"data: {complaint}", SetBlockWarning, stacklevel=2)
+        warn(f"data: {complaint}")
     chosen, lengths = mine[is_kept], kept[is_kept].astype(np.int64)
     identity = np.stack([columns["bucket"][chosen].astype(np.int64), lengths])
     return chosen, lengths, hashlib.blake2b(identity.tobytes(), digest_size=8).hexdigest(), census

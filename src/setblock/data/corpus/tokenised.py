@@ -7,10 +7,11 @@ run that was stopped leaves whole shards, and the next one makes the others.
 
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, replace
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus.corpus import FEATURES, Census, CorpusRows, DocumentLimits, mixed
 from setblock.data.section import DataSection
-from setblock.data.texts.encoding import Encoder, encoders_of, shape_of, tokenizer_fingerprint
+from setblock.data.texts.encoding import Encoder, encoders_of, shaped, tokenizer_fingerprint
 from setblock.data.texts.records import SourceRecord, records_of
 from setblock.errors import SetBlockError
 from setblock.files import differences, write_whole
@@ -48,7 +49,6 @@ def tokenise(
         section: what to read; a source without an end needs `documents`.
         tokenizer: the model's, with the section's chat template.
         folder: where to; one that a stopped run left is completed.
-        limits: what the documents must keep to.
         on_progress: called with the number of documents so far.
 
     Raises:
@@ -56,19 +56,20 @@ def tokenise(
     """
     identity = _identity(section, tokenizer, limits)
     parts = {"train": section} | ({"evaluation": own} if (own := section.evaluation_texts) else {})
-    encoders = {name: encoders_of(part, tokenizer) for name, part in parts.items()}
-    records = {name: [records_of(each.section) for each in of_part] for name, of_part in encoders.items()}
-    read = {name: [each.fingerprint for each in of_part] for name, of_part in records.items()}
+    sources = {
+        f"{name}-{number:02d}": (encoder, records_of(encoder.section))
+        for name, part in parts.items()
+        for number, encoder in enumerate(encoders_of(part, tokenizer))
+    }
+    read = {stem: records.fingerprint for stem, (_, records) in sources.items()}
     plan = json.loads(json.dumps({**identity, "records": read, "shard_documents": shard_documents}))
     try:
         _claim(folder, plan)
         done = 0
-        for name in parts:
-            for number, (encoder, of_source) in enumerate(zip(encoders[name], records[name], strict=True)):
-                stem = folder / f"{name}-{number:02d}"
-                for documents in _write_shards(encoder, of_source, stem, processes, shard_documents):
-                    done += documents
-                    on_progress(done)
+        for stem, (encoder, records) in sources.items():
+            for documents in _write_shards(encoder, records, folder / stem, processes, shard_documents):
+                done += documents
+                on_progress(done)
         censuses, fingerprints, used = {}, {}, np.zeros(0, dtype=np.int32)
         for name, part in parts.items():
             for chunk in _documents(_shards(folder, name)).data.column("token_ids").chunks:
@@ -87,32 +88,31 @@ def tokenise(
 
 def tokenised_rows(
     section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits
-) -> tuple[CorpusRows, CorpusRows | None]:
-    """Return the rows to train on and those to evaluate on, from the folder that a section names. Reads none of them. Raise
-    `SetBlockError` if the folder is not whole, or was made by another tokenizer or of another section."""
+) -> list[CorpusRows]:
+    """Return the rows to train on, and those to evaluate on if there are any, from the folder that a section names. Reads none
+    of them. Raise `SetBlockError` if the folder is not whole, or was made by another tokenizer or of another section."""
     assert section.tokenised is not None
     folder = Path(section.tokenised)
-    again = f"run `setblock data tokenise RECIPE --output {folder}`"
+
+    def refusal(why: str) -> SetBlockError:
+        return SetBlockError(f"data.tokenised {folder}{why} `setblock data tokenise RECIPE --output {folder}`")
+
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         made_of, shards = manifest["made_of"], manifest["shards"]
     except FileNotFoundError as error:
-        raise SetBlockError(f"data.tokenised {folder} holds no tokenised data, or a part of it: {again}") from error
+        raise refusal(" holds no tokenised data, or a part of it: run") from error
     except (OSError, ValueError, KeyError) as error:
-        raise SetBlockError(f"data.tokenised {folder}: can't read {MANIFEST}: {again}") from error
+        raise refusal(f": can't read {MANIFEST}: run") from error
     wanted = json.loads(json.dumps(_identity(section, tokenizer, limits)))
     for key, there, here in differences({name: made_of.get(name) for name in wanted}, wanted):
         if key == "tokenizer":
-            raise SetBlockError(
-                f"data.tokenised {folder} was made by another tokenizer or chat template than the model's: {again} anew"
-            )
-        raise SetBlockError(f"data.tokenised {folder} was made with {key} {there!r}, not {here!r}: {again} anew")
+            raise refusal(" was made by another tokenizer or chat template than the model's: run anew")
+        raise refusal(f" was made with {key} {there!r}, not {here!r}: run anew")
     for name, size in shards.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != size:
-            raise SetBlockError(
-                f"data.tokenised {folder}: {name} is missing or not whole: delete {MANIFEST} and {again}"
-            )
+            raise refusal(f": {name} is missing or not whole: delete {MANIFEST} and run")
     try:
         limits.refuse_ids(np.load(folder / "used-ids.npy"), f"data.tokenised {folder}")
         found = {
@@ -129,8 +129,8 @@ def tokenised_rows(
             for name, fingerprint in manifest["fingerprint"].items()
         }
     except (OSError, ValueError, KeyError) as error:
-        raise SetBlockError(f"data.tokenised {folder}: {error}: delete {MANIFEST} and {again}") from error
-    return found["train"], found.get("evaluation")
+        raise refusal(f": {error}: delete {MANIFEST} and run") from error
+    return [found[name] for name in ("train", "evaluation") if name in found]
 
 
 def _identity(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> dict[str, Any]:
@@ -159,13 +159,8 @@ def _write_shards(
     encoder: Encoder, records: Iterable[SourceRecord], stem: Path, processes: int, shard_documents: int
 ) -> Iterator[int]:
     """Write the shards of one source that are not there yet, and yield how many documents each has as it is there."""
-    records = iter(records)
-    first = next(records, None)
-    if first is None:
-        raise SetBlockError(f"data source {encoder.section.source} holds no documents: it must hold at least one")
-    shape = shape_of(encoder.section, first)  # of all shards
-    encoder = replace(encoder, section=encoder.section.model_copy(update=shape.named))
-    records = chain([first], records)
+    shape, records = shaped(encoder.section, records)
+    encoder = replace(encoder, section=encoder.section.model_copy(update=shape.named))  # for all shards
     chunks = iter(lambda: list(islice(records, shard_documents)), [])
     jobs = ((Path(f"{stem}-{number:06d}.arrow"), chunk) for number, chunk in enumerate(chunks))
     if processes == 1:
@@ -173,15 +168,13 @@ def _write_shards(
         return
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not outlive the fork
     with ProcessPoolExecutor(processes) as pool:
-        running: set[Future[int]] = set()
+        running: deque[Future[int]] = deque()
         try:
-            while True:
-                more = islice(jobs, 2 * processes - len(running))
-                running |= {pool.submit(_write_shard, encoder, *job) for job in more}
-                if not running:
-                    return
-                ended, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (each.result() for each in ended)
+            for job in jobs:
+                running.append(pool.submit(_write_shard, encoder, *job))
+                if len(running) == 2 * processes:
+                    yield running.popleft().result()
+            yield from (each.result() for each in running)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -192,7 +185,7 @@ def _write_shard(encoder: Encoder, path: Path, records: list[SourceRecord]) -> i
         temporary = path.with_suffix(".writing")
         with ArrowWriter(path=str(temporary), features=FEATURES) as writer:
             for document in encoder.documents(records):
-                writer.write(document.columns)
+                writer.write(document)
             writer.finalize()
         os.replace(temporary, path)
     return len(records)

@@ -31,11 +31,8 @@ TASKS: dict[str, Task[Any]] = {task.name: task for task in _tasks_of_this_folder
 
 
 def task_named(name: str) -> Task[Any]:
-    """Return the task of a name, or of a file: `PATH` or `PATH:NAME` as `setblock.data.tasks.task` reads it.
-
-    Raises:
-        ParameterError: there is none; the message lists all.
-    """
+    """Return the task of a name, or of a file: `PATH` or `PATH:NAME` as `setblock.data.tasks.task` reads it. Raise
+    `ParameterError`, which lists all, if there is none."""
     if name in TASKS:
         return TASKS[name]
     if (found := split_path(name)) is not None:

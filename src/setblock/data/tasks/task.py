@@ -148,9 +148,8 @@ class Task(Generic[E]):
     def examples(self, split: str = "test", *, seed: int = 0) -> Iterator[E]:
         """Return the examples of a split. Another seed gives other examples of the same split, if there are more. Raise
         `ParameterError` if the task has no such split."""
-        for known in self.splits:
-            if known == split:
-                return self.generate(known, seed)
+        if split in self.splits:
+            return self.generate(split, seed)
         one_of = "one of " if len(self.splits) > 1 else ""
         raise ParameterError(f"split of {self.name} must be {one_of}{', '.join(self.splits)}, not {split!r}")
 

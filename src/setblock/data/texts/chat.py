@@ -31,7 +31,6 @@ def chat_pieces(
     turn. That is only so where the text before an answer does not depend on what comes after it, which is checked.
 
     Args:
-        tokenizer: its chat template is used.
         messages: a list of mappings with `role` and `content`, and whatever else the template knows.
         tools: what the template is given as such, if anything.
         loss_on_all: let everything carry loss.

@@ -8,38 +8,16 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.packing import Document
 from setblock.data.section import DataSection, LossOn, SourceSection, SpecialTokens
 from setblock.data.texts.chat import Piece, chat_pieces
 from setblock.data.texts.records import SourceRecord, records_of
 from setblock.errors import SetBlockError
-
-
-@dataclass(frozen=True)
-class EncodedDocument(Document):
-    """Hold a document of a record.
-
-    Attributes:
-        where: names the record to a user.
-        spells_special: whether its own text spells a special token.
-        bucket: in 0..2**32 - 1, drawn by a hash of the tokens: what is held out for evaluation depends on nothing else, and
-            two equal documents are never on both sides.
-    """
-
-    where: str
-    spells_special: bool
-    bucket: int
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        """Return the columns that are kept on disk: the fields, and two numbers, so that counting reads no tokens."""
-        return {**vars(self), "length": len(self), "targets": sum(self.carries_loss)}
 
 
 @dataclass(frozen=True)
@@ -65,42 +43,38 @@ class Encoder:
         columns = {name: value for name, value in self.section.model_dump().items() if name.endswith("_column")}
         return [_FORMAT, columns, self.loss_on, self.special_tokens, tokenizer_fingerprint(self.tokenizer)]
 
-    def documents(self, records: Iterable[SourceRecord]) -> Iterator[EncodedDocument]:
-        """Yield the documents of records, in order. Raise `SetBlockError`, which names the record, if there is none, one has
-        not the columns it should have, its chat can't be written, or it spells a special token where that is an error."""
+    def documents(self, records: Iterable[SourceRecord]) -> Iterator[dict[str, Any]]:
+        """Yield the documents of records, in order, with the columns of `FEATURES` (`setblock.data.corpus.corpus`). Raise
+        `SetBlockError`, which names the record, if there is none, one has not the columns it should have, its chat can't be
+        written, or it spells a special token where that is an error."""
         if self.tokenizer.eos_token_id is None:
             raise SetBlockError(
                 "the tokenizer has no end-of-text token to close documents with: set eos_token in its tokenizer_config.json"
             )
         special = _special_tokens(self.tokenizer)
-        records = iter(records)
-        shape: RecordShape | None = None
+        shape, records = shaped(self.section, records)
         while chunk := list(islice(records, 256)):  # tokenizers work on many texts at once
-            shape = shape or shape_of(self.section, chunk[0])
             cut = [self._cut(record, shape, special) for record in chunk]
             yield from self._tokenised(chunk, cut, shape)
-        if shape is None:
-            raise SetBlockError(f"data source {self.section.source} holds no documents: it must hold at least one")
 
-    def _cut(self, record: SourceRecord, shape: "RecordShape", special: re.Pattern[str]) -> "_CutRecord":
+    def _cut(self, record: SourceRecord, shape: "RecordShape", special: re.Pattern[str]) -> "_Cut":
         try:
             values = [value_of(record, column, shape) for column in shape.columns]
             found = next((match[0] for text in _strings(values) if (match := special.search(text))), None)
             contents: list[str] | None = None
+            pieces: list[Piece] = []
             if found is not None and self.special_tokens == "error":
                 raise SetBlockError(
                     f"its text contains the special token {found!r}: set data.special_tokens to spell (encode it as "
                     "letters, as in prompts), keep (encode it as the token) or drop (leave the document out)"
                 )
-            if found is not None and self.special_tokens == "drop":
-                pieces: list[Piece] = []
-            else:
-                if found is not None and self.special_tokens == "spell":
-                    values, contents = _held_apart(values, shape, special)
+            if found is not None and self.special_tokens == "spell":
+                values, contents = _held_apart(values, shape, special)
+            if found is None or self.special_tokens != "drop":
                 pieces = self._pieces(values, shape, record.columns.get("tools"))
         except SetBlockError as error:
             raise SetBlockError(f"{record.where}: {error}") from error
-        return _CutRecord(pieces, found is not None, contents)
+        return pieces, found is not None, contents
 
     def _pieces(self, values: list[Any], shape: "RecordShape", tools: Any) -> list[Piece]:
         if shape.name == "messages":
@@ -110,24 +84,32 @@ class Encoder:
         return [(values[0], self.loss_on == "all"), (values[1], True)]
 
     def _tokenised(
-        self, records: list[SourceRecord], cut: list["_CutRecord"], shape: "RecordShape"
-    ) -> Iterator[EncodedDocument]:
+        self, records: list[SourceRecord], cut: list["_Cut"], shape: "RecordShape"
+    ) -> Iterator[dict[str, Any]]:
         is_chat = shape.name == "messages"
         first, last = ([], []) if is_chat else (_beginning(self.tokenizer), [self.tokenizer.eos_token_id])
-        batch = [each for each in cut if each.contents is None]
-        ids = iter(_tokenise(self.tokenizer, [text for each in batch for text, _ in each.pieces]))
-        whole = iter(_tokenise(self.tokenizer, ["".join(text for text, _ in each.pieces) for each in batch if is_chat]))
-        for record, each in zip(records, cut, strict=True):
-            if each.contents is not None:
-                parts = [self._letters(text, each.contents) for text, _ in each.pieces]
+        batch = [pieces for pieces, _, contents in cut if contents is None]
+        ids = iter(_tokenise(self.tokenizer, [text for pieces in batch for text, _ in pieces]))
+        whole = iter(_tokenise(self.tokenizer, ["".join(text for text, _ in pieces) for pieces in batch if is_chat]))
+        for record, (pieces, spells_special, contents) in zip(records, cut, strict=True):
+            if contents is not None:
+                parts = [self._letters(text, contents) for text, _ in pieces]
             else:
-                parts = list(islice(ids, len(each.pieces)))
+                parts = list(islice(ids, len(pieces)))
                 if is_chat:
-                    parts = self._as_read(record, each.pieces, parts, next(whole))
-            carries = [flag for (_, flag), part in zip(each.pieces, parts, strict=True) for _ in part]
+                    parts = self._as_read(record, pieces, parts, next(whole))
+            carries = [flag for (_, flag), part in zip(pieces, parts, strict=True) for _ in part]
             token_ids = [*first, *(token for part in parts for token in part), *last]
-            carries_loss = [each.pieces[0][1] if each.pieces else False] * len(first) + carries + [True] * len(last)
-            yield EncodedDocument(token_ids, carries_loss, record.where, each.spells_special, _bucket(token_ids))
+            carries_loss = [pieces[0][1] if pieces else False] * len(first) + carries + [True] * len(last)
+            yield {
+                "token_ids": token_ids,
+                "carries_loss": carries_loss,
+                "where": record.where,
+                "spells_special": spells_special,
+                "bucket": _bucket(token_ids),
+                "length": len(token_ids),
+                "targets": sum(carries_loss),
+            }
 
     def _letters(self, text: str, contents: list[str]) -> list[int]:
         """Return the tokens of a text with `contents` in place of its placeholders, where special tokens are plain letters."""
@@ -191,12 +173,8 @@ _SHAPES = {"messages": ("messages",), "prompt and completion": ("prompt", "compl
 """By their names, the usual columns of each; the keys of a section that name others are these with `_column`."""
 
 
-@dataclass(frozen=True)
-class _CutRecord:
-    pieces: list[Piece]
-    spells_special: bool
-    contents: list[str] | None  # what placeholders in the pieces represent; None where there are none
-
+_Cut = tuple[list[Piece], bool, list[str] | None]
+"""The pieces of a record, whether its text spells a special token, and what placeholders in the pieces represent, if any."""
 
 _PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
 
@@ -219,28 +197,33 @@ def _held_apart(values: list[Any], shape: RecordShape, special: re.Pattern[str])
     return [messages], contents
 
 
-def shape_of(section: SourceSection, record: SourceRecord) -> RecordShape:
-    """Return the shape whose columns a section names, or else the one whose usual columns the first record has."""
+def shaped(section: SourceSection, records: Iterable[SourceRecord]) -> tuple[RecordShape, Iterator[SourceRecord]]:
+    """Return the shape whose columns a section names, or else the one whose usual columns the first record has; and all
+    records. Raise `SetBlockError` if there is no record, or no such shape."""
+    records = iter(records)
+    first = next(records, None)
+    if first is None:
+        raise SetBlockError(f"data source {section.source} holds no documents: it must hold at least one")
+    records = chain([first], records)
     for name, usual in _SHAPES.items():
         columns = tuple(getattr(section, f"{column}_column") for column in usual)
         if None not in columns:
-            return RecordShape(name, columns)
-    found = [RecordShape(name, usual) for name, usual in _SHAPES.items() if record.columns.keys() >= set(usual)]
+            return RecordShape(name, columns), records
+    found = [RecordShape(name, usual) for name, usual in _SHAPES.items() if first.columns.keys() >= set(usual)]
     if len(found) == 1:
-        return found[0]
-    names = ", ".join(record.columns) or "none"
+        return found[0], records
+    names = ", ".join(first.columns) or "none"
     if found:
         shapes = " as well as ".join(shape.name for shape in found)
-        raise SetBlockError(f"{record.where}: its columns hold {shapes}; name the column to learn")
+        raise SetBlockError(f"{first.where}: its columns hold {shapes}; name the column to learn")
     raise SetBlockError(
-        f"{record.where}: no messages, prompt and completion, or text among its columns ({names}); "
+        f"{first.where}: no messages, prompt and completion, or text among its columns ({names}); "
         "name them with messages_column, prompt_column and completion_column, or text_column"
     )
 
 
 def value_of(record: SourceRecord, column: str, shape: RecordShape) -> Any:
-    """Return what a column of a record holds. Raises `SetBlockError` if there is no such column, or it does not hold the text
-    that it should."""
+    """Return what a column of a record holds, or raise `SetBlockError` if there is none, or it holds no text as it should."""
     if column not in record.columns:
         raise SetBlockError(f"no column {column!r} among {', '.join(record.columns) or 'none'}")
     value = record.columns[column]
@@ -260,14 +243,12 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def corpus_texts(section: DataSection) -> Iterator[str]:
-    """Yield the texts of a section, for a tokenizer that is yet to be trained on them: all that the columns of interest
-    spell, one source after another. A completion comes right after its prompt, as in a document. Raise `SetBlockError` if a
-    source can't be read."""
+    """Yield all that the columns of interest spell, for a tokenizer that is yet to be trained on it. A completion comes right
+    after its prompt, as in a document. Raise `SetBlockError` if a source can't be read."""
     for source in section.sources:
-        shape: RecordShape | None = None
-        for record in records_of(source):
-            shape = shape or shape_of(source, record)
-            between = "" if len(shape.columns) == 2 else "\n"
+        shape, records = shaped(source, records_of(source))
+        between = "" if len(shape.columns) == 2 else "\n"
+        for record in records:
             yield between.join(_strings([record.columns.get(column) for column in shape.columns]))
 
 

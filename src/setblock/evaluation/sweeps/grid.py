@@ -102,10 +102,9 @@ def _setting(values: dict[str, Any]) -> DecodingSettings:
     own = {key: _converted(key, values.pop(key)) for key in tuple(_KINDS) if key in values}
     name = values.pop("sampler", None)
     if name is None and values:
-        if method == "sbd":
-            name = DEFAULT_SAMPLER
-        else:
+        if method != "sbd":
             raise ParameterError(f"grid key {next(iter(values))!r} needs a sampler in method {method}")
+        name = DEFAULT_SAMPLER
     sampler = None if name is None else sampler_named(name, values)
     return DecodingSettings(method=method, sampler=sampler, **own)
 

@@ -65,13 +65,12 @@ def open_results(path: Path | None) -> Iterator[tuple[list[Result], Callable[[Re
         file = path.open("a+b")
     except OSError as error:
         raise SetBlockError(f"can't write {path}: {error.strerror}") from error
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
     with file:
         try:
-            lock.acquire(blocking=False)
+            held = FileLock(path.with_name(f".{path.name}.lock")).acquire(blocking=False)
         except Timeout as error:
             raise SetBlockError(f"another process is writing to {path}: wait for it, or name another file") from error
-        try:
+        with held:
             file.seek(0)
             content = file.read()
             whole = _whole_length(content)
@@ -87,8 +86,6 @@ def open_results(path: Path | None) -> Iterator[tuple[list[Result], Callable[[Re
                 os.fsync(file.fileno())
 
             yield results, add
-        finally:
-            lock.release()
 
 
 def _whole_length(content: bytes) -> int:

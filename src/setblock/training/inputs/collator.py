@@ -7,7 +7,6 @@ What a batch holds is a function of its rows, the seed and the optimiser step al
 accumulation steps and workers.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +23,12 @@ EVALUATION = 1 << 31
 """Replaces the step in an evaluation's seed: the same noise every time, and no step's."""
 
 
-@dataclass(frozen=True)
-class Preparation:
-    """Describe how rows become inputs.
+@dataclass(eq=False)
+class SBDCollator:
+    """Batch `RowDataset` items: the rows' `input_ids` [B, L], the `inputs`, and the `step` they are for.
+
+    `labels` [B, L] are for the Trainer, which divides the loss by their count. They are next-token targets alone: a document's
+    first token has none.
 
     Attributes:
         args: the training arguments.
@@ -35,6 +37,7 @@ class Preparation:
         end_of_text_id: also what rows are padded with.
         context_length: positions stay below it.
         is_flat: make one row of all, without padding, which attention by documents allows.
+        step: of all batches; None: a batch's number decides its step.
     """
 
     args: SBDConfig
@@ -43,21 +46,19 @@ class Preparation:
     context_length: int
     is_flat: bool = False
     noise_vocab_size: int | None = None
+    step: int | None = None
 
-    def block_size(self, step: int, *, max_steps: int) -> int:
-        """Return the block size drawn for an optimiser step (Algorithm 1)."""
-        if step == EVALUATION:
-            return max(self.args.block_sizes)
-        return drawn_block_size(
-            self.args.block_sizes,
-            seed=self.args.seed,
-            step=step,
-            progress=step / max(1, max_steps),
-            curriculum=self.args.block_size_curriculum,
-        )
+    def __post_init__(self) -> None:
+        # Which epoch of how many, its first step, its first batch and the last step. Shared with workers that outlive an epoch.
+        self._epoch = torch.zeros(4, dtype=torch.long).share_memory_()  # type: ignore[no-untyped-call]
+        self._counted = (0, 0)  # the epoch, and batches of it that were made here
+
+    def rows(self, items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the rows themselves, [B, L]."""
+        return RowCollator(pad_token_id=self.end_of_text_id)(items)
 
     def inputs(self, rows: dict[str, Tensor], *, step: int, block_size: int) -> TrainingInputs:
-        """Return the inputs of one forward pass over rows, as `RowCollator` gives them; `step` seeds the noise."""
+        """Return the inputs of one forward pass over `rows`; `step` seeds the noise."""
         if self.args.objective == "ntp":
             inputs = ntp_inputs(rows)
         else:
@@ -76,23 +77,6 @@ class Preparation:
             )
         return inputs.flat() if self.is_flat else inputs
 
-
-class SBDCollator:
-    """Batch `RowDataset` items: the rows' `input_ids` [B, L], the `inputs`, and the `step` they are for.
-
-    `labels` [B, L] are for the Trainer, which divides the loss by their count. They are next-token targets alone: a document's
-    first token has none.
-    """
-
-    def __init__(self, preparation: Preparation, *, step: int | None = None) -> None:
-        """Take a preparation, and the step of all batches; None: a batch's number decides its step."""
-        self._preparation = preparation
-        self._rows = RowCollator(pad_token_id=preparation.end_of_text_id)
-        self._step = step
-        # Which epoch of how many, its first step, its first batch and the last step. Shared with workers that outlive an epoch.
-        self._epoch = torch.zeros(4, dtype=torch.long).share_memory_()  # type: ignore[no-untyped-call]
-        self._counted = (0, 0)  # the epoch, and batches of it that were made here
-
     def begin_epoch(self, *, step: int, batch: int, max_steps: int) -> None:
         """Count batches anew.
 
@@ -105,10 +89,10 @@ class SBDCollator:
 
     def __call__(self, items: list[dict[str, Tensor]]) -> dict[str, Any]:
         """Return one batch."""
-        rows = self._rows(items)
-        step = self._next_step() if self._step is None else self._step
-        block_size = self._preparation.block_size(step, max_steps=int(self._epoch[3]))
-        inputs = self._preparation.inputs(rows, step=step, block_size=block_size)
+        rows = self.rows(items)
+        step = self._next_step() if self.step is None else self.step
+        block_size = drawn_block_size(self.args, step=step, max_steps=int(self._epoch[3]))
+        inputs = self.inputs(rows, step=step, block_size=block_size)
         document_ids = rows["document_ids"]
         is_first = document_ids.diff(dim=1, prepend=document_ids[:, :1] - 1) != 0
         labels = rows["labels"].masked_fill(is_first, IGNORE)
@@ -121,22 +105,21 @@ class SBDCollator:
         self._counted = (epoch, made + 1)
         worker = get_worker_info()
         batch = first + (made if worker is None else made * worker.num_workers + worker.id)
-        return int(step + batch // self._preparation.args.gradient_accumulation_steps)
+        return int(step + batch // self.args.gradient_accumulation_steps)
 
 
-def drawn_block_size(block_sizes: Sequence[int], *, seed: int, step: int, progress: float, curriculum: float) -> int:
-    """Return the block size of a step, which depends on these arguments only.
+def drawn_block_size(args: SBDConfig, *, step: int, max_steps: int) -> int:
+    """Return the block size drawn for an optimiser step (Algorithm 1), by the seed and the step only; the largest in an
+    evaluation. One that is in `block_sizes` twice is drawn twice as often.
 
     With a curriculum, only the smaller ones are drawn from at first: the share `progress / curriculum` of `block_sizes` in
     order of size, rounded up, and at least one. Small blocks are close to what a next-token model does already; LLaDA 2.0
     (arXiv 2512.15745) and T* (arXiv 2601.11214) go from small to large, too.
-
-    Args:
-        block_sizes: what is drawn from, evenly; one that is there twice is drawn twice as often.
-        progress: share of the training that is done, in 0..1.
-        curriculum: share of the training after which all sizes are drawn from; 0: from its beginning.
     """
-    sizes = list(block_sizes)
+    sizes, curriculum = args.block_sizes, args.block_size_curriculum
+    if step == EVALUATION:
+        return max(sizes)
+    progress = step / max(1, max_steps)  # share of the training that is done
     if progress < curriculum:
         sizes = sorted(sizes)[: max(1, int(np.ceil(len(sizes) * progress / curriculum)))]
-    return int(np.random.default_rng((seed, step)).choice(sizes))
+    return int(np.random.default_rng((args.seed, step)).choice(sizes))

@@ -74,17 +74,14 @@ class TrainingInputs:
 
     def columns(self, half: Half) -> slice:
         """Return the columns of the tokens of a half."""
-        return {"both": slice(0, None), "clean": slice(0, self.clean_length), "noisy": slice(self.clean_length, None)}[
-            half
-        ]
+        clean = self.clean_length
+        return {"both": slice(0, None), "clean": slice(0, clean), "noisy": slice(clean, None)}[half]
 
     def index_in(self, half: Half, index: Tensor) -> Tensor:
         """Return the place of outputs `index` [M], of the flattened [B * T], in the flattened outputs of their half."""
-        if half == "both":
-            return index
-        length, clean = self.input_ids.shape[1], self.clean_length
-        first, width = (0, clean) if half == "clean" else (clean, length - clean)
-        return index // length * width + index % length - first
+        length = self.input_ids.shape[1]
+        first, end, _ = self.columns(half).indices(length)
+        return index // length * (end - first) + index % length - first
 
     def flat(self) -> "TrainingInputs":
         """Return the same as one row without padding: first all clean tokens, then all noisy ones. Not for masks over

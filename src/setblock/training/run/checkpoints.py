@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
-from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.errors import SetBlockError, warn
 from setblock.files import differences, write_whole
 from setblock.training.config import SBDConfig
 from setblock.training.recipe import Recipe, checked_recipe
@@ -34,8 +33,6 @@ _FREE = re.compile(
     # What they make together is recorded: the global batch.
     r"|per_device_train_batch_size|gradient_accumulation_steps|global_batch_size"
 )
-
-_CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 
 def make_folder(folder: Path) -> None:
@@ -55,20 +52,14 @@ def claim(folder: Path, recipe: Recipe, *, documents: str | None = None, global_
         global_batch_size: rows that an optimiser step learns from.
     """
     wanted = _record(recipe) | {"documents": documents, "global_batch_size": global_batch_size}
-    path = folder / _RECIPE_FILE
-    if path.is_file():
-        _refuse_differences(folder, json.loads(path.read_text()), wanted)
-    else:
-        write_whole(path, json.dumps(wanted, indent=2) + "\n")
+    if not _holds(folder, wanted):
+        write_whole(folder / _RECIPE_FILE, json.dumps(wanted, indent=2) + "\n")
 
 
 def check_finished(folder: Path, recipe: Recipe) -> None:
     """Check that the finished run in `folder` is that of a recipe, as far as this is known without its data, or raise
     `SetBlockError` if it is the run of another one."""
-    path = folder / _RECIPE_FILE
-    if path.is_file():
-        recorded = json.loads(path.read_text())
-        _refuse_differences(folder, {key: recorded.get(key) for key in _record(recipe)}, _record(recipe))
+    _holds(folder, _record(recipe))
 
 
 def _record(recipe: Recipe) -> dict[str, Any]:
@@ -77,8 +68,11 @@ def _record(recipe: Recipe) -> dict[str, Any]:
     return wanted
 
 
-def _refuse_differences(folder: Path, recorded: dict[str, Any], wanted: dict[str, Any]) -> None:
-    for key, there, here in differences(recorded, wanted):
+def _holds(folder: Path, wanted: dict[str, Any]) -> bool:
+    """Return whether a folder holds a run, or raise `SetBlockError` if its record differs from what is wanted."""
+    path = folder / _RECIPE_FILE
+    recorded = json.loads(path.read_text()) if path.is_file() else wanted
+    for key, there, here in differences({key: recorded.get(key) for key in wanted}, wanted):
         if key == "documents":
             raise SetBlockError(
                 f"{folder} holds a run on other documents, the recipe's data has changed since: delete it, or give another "
@@ -87,6 +81,7 @@ def _refuse_differences(folder: Path, recorded: dict[str, Any], wanted: dict[str
         raise SetBlockError(
             f"{folder} holds a run with {key} {there!r}, not {here!r}: delete it, or give another training.output_dir"
         )
+    return path.is_file()
 
 
 def recorded_recipe(folder: Path) -> tuple[Recipe, SBDConfig] | None:
@@ -126,16 +121,14 @@ def whole_checkpoints(folder: Path) -> list[Path]:
 
 def warn_of_incomplete(folder: Path, *, after: int) -> None:
     """Warn where checkpoints of later steps than the one that a run resumes from are passed over."""
-    passed_over = sorted((path for path in _checkpoints(folder) if step_of(path) > after), key=step_of)
-    if passed_over:
-        where = " on another node" if _is_whole(passed_over[-1]) else ""
-        warnings.warn(
-            f"{passed_over[-1]} is not complete{where}: training starts at step {after}", SetBlockWarning, stacklevel=2
-        )
+    last = max(_checkpoints(folder), key=step_of, default=None)
+    if last is not None and step_of(last) > after:
+        where = " on another node" if _is_whole(last) else ""
+        warn(f"{last} is not complete{where}: training starts at step {after}")
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("checkpoint-*") if _CHECKPOINT.fullmatch(path.name)]
+    return [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

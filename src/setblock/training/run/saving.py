@@ -42,7 +42,8 @@ def save_result(
     starting: Callable[[], SBDModel],
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Save what was trained. Every process must call this; the main one writes.
+    """Save what was trained; of an adapter, the model that it makes merged, or its base with the adapter next to it. Every
+    process must call this; the main one writes.
 
     Args:
         dtype: the type that all weights, where they were trained, are rounded to, and that the result runs in; None: as they
@@ -60,7 +61,16 @@ def save_result(
         state = cast(dict[str, Tensor], get_model_state_dict(trainer.model_wrapped, options=options))
     with raising_together():
         if trainer.is_world_process_zero() and adapter is not None:
-            _save_adapter(trainer, output, state, expected, adapter=adapter, starting=starting)
+            # A base model that was quantised, sharded or given other layers is not unmade: it is loaded again.
+            with tempfile.TemporaryDirectory(prefix=".adapter-", dir=output) as temporary:
+                folder = Path(temporary)
+                trainer.model.save_pretrained(temporary, state_dict=state, save_embedding_layers=False)
+                refuse_loss(expected, stored_sums(folder), "the adapter's file")
+                (folder / "README.md").unlink(missing_ok=True)  # a model card of PEFT's, with nothing filled in
+                base = starting()
+                if not adapter.only_noisy:
+                    merge(base, folder)
+                base.save(output, adapter=folder if adapter.only_noisy or adapter.keep_adapter else None)
         elif trainer.is_world_process_zero():
             state = trainer.model.state_dict() if state is None else state
             if dtype is not None:
@@ -69,37 +79,14 @@ def save_result(
             sbd.save(output, state=state)
 
 
-def _save_adapter(
-    trainer: "SBDTrainer",
-    output: Path,
-    state: dict[str, Tensor] | None,
-    expected: Sums,
-    *,
-    adapter: AdapterSection,
-    starting: Callable[[], SBDModel],
-) -> None:
-    """Save an adapter's model: merged, or its base with the adapter next to it."""
-    # A base model that was quantised, sharded or given other layers is not unmade: it is loaded again.
-    with tempfile.TemporaryDirectory(prefix=".adapter-", dir=output) as temporary:
-        trainer.model.save_pretrained(temporary, state_dict=state, save_embedding_layers=False)
-        refuse_loss(expected, stored_sums(Path(temporary)), "the adapter's file")
-        (Path(temporary) / "README.md").unlink(missing_ok=True)  # a model card of PEFT's, with nothing filled in
-        base = starting()
-        if not adapter.only_noisy:
-            merge(base, temporary)
-        base.save(output, adapter=Path(temporary) if adapter.only_noisy or adapter.keep_adapter else None)
-
-
-def merge(base: SBDModel, adapter: str | Path) -> None:
+def merge(base: SBDModel, adapter: Path) -> None:
     """Add an adapter, a folder that PEFT wrote, to the weights of the model that it was trained on, or raise
     `SetBlockError` if PEFT has not taken every tensor of it."""
     from peft import PeftModel
 
     with quiet_peft():
         wrapped = PeftModel.from_pretrained(base.model, str(adapter), is_trainable=True)
-        refuse_loss(
-            stored_sums(Path(adapter)), sums_of(trained_tensors(wrapped).items()), "the adapter as PEFT loads it"
-        )
+        refuse_loss(stored_sums(adapter), sums_of(trained_tensors(wrapped).items()), "the adapter as PEFT loads it")
         base.model = wrapped.merge_and_unload()
 
 
@@ -112,11 +99,8 @@ _WRAPPERS = re.compile(r"(?<![^.])(_checkpoint_wrapped_module|_orig_mod)\.")
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters that are trained, named as in a checkpoint: PEFT leaves out the name of its adapter."""
     adapter = getattr(model, "active_adapter", None) if hasattr(model, "get_base_model") else None
-    names = {name: _WRAPPERS.sub("", name) for name, p in model.named_parameters() if p.requires_grad}
-    if adapter is not None:
-        names = {name: re.sub(rf"\.{adapter}(?=\.|$)", "", stored) for name, stored in names.items()}
-    parameters = dict(model.named_parameters())
-    return {stored: parameters[name] for name, stored in names.items()}
+    trained: dict[str, Tensor] = {_WRAPPERS.sub("", name): p for name, p in model.named_parameters() if p.requires_grad}
+    return trained if adapter is None else {re.sub(rf"\.{adapter}(?=\.|$)", "", name): p for name, p in trained.items()}
 
 
 class Completeness(TrainerCallback):

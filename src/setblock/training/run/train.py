@@ -112,7 +112,7 @@ def train(
             sbd,
             output,
             adapter=recipe.adapter,
-            starting=lambda: prepared_model(recipe, args, device="cpu", quantized=False),
+            starting=lambda: prepared_model(recipe, args, to_be_saved=True),
             dtype=result_dtype(recipe.model),
         )
         if trainer.is_world_process_zero():
@@ -140,11 +140,11 @@ def merge_adapter(adapter: Path, output: Path, *, base: str | None = None) -> Pa
     if (output / "config.json").exists():
         raise SetBlockError(f"{output} holds a model already: give another --output")
     parents = (folder.resolve(), *folder.resolve().parents[:2])
-    run = next((parent for parent in parents if (parent / "recipe.json").is_file()), None)
-    recorded = None if run is None else recorded_recipe(run)
+    recorded = next(filter(None, map(recorded_recipe, parents)), None)
     if recorded is None:
         raise SetBlockError(f"{adapter} is not in the folder of a run, whose recipe.json says what it was trained for")
     recipe, args = recorded
+    run = args.output_dir
     if recipe.adapter is None:
         raise SetBlockError(
             f"{run} is the folder of a run that trained no adapter, so there is nothing to merge: use it as it is"
@@ -155,7 +155,7 @@ def merge_adapter(adapter: Path, output: Path, *, base: str | None = None) -> Pa
         )
     if base is not None:
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": base})})
-    sbd = prepared_model(recipe, args, device="cpu", quantized=False)
+    sbd = prepared_model(recipe, args, to_be_saved=True)
     try:
         merge(sbd, folder)
     except (OSError, ValueError, RuntimeError) as error:  # of PEFT, over files that are broken or of another model
@@ -195,18 +195,13 @@ def recipe_rows(recipe: Recipe, sbd: SBDModel) -> RecipeRows:
     )
 
 
-def prepared_model(
-    recipe: Recipe, args: SBDConfig, *, device: torch.device | str | None = None, quantized: bool = True
-) -> SBDModel:
-    """Return the model a recipe starts from, with its chat template and its mask token.
-
-    Args:
-        device: where to put it; by default where it is trained, or on the CPU where its weights are yet to be spread.
-        quantized: hold its weights in four bits, if the recipe says so.
-    """
+def prepared_model(recipe: Recipe, args: SBDConfig, *, to_be_saved: bool = False) -> SBDModel:
+    """Return the model a recipe starts from, with its chat template and its mask token. It is where it is trained, or on the
+    CPU where its weights are yet to be spread, or are `to_be_saved`; these are not quantised, whatever the recipe says."""
     section = recipe.model
-    if device is None:
-        device = ("cpu" if loads_weights(args) else "meta") if is_sharded(args) else args.device
+    device: torch.device | str = args.device
+    if to_be_saved or is_sharded(args):
+        device = "cpu" if to_be_saved or loads_weights(args) else "meta"
     if section.attn_implementation == "flex_attention" and args.device.type == "cpu":
         raise SetBlockError(
             "model.attn_implementation flex_attention trains on a GPU only: it has no backward pass on a CPU"
@@ -222,7 +217,7 @@ def prepared_model(
                 dtype=dtype if section.dtype is None else getattr(torch, section.dtype),
                 device=device,
                 attn_implementation=section.attn_implementation,
-                quantization=section.quantization if quantized else None,
+                quantization=None if to_be_saved else section.quantization,
             )
         use_chat_template(recipe.data, sbd.tokenizer)
     prepare(sbd, args, recipe.adapter)

@@ -3,10 +3,8 @@
 Knows parameters. Written because `torch.optim.Muon` takes matrices only, and a scheduler and a checkpoint want one optimizer.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
@@ -53,15 +51,11 @@ class MuonAdamW(Optimizer):
         for part, group in zip(self._parts, self.param_groups, strict=True):
             part.param_groups, part.state = [group], self.state
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Run one step of both."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        assert closure is None, "no closure: the Trainer has computed the gradients"
         for part in self._parts:
             part.step()
-        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""

@@ -21,7 +21,7 @@ from setblock.model.attention.document_attention import attends_runs, document_a
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapter import AdapterSection, FrozenModel, add_adapter
 from setblock.training.config import SBDConfig
-from setblock.training.inputs.collator import EVALUATION, Preparation, SBDCollator
+from setblock.training.inputs.collator import EVALUATION, SBDCollator
 from setblock.training.inputs.doubled import Targets, TrainingInputs
 from setblock.training.loss.forward import CleanHalf, training_loss
 from setblock.training.loss.head import split_head
@@ -107,7 +107,8 @@ class SBDTrainer(Trainer):
         peak: float | None = None,
         **kwargs: Any,
     ) -> None:
-        """Prepare a model, which gets a mask token if it has none, and what trains it.
+        """Prepare a model, which gets a mask token if it has none, and what trains it, or raise `SetBlockError` if it can't be
+        trained, or not so.
 
         Args:
             sbd: what is trained, in place.
@@ -115,9 +116,6 @@ class SBDTrainer(Trainer):
             peak: floating-point operations per second of each process's hardware at most, if that is known: logs `mfu`, the
                 share of it that the model's own arithmetic uses (see `setblock.training.trainer.metrics`).
             kwargs: the Trainer's own, `train_dataset` first of all.
-
-        Raises:
-            SetBlockError: the model can't be trained, or not so.
         """
         if not isinstance(sbd, SBDModel):
             raise TypeError(
@@ -125,7 +123,7 @@ class SBDTrainer(Trainer):
                 "the end of text and all else"
             )
         prepare(sbd, args, adapter)
-        self._preparation = Preparation(
+        self._collator = SBDCollator(
             args,
             mask_token_id=None if sbd.facts is None else sbd.facts.mask_token_id,
             noise_vocab_size=None if sbd.facts is None else sbd.facts.noise_vocab_size,
@@ -139,7 +137,7 @@ class SBDTrainer(Trainer):
         super().__init__(
             model,
             args,
-            **{"data_collator": SBDCollator(self._preparation), "processing_class": sbd.tokenizer, **kwargs},
+            **{"data_collator": self._collator, "processing_class": sbd.tokenizer, **kwargs},
         )
         if args.save_on_each_node:
             self.model.should_save_on_this_rank = bool  # else the first process of all nodes alone writes the weights
@@ -156,8 +154,8 @@ class SBDTrainer(Trainer):
         self._clock = StepClock()
         self.add_callback(self._clock)
         self.add_callback(Completeness(args))
-        if isinstance(self.data_collator, SBDCollator):
-            self.add_callback(_Epochs(self.data_collator))
+        if self.data_collator is self._collator:
+            self.add_callback(_Epochs(self._collator))
         # Tensors stay on the device until they are logged.
         self._sums: defaultdict[str, Tensor | float] = defaultdict(float)
 
@@ -183,8 +181,7 @@ class SBDTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the Trainer's data loader, with the noise of evaluations."""
-        of_training = self.data_collator
-        self.data_collator = SBDCollator(self._preparation, step=EVALUATION)
+        of_training, self.data_collator = self.data_collator, replace(self._collator, step=EVALUATION)
         try:
             loader: DataLoader[Any] = super().get_eval_dataloader(eval_dataset)
             return loader
