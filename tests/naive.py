@@ -141,9 +141,13 @@ def naive_exact(
         agreed = next((i for i, right in enumerate(causal) if right != draft[i + 1]), len(causal))
         kept += draft[: agreed + 1]
         if agreed < len(causal):
-            block = _copied(model, kept, _refilled([causal[agreed]], block_size, limit - len(kept)), settings)
-            draft, _ = _run(model, block)
-            continue
+            start, block = len(kept), _refilled([causal[agreed]], block_size, limit - len(kept))
+            if agreed >= (settings.branches or 0):
+                draft, _ = _run(model, _copied(model, kept, block, settings))
+                continue
+            # The pass was fed a block from here on, which could not know this token
+            unknown: Block = [None] * len(block)
+            logits = forward(model, kept + _masked(model, unknown, settings, start), start)
         if not block:
             return kept[len(prompt) :], passes
         # 4. Fill the block; its first token is next-token decoding's
@@ -152,7 +156,7 @@ def naive_exact(
         tokens = _choose(of_block, settings, start)
         entropy = torch.special.entr(of_block.softmax(dim=-1)).sum(dim=-1).tolist()
         for i in {*chosen, 0}:
-            block[i] = tokens[i]
+            block[i] = tokens[i] if block[i] is None else block[i]
         known = {0} | {i for i in chosen if entropy[i] <= SURE}
         draft, _ = _run(model, _copied(model, kept, block, settings, sure=known))
 

@@ -71,6 +71,15 @@ def same_block(block_ids: Tensor) -> MaskMod:
     return mask_mod
 
 
+def slots_between(first: Tensor, last: Tensor) -> MaskMod:
+    """Allow the slots of the cache from `first` [B, Q] up to `last` [B, Q], which is left out."""
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (kv_idx >= first[b, q_idx]) & (kv_idx < last[b, q_idx])
+
+    return mask_mod
+
+
 def sliding_window(query_positions: Tensor, key_positions: Tensor, *, window: int) -> MaskMod:
     """Allow keys fewer than `window` positions to the left of the query (or anywhere to its right)."""
 
@@ -121,7 +130,9 @@ def train_mask(
     return and_masks(*mask_mods)
 
 
-def decode_mask(*, position_ids: Tensor, limits: Tensor, window: int | None = None) -> MaskMod:
+def decode_mask(
+    *, position_ids: Tensor, limits: Tensor, window: int | None = None, besides: tuple[Tensor, Tensor] | None = None
+) -> MaskMod:
     """Return the decoding mask of eq. 9 over a cache whose slot s holds the token at position s (paper, section 3, figure 3).
 
     One function serves the prefill, the block pass and the fused commit + first pass, for only a query's limit decides what it
@@ -131,9 +142,13 @@ def decode_mask(*, position_ids: Tensor, limits: Tensor, window: int | None = No
         position_ids: [B, Q] positions of the queries.
         limits: [B, Q] the first position each query must not see.
         window: the sliding window of the attention layer, in tokens; None for full attention.
+        besides: [B, Q] each, further slots that each query sees: from the first up to the second, which is left out. They are
+            those of the query's branch.
     """
     visible = slots_before_limit(limits)
-    return visible if window is None else and_masks(visible, slot_window(position_ids, window=window))
+    if window is not None:
+        visible = and_masks(visible, slot_window(position_ids, window=window))
+    return visible if besides is None else or_masks(visible, slots_between(*besides))
 
 
 def to_dense(

@@ -23,7 +23,7 @@ def test_a_file_and_json(run, sbd_folder, tmp_path, monkeypatch):
         "ntp",
         "entropy-prefix 0.1, k 4",
         "entropy-prefix inf, k 4",
-        "exact, entropy-bounded 1, k 4",
+        "exact, entropy-bounded inf, k 4",
     ]
     assert result["rows"][2]["gamma"] == "inf"
     assert result["run"]["task"]["num_examples"] == 2

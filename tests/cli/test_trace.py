@@ -60,7 +60,7 @@ def test_json(run, sbd_folder):
 
 
 def test_the_terminal_lists_the_passes_without_colour_too(run, sbd_folder):
-    outcome = run("generate", "Tom\x1b[31m has", "--trace", "--model", sbd_folder, *SHORT)
+    outcome = run("generate", "Tom\x1b[31m has", "--trace", "--gamma", 1, "--model", sbd_folder, *SHORT)
     assert "\x1b" not in outcome.stdout
     assert re.search(r"^prefill  1 revealed at \d+\.\d\d nats$", outcome.stdout, re.MULTILINE)
     assert re.search(r"^pass 1   commit \d+ revealed at .* masked at ", outcome.stdout, re.MULTILINE)

@@ -40,12 +40,17 @@ class AnyDrafts(DraftControl):
             )
             for row in rows
         ]
-        chosen = [
-            DraftChoice(choice.drafted, min(choice.fed, row.size)) for row, choice in zip(rows, chosen, strict=True)
-        ]
+        chosen = [self._with_branches(row, choice) for row, choice in zip(rows, chosen, strict=True)]
         self.seen += [(len(row.reached), choice) for row, choice in zip(rows, chosen, strict=True)]
         self.resting = self.rng.choice([0, 0, 0, 1, 3])
         return chosen
+
+    def _with_branches(self, row: Prospects, choice: DraftChoice) -> DraftChoice:
+        count, size = self.rng.randint(0, min(row.branches, choice.drafted)), self.rng.randint(2, max(2, row.size))
+        size = min(size, row.size)
+        return DraftChoice(
+            choice.drafted, min(choice.fed, row.size), *((count, size) if count and size > 1 else (0, 0))
+        )
 
 
 def tiny(tokenizer: PreTrainedTokenizerBase, mode: str, **more: Any) -> tuple[SBDModel, AnyDrafts]:
@@ -90,7 +95,7 @@ def test_any_decision_gives_plain_decodings_text_in_a_batch(
     control.rng.seed(seed)
     rows = [prompts[row % 3] for row in range(len(SETTINGS))]
     assert_plain(generate_batch(sbd, rows, settings=SETTINGS), sbd, rows, SETTINGS)
-    kinds = {(drafted < there, fed > 0) for there, (drafted, fed) in control.seen}
+    kinds = {(drafted < there, fed > 0) for there, (drafted, fed, *_) in control.seen}
     assert len(kinds) == 4  # cut and not, with a block and without
 
 
@@ -211,7 +216,7 @@ def test_costs_hear_which_passes_have_a_block(
     monkeypatch.setattr(control, "decide", decide)
     settings = replace(SETTINGS[0], max_new_tokens=60)
     batch = open_batch(sbd, prompts[:2], [settings, replace(settings, method="sbd", max_new_tokens=20)])
-    fed = [any(span.in_block for span in batch.spans(batch.runner)) for _ in batch.steps()]
+    fed = [any(span.in_block or span.branches > 0 for span in batch.spans(batch.runner)) for _ in batch.steps()]
     assert timed == fed[: len(timed)]
     assert len(set(timed)) == len(set(told)) == 2
     assert all(has_block == is_fed for has_block, is_fed in told)

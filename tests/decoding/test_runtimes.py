@@ -62,7 +62,7 @@ class NaiveModel:
         attended = scores.masked_fill(~seen, -math.inf).softmax(dim=-1) @ (inputs @ self.value)
         return (inputs + attended).tanh() @ self.head
 
-    def runner(self, *, rows: int, capacity: int) -> "NaiveRunner":
+    def runner(self, *, rows: int, capacity: int, branched: int = 0) -> "NaiveRunner":
         pages = [[row] for row in range(rows)]
         made = NaiveRunner(self, slots=rows * capacity, page_tokens=capacity, pages=pages)
         self.runners.append(made)
@@ -78,6 +78,7 @@ class NaiveRunner:
     """Keeps the tokens of each position in a slot, and computes everything anew from them in each pass."""
 
     pads = False
+    branched = 0
     fixed_keys = None
     compiled = staticmethod(as_it_is)
     shares_pages = True

@@ -28,8 +28,8 @@ def test_every_combination_once_in_order(model):
         "entropy-bounded 0.01, k 8",
         "entropy-bounded 1, k 4",
         "entropy-bounded 1, k 8",
-        "exact, entropy-bounded 1, k 4",
-        "exact, entropy-bounded 1, k 8",
+        "exact, entropy-bounded inf, k 4",
+        "exact, entropy-bounded inf, k 8",
     ]
 
 
@@ -87,8 +87,8 @@ def test_a_file_holds_grids(model, tmp_path):
         "factor 0.5, k 4",
         "factor 1, k 4",
         "entropy-prefix inf, k 16",
-        "exact, entropy-bounded 1, k 16",
-        "exact, entropy-bounded 1, k 16, lookup 2",
+        "exact, entropy-bounded inf, k 16",
+        "exact, entropy-bounded inf, k 16, lookup 2",
     ]
 
 

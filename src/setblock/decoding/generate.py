@@ -48,7 +48,8 @@ def open_batch(
     """
     rows = Rows.opened(check_rows(model, prompts, settings))
     longest, count = max(terms.limit for terms in rows.state.terms.rows), len(prompts)
-    runner = model.runner(rows=count, capacity=longest)
+    branched = max(each.branches * each.block_size for each in rows.state.terms.rows)
+    runner = model.runner(rows=count, capacity=longest, branched=branched)
     if runner.fixed_keys is not None and (size := 1 << (count - 1).bit_length()) > count:
         rows = rows.filled_up(size)
         runner = model.runner(rows=size, capacity=longest)

@@ -133,6 +133,7 @@ class Rows:
             fuses_commit=runner.fuses_commit,
             is_ahead=is_ahead,
             whole_blocks=bool(self.policy.companions.constrained),
+            branched=runner.branched,
         )
         compiled, control = runner.compiled if plan.is_fixed else as_it_is, control_of(self.model)
         self.state.may_draft = plan.is_fixed or not control.resting or None in self.drafts

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from given_costs import on_a_cpu
+from setblock.decoding.drafts.alike import choose_drafts_alike
 from setblock.decoding.drafts.gains import (
     CONFIDENCES,
     COPIED,
@@ -20,7 +21,6 @@ from setblock.decoding.drafts.gains import (
     Prospects,
     Usual,
     choose_drafts,
-    choose_drafts_alike,
     copied_kinds,
     kinds_of,
     worths,
@@ -82,6 +82,55 @@ def test_a_block_is_fed_only_if_it_pays(
         sizes = [0, *(each for each in (2, 4, 8) if each < size), size]
         assert choice.fed in sizes
         assert worth(choice.fed) == pytest.approx(max(map(worth, sizes)), abs=1e-6)
+
+
+def gain_of_branches(row: Prospects, count: int, size: int, one: float) -> float:
+    """The chance that the draft is wrong at one of the first places, times what a branch there drafts."""
+    wrong = 1 - row.reached[count - 1] if count else 0.0
+    return wrong * sum(max(0.0, each - one) for each in row.expected[: max(0, size - 1)])
+
+
+@given(reached=chances, size=st.integers(2, 8), slope=st.floats(0.01, 0.3), rate=st.floats(0.5, 3))
+def test_as_many_branches_are_fed_as_pay(reached: list[float], size: int, slope: float, rate: float) -> None:
+    """Of the block's size, where one is fed. As if all numbers had been tried."""
+    row = Prospects(reached, [0.8 ** (place + 1) for place in range(size - 1)], size, branches=5)
+    (chosen,) = choose_drafts(
+        [row], lambda tokens: [1 + slope * each for each in tokens], others=1, rate=rate, usual=Usual()
+    )
+    assert chosen.branches <= min(5, chosen.drafted)
+    assert (chosen.branches == 0) == (chosen.branch_size == 0)
+    if chosen.fed and chosen.drafted:
+        one, most = rate * slope, min(5, chosen.drafted)
+        worth = [gain_of_branches(row, n, chosen.fed, one) - one * n * chosen.fed for n in range(most + 1)]
+        assert worth[chosen.branches] == pytest.approx(max(worth), abs=1e-9)
+        assert chosen.branch_size in (0, chosen.fed)
+
+
+@given(drafts=st.lists(chances, min_size=1, max_size=3), slope=st.floats(0.01, 0.1), rate=st.floats(0.5, 3))
+def test_rows_that_are_fed_alike_get_the_branches_that_pay_for_all(
+    drafts: list[list[float]], slope: float, rate: float
+) -> None:
+    expected = [0.8 ** (place + 1) for place in range(7)]
+    rows = [Prospects(reached, expected, 8, branches=3) for reached in drafts]
+    chosen = choose_drafts_alike(
+        rows,
+        lambda tokens: [1 + slope * each for each in tokens],
+        widths=list(range(1, 40)),
+        padded_rows=len(rows),
+        rate=rate,
+        usual=Usual(),
+    )
+    one, found = rate * slope, max(chosen, key=lambda each: each.branches)
+
+    def worth(count: int, size: int) -> float:
+        counts = [min(count, each.drafted) for each in chosen]
+        gains = (gain_of_branches(row, each, size, one) for row, each in zip(rows, counts, strict=True))
+        return sum(gains) - one * count * size * len(rows)
+
+    most = max(each.drafted for each in chosen)
+    best = max(worth(count, size) for count in range(min(3, most) + 1) for size in (2, 4, 8))
+    assert worth(found.branches, found.branch_size) == pytest.approx(best, abs=1e-9)
+    assert all(each.branches == min(found.branches, each.drafted) for each in chosen)
 
 
 def test_everything_is_taken_where_passes_cost_the_same_and_nothing_where_tokens_are_dear() -> None:

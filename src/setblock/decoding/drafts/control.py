@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from setblock.decoding.drafts.alike import choose_drafts_alike
 from setblock.decoding.drafts.costs import KNOTS, CostModel, LearnedCosts, PassClock, TimedPass, is_uneven
 from setblock.decoding.drafts.gains import (
     COPIED,
@@ -18,7 +19,6 @@ from setblock.decoding.drafts.gains import (
     Prospects,
     Usual,
     choose_drafts,
-    choose_drafts_alike,
 )
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import RowTerms
@@ -45,19 +45,19 @@ class RowDrafts:
     fed: Span | None = None
     looked: bool = True
 
-    def prospects(self, kinds: Sequence[int], size: int, *, waits: bool) -> Prospects:
+    def prospects(self, kinds: Sequence[int], size: int, *, waits: bool, branches: int = 0) -> Prospects:
         """Return what the row may gain.
 
         Args:
             kinds: of its drafted tokens, those behind the next one, which is certain.
             size: as the attribute.
-            waits: as in `Prospects`.
+            waits, branches: as in `Prospects`.
         """
         self.size = size if size > 1 else 0  # one token drafts nothing
         places = max(0, size - 1)
         pairs = zip(self.expected.of(places), self.copied.of(places), strict=True)
         better = [max(_BETTER * each, each - copied) for each, copied in pairs]
-        return Prospects(self.chances.reached(kinds), better, self.size, waits)
+        return Prospects(self.chances.reached(kinds), better, self.size, waits, branches)
 
 
 @dataclass
@@ -164,8 +164,9 @@ class DraftControl:
         fed, row.fed = row.fed, None
         if fed is None or committed <= fed.start:
             return
-        checked, drafted = fed.kinds[: fed.drafted], fed.in_block - 1
+        checked = fed.kinds[: fed.drafted]
         right = min(len(checked), committed - fed.start - 1)
+        drafted = (fed.in_block if right == len(checked) else fed.branch_size if right < fed.branches else 0) - 1
         gain = self._gain_here
         gain.gained += committed - fed.start
         gain.right += right
@@ -176,7 +177,7 @@ class DraftControl:
             places = range(row.size - 1)
             copies = [min(copied + place, NUM_KINDS - 1) for place in places] if copied >= COPIED else ()
             row.copied.learn(row.chances.reached(copies) or [0.0 for _ in places])
-        if drafted > 0 and right == len(checked):  # else its draft is void
+        if drafted > 0:  # else its draft is void, or there is none
             reached = row.chances.reached(kinds[:drafted])  # copies may stand behind what the block gave
             row.expected.learn([*reached, *[0.0] * (drafted - len(reached))])
 
@@ -223,13 +224,14 @@ class DraftControl:
             chosen = choose_drafts(
                 prospects, seconds, uneven=uneven, block=block, others=count + prompts, rate=rate, usual=usual
             )
-            taken = seconds([count + sum(map(sum, chosen))])[0] + uneven * is_uneven(map(sum, chosen))
+            more = [each.tokens for each in chosen]
+            taken = seconds([count + sum(more)])[0] + uneven * is_uneven(more)
         else:
             chosen = choose_drafts_alike(
                 prospects, seconds, block=block, widths=widths, padded_rows=padded_rows, rate=rate, usual=usual
             )
-            taken = seconds([padded_rows * (1 + max(map(sum, chosen)))])[0]
-        taken += block * any(each.fed for each in chosen)
+            taken = seconds([padded_rows * (1 + max(each.tokens for each in chosen))])[0]
+        taken += block * any(each.fed or each.branches for each in chosen)
         self._chances.fade(_KEPT)
         self._expected.fade(_KEPT)
         self._copied.fade(_KEPT)
@@ -345,8 +347,11 @@ def _decided(
     for row in deciding:
         known = drafts[row]
         assert known is not None
-        room = min(terms[row].block_size, terms[row].limit - spans[row].start - 1)
-        prospects.append(known.prospects(spans[row].kinds, room if has_blocks else 0, waits=not runner.fuses_commit))
+        room = min(terms[row].block_size, terms[row].limit - spans[row].start - 1) if has_blocks else 0
+        branches = min(terms[row].branches, runner.branched // terms[row].block_size)
+        prospects.append(
+            known.prospects(spans[row].kinds, room, waits=not runner.fuses_commit, branches=branches),
+        )
     return control.decide(
         prospects,
         pass_kind(runner),
@@ -365,19 +370,28 @@ def timed_pass(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> TimedPa
     rows, is_padded = len(plan.rows), runner.pads or plan.is_fixed
     return TimedPass(
         kind=pass_kind(runner),
-        tokens=rows * plan.queries if is_padded else sum(span.tokens for span in fed),
+        tokens=rows * (plan.queries + plan.branched) if is_padded else sum(span.tokens for span in fed),
         rows=rows,
         cached=sum(span.start for span in fed),
         is_uneven=not is_padded and is_uneven(span.tokens - 1 for span in fed),
-        has_block=any(span.in_block for span in fed),
+        has_block=plan.branches > 0 or any(span.in_block for span in fed),
         seconds=0.0,
     )
 
 
 def _with_choice(span: Span, choice: DraftChoice, terms: RowTerms, *, fuses_commit: bool) -> Span:
-    drafted, fed = choice
+    drafted, fed = choice.drafted, choice.fed
     block_start = span.start + 1 + drafted
     stop = span.stop_end if drafted == span.drafted else terms.limit
     block_end = min(block_start + terms.block_size, stop)
     end = min(block_start + fed, block_end) if fuses_commit else block_start
-    return replace(span, end=end, block_start=block_start, stop_end=stop, kinds=span.kinds[:drafted], fed_size=fed)
+    return replace(
+        span,
+        end=end,
+        block_start=block_start,
+        stop_end=stop,
+        kinds=span.kinds[:drafted],
+        fed_size=fed,
+        branches=choice.branches,
+        branch_size=choice.branch_size,
+    )

@@ -11,7 +11,7 @@ seconds that it costs: `rate` times its seconds.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from operator import mul
 from typing import NamedTuple
@@ -172,12 +172,14 @@ class Prospects(NamedTuple):
             empty where none may be fed.
         size: tokens of that block.
         waits: whether a pass that feeds the block gives no token itself, since the runtime commits in separate passes.
+        branches: how many there may be.
     """
 
     reached: Sequence[float]
     expected: Sequence[float]
     size: int
     waits: bool = False
+    branches: int = 0
 
     def trusted(self, trust: float) -> "Prospects":
         """Return them with all chances times `trust`."""
@@ -193,19 +195,29 @@ class Usual(NamedTuple):
 
 
 class DraftChoice(NamedTuple):
-    """Hold how many drafted places of a row are checked, and how many tokens of its block are fed."""
+    """Hold how many drafted places of a row are checked, how many tokens of its block are fed, and how many branches at the
+    first of these places, with their tokens."""
 
     drafted: int
     fed: int
+    branches: int = 0
+    branch_size: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens are fed besides the next one."""
+        return self.drafted + self.fed + self.branches * self.branch_size
 
 
 class _Item(NamedTuple):
-    """Hold more tokens of a row, what they bring, and the places of its draft, or tokens of its block, that it has then."""
+    """Hold more tokens of a row, what they bring, and the places of its draft, tokens of its block, or branches, that it has
+    then, of which so many are added."""
 
     row: int
     gain: float
     tokens: int
     total: int
+    added: int = 1
 
 
 def choose_drafts(
@@ -229,7 +241,8 @@ def choose_drafts(
         usual: as in `worths`.
     """
     most = sum(len(row.reached) + row.size for row in rows)
-    cost = [rate * each for each in seconds(range(others, others + most + 2))]
+    in_branches = sum(row.size * min(row.branches, len(row.reached)) for row in rows)
+    cost = [rate * each for each in seconds(range(others, others + most + in_branches + 2))]
     # 1. Drafted places
     places = [
         _Item(index, gain, 1, place)
@@ -241,50 +254,18 @@ def choose_drafts(
         drafted[item.row] = item.total
     # 2. Blocks, a part after the other. What a further token costs, in the next pass too, is the mean where all may be fed one
     taken = sum(drafted)
-    one_more = (cost[-1] - cost[taken]) / (len(cost) - 1 - taken)
+    one_more = (cost[most + 1] - cost[taken]) / (most + 1 - taken)
     parts = [item for index, row in enumerate(rows) for item in _parts(row, index, drafted[index], one_more, usual)]
     fed = [0] * len(rows)
     for item in _best(parts, drafted, cost[taken:], rate * uneven, start=rate * block):
         fed[item.row] = item.total
-    return [DraftChoice(*choice) for choice in zip(drafted, fed, strict=True)]
-
-
-def choose_drafts_alike(
-    rows: Sequence[Prospects],
-    seconds: Seconds,
-    *,
-    block: float = 0.0,
-    widths: Sequence[int],
-    padded_rows: int,
-    rate: float,
-    usual: Usual,
-) -> list[DraftChoice]:
-    """Return what each row is fed in a pass that computes as many tokens for each row, padding included.
-
-    Args:
-        widths: the numbers of tokens of a row that there may be, ascending.
-        padded_rows: how many rows the pass computes.
-        seconds, block, rate, usual: as in `choose_drafts`.
-    """
-    cost = [rate * each for each in seconds([width * padded_rows for width in (*widths, widths[-1] + 1)])]
-    worth = [(worths(row.reached, usual), worths(row.expected, usual)) for row in rows]
-    best, found = float("-inf"), [DraftChoice(0, 0)] * len(rows)
-    for place, width in enumerate(widths):
-        one_more = (cost[place + 1] - cost[place]) / ((*widths, widths[-1] + 1)[place + 1] - width) / padded_rows
-        value, of_blocks, chosen = -cost[place], -rate * block, []
-        for row, (of_draft, of_next) in zip(rows, worth, strict=True):
-            drafted = min(len(row.reached), width - 1)
-            fed = min(row.size, width - 1 - drafted)
-            gain = _gain_of_block(row, drafted, of_next[: fed - 1], one_more) if fed > 1 else 0.0
-            value, of_blocks = value + sum(of_draft[:drafted]), of_blocks + max(0.0, gain)
-            chosen.append(DraftChoice(drafted, fed if gain > 0 else 0))
-        if of_blocks > 0:
-            value += of_blocks
-        else:
-            chosen = [choice._replace(fed=0) for choice in chosen]
-        if value > best:
-            best, found = value, chosen
-    return found
+    # 3. Branches at drafted places
+    chosen = [DraftChoice(*choice) for choice in zip(drafted, fed, strict=True)]
+    more = [item for index, row in enumerate(rows) for item in _branches(row, index, chosen[index], one_more, usual)]
+    lengths, cost = [each.tokens for each in chosen], cost[taken + sum(fed) :]
+    for item in _best(more, lengths, cost, rate * uneven, start=0.0 if any(fed) else rate * block):
+        chosen[item.row] = chosen[item.row]._replace(branches=item.total, branch_size=item.tokens // item.added)
+    return chosen
 
 
 def _best(
@@ -325,7 +306,7 @@ def worths(reached: Sequence[float], usual: Usual) -> list[float]:
     return [worth * each for each in reached]
 
 
-def _gain_of_block(row: Prospects, drafted: int, draft: Sequence[float], one_more: float) -> float:
+def gain_of_block(row: Prospects, drafted: int, draft: Sequence[float], one_more: float) -> float:
     """Return the gain of a block that gives a draft of these `worths`: of its tokens that are worth a check, less its cost."""
     all_right = row.reached[drafted - 1] if drafted else 1.0
     return all_right * sum(max(0.0, each - one_more) for each in draft)
@@ -337,17 +318,48 @@ def _parts(row: Prospects, index: int, drafted: int, one_more: float, usual: Usu
     if not row.expected:
         return []
     draft, waiting = worths(row.expected, usual), usual.tokens if row.waits else 0.0
-    sizes = sorted({min(1 << power, row.size) for power in range(1, row.size.bit_length() + 1)})
+    gains = {size: gain_of_block(row, drafted, draft[: size - 1], one_more) - waiting for size in block_sizes(row.size)}
+    return [
+        _Item(index, gain - before_gain, size - before, size)
+        for (before, before_gain), (size, gain) in pairwise(_upper_hull(gains))
+        if gain > before_gain
+    ]
+
+
+def _branches(row: Prospects, index: int, choice: DraftChoice, one_more: float, usual: Usual) -> list[_Item]:
+    """Return branches at the first places of a draft, with what they add, the densest first. One is of use if the draft is
+    right up to its place, and wrong there. All are as long as the block, where one is fed, or as gives most for its tokens."""
+    most = min(row.branches, choice.drafted)
+    if not most or not row.expected:
+        return []
+    draft = worths(row.expected, usual)
+    gains = {size: gain_of_branches(row, most, draft[: size - 1], one_more) / size for size in block_sizes(row.size)}
+    size = choice.fed or max(gains, key=lambda size: gains[size])
+    wrong = {count: gain_of_branches(row, count, draft[: size - 1], one_more) for count in range(1, most + 1)}
+    return [
+        _Item(index, gain - before_gain, size * (count - before), count, count - before)
+        for (before, before_gain), (count, gain) in pairwise(_upper_hull(wrong))
+        if gain > before_gain
+    ]
+
+
+def gain_of_branches(row: Prospects, count: int, draft: Sequence[float], one_more: float) -> float:
+    """Return the gain of branches at the first `count` places, each of which gives a draft of these `worths`."""
+    return (1.0 - row.reached[count - 1]) * sum(max(0.0, each - one_more) for each in draft)
+
+
+def block_sizes(most: int) -> list[int]:
+    """Return the sizes of a block that are tried: 2, 4, 8, ... and the largest."""
+    return sorted({min(1 << power, most) for power in range(1, most.bit_length() + 1)})
+
+
+def _upper_hull(gains: Mapping[int, float]) -> list[tuple[int, float]]:
+    """Return (0, 0) and those of the pairs after which fewer do not bring more for each."""
     hull: list[tuple[int, float]] = [(0, 0.0)]
-    for size in sizes:
-        gain = _gain_of_block(row, drafted, draft[: size - 1], one_more) - waiting
+    for size, gain in gains.items():
         while len(hull) > 1 and (gain - hull[-2][1]) * (hull[-1][0] - hull[-2][0]) >= (hull[-1][1] - hull[-2][1]) * (
             size - hull[-2][0]
         ):
             hull.pop()
         hull.append((size, gain))
-    return [
-        _Item(index, gain - before_gain, size - before, size)
-        for (before, before_gain), (size, gain) in pairwise(hull)
-        if gain > before_gain
-    ]
+    return hull

@@ -78,7 +78,8 @@ DEFAULT_DRAFT_LOOKUP = 0  # short matches mislead a model that drafts well (docs
 ADAPTER_DRAFT_LOOKUP = 2  # with fixed drafts: an adapter on the future block drafts less well (docs/real-model.md)
 DRAFT_TEXT_LOOKUP = 2  # who gives a draft text to a model that drafts well wants it used
 UNTRAINED_DRAFT_LOOKUP = 1  # a model never trained for blocks has no other drafts, and adaptive drafts use what pays
-DRAFT_GAMMA = 1.0  # with one pass, as good as any (docs/exact.md)
+DEFAULT_BRANCHES = 8  # where they pay; further places are rarely reached
+DRAFT_GAMMA = float("inf")  # a draft is the whole block: what is checked in vain costs no pass (docs/exact.md)
 
 
 def decided(settings: DecodingSettings, facts: "SBDFacts | None", *, has_draft_text: bool = False) -> DecodingSettings:
@@ -105,6 +106,7 @@ def decided(settings: DecodingSettings, facts: "SBDFacts | None", *, has_draft_t
         "sampler": sampler_for(settings),
         "block_size": settings.block_size or usual_block_size(trained),
         "draft_lookup": draft_lookup,
+        "branches": _branches_for(facts, settings),
     }
     found |= {name: SETTINGS[name].default for name in POINT if not SETTINGS[name].acts_in(method)}
     return replace(settings, **found | ({"block_size": 1} if method == "ntp" else {}))
@@ -124,6 +126,14 @@ def draft_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings, *, ha
     if facts.noisy_adapter:
         return ADAPTER_DRAFT_LOOKUP
     return DRAFT_TEXT_LOOKUP if has_draft_text else DEFAULT_DRAFT_LOOKUP
+
+
+def _branches_for(facts: "SBDFacts | None", settings: DecodingSettings) -> int:
+    if facts is None or settings.method != "exact" or settings.companions:  # these are asked behind one draft only
+        return 0
+    if settings.branches is not None:
+        return settings.branches
+    return DEFAULT_BRANCHES if settings.drafts == "adaptive" else 0
 
 
 def sampler_for(settings: DecodingSettings) -> "Sampler":

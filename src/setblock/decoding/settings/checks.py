@@ -143,10 +143,12 @@ def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
     limit = limit_of(model, prompt_length, settings)
     room = 1 << (limit - prompt_length - 1).bit_length()  # rounded up, so that a compiled model meets few block sizes
     settings = decided(settings, model.facts, has_draft_text=model.draft_text is not None)
+    block_size = min(settings.block_size or 1, room)
     return RowTerms(
         settings=settings,
-        block_size=min(settings.block_size or 1, room),
+        block_size=block_size,
         prompt_length=prompt_length,
         limit=limit,
         ends=(*model.end_of_text_ids, *settings.stop_token_ids),
+        branches=min(settings.branches or 0, block_size - 1),
     )

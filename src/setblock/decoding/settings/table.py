@@ -74,6 +74,16 @@ class DecodingSettings:
         group="answer",
     )
 
+    branches: int | None = setting(
+        None,
+        "In method exact: at how many places of a draft, from its first on, a pass is also fed the block that follows if the "
+        "draft is wrong there. Then a wrong draft costs no pass of its own, and passes have more tokens. Used where requests "
+        "are not served by the engine. Default: as many as pay, at most 8, if drafts is adaptive and the request is alone; "
+        "otherwise 0.",
+        Range(0, MAX_TOKENS, far=True),
+        group="answer",
+    )
+
     # How its prompt is fed
     prefill_chunk: int | None = setting(
         None,
@@ -254,7 +264,7 @@ HYPERPARAMETERS = {
         type=float,
         default=None,
         help="Entropy bound of the sampler, in nats, at least 0: the maximum total uncertainty of the tokens that one pass "
-        "reveals. 0 reveals one token per pass, inf the whole block. Default: 1 in method exact; 0.1 in sbd. A "
+        "reveals. 0 reveals one token per pass, inf the whole block. Default: inf in method exact; 0.1 in sbd. A "
         "calibrated model has its own.",
         range=Range(0),
         group="point",

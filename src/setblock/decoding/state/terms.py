@@ -28,6 +28,7 @@ class RowTerms:
         prompt_length: tokens of the prompt.
         limit: the position past the last one that may be generated.
         ends: token ids that end the answer.
+        branches: the most that a pass is fed.
     """
 
     settings: DecodingSettings
@@ -35,6 +36,7 @@ class RowTerms:
     prompt_length: int
     limit: int
     ends: tuple[int, ...]
+    branches: int = 0
 
     @property
     def adapts_drafts(self) -> bool:
@@ -65,6 +67,7 @@ class Terms:
         ends: [B, E] token ids that end an answer, filled up with `NO_TOKEN`.
         is_ntp: [B] bool, rows that decode one token a pass.
         is_exact: [B] bool, rows whose blocks are drafts: what is committed is checked.
+        branches: [B] as in `RowTerms`.
         draft_lookup: [B] of exact rows, how many tokens must match for a draft to be copied from the text; 0 for never.
         is_first: [k] bool, the first place of a block.
         takes_next: [B, k] bool, True in column 0 of exact rows: that token is plain decoding's own, and always revealed. None
@@ -98,6 +101,7 @@ class Terms:
         self.block_size = column([each.block_size for each in rows])
         self.is_ntp = column([each.settings.method == "ntp" for each in rows])
         self.is_exact = column([each.settings.method == "exact" for each in rows])
+        self.branches = column([each.branches for each in rows])
         self.draft_lookup = column([each.settings.draft_lookup or 0 for each in rows])
         self.seeds = column([each.settings.seed for each in rows])
         self.confidences = column(CONFIDENCES)

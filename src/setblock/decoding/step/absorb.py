@@ -31,7 +31,7 @@ from setblock.decoding.samplers.base import BlockView, Selection
 from setblock.decoding.state.groups import Record
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import Draws, Policy, choose_tokens
-from setblock.decoding.step.logits import Certainty, Logits, certainty_of, first_seen, read_logits
+from setblock.decoding.step.logits import Certainty, LogitRules, Logits, certainty_of, first_seen, read_logits
 from setblock.model.protocol.runtime import Compile, Feed, PassPlan, as_it_is
 
 
@@ -133,13 +133,19 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
     given = read_logits(state, feed, logits)
     state.commit(ends, has_prefill=is_prefill is not None)
     shaped, is_finite = _shaped(given, state, policy)
-    block, checked, check = shaped.block, shaped.checked, None
-    predicted = block.known
+    checked, check = shaped.checked, None
+    predicted, usable = shaped.known[:, : given.width], is_finite[:, : given.width]
     if checked is not None:
         check = check_drafts(state, checked, is_finite=is_finite[:, given.width :], draws=policy.draws)
         state.answer.failed = state.answer.failed | check.failed
         predicted = predicted.masked_fill(check.rejected[:, None], False)
-    usable = predicted & is_finite[:, : given.width]
+        if plan.branches:
+            rows = check.rejected & ~check.failed
+            given, shaped, drafted = _at_branch(
+                state, plan, given, shaped, policy.rules, rows=rows, place=check.first_wrong
+            )
+            predicted, usable = predicted | drafted, usable | drafted
+    usable = predicted & usable
     broken = predicted != usable
     if state.terms.is_all_exact:
         failed = broken[:, 0]  # next-token decoding would have seen the first token's logits, not those of a draft
@@ -154,7 +160,7 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
     return Reading(
         plan=plan,
         given=given,
-        block=block,
+        block=shaped.block,
         certainty=certainty_of(shaped.logits, shaped.best.logits, known, in_tiles=not state.terms.waits),
         known=known,
         is_asked=predicted.any(dim=1),
@@ -288,6 +294,30 @@ def _shaped(given: Logits, state: BatchState, policy: Policy) -> tuple[Logits, T
 
 
 # Exact mode
+
+
+def _at_branch(
+    state: BatchState, plan: PassPlan, given: Logits, shaped: Logits, rules: LogitRules, *, rows: Tensor, place: Tensor
+) -> tuple[Logits, Logits, Tensor]:
+    """Return the logits of a pass with those of a branch as the block's, where a draft was wrong and there is one.
+
+    Args:
+        given, shaped: the model's logits, and those that tokens are chosen from.
+        rows: [B] bool, rows whose draft was wrong.
+        place: [B] int64, the first wrong place.
+
+    Returns:
+        Both with the branch's, and [B, w] bool, which places of the block the branch predicts. What is not finite there drafts
+        nothing.
+    """
+    rows = rows & (place < state.terms.branches.clamp(max=plan.branches))
+    branch = given.branch(place.clamp(max=plan.branches - 1), size=plan.branch_size)
+    seen = None if rules.penalty is None else first_seen(state, branch.logits.shape[-1])
+    logits = rules.apply(branch.logits, positions=branch.positions, first_seen=seen)
+    ruled = branch if logits is branch.logits else branch.with_logits(logits)
+    drafted = pad(branch.known & ruled.is_finite & rows[:, None], (0, given.width - plan.branch_size))
+    whole = given.with_block(rows, branch)
+    return whole, whole if shaped is given and ruled is branch else shaped.with_block(rows, ruled), drafted
 
 
 @dataclass(frozen=True)

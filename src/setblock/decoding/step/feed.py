@@ -96,6 +96,7 @@ def plan_pass(
     fuses_commit: bool = True,
     is_ahead: bool = False,
     whole_blocks: bool = False,
+    branched: int = 0,
 ) -> PassPlan:
     """Return the plan of a pass over `spans`, at least one of which feeds something. Does not wait for the device.
 
@@ -103,6 +104,7 @@ def plan_pass(
         fuses_commit: as in `BatchState.next_end`.
         is_ahead: whether the spans are bounds, as `spans_ahead` gives them.
         whole_blocks: whether all places of a block may be filled, whatever is fed.
+        branched: the most tokens that a row may be fed in branches.
         fixed_keys: as a `Runner` has it. Prompts have lengths of all kinds, so sizes of their passes are never fixed.
     """
     fed = [row for row, span in enumerate(spans) if span.tokens]
@@ -120,8 +122,12 @@ def plan_pass(
         queries, fixed_width, checked = fixed_sizes(state.terms, queries)
         width = state.terms.block_width if whole_blocks else fixed_width
         fed, visible = list(range(state.batch)), fixed_keys
+    branches, branch_size = (
+        (0, 0) if is_fixed else _branch_sizes(spans, state.terms.rows, is_ahead=is_ahead, room=branched)
+    )
+    width = max(width, branch_size)
     device, causal_block = state.tokens.device, state.facts is not None and state.facts.causal_block
-    is_full = not (is_ahead or is_fixed) and all(spans[row].tokens == queries for row in fed)
+    is_full = not (is_ahead or is_fixed or branches) and all(spans[row].tokens == queries for row in fed)
     is_everyone = len(fed) == state.batch
     rows = state.rows if is_everyone else torch.tensor(fed, device=device)
     if any(span.is_cut for span in spans):
@@ -137,6 +143,8 @@ def plan_pass(
         queries=queries,
         width=width,
         checked=checked,
+        branches=branches,
+        branch_size=branch_size,
         visible=visible,
         fuses_commit=fuses_commit,
         causal_block=causal_block,
@@ -147,6 +155,24 @@ def plan_pass(
         is_fixed=is_fixed,
         spans=None if is_ahead or is_fixed else [spans[row] for row in fed],
     )
+
+
+def _branch_sizes(spans: Sequence[Span], terms: Sequence[RowTerms], *, is_ahead: bool, room: int) -> tuple[int, int]:
+    """Return the most branches of a row, and their tokens; 0 and 0 where there are none.
+
+    Args:
+        is_ahead: as in `plan_pass`.
+        room: the most tokens that a row may be fed in branches.
+    """
+    count = size = 0
+    for span, row in zip(spans, terms, strict=True):
+        # Whether they pay is known only where passes are read before the next one
+        places = span.drafted if not is_ahead else 0 if row.adapts_drafts else row.block_size - 1
+        wanted, tokens = (span.branches, span.branch_size) if span.branches >= 0 else (row.branches, row.block_size)
+        if wanted and places > 0:
+            count, size = max(count, min(places, wanted)), max(size, tokens)
+    count = min(count, room // max(1, size))
+    return (count, size) if count else (0, 0)
 
 
 def fixed_widths(terms: Terms) -> list[int]:
@@ -198,7 +224,7 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
     if state.facts is not None and state.facts.noise_vocab_size is not None:  # there is no mask token to feed
         noise = random_tokens(plan.of(state.terms.seeds), positions, vocab_size=state.facts.noise_vocab_size)
         tokens = noise.where(tokens == NO_TOKEN, tokens)
-    return Feed(
+    feed = Feed(
         plan=plan,
         tokens=tokens,
         positions=positions,
@@ -207,4 +233,40 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
         outputs=(source - committed).clamp(0, plan.queries - 1),
         wanted=wanted,
         targets=target,
+    )
+    return _with_branches(state, feed) if plan.branches else feed
+
+
+def _with_branches(state: BatchState, feed: Feed) -> Feed:
+    """Return a feed with a branch at each of the first places of the rows' drafts, as many as its plan has."""
+    plan = feed.plan
+    committed, limit, size = (
+        plan.of(each)[:, None] for each in (state.cache.committed, state.terms.limit, state.terms.block_size)
+    )
+    starts, offsets = committed + state.columns[1 : plan.branches + 1], state.columns[: plan.branch_size]
+    is_there = starts < feed.block_start[:, None]
+    is_there &= state.columns[: plan.branches] < plan.of(state.terms.branches)[:, None]
+    if plan.is_prefill is not None:
+        is_there &= ~plan.is_prefill[:, None]
+    here = starts[..., None] + offsets  # [A, n, c]
+    is_real = is_there[..., None] & (here < limit[..., None]) & (offsets < size[..., None])
+    shift = plan.of(state.terms.shifts)[:, None, : plan.branch_size]
+    outputs = plan.queries + state.columns[: plan.branched].view(plan.branches, -1) - shift
+    positions = (here * is_real).flatten(1)
+    tokens = torch.full_like(positions, state.terms.mask_token)
+    if state.facts is not None and state.facts.noise_vocab_size is not None:
+        tokens = random_tokens(plan.of(state.terms.seeds), positions, vocab_size=state.facts.noise_vocab_size)
+
+    def more(part: Tensor, of_branches: Tensor) -> Tensor:
+        return torch.cat([part, of_branches.flatten(1)], dim=1)
+
+    return replace(
+        feed,
+        tokens=more(feed.tokens, tokens),
+        positions=more(feed.positions, positions),
+        is_real=more(feed.is_real, is_real),
+        outputs=more(feed.outputs, outputs),
+        wanted=more(feed.wanted, is_real & (offsets > 0)),  # the check tells a branch's first token
+        targets=more(feed.targets, here),
+        branch_starts=starts,
     )

@@ -40,6 +40,7 @@ class Logits:
         best: the most likely token of each position, found once: a vocabulary is long.
         width: w. The first w positions are those of each row's block (ẑ). The others are drafted positions that exact rows
             commit in this pass, all but each row's first (z).
+        branches: what branches predict, [B, n c] in place of [B, m]; None where there are none.
     """
 
     logits: Tensor
@@ -47,6 +48,7 @@ class Logits:
     known: Tensor
     best: MostLikely
     width: int
+    branches: "Logits | None" = None
 
     @property
     def is_finite(self) -> Tensor:
@@ -72,6 +74,31 @@ class Logits:
         best = MostLikely(self.best.logits[:, here], self.best.token_ids[:, here])
         return Logits(self.logits[:, here], self.positions[:, here], self.known[:, here], best, width)
 
+    def branch(self, place: Tensor, *, size: int) -> "Logits":
+        """Return the logits of one branch of each row, of `size` tokens: of that at `place` [B] of the draft."""
+        assert self.branches is not None
+        columns = place[:, None] * size + torch.arange(size, device=place.device)
+        every = columns[..., None].expand(-1, -1, self.logits.shape[-1])
+        best = MostLikely(*(each.gather(1, columns) for each in self.branches.best))
+        known, positions = self.branches.known.gather(1, columns), self.branches.positions.gather(1, columns)
+        return Logits(self.branches.logits.gather(1, every), positions, known, best, size)
+
+    def with_block(self, rows: Tensor, block: "Logits") -> "Logits":
+        """Return them with another block in `rows` [B] bool, of at most w tokens; no more are known of it."""
+
+        def put(whole: Tensor, part: Tensor) -> Tensor:
+            first = torch.where(rows.view(-1, *[1] * (whole.dim() - 1)), part, whole[:, : block.width])
+            return torch.cat([first, whole[:, block.width :]], dim=1)
+
+        unknown = rows[:, None] & (torch.arange(self.known.shape[1], device=rows.device) < self.width)
+        return replace(
+            self,
+            logits=put(self.logits, block.logits),
+            positions=put(self.positions, block.positions),
+            known=put(self.known & ~unknown, block.known),
+            best=MostLikely(*map(put, self.best, block.best)),
+        )
+
 
 def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
     """Return what the logits of a feed predict: all outputs' [A, w + m, V], or those of the M that are wanted [M, V].
@@ -86,6 +113,13 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
     if logits.dim() == 2:  # `best` was found in the wanted ones alone
         logits, best = feed.spread(logits), MostLikely(feed.spread(best.logits), feed.spread(best.token_ids))
 
+    branches, own = None, size + plan.checked
+    if plan.branches:
+        of_logits, positions, known = (plan.put(each[:, own:]) for each in (logits, feed.targets, feed.wanted))
+        of_best = MostLikely(*(plan.put(each[:, own:]) for each in best))
+        branches = Logits(of_logits, positions, known, of_best, width=0)
+        logits, best = logits[:, :own], MostLikely(*(each[:, :own] for each in best))
+
     # 1. The block's first token may come from a causal logit of an earlier pass, in which it was fed or committed
     block_start = plan.of(state.block.start)
     is_at_once = plan.fuses_commit and not plan.may_be_cut and state.terms.takes_first_at_once
@@ -99,7 +133,7 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
         best.logits[:, 0], best.token_ids[:, 0] = most_likely(logits[:, 0])
 
     # 2. A pass predicts a block's tokens if it fed the block, and the first one also if it committed all before it
-    wanted = feed.wanted
+    wanted, target = feed.wanted[:, :own], feed.targets[:, :own]
     if plan.is_prefill is not None or not plan.fuses_commit:  # else all that is wanted
         predicts = (plan.ends > block_start) | plan.of(state.is_causal)
         if plan.is_prefill is not None:
@@ -107,8 +141,8 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
         wanted = wanted & (predicts[:, None] | (state.columns[: wanted.shape[1]] >= size))
 
     # 3. From the A rows that took part to all B
-    logits, target, wanted = (plan.put(each) for each in (logits, feed.targets, wanted))
-    return Logits(logits, target, wanted, MostLikely(*map(plan.put, best)), size)
+    logits, target, wanted = (plan.put(each) for each in (logits, target, wanted))
+    return Logits(logits, target, wanted, MostLikely(*map(plan.put, best)), size, branches)
 
 
 class Certainty(NamedTuple):

@@ -50,6 +50,7 @@ class LlamaRunner:
     """See `setblock.model.protocol.runtime.PagedRunner`. A row is known by its id; rows share no cells."""
 
     pads = False
+    branched = 0
     fixed_keys = None
     compiled = staticmethod(as_it_is)
     shares_pages = False

@@ -39,6 +39,8 @@ class Span:
         kinds: of the drafted tokens behind the first, where drafts vary in length.
         copied: the kind that the second token of a copy would be of, if there is one; a smaller number if not.
         fed_size: tokens of the new block to feed; -1 where nobody has decided.
+        branches, branch_size: how many branches are fed, at the draft's first places, and their tokens; -1 where nobody has
+            decided.
     """
 
     start: int
@@ -50,6 +52,8 @@ class Span:
     kinds: tuple[int, ...] = ()
     copied: int = 0
     fed_size: int = -1
+    branches: int = -1
+    branch_size: int = -1
 
     @property
     def drafted(self) -> int:
@@ -81,9 +85,11 @@ class PassPlan:
         batch: B, how many rows the batch has.
         ends: [A] int64, the position past the last token that each row is fed.
         is_prefill: [A] bool, rows that are fed a part of their prompt, or what was evicted; None where no row is.
-        queries: Q, the most tokens of a row.
+        queries: Q, the most tokens of a row, branches left out.
         width: w, places of each row's block whose outputs are wanted: 1 where none is fed a block.
         checked: outputs of each row at which drafts are checked.
+        branches: n, the most branches of a row.
+        branch_size: c, tokens of a branch.
         visible: the position past the last in the cache that any row attends to.
         is_fixed: whether sizes are of the few that a compiled model is made for, at the price of padding.
         fuses_commit: whether what is committed is fed with the block behind it; otherwise the commit is a separate pass.
@@ -103,6 +109,8 @@ class PassPlan:
     visible: int
     is_prefill: Tensor | None = None
     checked: int = 0
+    branches: int = 0
+    branch_size: int = 0
     is_fixed: bool = False
     fuses_commit: bool = True
     causal_block: bool = False
@@ -115,6 +123,11 @@ class PassPlan:
     def has_all(self) -> bool:
         """Return whether all rows of the batch take part."""
         return self.rows.shape[0] == self.batch
+
+    @property
+    def branched(self) -> int:
+        """Return n c, the most tokens that a row is fed in branches."""
+        return self.branches * self.branch_size
 
     def of(self, whole: Tensor) -> Tensor:
         """Return [A, ...] of what all rows have, [B, ...]; the argument itself where all rows take part."""
@@ -136,6 +149,10 @@ class Feed:
     """Hold the inputs of a pass: A rows that take part, Q tokens at most of a row, m = w + `PassPlan.checked` outputs of
     each.
 
+    A pass that checks a draft can be fed *branches*, too: future blocks like the row's own, each of which begins at a place of
+    the draft and sees what is before it. If the draft is wrong there, the branch has given the next draft already. There are n
+    of c tokens for each row. They are the last n c columns and outputs, and Q and m count them.
+
     Attributes:
         plan: its sizes and its rows.
         tokens: [A, Q] int64, mask tokens included. Anything where not real.
@@ -146,6 +163,7 @@ class Feed:
             that check a draft.
         wanted: [A, m] bool, where they are; elsewhere anything may be given.
         targets: [A, m] int64, the positions whose tokens the outputs predict.
+        branch_starts: [A, n] int64, the position of the first token of each branch; None where the pass has none.
     """
 
     plan: PassPlan
@@ -156,18 +174,51 @@ class Feed:
     outputs: Tensor
     wanted: Tensor
     targets: Tensor
+    branch_starts: Tensor | None = None
 
     @property
     def in_block(self) -> Tensor:
-        """Return [A, Q] bool, tokens of the future block. Where the runner does not fuse commits, all of a row's or none."""
-        return self.positions >= self.block_start[:, None]  # padding is at 0, where no block begins
+        """Return [A, Q] bool, tokens of a future block. Where the runner does not fuse commits, all of a row's or none."""
+        in_block = self.positions >= self.block_start[:, None]  # padding is at 0, where no block begins
+        if self.branch_starts is not None:
+            in_block[:, self.plan.queries :] = self.is_real[:, self.plan.queries :]
+        return in_block
+
+    @property
+    def slots(self) -> Tensor:
+        """Return [A, Q] int64, where the keys and values of each token are written, of the row's places in the cache: at its
+        position. A branch is written behind all that the row is fed, where later passes write again."""
+        if self.branch_starts is None:
+            return self.positions
+        behind = self.plan.ends[:, None] + torch.arange(self.plan.branched, device=self.positions.device)
+        return torch.cat([self.positions[:, : self.plan.queries], behind], dim=1)
 
     @property
     def limits(self) -> Tensor:
-        """Return [A, Q] int64, the first position that each token must not see."""
+        """Return [A, Q] int64, the first slot that each token must not see; a branch sees its own besides (`branch_slots`)."""
         if self.plan.causal_block:
-            return self.positions + 1
-        return torch.where(self.in_block, self.plan.ends[:, None], self.positions + 1)
+            limits = self.positions + 1
+        else:
+            limits = torch.where(self.in_block, self.plan.ends[:, None], self.positions + 1)
+        if self.branch_starts is not None:
+            limits[:, self.plan.queries :] = self.branch_starts.repeat_interleave(self.plan.branch_size, dim=1)
+        return limits
+
+    @property
+    def branch_slots(self) -> tuple[Tensor, Tensor] | None:
+        """Return [A, Q] int64 each, the first slot of a branch that each token sees, and the one past the last; equal outside
+        of branches. None where there are none."""
+        if self.branch_starts is None:
+            return None
+        plan, first = self.plan, self.slots.clone()
+        last, size = first.clone(), plan.branch_size
+        place = torch.arange(plan.branched, device=first.device) % size
+        tokens = (
+            self.is_real[:, plan.queries :].reshape(-1, plan.branches, size).sum(dim=2).repeat_interleave(size, dim=1)
+        )
+        first[:, plan.queries :] -= place
+        last[:, plan.queries :] += tokens.clamp(max=1) if plan.causal_block else tokens - place
+        return first, last
 
     def padded(self) -> "Feed":
         """Return the same pass with one more column of padding."""
@@ -217,6 +268,10 @@ class Runner(Protocol):
     @property
     def pads(self) -> bool:
         """Return whether a pass computes as many tokens for each row, padding included."""
+
+    @property
+    def branched(self) -> int:
+        """Return how many tokens a row may be fed in branches; 0 where they can't be run."""
 
     @property
     def fixed_keys(self) -> int | None:
@@ -283,9 +338,9 @@ class LanguageModel(Protocol):
     def device(self) -> torch.device:
         """Return the device where feeds are made, and logits are read."""
 
-    def runner(self, *, rows: int, capacity: int) -> Runner:
+    def runner(self, *, rows: int, capacity: int, branched: int = 0) -> Runner:
         """Return a runner, with an empty cache, of `rows` rows of at most `capacity` positions, which stay together to
-        the end."""
+        the end. `branched`: the most tokens that a row may be fed in branches, if the runner can run them."""
 
     def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PagedRunner:
         """Return a runner of rows that come and go, at most `rows` at once. Its cache is empty, and has `pages` pages of

@@ -174,17 +174,30 @@ class PaddedRunner:
     pads = True
 
     def __init__(
-        self, model: PreTrainedModel, *, rows: int, capacity: int, compiled: CompiledModel | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        rows: int,
+        capacity: int,
+        branched: int = 0,
+        compiled: CompiledModel | None = None,
     ) -> None:
-        """Make an empty cache for `rows` rows of at most `capacity` positions. `compiled`: the model, where it is."""
+        """Make an empty cache for `rows` rows of at most `capacity` positions.
+
+        Args:
+            branched: the most tokens of a row's branches.
+            compiled: the model, where it is compiled. It is not fed branches.
+        """
         self._model, self._compiled = model, compiled
         # A model and its config take long to ask, so they are asked once
         config, device, dtype = model.config.get_text_config(), model.device, model.dtype
         self._attention = grouped_attention(model)
         keep_bits(model)
         capacity = self._attention.whole_chunks(capacity if compiled is None else fixed_capacity(capacity))
-        self.cache = SlotCache(layers=config.num_hidden_layers, batch=rows, capacity=capacity)
-        most = max(rows, 2 * capacity)  # a pass of padding feeds twice a block
+        self.branched = 0 if compiled else branched
+        slots = self._attention.whole_chunks(capacity + self.branched)
+        self.cache = SlotCache(layers=config.num_hidden_layers, batch=rows, capacity=slots)
+        most = max(rows, 2 * slots)  # a pass of padding feeds twice a block
         self._form = mask_form(config, device=device, dtype=dtype, most=most)
         keep_hook(model)
         self._has_gate, self._waits = gate_of(model) is not None, devices.waits(device)
@@ -205,11 +218,12 @@ class PaddedRunner:
         if feed.tokens.numel() < least:
             feed = feed.padded()
         rows, queries = feed.tokens.shape
-        visible = min(self._attention.whole_chunks(feed.plan.visible), self.cache.capacity)
+        seen = feed.plan.visible + feed.plan.branched
+        visible = min(self._attention.whole_chunks(seen), self.cache.capacity)
         everyone = feed.plan.has_all
         self.cache.write_to(
             rows=None if everyone else feed.plan.rows,
-            slots=feed.positions if feed.plan.is_full else feed.positions.where(feed.is_real, self.cache.capacity),
+            slots=feed.slots if feed.plan.is_full else feed.slots.where(feed.is_real, self.cache.capacity),
             visible=visible,
         )
         outputs = feed.outputs  # [A, m]
@@ -241,9 +255,9 @@ class PaddedRunner:
         """Return the mask of a pass; None where each token sees all of `visible`, and the attention takes that."""
         if feed.plan.sees_all and not self._attention.needs_masks:
             return None
-        (rows, queries), limits = feed.tokens.shape, feed.limits
+        (rows, queries), limits, besides = feed.tokens.shape, feed.limits, feed.branch_slots
         mask = self._form.mask(
-            lambda window: decode_mask(position_ids=feed.positions, limits=limits, window=window),
+            lambda window: decode_mask(position_ids=feed.positions, limits=limits, window=window, besides=besides),
             batch=rows,
             queries=queries,
             keys=visible,

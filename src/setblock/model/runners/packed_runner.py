@@ -30,6 +30,7 @@ class PackedRunner:
 
     fuses_commit = True
     pads = False
+    branched = 0
     fixed_keys = None
     compiled = staticmethod(as_it_is)
     shares_pages = True

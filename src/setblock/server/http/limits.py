@@ -7,7 +7,8 @@ from setblock.decoding.settings.table import offered
 from setblock.errors import ParameterError
 
 OFFERED = offered(
-    but_not=("prefill_chunk", "structure", "logprobs"),  # the scheduler has a limit; OpenAI's words for the others
+    # The engine feeds no branches, and its scheduler has a limit; the others have OpenAI's words
+    but_not=("branches", "prefill_chunk", "structure", "logprobs"),
     names={"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"},
 )
 MAX_BIASED_TOKENS = 1024
