@@ -92,7 +92,8 @@ def sweep(
         points: the operating points, in this order. A point that the file already has is not decoded again.
         path: a file that each result is added to. An interrupted sweep resumes from it. None keeps no file.
         shared: the settings that all points share, such as `max_new_tokens`.
-        on_progress, asked: as in `evaluate`.
+        on_progress: as in `evaluate`.
+        **asked: as in `evaluate`.
 
     Returns:
         NTP and the requested points in their order, even if the file has others too.
