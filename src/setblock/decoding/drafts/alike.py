@@ -76,10 +76,8 @@ def _with_branches(
     ]
     pairs.sort(key=lambda pair: pair[0] * pair[1])
     now, one, *costs = [rate * each for each in seconds([padded_rows * (width + n) for n in (0, 1, *map(prod, pairs))])]
-    start, drafts = (
-        0.0 if any(each.fed for each in chosen) else rate * block,
-        [worths(row.expected, usual) for row in rows],
-    )
+    start = 0.0 if any(each.fed for each in chosen) else rate * block
+    drafts = [worths(row.expected, usual) for row in rows]
     best, found = 0.0, (0, 0)
     for (count, size), cost in zip(pairs, costs, strict=True):
         value = now - cost - start

@@ -349,9 +349,7 @@ def _decided(
         assert known is not None
         room = min(terms[row].block_size, terms[row].limit - spans[row].start - 1) if has_blocks else 0
         branches = min(terms[row].branches, runner.branched // terms[row].block_size)
-        prospects.append(
-            known.prospects(spans[row].kinds, room, waits=not runner.fuses_commit, branches=branches),
-        )
+        prospects.append(known.prospects(spans[row].kinds, room, waits=not runner.fuses_commit, branches=branches))
     return control.decide(
         prospects,
         pass_kind(runner),

@@ -220,13 +220,9 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
     if plan.is_prefill is not None:  # a prompt has no draft to check, and one that is fed again predicts nothing new
         wanted &= ~(plan.is_prefill & plan.of(state.cache.prefilled))[:, None]
         wanted[:, plan.width :] &= ~plan.is_prefill[:, None]
-    tokens = plan.of(state.tokens).gather(1, positions)
-    if state.facts is not None and state.facts.noise_vocab_size is not None:  # there is no mask token to feed
-        noise = random_tokens(plan.of(state.terms.seeds), positions, vocab_size=state.facts.noise_vocab_size)
-        tokens = noise.where(tokens == NO_TOKEN, tokens)
     feed = Feed(
         plan=plan,
-        tokens=tokens,
+        tokens=plan.of(state.tokens).gather(1, positions),
         positions=positions,
         block_start=block_start[:, 0],
         is_real=is_real,
@@ -234,7 +230,12 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
         wanted=wanted,
         targets=target,
     )
-    return _with_branches(state, feed) if plan.branches else feed
+    if plan.branches:
+        feed = _with_branches(state, feed)
+    if state.facts is not None and state.facts.noise_vocab_size is not None:  # there is no mask token to feed
+        noise = random_tokens(plan.of(state.terms.seeds), feed.positions, vocab_size=state.facts.noise_vocab_size)
+        feed = replace(feed, tokens=noise.where(feed.tokens == NO_TOKEN, feed.tokens))
+    return feed
 
 
 def _with_branches(state: BatchState, feed: Feed) -> Feed:
@@ -253,16 +254,13 @@ def _with_branches(state: BatchState, feed: Feed) -> Feed:
     shift = plan.of(state.terms.shifts)[:, None, : plan.branch_size]
     outputs = plan.queries + state.columns[: plan.branched].view(plan.branches, -1) - shift
     positions = (here * is_real).flatten(1)
-    tokens = torch.full_like(positions, state.terms.mask_token)
-    if state.facts is not None and state.facts.noise_vocab_size is not None:
-        tokens = random_tokens(plan.of(state.terms.seeds), positions, vocab_size=state.facts.noise_vocab_size)
 
     def more(part: Tensor, of_branches: Tensor) -> Tensor:
         return torch.cat([part, of_branches.flatten(1)], dim=1)
 
     return replace(
         feed,
-        tokens=more(feed.tokens, tokens),
+        tokens=more(feed.tokens, torch.full_like(positions, state.terms.mask_token)),
         positions=more(feed.positions, positions),
         is_real=more(feed.is_real, is_real),
         outputs=more(feed.outputs, outputs),

@@ -193,11 +193,11 @@ class PaddedRunner:
         config, device, dtype = model.config.get_text_config(), model.device, model.dtype
         self._attention = grouped_attention(model)
         keep_bits(model)
-        capacity = self._attention.whole_chunks(capacity if compiled is None else fixed_capacity(capacity))
-        self.branched = 0 if compiled else branched
-        slots = self._attention.whole_chunks(capacity + self.branched)
-        self.cache = SlotCache(layers=config.num_hidden_layers, batch=rows, capacity=slots)
-        most = max(rows, 2 * slots)  # a pass of padding feeds twice a block
+        self.branched = branched if compiled is None else 0
+        capacity = capacity + branched if compiled is None else fixed_capacity(capacity)
+        capacity = self._attention.whole_chunks(capacity)
+        self.cache = SlotCache(layers=config.num_hidden_layers, batch=rows, capacity=capacity)
+        most = max(rows, 2 * capacity)  # a pass of padding feeds twice a block
         self._form = mask_form(config, device=device, dtype=dtype, most=most)
         keep_hook(model)
         self._has_gate, self._waits = gate_of(model) is not None, devices.waits(device)
