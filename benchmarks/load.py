@@ -4,11 +4,11 @@
     python benchmarks/load.py --report benchmarks/results/load.jsonl --picture docs/load.svg
 
 A cell is a model with its prompts, and a number of requests at once, in the engine that `setblock serve` uses or in a batch as
-`setblock evaluate --batch-size` does. The engine gets four times as many requests as run at once, whose answers end at
-different lengths: one begins where another ends. In each round all ways to decode answer the same prompts in turns, in an order
-that changes, so that a ratio is of times side by side. Each round of a cell is a line of JSON, written when it is done. The
-program can be ended at any time, and continues where it was: the first round of all cells comes first, and the cells that say
-most before the others.
+`setblock evaluate --batch-size` does. The engine gets twice as many requests as run at once, and at least eight, whose answers
+end at different lengths: one begins where another ends. In each round all ways to decode answer the same prompts in turns, in
+an order that changes, so that a ratio is of times side by side. Each round of a cell is a line of JSON, written when it is
+done. The program can be ended at any time, and continues where it was: the first round of all cells comes first, and the cells
+that say most before the others.
 
 Figures are tokens a second over plain decoding's, medians over the rounds: as it decides, the best fixed length, and the length
 that was the default of earlier commits. Texts are compared with plain decoding's, too. The machine should do nothing else.
@@ -133,7 +133,7 @@ def measure(options: argparse.Namespace) -> None:
 
 def of_cell(subject: Subject, load: int | str, turn: int, tokens: int) -> dict[str, Any]:
     """Return what each way took in one round of a cell."""
-    model, count = loaded(subject.model), BATCH if load == "batch" else max(4 * int(load), 8)
+    model, count = loaded(subject.model), BATCH if load == "batch" else max(2 * int(load), 8)
     prompts = prompts_for(subject, count, turn)
     limit = DecodingSettings(max_new_tokens=tokens * subject.tokens)
     ways = {
@@ -194,7 +194,7 @@ def loaded(name: str | None) -> SBDModel:
 def prompts_for(subject: Subject, count: int, turn: int) -> list[list[int]]:
     """Return the prompts of a round: the same for all loads and ways, as far as they go."""
     model, task = loaded(subject.model), task_named(subject.task)
-    examples = list(islice(task.examples("test", seed=0), turn % 4 * 8, turn % 4 * 8 + count))
+    examples = list(islice(task.examples("test", seed=0), turn * 8, turn * 8 + count))
     asked, raw = prompts_of(task, examples, model)
     return [encode_prompt(model.tokenizer, each, raw=raw) for each in asked]
 

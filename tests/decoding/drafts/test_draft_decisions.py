@@ -180,6 +180,18 @@ def test_where_all_drafts_are_refused_passes_follow_that_nobody_drafts_for() -> 
     assert dear.gain == pytest.approx(1, abs=0.1)  # passes without drafts count as what they are
 
 
+def test_what_passes_of_one_kind_gain_is_not_asked_of_another_kind() -> None:
+    """An engine's passes compute no padding, so they gain more than those of a padded batch over as many rows."""
+    control = DraftControl(costs={name: GivenCosts(lambda tokens, rows: 1.0) for name in ("packed", "padded")})
+    row = control.new_row().prospects([], 0, waits=False)._replace(reached=[0.9])
+    for name in ("packed", "padded"):
+        control.decide([row] * 8, name, others=0, prompts=0, padded_rows=8, cached=0)
+        if name == "packed":
+            control._gain_here.gained *= 3
+            assert control.gain > 2
+    assert control.gain < 1.1
+
+
 def test_what_is_gained_already_is_asked_of_drafts_once() -> None:
     """Passes gain half as much again. A draft that gains a tenth more than that for its cost is taken, and one that gains a
     tenth less is not."""

@@ -132,3 +132,17 @@ def test_costs_follow_a_machine_that_changes() -> None:
             learn(costs, tokens, rows=1, cached=50, seconds=0.01 * (1 + slope * tokens))
     one, many = costs.seconds([1, 16], rows=1, cached=50)
     assert many / one == pytest.approx(2.6 / 1.1, rel=0.1)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 20, 32])
+def test_plain_passes_alone_do_not_make_larger_ones_seem_free(rows: int) -> None:
+    """Rows and cached positions may then explain all of their times. What larger passes cost still follows from the prior:
+    more, but not so much that none would ever be tried. And what was seen is known, of whatever order of magnitude."""
+    for seed, unit in itertools.product(range(20), (1e-3, 1.0)):
+        rng, costs = random.Random(seed), LearnedCosts(free_tokens=48.0)
+        for count in range(48):
+            disturbed = 1.6 if rng.random() < 0.05 else 1.0
+            learn(costs, rows, rows=rows, cached=rows * (60 + count), seconds=unit * disturbed * rng.uniform(0.9, 1.1))
+        plain, larger = costs.seconds([rows, 16 * rows], rows=rows, cached=rows * 84)
+        assert plain == pytest.approx(unit, rel=0.1)
+        assert larger - plain == pytest.approx(plain * 15 * rows / 48, rel=0.6)

@@ -108,7 +108,7 @@ class DraftControl:
         clock: what times passes.
     """
 
-    free_tokens: float = 24.0
+    free_tokens: float = 48.0
     costs: dict[str, CostModel] = field(default_factory=dict)
     resting: int = 0
     clock: PassClock = field(default_factory=PassClock)
@@ -117,8 +117,8 @@ class DraftControl:
     _copied: ExpectedDraft = field(default_factory=partial(ExpectedDraft, usual=0.0))
     # Apart for about as many rows: what few rows cost and gain says little of many
     _learned: dict[tuple[str, int], LearnedCosts] = field(default_factory=dict)
-    _gains: dict[int, _Gain] = field(default_factory=dict)
-    _load: int = 1  # that of the last decision
+    _gains: dict[tuple[str, int], _Gain] = field(default_factory=dict)
+    _here: tuple[str, int] = "", 1  # the kind of pass and the load of the last decision
 
     def new_row(self) -> RowDrafts:
         """Return what is known of a row that begins."""
@@ -144,14 +144,14 @@ class DraftControl:
 
     @property
     def gain(self) -> float:
-        """Return how many times as many tokens as plain passes recent passes have given, by their costs: those of about as
-        many rows as the last decision was for, since drafts bring most where few rows are in a pass."""
+        """Return how many times as many tokens as plain passes recent passes have given, by their costs: those of the kind
+        that the last decision was for, and of about as many rows, since drafts bring most where few rows are in a pass."""
         found = self._gain_here
         return max(1.0, found.gained / found.spent)
 
     @property
     def _gain_here(self) -> _Gain:
-        return self._gains.setdefault(self._load, _Gain())
+        return self._gains.setdefault(self._here, _Gain())
 
     def observe(self, row: RowDrafts, committed: int, kinds: Sequence[int], *, copied: int = 0) -> None:
         """Learn what became of the draft that a row's last pass was fed.
@@ -210,7 +210,7 @@ class DraftControl:
         """
         count = len(rows) + others
         computed = count if widths is None else padded_rows
-        model, self._load = self.costs_of(kind, rows=computed), _load_of(count)
+        model, self._here = self.costs_of(kind, rows=computed), (kind, _load_of(count))
 
         def seconds(tokens: Sequence[int]) -> list[float]:
             return model.seconds(tokens, rows=computed, cached=cached)
@@ -265,7 +265,7 @@ def control_of(model: Any) -> DraftControl:
     return control
 
 
-_FREE_ON_CPU, _FREE_ON_GPU = 24.0, 512.0  # tokens; where a prior is wrong, a few passes correct it
+_FREE_ON_CPU, _FREE_ON_GPU = 48.0, 512.0  # tokens; where a prior is wrong, a few passes correct it
 _KEPT = 0.998  # of what is known of a model's drafts, after one more pass
 
 

@@ -99,10 +99,9 @@ class LearnedCosts:
             free_tokens: how many more tokens take as long as the first one. About the machine's operations a second over its
                 bytes a second.
         """
-        prior = _prior(free_tokens)
-        count = prior.shape[1]
+        count = 1 + len(KNOTS) + len(STEPS) + 4
         self.num_passes = 0
-        self._prior = prior.T @ prior
+        self._free_tokens = free_tokens
         self._products, self._sums = np.zeros((count, count)), np.zeros(count)
         self._coefficients = np.zeros(count)
         self._coefficients[0], self._coefficients[_SLOPES] = 1.0, 1.0 / free_tokens  # in a unit that nobody knows yet
@@ -111,7 +110,7 @@ class LearnedCosts:
 
     def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
         """See `CostModel`. Before the first pass, in any unit."""
-        slope, (per_row, per_cached, *_) = self._coefficients[len(KNOTS)], self._coefficients[-4:].tolist()
+        slope, (per_row, per_cached, *_) = float(self._coefficients[len(KNOTS)]), self._coefficients[-4:].tolist()
         if self._curve is None:  # asked for every pass, and of many sizes: so it is computed once for each fit
             self._curve = (_OF_TOKENS @ self._coefficients[:-4]).tolist()
         curve, last = self._curve, KNOTS[-1]
@@ -138,12 +137,9 @@ class LearnedCosts:
         self._fastest = seconds if self.num_passes == 0 else min(self._fastest, seconds)
         self.num_passes += 1
         if self.num_passes <= _EARLY or self.num_passes % _EARLY == 0:
-            self._fit(seconds)
-
-    def _fit(self, seconds: float) -> None:
-        start = self._coefficients[0] if self.num_passes > 1 else seconds
-        products = self._products + PRIOR / max(start, 1e-9) ** 2 * self._prior
-        self._coefficients, self._curve = _non_negative(products, self._sums, fallback=seconds), None
+            prior = _prior(self._free_tokens, *about[:2]) / self._fastest
+            products = self._products + PRIOR * prior.T @ prior
+            self._coefficients, self._curve = _non_negative(products, self._sums, fallback=seconds), None
 
 
 # What a pass takes at least, of the fastest one: a few uneven times may all be put down to what a plain pass hasn't
@@ -173,16 +169,17 @@ _OF_TOKENS = _table()
 """[tokens, 1 + segments + steps], for all numbers of tokens up to the last of `KNOTS`: every pass needs some."""
 
 
-def _prior(free_tokens: float) -> np.ndarray:
-    """Return [n, segments + steps + 5], coefficients of what is 0 a priori, as parts of a pass's time: each segment's slope is
-    what makes `free_tokens` more cost as much as the first, so is that of rows, and a few units of the cache do; there are no
-    steps, uneven lengths and blocks cost nothing; and each segment is like the next."""
+def _prior(free_tokens: float, rows: int, cached: float) -> np.ndarray:
+    """Return [n, segments + steps + 5]: products of coefficients that are 0 a priori. Each segment's slope is what makes
+    `free_tokens` more cost as much as all that does not depend on tokens, for such `rows` and `cached`; so is that of rows, and
+    a few units of the cache cost as much; there are no steps, uneven lengths and blocks cost nothing; and each segment is like
+    the next."""
     segments, steps = len(KNOTS), len(STEPS)
     ends = np.asarray([*KNOTS[1:], 2 * KNOTS[-1]], dtype=float)
     parts = ends / (1 + ends / free_tokens)
-    same = np.zeros((segments + steps + 4, segments + steps + 5))
-    same[:, 0] = [*-parts / free_tokens, *[0.0] * steps, -1 / free_tokens, -1 / _FREE_CACHED, 0.0, 0.0]
-    same[:, 1:] = np.diag([*parts, *[1.0] * (steps + 4)])
+    of_same = [*parts / free_tokens, *[0.0] * steps, 1 / free_tokens, 1 / _FREE_CACHED, 0.0, 0.0]
+    same = np.diag([0.0, *parts, *[1.0] * (steps + 4)])[1:]
+    same -= np.outer(of_same, [1.0, *[0.0] * (segments + steps), rows, cached, 0.0, 0.0])
     alike = np.zeros((segments - 1, segments + steps + 5))
     between = np.arange(segments - 1)
     alike[between, 1 + between], alike[between, 2 + between] = -parts[:-1], parts[:-1]
@@ -193,16 +190,17 @@ _FREE_CACHED = 4.0
 
 
 def _non_negative(products: np.ndarray, sums: np.ndarray, *, fallback: float) -> np.ndarray:
-    """Return x >= 0 that nearly minimises x P x / 2 - s x: coefficients that would be negative are 0, one set at a time."""
+    """Return x >= 0 that nearly minimises x P x / 2 - s x: coefficients that would be negative are 0, one after another."""
     free = np.ones(len(sums), dtype=bool)
     found = np.zeros(len(sums))
-    ridge = 1e-9 * np.diag(np.diag(products) + 1e-12)
+    scale = np.sqrt(np.diag(products))
+    ridge = 1e-9 * np.diag(scale**2 + 1e-12)
     while free.any():
         solved = np.linalg.solve((products + ridge)[np.ix_(free, free)], sums[free])
         if (solved >= 0).all():
             found[free] = solved
             break
-        free[np.flatnonzero(free)[solved < 0]] = False
+        free[np.flatnonzero(free)[np.argmin(solved * scale[free])]] = False
     if not found.any():
         found[0] = fallback
     return found
