@@ -4,11 +4,11 @@
     python benchmarks/load.py --report benchmarks/results/load.jsonl --picture docs/load.svg
 
 A cell is a model with its prompts, and a number of requests at once, in the engine that `setblock serve` uses or in a batch as
-`setblock evaluate --batch-size` does. The engine gets twice as many requests as run at once, and at least eight, whose answers
-end at different lengths: one begins where another ends. In each round all ways to decode answer the same prompts in turns, in
-an order that changes, so that a ratio is of times side by side. Each round of a cell is a line of JSON, written when it is
-done. The program can be ended at any time, and continues where it was: the first round of all cells comes first, and the cells
-that say most before the others.
+`setblock evaluate --batch-size` does. The engine gets twice as many requests as run at once, and at least eight in all, whose
+answers end at different lengths: one begins where another ends. All ways to decode answer the same requests in turns, and then
+the next ones, in an order that changes, so that a ratio is of times side by side. Each round of a cell is a line of JSON,
+written when it is done. The program can be ended at any time, and continues where it was: the first round of all cells comes
+first, and the cells that say most before the others.
 
 Figures are tokens a second over plain decoding's, medians over the rounds: as it decides, the best fixed length, and the length
 that was the default of earlier commits. Texts are compared with plain decoding's, too. The machine should do nothing else.
@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -143,9 +143,12 @@ def of_cell(subject: Subject, load: int | str, turn: int, tokens: int) -> dict[s
         ADAPTIVE: limit,
         **{str(size): replace(limit, drafts="fixed", block_size=size) for size in FIXED},
     }
-    order = list(ways)
-    order = order[turn % len(order) :] + order[: turn % len(order)]
-    found = {way: timed(model, prompts, ways[way], load) for way in order}
+    order, size = list(ways), BATCH if load == "batch" else 2 * int(load) if int(load) > 1 else 1
+    found: dict[str, tuple[float, list[Generation]]] = {way: (0.0, []) for way in ways}
+    for number, start in enumerate(range(0, len(prompts), size), start=turn):
+        for way in order[number % len(order) :] + order[: number % len(order)]:
+            seconds, answers = timed(model, prompts[start : start + size], ways[way], load, seed=start)
+            found[way] = found[way][0] + seconds, found[way][1] + answers
     plain = [each.token_ids for each in found[PLAIN][1]]
     return {
         way: {
@@ -162,15 +165,14 @@ def of_cell(subject: Subject, load: int | str, turn: int, tokens: int) -> dict[s
 
 
 def timed(
-    model: SBDModel, prompts: Sequence[list[int]], settings: DecodingSettings, load: int | str
+    model: SBDModel, prompts: Sequence[list[int]], settings: DecodingSettings, load: int | str, *, seed: int
 ) -> tuple[float, list[Generation]]:
-    """Return the seconds of all answers, and the answers in the order of the prompts."""
+    """Return the seconds of all answers, and the answers in the order of the prompts. `seed`: of their lengths."""
     if load == "batch":
         started = time.perf_counter()
-        starts = range(0, len(prompts), BATCH)
-        batches = [generate_batch(model, prompts[start : start + BATCH], settings=settings) for start in starts]
-        return time.perf_counter() - started, list(chain(*batches))
-    most, draw = settings.max_new_tokens, random.Random(0)
+        answers = generate_batch(model, prompts, settings=settings)
+        return time.perf_counter() - started, answers
+    most, draw = settings.max_new_tokens, random.Random(seed)
     assert most is not None
     requests = [
         Request(str(number), prompt, replace(settings, max_new_tokens=draw.randint(most // 4, most)))

@@ -112,7 +112,7 @@ class LearnedCosts:
         """See `CostModel`. Before the first pass, in any unit."""
         slope, (per_row, per_cached, *_) = float(self._coefficients[len(KNOTS)]), self._coefficients[-4:].tolist()
         if self._curve is None:  # asked for every pass, and of many sizes: so it is computed once for each fit
-            self._curve = (_OF_TOKENS @ self._coefficients[:-4]).tolist()
+            self._curve = np.einsum("ts,s->t", _OF_TOKENS, self._coefficients[:-4]).tolist()  # `@` would wake threads
         curve, last = self._curve, KNOTS[-1]
         same, least = per_row * rows + per_cached * cached / MOST_CACHED, _LEAST * self._fastest
         if tokens[-1] <= last and curve[0] + same >= least:  # as a rule
