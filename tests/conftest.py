@@ -1,7 +1,9 @@
 """What all tests share: a small tokenizer and prompts to give to random models."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,21 @@ from setblock.decoding.drafts import control
 settings.register_profile("setblock", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("setblock")
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `in_turn`, leave to the nightly run all but a part of its parameters' combinations, in which each value
+    of each parameter is: with modes A, B, C and families 1, 2, 3, ... those are A1, C2, B3, ..."""
+    marked = [item for item in items if isinstance(item, pytest.Function) and item.get_closest_marker("in_turn")]
+    values = defaultdict[tuple[Path, str], defaultdict[str, set[int]]](lambda: defaultdict(set))
+    for item in marked:
+        for name, index in item.callspec.indices.items():
+            values[item.path, item.originalname][name].add(index)
+    for item in marked:
+        counts = [len(each) for each in values[item.path, item.originalname].values() if len(each) > 1]
+        if counts and sum(item.callspec.indices.values()) % min(counts):
+            item.add_marker(pytest.mark.nightly)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -172,6 +172,7 @@ def test_every_stage_for_gpus_runs_in_miniature(
     assert last_line(capsys.readouterr().out)["stages"] == stages, "nothing is measured twice"
 
 
+@pytest.mark.nightly
 def test_half_an_hour_is_spent_on_training_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

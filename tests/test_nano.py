@@ -85,6 +85,7 @@ def bundled():
     return load(device="cpu")
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize(
     ("method", "gamma"), [("ntp", 0.0), ("sbd", 0.01), ("sbd", 0.35), ("sbd", 9.0), ("exact", 1.0)]

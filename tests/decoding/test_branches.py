@@ -22,6 +22,7 @@ def model(tokenizer: PreTrainedTokenizerBase, family: str, mode: str) -> SBDMode
     return tiny_sbd(family, tokenizer, mode=mode, dtype=torch.float64)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2"])

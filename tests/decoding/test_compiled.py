@@ -118,7 +118,7 @@ GRAPHS = {"sbd": 7, "exact": 14, "ntp": 5}
 """Of a batch size, method and rounded length: of the model, and of what runs between its passes."""
 
 
-@pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
+@pytest.mark.parametrize("method", [pytest.param("sbd", marks=pytest.mark.nightly), "exact", "ntp"])
 def test_another_prompt_length_batch_or_bound_compiles_nothing_anew(
     method: Method, tokenizer: PreTrainedTokenizerBase
 ) -> None:

@@ -86,6 +86,7 @@ def assert_plain(ours: Sequence[Any], model: SBDModel, prompts: Sequence[list[in
         assert_same(found, expected)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("mode", MODES)
 def test_any_decision_gives_plain_decodings_text_in_a_batch(

@@ -28,6 +28,7 @@ def decode(sbd: SBDModel, prompt: list[int], sampler: InOrder, **settings: int) 
     return batch, list(batch.steps())
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("at", [0, 1, 4, 6, 7])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("mode", MODES)

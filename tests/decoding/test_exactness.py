@@ -45,6 +45,7 @@ def assert_committed_is_exact(sbd: SBDModel, batch: OpenBatch) -> None:
                 torch.testing.assert_close(held, getattr(theirs, name)[0], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cached_equals_naive_and_commits_exactly(
@@ -93,6 +94,7 @@ def test_ntp_mode_is_the_models_own_generate(
         assert_committed_is_exact(sbd, batch)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_row_of_a_batch_is_what_it_is_alone(

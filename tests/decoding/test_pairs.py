@@ -212,7 +212,13 @@ def with_draft_text(model: LanguageModel, features: frozenset[str]) -> Iterator[
     model.draft_text = None
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
+def marked(pair: tuple[str, str]) -> Any:
+    """A pair; nightly, those of what is compiled with what a model or a request asks for, which take seconds each."""
+    slow = pair[0] == "compiled" and pair[1] not in ("adapter", "copies", "structure", "draft text")
+    return pytest.param(pair, id=" + ".join(pair), marks=pytest.mark.nightly if slow else [])
+
+
+@pytest.mark.parametrize("pair", map(marked, PAIRS))
 def test_exact_is_plain_decoding(
     pair: tuple[str, str], models: Models, prompts: list[list[int]], trained_tokenizer: PreTrainedTokenizerBase
 ) -> None:

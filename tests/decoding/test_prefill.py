@@ -33,6 +33,7 @@ def decoded(batch: OpenBatch) -> tuple[list[int], list[int]]:
     return of_prompts, later
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("chunk", [1, 7, 16, 40])
 @pytest.mark.parametrize("method", ["ntp", "exact", "sbd"])

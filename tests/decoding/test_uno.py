@@ -58,6 +58,7 @@ def settings_of(method: Any, **others: Any) -> DecodingSettings:
     return DecodingSettings(method=method, max_new_tokens=40, **({"block_size": 6} | others))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_exact_text_is_plain_decodings_alone_and_in_batches_and_in_the_engine(
     model: SBDModel, prompts: list[list[int]], temperature: float

@@ -9,13 +9,15 @@ import json
 import pytest
 from torch import nn
 
-from family_sweep.cases import REFUSED, REPRESENTATIVE, cases
+from family_sweep.cases import REFUSED, REPRESENTATIVE, SLOW, cases
 from family_sweep.runs import run_case
 from family_sweep.table import PAGE, RESULTS, summary, write_results
 from setblock.model.attention.attention import AttentionPlan, plan_of
 
 
-@pytest.mark.parametrize("name", REPRESENTATIVE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.nightly if each in SLOW else []) for each in REPRESENTATIVE]
+)
 def test_right_or_refused(name: str) -> None:
     outcome = run_case(name, every_path=False)
     assert outcome.status == ("refused" if name in REFUSED else "right"), outcome

@@ -11,7 +11,10 @@ REPRESENTATIVE = (
     "deepseek_v3", "doge (window of 16)", "electra (encoder)", "qwen2_vl", "bart (more decoder layers)", "bert (untied)",
     "gemma4_text",
 )  # fmt: skip
-"""The cases that are in `make test`."""
+"""The cases that are in `make test`, but for those of `SLOW`."""
+
+SLOW = ("qwen2_vl", "gemma4_text", "gemma3")
+"""Cases that take five seconds or more."""
 
 REFUSED = ("electra (encoder)", "bart (more decoder layers)", "doge (window of 16)")
 """Those of them that are refused."""

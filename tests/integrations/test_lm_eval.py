@@ -245,6 +245,7 @@ def test_the_harness_runs_every_kind_of_task(trained_tokenizer, tmp_path):
     assert results["config"]["setblock"]["settings"]["method"] == "exact"
 
 
+@pytest.mark.nightly  # the harness takes long to start
 class TestCommand:
     """The harness's own command, as a process of its own."""
 

@@ -48,6 +48,7 @@ def causal(tokenizer: PreTrainedTokenizerBase, noise: Noise) -> SBDModel:
     return sbd
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
 def test_requests_that_come_one_by_one_get_what_generate_gives(
@@ -65,6 +66,7 @@ def test_requests_that_come_one_by_one_get_what_generate_gives(
         assert (served.token_ids, served.passes) == generated(sbd, prompt, each)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("noise", ["mask", "uniform"])
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
 def test_causal_blocks_are_committed_with_the_next_one(

@@ -71,6 +71,7 @@ def test_decodes_the_same(family: str, layers: int, most_stays: bool, tokenizer:
     assert decoded() == expected
 
 
+@pytest.mark.nightly  # the compiler takes a minute
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch warns of what it does itself
 @pytest.mark.skipif(torch.bfloat16 not in DTYPES, reason="this processor has no products of bfloat16")
 def test_compiled_by_inductor_exact_mode_is_plain_decoding_to_the_bit(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -87,7 +88,11 @@ def test_compiled_by_inductor_exact_mode_is_plain_decoding_to_the_bit(tokenizer:
     assert exact.token_ids == plain.token_ids
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(each, marks=[] if each == torch.bfloat16 else pytest.mark.nightly) for each in DTYPES],
+    ids=str,
+)
 def test_traced_it_decodes_the_same(dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase) -> None:
     sbd = tiny_sbd("llama", tokenizer, mode="shifted", dtype=dtype, num_hidden_layers=1)
     sbd.prepack()

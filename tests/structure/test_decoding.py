@@ -55,19 +55,21 @@ def of_kinds(method: Any) -> list[DecodingSettings]:
     return found
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", [*SCHEMAS, *OTHERS])
 def test_exact_is_what_transformers_gives(
     name: str, sbd: SBDModel, prompts: list[list[int]], trained_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     form = {**SCHEMAS, **OTHERS}[name]
+    wanted = [by_transformers(sbd, each, form, tokens=TOKENS, tokenizer=sbd.tokenizer) for each in prompts]
     for method, lookup in (("ntp", None), ("exact", None), ("exact", 1)):
         base = DecodingSettings(method=method, max_new_tokens=TOKENS, structure=form, draft_lookup=lookup)  # type: ignore[arg-type]
-        for prompt, found in zip(prompts, answers(sbd, prompts, [base] * len(prompts)), strict=True):
-            wanted = by_transformers(sbd, prompt, form, tokens=TOKENS, tokenizer=sbd.tokenizer)
-            assert found.token_ids == wanted
-            assert found.finish_reason == ("stop" if wanted[-1] in sbd.end_of_text_ids else "length")
+        for found, expected in zip(answers(sbd, prompts, [base] * len(prompts)), wanted, strict=True):
+            assert found.token_ids == expected
+            assert found.finish_reason == ("stop" if expected[-1] in sbd.end_of_text_ids else "length")
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
 def test_company_changes_nothing(method: str, sbd: SBDModel, prompts: list[list[int]]) -> None:
     """In one batch, with rows of other forms and of none; drawn, penalised and stopped as without."""

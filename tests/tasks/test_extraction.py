@@ -127,8 +127,11 @@ def test_wordings_name_fields_that_are_there_and_leave_no_marks(kind):
 
 @pytest.mark.parametrize("kind", ALL_KINDS, ids=lambda kind: kind.name)
 def test_what_a_message_shows_can_be_read_in_it(kind):
-    """By a reader that knows nothing of the writer: it looks for each value in all the ways that a person would know."""
-    for wording, (seed, locale) in itertools.product(kind.wordings, enumerate(locales())):
+    """By a reader that knows nothing of the writer: it looks for each value in all the ways that a person would know. Each
+    wording is read in every third locale."""
+    for (number, wording), (seed, locale) in itertools.product(enumerate(kind.wordings), enumerate(locales())):
+        if (number + seed) % 3:
+            continue
         _, message = written(kind, wording, locale, seed)
         dates_share = "..".join(re.findall(r"\.\.(\w+)\}", wording.text))
         assert message.shown, wording.name

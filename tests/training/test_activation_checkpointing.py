@@ -60,6 +60,7 @@ def gradients(
     return found
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("cross_entropy", ["plain", "chunked"])
 @pytest.mark.parametrize(
     ("family", "adapter"),

@@ -84,6 +84,7 @@ def measured(path: Path) -> int:
     return held + most
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_estimate_is_what_a_step_holds(tmp_path: Path, size: str, checkpointing: bool) -> None:

@@ -110,6 +110,7 @@ def check(model: Any, gate: Gate, inputs: TrainingInputs, **how: Any) -> None:
         torch.testing.assert_close(found[name], gradient, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("logit_shift", [False, True])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "olmo2", "mixtral"])
 def test_families(tokenizer: PreTrainedTokenizerBase, family: str, logit_shift: bool) -> None:

@@ -79,6 +79,7 @@ def by_hand(
     return weighted, plain, count
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("logits_at_once", [1 << 30, 7 * VOCABULARY], ids=["at once", "in chunks"])
 @pytest.mark.parametrize("decay", [1.0, 0.7])
 @pytest.mark.parametrize("shifted", [False, True])

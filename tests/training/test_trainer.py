@@ -73,6 +73,7 @@ def logged(trainer: SBDTrainer, key: str) -> list[float]:
     return [entry[key] for entry in trainer.state.log_history if key in entry]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "options",
     [
@@ -169,6 +170,7 @@ def test_block_size_draw(make: Make) -> None:
     assert set(sizes_of(20, block_sizes=[8])) == {8}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_step_uses_the_block_size_drawn_for_it(
@@ -207,6 +209,7 @@ def test_a_step_uses_the_block_size_drawn_for_it(
         assert drawn[: len(used)] == [(s, drawn_block_size(trainer.args, step=s, max_steps=7)) for s in expected]
 
 
+@pytest.mark.nightly  # processes of workers start slowly
 def test_workers_draw_the_noise_that_the_process_would(make: Make) -> None:
     weights = []
     for workers in (0, 2):

@@ -201,6 +201,7 @@ def test_exact_is_next_token_decoding_within_the_language(
     assert any(each.passes.decoding < each.num_tokens for each in with_language)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
 @pytest.mark.parametrize("mode", MODES)
 def test_every_answer_is_in_the_language_and_is_what_it_is_alone(

@@ -86,6 +86,7 @@ def untrained(trained_tokenizer: PreTrainedTokenizerBase) -> SBDModel:
     return sbd
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("has_others", [False, True])
 @pytest.mark.parametrize("lookup", [None, 0, 1, 2, 9])
 @pytest.mark.parametrize("temperature", [0.0, 0.6])

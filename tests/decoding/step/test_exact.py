@@ -19,6 +19,7 @@ from setblock.decoding.settings.table import DecodingSettings
 SAMPLERS: list[Sampler] = [EntropyBounded(gamma) for gamma in (math.inf, 4.0, 3.0, 0.0, 2.0)]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_next_token_decoding(

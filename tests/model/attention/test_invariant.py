@@ -90,6 +90,7 @@ def test_a_mask_made_once_for_a_pass_is_the_one_made_in_each_layer(of_group, que
     assert torch.equal(found, wanted)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox"])
 def test_exact_mode_is_plain_decoding_to_the_bit(dtype, family, trained_tokenizer, prompts):
