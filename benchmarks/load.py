@@ -234,7 +234,12 @@ def medians(rounds: Sequence[dict[str, Any]]) -> Iterator[tuple[str, int | str, 
             name,
             load,
             {way: median(ratio(each, way) for each in found) for way in ways},
-            {"rounds": len(found), "same": same, "answers": of_all},
+            {
+                "rounds": len(found),
+                "same": same,
+                "answers": of_all,
+                "spread": sorted(ratio(each, ADAPTIVE) for each in found),
+            },
         )
 
 
@@ -243,10 +248,11 @@ def best_fixed(ratios: dict[str, float]) -> str:
     return max((way for way in ratios if way not in (PLAIN, ADAPTIVE)), key=lambda way: ratios[way])
 
 
-def row_of(name: str, load: int | str, ratios: dict[str, float]) -> str:
+def row_of(name: str, load: int | str, ratios: dict[str, float], about: dict[str, Any]) -> str:
     """Return the row of a cell in docs/drafts.md."""
-    best = best_fixed(ratios)
-    return f"| {name} | {load} | {ratios[ADAPTIVE]:.2f} | {ratios[best]:.2f} (k = {best}) |"
+    best, spread = best_fixed(ratios), about["spread"]
+    rounds = f"{spread[0]:.2f} to {spread[-1]:.2f}" if len(spread) > 1 else "one round"
+    return f"| {name} | {load} | {ratios[ADAPTIVE]:.2f} ({rounds}) | {ratios[best]:.2f} (k = {best}) |"
 
 
 def report(rounds: Sequence[dict[str, Any]], picture: Path | None) -> None:

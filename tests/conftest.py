@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _passes_are_free() -> Iterator[None]:
     """Whatever may be drafted is, and counts of passes depend on no clock."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(control, "LearnedCosts", lambda free_tokens: GivenCosts(free))
+        patch.setattr(control, "LearnedCosts", lambda **_: GivenCosts(free))
         yield
 
 

@@ -282,6 +282,6 @@ def test_random_models_have_the_size_of_their_name() -> None:
 def test_the_page_on_drafts_shows_what_was_measured_under_load() -> None:
     page, rounds = (ROOT / "docs" / "drafts.md").read_text(), load.read(ROOT / "benchmarks" / "results" / "load.jsonl")
     cells = list(load.medians(rounds))
-    assert "\n".join(load.row_of(name, at, ratios) for name, at, ratios, _ in cells) in page
+    assert "\n".join(load.row_of(*cell) for cell in cells) in page
     assert f"All {sum(about['same'] for *_, about in cells):,} texts" in page
     assert all(about["same"] == about["answers"] for *_, about in cells)

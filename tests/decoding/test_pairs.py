@@ -218,7 +218,7 @@ def marked(pair: tuple[str, str]) -> Any:
     return pytest.param(pair, id=" + ".join(pair), marks=pytest.mark.nightly if slow else [])
 
 
-@pytest.mark.parametrize("pair", map(marked, PAIRS))
+@pytest.mark.parametrize("pair", [marked(each) for each in PAIRS])
 def test_exact_is_plain_decoding(
     pair: tuple[str, str], models: Models, prompts: list[list[int]], trained_tokenizer: PreTrainedTokenizerBase
 ) -> None:

@@ -146,3 +146,21 @@ def test_plain_passes_alone_do_not_make_larger_ones_seem_free(rows: int) -> None
         plain, larger = costs.seconds([rows, 16 * rows], rows=rows, cached=rows * 84)
         assert plain == pytest.approx(unit, rel=0.1)
         assert larger - plain == pytest.approx(plain * 15 * rows / 48, rel=0.6)
+
+
+@pytest.mark.parametrize("times", [1.0, 3.0])
+def test_costs_begin_with_those_of_similar_passes_and_leave_them(times: float) -> None:
+    """Known for eight rows, they are for 24, in order of magnitude. What these cost, a few passes tell."""
+    rng, known = random.Random(0), LearnedCosts(free_tokens=48.0)
+    for _ in range(60):
+        tokens = rng.choice((8, 8, 12, 24, 48))
+        learn(known, tokens, rows=8, cached=800, seconds=0.05 * (1 + tokens / 40) * rng.uniform(0.95, 1.05))
+    costs = LearnedCosts(free_tokens=48.0, like=known)
+    sizes = (24, 48, 96)
+    for each, tokens in zip(costs.seconds(sizes, rows=24, cached=2400), sizes, strict=True):
+        assert each == pytest.approx(0.05 * (1 + tokens / 40), rel=0.6)
+    for _ in range(16):
+        tokens = rng.choice(sizes)
+        learn(costs, tokens, rows=24, cached=2400, seconds=0.05 * times * (1 + tokens / 40))
+    for each, tokens in zip(costs.seconds(sizes, rows=24, cached=2400), sizes, strict=True):
+        assert each == pytest.approx(0.05 * times * (1 + tokens / 40), rel=0.2)

@@ -127,12 +127,16 @@ class DraftControl:
         )
 
     def costs_of(self, name: str, *, rows: int) -> CostModel:
-        """Return the costs of a kind of pass over about as many rows."""
+        """Return the costs of a kind of pass over about as many rows. They begin with those of the most similar passes."""
         if name in self.costs:
             return self.costs[name]
-        key = name, _load_of(rows)
+        load = _load_of(rows)
+        key = name, load
         if key not in self._learned:
-            self._learned[key] = LearnedCosts(free_tokens=self.free_tokens)
+            known = [each for each, costs in self._learned.items() if costs.num_passes]
+            nearest = min(known, key=lambda each: (each[0] != name, abs(each[1] - load)), default=None)
+            like = None if nearest is None else self._learned[nearest]
+            self._learned[key] = LearnedCosts(free_tokens=self.free_tokens, like=like)
         return self._learned[key]
 
     def curve(self, name: str, *, rows: int, cached: int) -> tuple[tuple[int, float], ...]:

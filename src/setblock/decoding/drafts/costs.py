@@ -92,12 +92,13 @@ class TimedPass(NamedTuple):
 class LearnedCosts:
     """Learn the costs of one kind of pass. A `CostModel`."""
 
-    def __init__(self, *, free_tokens: float) -> None:
+    def __init__(self, *, free_tokens: float, like: "LearnedCosts | None" = None) -> None:
         """Begin with a prior.
 
         Args:
             free_tokens: how many more tokens take as long as the first one. About the machine's operations a second over its
                 bytes a second.
+            like: costs of other passes that were learned, which count for a few observations.
         """
         count = 1 + len(KNOTS) + len(STEPS) + 4
         self.num_passes = 0
@@ -106,6 +107,10 @@ class LearnedCosts:
         self._coefficients = np.zeros(count)
         self._coefficients[0], self._coefficients[_SLOPES] = 1.0, 1.0 / free_tokens  # in a unit that nobody knows yet
         self._fastest = 0.0  # seconds of the fastest pass
+        if like is not None:
+            weight = _TAKEN_OVER * (1 - FADING) / (1 - FADING**like.num_passes)
+            self._products, self._sums = weight * like._products, weight * like._sums
+            self._coefficients, self._fastest = like._coefficients, like._fastest
         self._curve: list[float] | None = None  # what 0, 1, 2, ... tokens cost, but for the last four terms
 
     def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
@@ -142,6 +147,7 @@ class LearnedCosts:
             self._coefficients, self._curve = _non_negative(products, self._sums, fallback=seconds), None
 
 
+_TAKEN_OVER = 2.0  # observations that those of other passes count for together
 # What a pass takes at least, of the fastest one: a few uneven times may all be put down to what a plain pass hasn't
 _LEAST = 0.1
 _EARLY = 8  # passes after each of which costs are fitted; later, after each so many
