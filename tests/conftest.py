@@ -3,7 +3,6 @@
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,15 +25,18 @@ torch.set_num_threads(1)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test marked `in_turn`, leave to the nightly run all but a part of its parameters' combinations, in which each value
     of each parameter is: with modes A, B, C and families 1, 2, 3, ... those are A1, C2, B3, ..."""
-    marked = [item for item in items if isinstance(item, pytest.Function) and item.get_closest_marker("in_turn")]
-    values = defaultdict[tuple[Path, str], defaultdict[str, set[int]]](lambda: defaultdict(set))
-    for item in marked:
-        for name, index in item.callspec.indices.items():
-            values[item.path, item.originalname][name].add(index)
-    for item in marked:
-        counts = [len(each) for each in values[item.path, item.originalname].values() if len(each) > 1]
-        if counts and sum(item.callspec.indices.values()) % min(counts):
-            item.add_marker(pytest.mark.nightly)
+    tests = defaultdict[str, list[pytest.Function]](list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("in_turn"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        # Of each parameter, the number of its value in each case; once of parameters that are given together
+        numbers = {tuple(case.callspec.indices[name] for case in cases) for name in cases[0].callspec.indices}
+        counts = [len(set(each)) for each in numbers if len(set(each)) > 1]
+        if len(counts) > 1:
+            for case, *of_case in zip(cases, *numbers, strict=True):
+                if sum(of_case) % min(counts):
+                    case.add_marker(pytest.mark.nightly)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -90,6 +90,7 @@ class _Gain:
 # Times as many tokens as plain passes would bring for its cost is what a draft must bring, at least: estimates err, and not all
 # that it costs is timed. Where passes have gained more, a draft must bring as much as they have
 _MARGIN = 1.1
+_FREE_ON_CPU, _FREE_ON_GPU = 48.0, 512.0  # tokens; where a prior is wrong, a few passes correct it
 _BETTER = 0.01  # of a block's draft is better than a copy, at least: so it is fed where that costs nothing
 _HOPED = 8.0  # drafted tokens: what full trust is worth a priori
 _FADING = 0.98  # of what is known of passes, after one more
@@ -108,7 +109,7 @@ class DraftControl:
         clock: what times passes.
     """
 
-    free_tokens: float = 48.0
+    free_tokens: float = _FREE_ON_CPU
     costs: dict[str, CostModel] = field(default_factory=dict)
     resting: int = 0
     clock: PassClock = field(default_factory=PassClock)
@@ -134,9 +135,8 @@ class DraftControl:
         key = name, load
         if key not in self._learned:
             known = [each for each, costs in self._learned.items() if costs.num_passes]
-            nearest = min(known, key=lambda each: (each[0] != name, abs(each[1] - load)), default=None)
-            like = None if nearest is None else self._learned[nearest]
-            self._learned[key] = LearnedCosts(free_tokens=self.free_tokens, like=like)
+            nearest = min(known, key=lambda each: (each[0] != name, abs(each[1] - load)), default=key)
+            self._learned[key] = LearnedCosts(free_tokens=self.free_tokens, like=self._learned.get(nearest))
         return self._learned[key]
 
     def curve(self, name: str, *, rows: int, cached: int) -> tuple[tuple[int, float], ...]:
@@ -269,7 +269,6 @@ def control_of(model: Any) -> DraftControl:
     return control
 
 
-_FREE_ON_CPU, _FREE_ON_GPU = 48.0, 512.0  # tokens; where a prior is wrong, a few passes correct it
 _KEPT = 0.998  # of what is known of a model's drafts, after one more pass
 
 

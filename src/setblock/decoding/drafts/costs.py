@@ -100,9 +100,9 @@ class LearnedCosts:
                 bytes a second.
             like: costs of other passes that were learned, which count for a few observations.
         """
-        count = 1 + len(KNOTS) + len(STEPS) + 4
+        self._prior, self._of_same = _prior(free_tokens)
+        count = self._prior.shape[1]
         self.num_passes = 0
-        self._free_tokens = free_tokens
         self._products, self._sums = np.zeros((count, count)), np.zeros(count)
         self._coefficients = np.zeros(count)
         self._coefficients[0], self._coefficients[_SLOPES] = 1.0, 1.0 / free_tokens  # in a unit that nobody knows yet
@@ -117,7 +117,7 @@ class LearnedCosts:
         """See `CostModel`. Before the first pass, in any unit."""
         slope, (per_row, per_cached, *_) = float(self._coefficients[len(KNOTS)]), self._coefficients[-4:].tolist()
         if self._curve is None:  # asked for every pass, and of many sizes: so it is computed once for each fit
-            self._curve = np.einsum("ts,s->t", _OF_TOKENS, self._coefficients[:-4]).tolist()  # `@` would wake threads
+            self._curve = (_OF_TOKENS @ self._coefficients[:-4]).tolist()
         curve, last = self._curve, KNOTS[-1]
         same, least = per_row * rows + per_cached * cached / MOST_CACHED, _LEAST * self._fastest
         if tokens[-1] <= last and curve[0] + same >= least:  # as a rule
@@ -142,7 +142,8 @@ class LearnedCosts:
         self._fastest = seconds if self.num_passes == 0 else min(self._fastest, seconds)
         self.num_passes += 1
         if self.num_passes <= _EARLY or self.num_passes % _EARLY == 0:
-            prior = _prior(self._free_tokens, *about[:2]) / self._fastest
+            same = np.append(_of_tokens(1), (*about[:2], False, False))
+            prior = (self._prior - np.outer(self._of_same, same)) / self._fastest
             products = self._products + PRIOR * prior.T @ prior
             self._coefficients, self._curve = _non_negative(products, self._sums, fallback=seconds), None
 
@@ -175,21 +176,20 @@ _OF_TOKENS = _table()
 """[tokens, 1 + segments + steps], for all numbers of tokens up to the last of `KNOTS`: every pass needs some."""
 
 
-def _prior(free_tokens: float, rows: int, cached: float) -> np.ndarray:
-    """Return [n, segments + steps + 5]: products of coefficients that are 0 a priori. Each segment's slope is what makes
-    `free_tokens` more cost as much as all that does not depend on tokens, for such `rows` and `cached`; so is that of rows, and
-    a few units of the cache cost as much; there are no steps, uneven lengths and blocks cost nothing; and each segment is like
+def _prior(free_tokens: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return [n, segments + steps + 5] and [n]: products of coefficients, and what they are a priori, as parts of all that does
+    not depend on tokens. Each segment's slope is what makes `free_tokens` more cost as much as that, so is that of rows, and a
+    few units of the cache cost as much; there are no steps, uneven lengths and blocks cost nothing; and each segment is like
     the next."""
     segments, steps = len(KNOTS), len(STEPS)
     ends = np.asarray([*KNOTS[1:], 2 * KNOTS[-1]], dtype=float)
     parts = ends / (1 + ends / free_tokens)
-    of_same = [*parts / free_tokens, *[0.0] * steps, 1 / free_tokens, 1 / _FREE_CACHED, 0.0, 0.0]
-    same = np.diag([0.0, *parts, *[1.0] * (steps + 4)])[1:]
-    same -= np.outer(of_same, [1.0, *[0.0] * (segments + steps), rows, cached, 0.0, 0.0])
+    own = np.diag([0.0, *parts, *[1.0] * (steps + 4)])[1:]
     alike = np.zeros((segments - 1, segments + steps + 5))
     between = np.arange(segments - 1)
     alike[between, 1 + between], alike[between, 2 + between] = -parts[:-1], parts[:-1]
-    return np.concatenate([same, alike])
+    of_same = [*parts / free_tokens, *[0.0] * steps, 1 / free_tokens, 1 / _FREE_CACHED, 0.0, 0.0, *[0.0] * len(alike)]
+    return np.concatenate([own, alike]), np.asarray(of_same)
 
 
 _FREE_CACHED = 4.0
