@@ -5,10 +5,11 @@
 
 A cell is a model with its prompts, and a number of requests at once, in the engine that `setblock serve` uses or in a batch as
 `setblock evaluate --batch-size` does. The engine gets twice as many requests as run at once, and at least eight in all, whose
-answers end at different lengths: one begins where another ends. All ways to decode answer the same requests in turns, and then
-the next ones, in an order that changes, so that a ratio is of times side by side. Each round of a cell is a line of JSON,
-written when it is done. The program can be ended at any time, and continues where it was: the first round of all cells comes
-first, and the cells that say most before the others.
+answers end at different lengths: one begins where another ends. All ways to decode answer the same requests side by side: the
+next pass is always that of the way which has the fewest tokens yet. So a machine that slows down for a second slows all of
+them. The first round of a cell measures all fixed lengths, the next ones only those within a fifth of the best. Each round of a
+cell is a line of JSON, written when it is done. The program can be ended at any time, and continues where it was: the first
+round of all cells comes first, and the cells that say most before the others.
 
 Figures are tokens a second over plain decoding's, medians over the rounds: as it decides, the best fixed length, and the length
 that was the default of earlier commits. Texts are compared with plain decoding's, too. The machine should do nothing else.
@@ -36,10 +37,10 @@ from measuring.tables import markdown
 from setblock.data.tasks import task_named
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.text import encode_prompt
-from setblock.decoding.generate import generate_batch
+from setblock.decoding.generate import open_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, Request
-from setblock.engine.offline import answered, limits_for
+from setblock.engine.offline import limits_for
 from setblock.evaluation.run import prompts_of
 from setblock.model.sbd_model import SBDModel
 
@@ -110,7 +111,7 @@ def measure(options: argparse.Namespace) -> None:
     rounds, tokens = options.rounds, options.tokens
     if options.quick:
         subjects, loads, rounds, tokens = ["bundled"], [2, "batch"], 1, 8
-    done = {(each["subject"], each["load"], each["round"]) for each in read(options.out)}
+    done = {(each["subject"], each["load"], each["round"]): each for each in read(options.out)}
     until = time.monotonic() + 60 * options.minutes
     for turn in range(rounds):
         for load in loads:
@@ -118,7 +119,9 @@ def measure(options: argparse.Namespace) -> None:
                 if (name, load, turn) in done or time.monotonic() > until:
                     continue
                 found = {"subject": name, "load": load, "round": turn, "tokens": tokens, "quick": options.quick}
-                found |= {"ways": of_cell(SUBJECTS[name], load, turn, tokens), **provenance()}
+                sizes = near_best(done.get((name, load, 0)))
+                found |= {"ways": of_cell(SUBJECTS[name], load, turn, tokens, sizes), **provenance()}
+                done[name, load, turn] = found
                 line = json.dumps(found)
                 if options.out is None:
                     print(line)
@@ -133,55 +136,106 @@ def measure(options: argparse.Namespace) -> None:
                 )
 
 
-def of_cell(subject: Subject, load: int | str, turn: int, tokens: int) -> dict[str, Any]:
-    """Return what each way took in one round of a cell."""
+def near_best(first: dict[str, Any] | None) -> list[int]:
+    """Return the fixed lengths that are worth a measurement, given the first round of a cell, if there was one."""
+    if first is None:
+        return list(FIXED)
+    ratios = {size: ratio(first, str(size)) for size in FIXED}
+    return [size for size in FIXED if ratios[size] >= 0.8 * max(ratios.values())]
+
+
+def of_cell(subject: Subject, load: int | str, turn: int, tokens: int, sizes: Sequence[int]) -> dict[str, Any]:
+    """Return what each way took in one round of a cell. `sizes`: the fixed draft lengths."""
     model, count = loaded(subject.model), BATCH if load == "batch" else max(2 * int(load), 8)
     prompts = prompts_for(subject, subject.requests * count, turn)
     limit = DecodingSettings(max_new_tokens=tokens * subject.tokens)
-    ways = {
+    settings = {
         PLAIN: replace(limit, method="ntp"),
         ADAPTIVE: limit,
-        **{str(size): replace(limit, drafts="fixed", block_size=size) for size in FIXED},
+        **{str(size): replace(limit, drafts="fixed", block_size=size) for size in sizes},
     }
-    order, size = list(ways), BATCH if load == "batch" else 2 * int(load) if int(load) > 1 else 1
-    found: dict[str, tuple[float, list[Generation]]] = {way: (0.0, []) for way in ways}
-    for number, start in enumerate(range(0, len(prompts), size), start=turn):
-        for way in order[number % len(order) :] + order[: number % len(order)]:
-            seconds, answers = timed(model, prompts[start : start + size], ways[way], load, seed=start)
-            found[way] = found[way][0] + seconds, found[way][1] + answers
-    plain = [each.token_ids for each in found[PLAIN][1]]
+    ways = {name: Way(model, prompts, each, load) for name, each in settings.items()}
+    unfinished = list(ways.values())
+    while unfinished:
+        behind = min(unfinished, key=lambda way: way.tokens)
+        if not behind.step():
+            unfinished.remove(behind)
+    plain = [each.token_ids for each in ways[PLAIN].answers]
     return {
-        way: {
-            "seconds": seconds,
-            "tokens": sum(each.num_tokens for each in answers),
-            "forwards": sum(each.num_forwards for each in answers),
-            "drafted": sum(each.drafted for each in answers),
-            "accepted": sum(each.accepted for each in answers),
-            "answers": len(answers),
-            "same": sum(each.token_ids == other for each, other in zip(answers, plain, strict=True)),
+        name: {
+            "seconds": way.seconds,
+            "tokens": sum(each.num_tokens for each in way.answers),
+            "passes": way.passes,
+            "forwards": sum(each.num_forwards for each in way.answers),
+            "drafted": sum(each.drafted for each in way.answers),
+            "accepted": sum(each.accepted for each in way.answers),
+            "answers": len(way.answers),
+            "same": sum(each.token_ids == other for each, other in zip(way.answers, plain, strict=True)),
         }
-        for way, (seconds, answers) in ((way, found[way]) for way in ways)
+        for name, way in ways.items()
     }
 
 
-def timed(
-    model: SBDModel, prompts: Sequence[list[int]], settings: DecodingSettings, load: int | str, *, seed: int
-) -> tuple[float, list[Generation]]:
-    """Return the seconds of all answers, and the answers in the order of the prompts. `seed`: of their lengths."""
-    if load == "batch":
+class Way:
+    """Answer prompts by one way to decode, a pass at a time.
+
+    Attributes:
+        answers: in the order of the prompts, when all passes are done.
+        tokens: how many are there already.
+        passes, seconds: how many passes it took, and how long.
+    """
+
+    def __init__(
+        self, model: SBDModel, prompts: Sequence[list[int]], settings: DecodingSettings, load: int | str
+    ) -> None:
+        """Begin with nothing done."""
+        self.answers: list[Generation] = []
+        self.tokens, self.passes, self.seconds = 0, 0, 0.0
+        self._work = self._in_batches(model, prompts, settings)
+        if load != "batch":
+            self._work = self._in_engine(model, prompts, settings, int(load))
+
+    def step(self) -> bool:
+        """Run the next pass. Return False if there is none."""
         started = time.perf_counter()
-        answers = generate_batch(model, prompts, settings=settings)
-        return time.perf_counter() - started, answers
-    most, draw = settings.max_new_tokens, random.Random(seed)
-    assert most is not None
-    requests = [
-        Request(str(number), prompt, replace(settings, max_new_tokens=draw.randint(most // 4, most)))
-        for number, prompt in enumerate(prompts)
-    ]
-    engine = Engine(model, limits_for(model, requests, concurrency=int(load)))
-    started = time.perf_counter()
-    by_id = dict(answered(engine, requests))
-    return time.perf_counter() - started, [by_id[request.id] for request in requests]
+        tokens = next(self._work, None)
+        self.seconds += time.perf_counter() - started
+        if tokens is not None:
+            self.tokens, self.passes = tokens, self.passes + 1
+        return tokens is not None
+
+    def _in_batches(self, model: SBDModel, prompts: Sequence[list[int]], settings: DecodingSettings) -> Iterator[int]:
+        """Do what `generate_batch` does, and yield the number of tokens after each pass."""
+        for first in range(0, len(prompts), BATCH):
+            together, before = prompts[first : first + BATCH], self.tokens
+            batch = open_batch(model, together, [settings] * len(together))
+            start = int(batch.state.answer.end.sum())
+            for _ in batch.steps():
+                yield before + int(batch.state.answer.end.sum()) - start
+            self.answers += [batch.generation(row) for row in range(len(together))]
+
+    def _in_engine(
+        self, model: SBDModel, prompts: Sequence[list[int]], settings: DecodingSettings, load: int
+    ) -> Iterator[int]:
+        """Do what the server does, and yield the number of tokens after each pass."""
+        most, draw = settings.max_new_tokens, random.Random(len(prompts))
+        assert most is not None
+        requests = {
+            str(number): Request(str(number), prompt, replace(settings, max_new_tokens=draw.randint(most // 4, most)))
+            for number, prompt in enumerate(prompts)
+        }
+        engine = Engine(model, limits_for(model, requests.values(), concurrency=load))
+        for request in requests.values():
+            engine.submit(request)
+        found, ends = dict[str, Generation](), dict[str, int]()
+        while not engine.is_idle:
+            for progress in engine.step():
+                if progress.event is not None:
+                    ends[progress.id] = progress.event.answer_end - len(requests[progress.id].prompt)
+                if progress.generation is not None:
+                    found[progress.id] = progress.generation
+            yield sum(ends.values())
+        self.answers = [found[name] for name in requests]
 
 
 @cache
@@ -227,9 +281,9 @@ def medians(rounds: Sequence[dict[str, Any]]) -> Iterator[tuple[str, int | str, 
         cells[each["subject"], each["load"]].append(each)
     order = {name: place for place, name in enumerate(SUBJECTS)}
     for (name, load), found in sorted(cells.items(), key=lambda cell: (order[cell[0][0]], str(cell[0][1]).zfill(9))):
-        ways = list(found[0]["ways"])
-        same = sum(each["ways"][way]["same"] for each in found for way in ways)
-        of_all = sum(each["ways"][way]["answers"] for each in found for way in ways)
+        ways = [way for way in found[0]["ways"] if all(way in each["ways"] for each in found)]
+        same = sum(way["same"] for each in found for way in each["ways"].values())
+        of_all = sum(way["answers"] for each in found for way in each["ways"].values())
         yield (
             name,
             load,

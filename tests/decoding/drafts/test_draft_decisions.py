@@ -128,11 +128,11 @@ def test_what_a_draft_costs_among_many_rows_is_not_taken_for_what_it_costs_among
     for tokens in [32, 33, 40, 52] * 60:
         seconds = 0.1 + 0.001 * tokens + 0.03 * (tokens > 32)
         control.learn(
-            TimedPass("any", tokens, 32, cached=6400, is_uneven=tokens > 32, has_block=False, seconds=seconds)
+            TimedPass("any", tokens, 32, cached=6400, uneven=int(tokens > 32), has_block=False, seconds=seconds)
         )
     for tokens in [8, 8, 8, 12] * 6:
         control.learn(
-            TimedPass("any", tokens, 8, cached=1600, is_uneven=False, has_block=False, seconds=0.05 + 0.001 * tokens)
+            TimedPass("any", tokens, 8, cached=1600, uneven=0, has_block=False, seconds=0.05 + 0.001 * tokens)
         )
     plain, more = control.costs_of("any", rows=8).seconds([8, 12], rows=8, cached=1600)
     assert more / plain == pytest.approx(62 / 58, abs=0.02)

@@ -19,10 +19,10 @@ def learn(
     rows: int,
     cached: int,
     seconds: float,
-    is_uneven: bool = False,
+    uneven: int = 0,
     has_block: bool = False,
 ) -> None:
-    costs.learn(TimedPass("any", tokens, rows, cached, is_uneven, has_block, seconds))
+    costs.learn(TimedPass("any", tokens, rows, cached, uneven, has_block, seconds))
 
 
 @pytest.mark.parametrize("disturbed", [0.0, 0.1])
@@ -70,7 +70,7 @@ def test_what_uneven_rows_cost_is_learned() -> None:
             rows=32,
             cached=3000,
             seconds=0.09 + 0.001 * (tokens - 32) + 0.015 * (tokens > 32),
-            is_uneven=tokens > 32,
+            uneven=int(tokens > 32),
         )
     plain, more = costs.seconds([32, 33], rows=32, cached=3000)
     assert more + costs.of_uneven() - plain == pytest.approx(0.016, rel=0.2)

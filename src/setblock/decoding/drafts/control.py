@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from setblock.decoding.drafts.alike import choose_drafts_alike
-from setblock.decoding.drafts.costs import KNOTS, CostModel, LearnedCosts, PassClock, TimedPass, is_uneven
+from setblock.decoding.drafts.costs import KNOTS, CostModel, LearnedCosts, PassClock, TimedPass, unevenness
 from setblock.decoding.drafts.gains import (
     COPIED,
     NUM_KINDS,
@@ -229,7 +229,7 @@ class DraftControl:
                 prospects, seconds, uneven=uneven, block=block, others=count + prompts, rate=rate, usual=usual
             )
             more = [each.tokens for each in chosen]
-            taken = seconds([count + sum(more)])[0] + uneven * is_uneven(more)
+            taken = seconds([count + sum(more)])[0] + uneven * unevenness(more)
         else:
             chosen = choose_drafts_alike(
                 prospects, seconds, block=block, widths=widths, padded_rows=padded_rows, rate=rate, usual=usual
@@ -374,7 +374,7 @@ def timed_pass(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> TimedPa
         tokens=rows * (plan.queries + plan.branched) if is_padded else sum(span.tokens for span in fed),
         rows=rows,
         cached=sum(span.start for span in fed),
-        is_uneven=not is_padded and is_uneven(span.tokens - 1 for span in fed),
+        uneven=0 if is_padded else unevenness(span.tokens - 1 for span in fed),
         has_block=plan.branches > 0 or any(span.in_block for span in fed),
         seconds=0.0,
     )

@@ -3,14 +3,14 @@
 Knows numbers, clocks and devices. Knows nothing of models or drafts.
 
     seconds = start + sum of slope_i * (tokens within segment i) + sum of step_j, if tokens > `STEPS`[j]
-              + per_row * rows + per_cached * cached + uneven, if rows have uneven numbers of tokens
+              + per_row * rows + per_cached * cached + uneven * `unevenness` of the rows' tokens
               + block, if any row is fed a future block
 
 The segments lie between `KNOTS`, so that a pass may cost the same up to some size, as on a GPU, or rise from the first token
 on. A step is what it costs more beyond some size: kernels compute so many tokens at a time. Rows of uneven lengths need
 further parts of attention, and a block needs the products of an adapter, where there is one. All coefficients are at least 0.
 They minimise the relative error over recent passes, with a weak prior; a pass that was disturbed, and took long, counts for
-little.
+little, and so does the first one of its size, which prepares its products.
 """
 
 import time
@@ -24,7 +24,7 @@ import torch
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Tokens of a pass between which its cost is taken to be linear."""
 
-STEPS = (16, 32, 64, 128)
+STEPS = (16, 32)
 """Tokens of a pass beyond which its cost may rise at once."""
 
 FADING = 0.99
@@ -46,7 +46,7 @@ class CostModel(Protocol):
         ...
 
     def of_uneven(self) -> float:
-        """Return what they take longer where `is_uneven`."""
+        """Return what they take longer for each 1 of `unevenness`."""
         ...
 
     def of_block(self) -> float:
@@ -58,13 +58,15 @@ class CostModel(Protocol):
         ...
 
 
-def is_uneven(more: Iterable[int]) -> bool:
-    """Return whether rows are fed so unlike numbers of tokens besides one that attention computes them apart."""
-    return len(set(map(size_class, more))) > 1
+def unevenness(more: Iterable[int]) -> int:
+    """Return how unlike the numbers of tokens are that rows are fed besides one: 0 where all are of one `size_class`. Attention
+    computes rows as wide as the widest, or apart."""
+    classes = [size_class(each) for each in more]
+    return max(classes, default=0) - min(classes, default=0)
 
 
 size_class = int.bit_length
-"""The same number for 0 tokens, for 1, for 2 and 3, for 4 to 7, and so on: attention computes such rows together."""
+"""0 for 0 tokens, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on."""
 
 
 class TimedPass(NamedTuple):
@@ -75,7 +77,7 @@ class TimedPass(NamedTuple):
         tokens: tokens that it computed, padding included.
         rows: rows that took part.
         cached: positions that they had in the cache together.
-        is_uneven: as the function.
+        uneven: `unevenness` of its rows.
         has_block: whether any row was fed a future block.
         seconds: its time.
     """
@@ -84,7 +86,7 @@ class TimedPass(NamedTuple):
     tokens: int
     rows: int
     cached: int
-    is_uneven: bool
+    uneven: int
     has_block: bool
     seconds: float
 
@@ -107,6 +109,7 @@ class LearnedCosts:
         self._coefficients = np.zeros(count)
         self._coefficients[0], self._coefficients[_SLOPES] = 1.0, 1.0 / free_tokens  # in a unit that nobody knows yet
         self._fastest = 0.0  # seconds of the fastest pass
+        self._sizes: set[int] = set()  # of passes that there were already
         if like is not None:
             weight = _TAKEN_OVER * (1 - FADING) / (1 - FADING**like.num_passes)
             self._products, self._sums = weight * like._products, weight * like._sums
@@ -135,10 +138,12 @@ class LearnedCosts:
     def learn(self, timed: TimedPass) -> None:
         """See `CostModel`."""
         seconds = timed.seconds
-        about = (timed.rows, timed.cached / MOST_CACHED, timed.is_uneven, timed.has_block)
-        features = np.append(_of_tokens(timed.tokens), about) / seconds
-        self._products = FADING * self._products + np.outer(features, features)
-        self._sums = FADING * self._sums + features
+        about = (timed.rows, timed.cached / MOST_CACHED, timed.uneven, timed.has_block)
+        features, size = np.append(_of_tokens(timed.tokens), about) / seconds, -(-timed.tokens // _OF_A_SIZE)
+        weight = 1.0 if size in self._sizes else _FIRST_OF_A_SIZE
+        self._sizes.add(size)
+        self._products = FADING * self._products + weight * np.outer(features, features)
+        self._sums = FADING * self._sums + weight * features
         self._fastest = seconds if self.num_passes == 0 else min(self._fastest, seconds)
         self.num_passes += 1
         if self.num_passes <= _EARLY or self.num_passes % _EARLY == 0:
@@ -151,6 +156,7 @@ class LearnedCosts:
 _TAKEN_OVER = 2.0  # observations that those of other passes count for together
 # What a pass takes at least, of the fastest one: a few uneven times may all be put down to what a plain pass hasn't
 _LEAST = 0.1
+_OF_A_SIZE, _FIRST_OF_A_SIZE = 8, 0.25  # tokens, and what the first pass of a size counts
 _EARLY = 8  # passes after each of which costs are fitted; later, after each so many
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from setblock.decoding.drafts.costs import is_uneven, size_class
+from setblock.decoding.drafts.costs import size_class, unevenness
 
 CONFIDENCES = (0.15, 0.35, 0.6, 0.8, 0.92, 0.98, 0.995)
 """Bounds between the kinds of the model's own drafts: the probability of the token that was most likely."""
@@ -234,7 +234,7 @@ def choose_drafts(
 
     Args:
         seconds: what passes cost where all rows are fed as much.
-        uneven: what they cost more where rows are not all fed about as much (`is_uneven`).
+        uneven: what they cost more for each 1 of rows' `unevenness`.
         block: what they cost more where any row is fed a block.
         others: tokens that are fed besides, one of each of these rows included.
         rate: tokens that a second is worth.
@@ -272,23 +272,31 @@ def _best(
     items: Sequence[_Item], lengths: Sequence[int], cost: Sequence[float], uneven: float, *, start: float = 0.0
 ) -> list[_Item]:
     """Return the items that are worth most: their gain, less the cost of their tokens, of uneven rows, and of any item, which
-    is `start`. Each row's are taken from the first on: the best of all rows first, or all rows in step, whichever is worth
-    more."""
+    is `start`. Each row's are taken from the first on, the best of all rows first: where uneven rows cost more, of all items,
+    and of each row's first one, three, seven, ... alone."""
     by_gain = sorted(items, key=lambda item: item.gain / item.tokens, reverse=True)
-    orders = [by_gain] if not uneven else [by_gain, sorted(by_gain, key=lambda item: item.total)]
-    best, taken, was_uneven = 0.0, list[_Item](), is_uneven(lengths)
+    orders = [by_gain]
+    if uneven and items:
+        most = max(item.total for item in items)
+        orders += [[item for item in by_gain if item.total < 1 << bits] for bits in range(1, most.bit_length())]
+    best, taken, was_uneven = 0.0, list[_Item](), unevenness(lengths)
     for order in orders:
         now, value, tokens = list(lengths), -start, 0
-        alike = Counter(map(size_class, now))
+        sizes = [size_class(length) for length in lengths]
+        rows_of, least, most = Counter(sizes), min(sizes, default=0), max(sizes, default=0)
         for place, item in enumerate(order, start=1):
             value, tokens = value + item.gain, tokens + item.tokens
             worth = value - (cost[tokens] - cost[0])
             if uneven:
-                alike[size_class(now[item.row])] -= 1
-                now[item.row] += item.tokens
-                alike[size_class(now[item.row])] += 1
-                now_uneven = alike[size_class(now[item.row])] < len(now)
-                worth -= uneven * (now_uneven - was_uneven)
+                row = item.row
+                now[row] += item.tokens
+                rows_of[sizes[row]] -= 1
+                sizes[row] = size_class(now[row])
+                rows_of[sizes[row]] += 1
+                most = max(most, sizes[row])
+                while not rows_of[least]:
+                    least += 1
+                worth -= uneven * (most - least - was_uneven)
             if worth > best:
                 best, taken = worth, order[:place]
     return taken

@@ -99,6 +99,10 @@ chunks, and the mask is an addition in float32, nothing of them is written anew.
 LEAST_ROWS = 2
 """Tokens of a pass, and outputs of its head, at least: a product of one row has another kernel."""
 
+MULTIPLE = 8
+"""Tokens of a pass, and outputs of its head, are a multiple of so many, where they are more. oneDNN prepares a product for each
+number of rows that it meets first, which takes a fifth as long as the product: a pass of a new number of tokens is rare so."""
+
 _ROWS = 4
 """Queries of a product at least. With fewer, float32 kernels sum in another order."""
 
@@ -156,6 +160,7 @@ class GroupedAttention:
         most_queries: with more, a mask is left as it is.
         dtype: of what is added to the scores.
         least: tokens of a pass, and outputs of its head, at least.
+        multiple: of how many they are a multiple, where they are more.
         chunk: a pass reads keys in multiples of so many.
     """
 
@@ -167,11 +172,16 @@ class GroupedAttention:
     most_queries: int
     dtype: torch.dtype
     least: int
+    multiple: int
     chunk: int
 
     def active(self) -> AbstractContextManager[None]:
         """Have the model's layers call it for a while."""
         return attention_by(self.name, self.config) if self.is_used else nullcontext()
+
+    def filled(self, count: int) -> int:
+        """Return how many rows a product computes where `count` are needed."""
+        return -(-count // self.multiple) * self.multiple if count > self.multiple else max(count, self.least)
 
     def whole_chunks(self, keys: int) -> int:
         """Return the keys that a pass reads to see so many: of whole chunks nothing is copied."""
@@ -221,6 +231,7 @@ def grouped_attention(model: PreTrainedModel) -> GroupedAttention:
         most_queries=most if is_used and (heads > groups or must_be_invariant) else 0,
         dtype=torch.float32 if must_be_invariant else model.dtype,
         least=LEAST_ROWS if must_be_invariant else 1,
+        multiple=MULTIPLE if must_be_invariant else 1,
         chunk=CHUNK if must_be_invariant else 1,
     )
 

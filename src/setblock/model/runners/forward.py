@@ -95,7 +95,7 @@ def logits_at(
     attention_mask: AttentionMask | None,
     cache: Cache | None = None,
     wrapped: Callable[..., Any] | None = None,
-    least: int = 1,
+    filled: Callable[[int], int] = int,
     take: Take | None = None,
     **more: Any,
 ) -> Tensor:
@@ -108,13 +108,13 @@ def logits_at(
             ours, since Transformers makes one for its own.
         cache: where the keys and values go, and come from; None for a pass without a cache.
         wrapped: what to call in the model's stead, where a trainer has wrapped it, or it was compiled.
-        least: outputs that the head must be given, for bits that do not depend on how many are wanted.
+        filled: returns how many outputs the head is given where so many are wanted, one or more.
         take: receives the hidden states at `index`; the logits are of those that it returns.
         more: for the attention function, to which Transformers hands what it does not know.
     """
     wanted = len(index)
-    filled = index if take is not None else filled_up(index, least=least)
-    with head_reads_only(model, filled, take=take):
+    given = index if take is not None else filled_up(index, filled)
+    with head_reads_only(model, given, take=take):
         output = (model if wrapped is None else wrapped)(
             input_ids=input_ids,
             position_ids=position_ids,
@@ -127,11 +127,11 @@ def logits_at(
     return logits[:wanted]
 
 
-def filled_up(index: Tensor, *, least: int) -> Tensor:
+def filled_up(index: Tensor, filled: Callable[[int], int]) -> Tensor:
     """Return `index` [M], its last repeated where a head is faster, or gives other bits, for so few outputs."""
     wanted = len(index)
-    filled = _FULL if _FEW < wanted < _FULL else max(wanted, least) if wanted else 0
-    return index if filled == wanted else torch.cat([index, index[-1:].expand(filled - wanted)])
+    given = _FULL if _FEW < wanted < _FULL else filled(wanted) if wanted else 0
+    return index if given == wanted else torch.cat([index, index[-1:].expand(given - wanted)])
 
 
 _MOST_SHAPES = 64
@@ -246,7 +246,7 @@ class PaddedRunner:
                 attention_mask=self._mask(feed, visible=visible),
                 cache=self.cache,
                 wrapped=None if compiled is None else compiled.model,
-                least=least,
+                filled=self._attention.filled,
             )
         logits = logits.float()[: index.shape[0]]
         return logits.view(*outputs.shape, -1) if index.shape[0] == outputs.numel() else logits

@@ -77,15 +77,15 @@ class PackedRunner:
                 )
             )
 
-        # 3. The real tokens; one alone gets company where it could get other bits alone
+        # 3. The real tokens, the last one repeated where products are to have more rows
         width = feed.tokens.shape[1]
         row, column = np.nonzero(np.arange(width) < np.asarray(lengths)[:, None])  # [N] each
         real, of_cells = self._on_device(torch.from_numpy(np.stack([row * width, firsts[row]]) + column))
         packed = [each.flatten()[real] for each in (feed.tokens, feed.positions, feed.in_block)]
         written = slots.gather(1, feed.positions).flatten()[real]
-        if len(written) < (least := self._attention.least):
-            packed, of_cells = [each.repeat(least) for each in packed], of_cells.repeat(least)
-            written = pad(written, (0, least - 1), value=self.cache.spill_slot)
+        if more := self._attention.filled(len(written)) - len(written):
+            *packed, of_cells = (torch.cat([each, each[-1:].expand(more)]) for each in (*packed, of_cells))
+            written = pad(written, (0, more), value=self.cache.spill_slot)
         tokens, positions, in_block = packed
         self.cache.write_to(written)
 
@@ -103,7 +103,7 @@ class PackedRunner:
                 position_ids=positions[None],
                 attention_mask=mask,
                 cache=self.cache,
-                least=self._attention.least,
+                filled=self._attention.filled,
             ).float()  # [M, V]
         return logits.view(*outputs.shape, -1) if takes_all else logits[: len(index)]
 
@@ -149,10 +149,10 @@ def rectangles_of(queries: Sequence[int], keys: Sequence[int], *, of_one: int) -
     return best[-1][1]
 
 
-_OF_KEYS = 3
+_OF_KEYS = 8
 """Queries that cost as much as it does to take a key and its value from the cache."""
 
-ON_CPU, ON_GPU = 3_000, 1 << 15
+ON_CPU, ON_GPU = 5_000, 1 << 15
 """What one more rectangle costs: calls that take their time however little they do, in which a GPU computes more pairs."""
 
 
