@@ -281,13 +281,13 @@ def medians(rounds: Sequence[dict[str, Any]]) -> Iterator[tuple[str, int | str, 
         cells[each["subject"], each["load"]].append(each)
     order = {name: place for place, name in enumerate(SUBJECTS)}
     for (name, load), found in sorted(cells.items(), key=lambda cell: (order[cell[0][0]], str(cell[0][1]).zfill(9))):
-        ways = [way for way in found[0]["ways"] if all(way in each["ways"] for each in found)]
+        ways = found[0]["ways"]  # those of the first round
         same = sum(way["same"] for each in found for way in each["ways"].values())
         of_all = sum(way["answers"] for each in found for way in each["ways"].values())
         yield (
             name,
             load,
-            {way: median(ratio(each, way) for each in found) for way in ways},
+            {way: median(ratio(each, way) for each in found if way in each["ways"]) for way in ways},
             {
                 "rounds": len(found),
                 "same": same,

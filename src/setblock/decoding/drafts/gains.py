@@ -284,8 +284,11 @@ def _best(
         now, value, tokens = list(lengths), -start, 0
         sizes = [size_class(length) for length in lengths]
         rows_of, least, most = Counter(sizes), min(sizes, default=0), max(sizes, default=0)
+        bound = value + sum(item.gain for item in order) + cost[0] + uneven * was_uneven  # of worth, without the cost
         for place, item in enumerate(order, start=1):
             value, tokens = value + item.gain, tokens + item.tokens
+            if bound - cost[tokens] <= best:
+                break
             worth = value - (cost[tokens] - cost[0])
             if uneven:
                 row = item.row
