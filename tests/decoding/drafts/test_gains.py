@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from given_costs import on_a_cpu
 from setblock.decoding.drafts.alike import choose_drafts_alike
+from setblock.decoding.drafts.costs import unevenness
 from setblock.decoding.drafts.gains import (
     CONFIDENCES,
     COPIED,
@@ -173,6 +174,30 @@ def test_rows_are_fed_alike_where_uneven_ones_cost_more_than_they_bring() -> Non
     )
     assert [each.drafted for each in apart] == [3, 0]
     assert [each.drafted for each in alike] == [1, 1]
+
+
+@given(
+    drafts=st.lists(chances, min_size=1, max_size=4),
+    slope=st.floats(0, 0.5),
+    uneven=st.floats(0, 2),
+)
+def test_to_know_what_uneven_rows_cost_is_never_worse(drafts: list[list[float]], slope: float, uneven: float) -> None:
+    rows = [Prospects(reached, (), 0) for reached in drafts]
+
+    def worth(cost_of_uneven: float) -> float:
+        chosen = choose_drafts(
+            rows,
+            lambda tokens: [slope * n for n in tokens],
+            uneven=cost_of_uneven,
+            others=len(rows),
+            rate=1.0,
+            usual=Usual(),
+        )
+        counts = [each.drafted for each in chosen]
+        gain = sum(sum(row.reached[:count]) for row, count in zip(rows, counts, strict=True))
+        return gain - slope * sum(counts) - uneven * unevenness(counts)
+
+    assert worth(uneven) >= max(0.0, worth(0.0)) - 1e-9
 
 
 @given(drafts=chances, usual=st.builds(Usual, st.floats(1, 8), st.floats(0, 6)))

@@ -13,6 +13,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from families import tiny_model, tiny_sbd
 from setblock.decoding.generate import generate_batch, open_batch
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine import Engine, Request
+from setblock.engine.offline import answered
 from setblock.model.attention.grouped import grouped_attention, invariant_attention
 from setblock.model.weights import is_supported, keep_bits, prepack
 
@@ -103,6 +105,23 @@ def test_exact_mode_is_plain_decoding_to_the_bit(dtype, family, trained_tokenize
     alone = [generate_batch(model, [prompt], settings=settings[1])[0] for prompt in prompts]
     assert [each.token_ids for each in exact] == [each.token_ids for each in plain]
     assert [each.token_ids for each in alone] == [each.token_ids for each in exact]
+
+
+def test_the_engine_runs_products_of_few_numbers_of_rows(trained_tokenizer, prompts):
+    """Each new number of rows is prepared anew, so passes and outputs are filled up; answers are those of each prompt alone."""
+    model = tiny_sbd("llama", trained_tokenizer, mode="shifted", dtype=torch.bfloat16, **SIZES)
+    model.end_of_text_ids = ()
+    settings = DecodingSettings(method="exact", drafts="fixed", block_size=5, max_new_tokens=40)
+    alone = [decoded(model, [prompt], settings)[0] for prompt in prompts]
+    engine, tokens, outputs = Engine(model), set(), set()
+    layer, head = model.model.model.layers[0].mlp.up_proj, model.model.get_output_embeddings()
+    layer.register_forward_pre_hook(lambda _, given: tokens.add(given[0].shape[1]))
+    head.register_forward_hook(lambda _, given, found: outputs.add(found.shape[1]))
+    requests = [Request(str(number), prompt, settings) for number, prompt in enumerate(prompts)]
+    found = {name: answer.token_ids for name, answer in answered(engine, requests)}
+    assert [found[request.id] for request in requests] == alone
+    assert max(tokens) > 8 < max(outputs)
+    assert all(count <= 8 or count % 8 == 0 for count in tokens | outputs)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
