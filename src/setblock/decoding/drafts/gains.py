@@ -282,8 +282,7 @@ def _best(
     best, taken, was_uneven = 0.0, list[_Item](), unevenness(lengths)
     for order in orders:
         now, value, tokens = list(lengths), -start, 0
-        sizes = [size_class(length) for length in lengths]
-        rows_of, least, most = Counter(sizes), min(sizes, default=0), max(sizes, default=0)
+        rows_of = Counter(map(size_class, now))
         bound = value + sum(item.gain for item in order) + cost[0] + uneven * was_uneven  # of worth, without the cost
         for place, item in enumerate(order, start=1):
             value, tokens = value + item.gain, tokens + item.tokens
@@ -291,15 +290,11 @@ def _best(
                 break
             worth = value - (cost[tokens] - cost[0])
             if uneven:
-                row = item.row
-                now[row] += item.tokens
-                rows_of[sizes[row]] -= 1
-                sizes[row] = size_class(now[row])
-                rows_of[sizes[row]] += 1
-                most = max(most, sizes[row])
-                while not rows_of[least]:
-                    least += 1
-                worth -= uneven * (most - least - was_uneven)
+                rows_of[size_class(now[item.row])] -= 1
+                now[item.row] += item.tokens
+                rows_of[size_class(now[item.row])] += 1
+                sizes = [size for size, rows in rows_of.items() if rows]
+                worth -= uneven * (max(sizes) - min(sizes) - was_uneven)
             if worth > best:
                 best, taken = worth, order[:place]
     return taken

@@ -101,7 +101,7 @@ LEAST_ROWS = 2
 
 MULTIPLE = 8
 """Tokens of a pass, and outputs of its head, are a multiple of so many, where they are more. oneDNN prepares a product for each
-number of rows that it meets first, which takes a fifth as long as the product: a pass of a new number of tokens is rare so."""
+number of rows that it meets first, which takes a fifth as long as the product. So new numbers are rare."""
 
 _ROWS = 4
 """Queries of a product at least. With fewer, float32 kernels sum in another order."""
@@ -159,9 +159,7 @@ class GroupedAttention:
         of_group: G, query heads that share a key head.
         most_queries: with more, a mask is left as it is.
         dtype: of what is added to the scores.
-        least: tokens of a pass, and outputs of its head, at least.
-        multiple: of how many they are a multiple, where they are more.
-        chunk: a pass reads keys in multiples of so many.
+        is_invariant: whether a token is to get the same bits in each pass.
     """
 
     config: PretrainedConfig
@@ -171,21 +169,21 @@ class GroupedAttention:
     of_group: int
     most_queries: int
     dtype: torch.dtype
-    least: int
-    multiple: int
-    chunk: int
+    is_invariant: bool
 
     def active(self) -> AbstractContextManager[None]:
         """Have the model's layers call it for a while."""
         return attention_by(self.name, self.config) if self.is_used else nullcontext()
 
     def filled(self, count: int) -> int:
-        """Return how many rows a product computes where `count` are needed."""
-        return -(-count // self.multiple) * self.multiple if count > self.multiple else max(count, self.least)
+        """Return how many tokens a pass computes, or outputs its head, where `count` are needed."""
+        if not self.is_invariant:
+            return count
+        return max(count, LEAST_ROWS) if count <= MULTIPLE else -(-count // MULTIPLE) * MULTIPLE
 
     def whole_chunks(self, keys: int) -> int:
         """Return the keys that a pass reads to see so many: of whole chunks nothing is copied."""
-        return -(-keys // self.chunk) * self.chunk
+        return -(-keys // CHUNK) * CHUNK if self.is_invariant else keys
 
     def mask(self, mask: AttentionMask, *, queries: int) -> AttentionMask:
         """Return the mask [B, 1, G Q, K] that is added to the scores of a group's queries, of a mask [B, 1, Q, K] of where they
@@ -230,9 +228,7 @@ def grouped_attention(model: PreTrainedModel) -> GroupedAttention:
         of_group=heads // groups,
         most_queries=most if is_used and (heads > groups or must_be_invariant) else 0,
         dtype=torch.float32 if must_be_invariant else model.dtype,
-        least=LEAST_ROWS if must_be_invariant else 1,
-        multiple=MULTIPLE if must_be_invariant else 1,
-        chunk=CHUNK if must_be_invariant else 1,
+        is_invariant=must_be_invariant,
     )
 
 

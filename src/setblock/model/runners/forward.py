@@ -214,7 +214,7 @@ class PaddedRunner:
 
     def logits(self, feed: Feed) -> Tensor:
         """Run one pass over [A, Q] tokens (eq. 9)."""
-        least = self._attention.least
+        least = self._attention.filled(1)
         if feed.tokens.numel() < least:
             feed = feed.padded()
         rows, queries = feed.tokens.shape
