@@ -247,7 +247,7 @@ def passes(
             attention_mask=mask,
             cache=cache,
             wrapped=wrapped,
-            least=grouped.least,
+            filled=grouped.filled,
         )
         return logits.view(batch, block_size, -1)
 
