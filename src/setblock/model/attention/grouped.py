@@ -10,14 +10,7 @@ fast kernel on CUDA under a mask.)
 No mask is None, and says that each query sees every key. Transformers makes no mask for attention functions that it does not
 know, so None arrives here as it was given.
 
-In half precision on a CPU, a query gets the same bits whatever else shares its pass (`invariant_attention`). Method `exact`
-compares the tokens of passes of different shapes: a plain pass feeds one token, a commit feeds k of them with a block behind.
-In bfloat16 a logit keeps 8 bits, so the last bit of a hidden state often decides a token, and kernels whose order of summation
-depends on the shapes give texts that differ. Here every sum has one order:
-
-    scores     q k^T in float32: the sum is over D, which is fixed, by kernels of at least `_ROWS` rows and at most `_PART` of D
-    weights    softmax in float32 over whole chunks of keys: what is masked adds exact zeros at the end
-    values     one product for each chunk of `CHUNK` keys, then the sum over chunks, in order, in float32
+In half precision on a CPU, a query gets the same bits whatever else shares its pass (`invariant_attention`).
 """
 
 from collections.abc import Iterator
@@ -28,12 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.masks import AttentionMask, added
 from setblock.model.attention.attention import OURS, layer_windows, plan_of
+from setblock.model.attention.invariant import CHUNK, ROWS, invariant_attention, sdpa_keeps_bits
 from setblock.model.protocol.runtime import PROMPT_PART
 from setblock.model.weights import is_invariant
 
@@ -79,7 +72,7 @@ def _grouped_sdpa(
         )
         return result
     together, mask = query.reshape(batch, groups, of_group * queries, size), attention_mask
-    if mask is not None and mask.shape[2] != of_group * queries:
+    if mask is not None and mask.shape[2] < of_group * queries:
         mask = mask[:, :, :queries].repeat(1, 1, of_group, 1)
     attend = invariant_attention if must_be_invariant else _sdpa
     attended = attend(together, key, value, mask, scale=scaling)  # [B, H', G Q, D]
@@ -92,58 +85,12 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, sca
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
 
 
-CHUNK = 64
-"""Keys whose values are summed by one product. Its size is the same for every length of the cache. Where the keys are whole
-chunks, and the mask is an addition in float32, nothing of them is written anew."""
-
 LEAST_ROWS = 2
 """Tokens of a pass, and outputs of its head, at least: a product of one row has another kernel."""
 
 MULTIPLE = 8
 """Tokens of a pass, and outputs of its head, are a multiple of so many, where they are more. oneDNN prepares a product for each
 number of rows that it meets first, which takes a fifth as long as the product. So new numbers are rare."""
-
-_ROWS = 4
-"""Queries of a product at least. With fewer, float32 kernels sum in another order."""
-
-_PART = 64
-"""Numbers that a float32 product sums. Of more, Intel's kernels sum in an order that depends on the queries."""
-
-
-def invariant_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None = None
-) -> Tensor:
-    """Return masked attention [B, H, R, D] of queries [B, H, R, D] over keys and values [B, H, K, D], all of one
-    half-precision type.
-
-    A row that may see nothing is not allowed.
-
-    Args:
-        mask: [B, 1, R, K], bool where each query may see a key, or what is added to its score; None where it sees all.
-        scale: what the scores are multiplied with; by default 1 / √D.
-    """
-    (batch, heads, rows, size), keys = query.shape, key.shape[2]
-    bias = query.new_zeros((batch, 1, rows, keys), dtype=torch.float32) if mask is None else added(mask)
-    more, rest = max(0, _ROWS - rows), -keys % CHUNK
-    chunks, groups = (keys + rest) // CHUNK, batch * heads
-    if more:
-        query = pad(query, (0, 0, 0, more))
-        bias = pad(bias, (0, 0, 0, more))
-    if rest:
-        key, value = pad(key, (0, 0, 0, rest)), pad(value, (0, 0, 0, rest))
-        bias = pad(bias, (0, rest), value=-torch.inf)
-    scores = bias.expand(-1, heads, -1, -1).reshape(groups, rows + more, -1)
-    query, key = query.float().reshape(groups, -1, size), key.float().reshape(groups, -1, size)
-    for start in range(0, size, _PART):
-        part = slice(start, start + _PART)
-        scores = torch.baddbmm(
-            scores, query[..., part], key[..., part].transpose(1, 2), alpha=size**-0.5 if scale is None else scale
-        )
-    weights = scores.softmax(dim=-1).view(groups, rows + more, chunks, CHUNK).transpose(1, 2)
-    weights = weights.to(value.dtype, memory_format=torch.contiguous_format)
-    attended = torch.bmm(weights.view(groups * chunks, -1, CHUNK), value.reshape(groups * chunks, CHUNK, -1))
-    attended = attended.view(batch, heads, chunks, rows + more, -1).sum(dim=2, dtype=torch.float32)
-    return attended[:, :, :rows].to(value.dtype)
 
 
 @dataclass(frozen=True)
@@ -158,7 +105,7 @@ class GroupedAttention:
         needs_masks: whether a pass whose queries see every key needs a mask, too.
         of_group: G, query heads that share a key head.
         most_queries: with more, a mask is left as it is.
-        dtype: of what is added to the scores.
+        dtype: of the model, and of what is added to its scores.
         is_invariant: whether a token is to get the same bits in each pass.
     """
 
@@ -186,17 +133,24 @@ class GroupedAttention:
         return -(-keys // CHUNK) * CHUNK if self.is_invariant else keys
 
     def mask(self, mask: AttentionMask, *, queries: int) -> AttentionMask:
-        """Return the mask [B, 1, G Q, K] that is added to the scores of a group's queries, of a mask [B, 1, Q, K] of where they
+        """Return what is added to the scores of a group's queries, [B, 1, `mask_rows`, K], of a mask [B, 1, Q, K] of where they
         may look; or those of each layer type. Else every layer makes it. A layer with other groups takes the first Q."""
         if queries > self.most_queries:
             return mask
         if isinstance(mask, dict):
-            return {kind: self._repeated(part) for kind, part in mask.items() if isinstance(part, Tensor)}
-        return self._repeated(mask) if isinstance(mask, Tensor) else mask
+            return {kind: self._repeated(part, queries) for kind, part in mask.items() if isinstance(part, Tensor)}
+        return self._repeated(mask, queries) if isinstance(mask, Tensor) else mask
 
-    def _repeated(self, mask: Tensor) -> Tensor:
-        mask = added(mask).to(self.dtype)
-        return mask.expand(-1, -1, self.of_group, -1) if mask.shape[2] == 1 else mask.repeat(1, 1, self.of_group, 1)
+    def mask_rows(self, queries: int) -> int:
+        """Return the rows of a mask for a group's queries: G Q, filled up where each token is to get the same bits."""
+        rows = self.of_group * queries
+        return rows + (-rows % ROWS if self.is_invariant else 0)
+
+    def _repeated(self, mask: Tensor, queries: int) -> Tensor:
+        mask, rows = added(mask).to(self.dtype), self.mask_rows(queries)
+        if mask.shape[2] == 1:
+            return mask.expand(-1, -1, rows, -1)
+        return mask.repeat(1, 1, -(-rows // queries), 1)[:, :, :rows]
 
 
 @contextmanager
@@ -219,6 +173,8 @@ def grouped_attention(model: PreTrainedModel) -> GroupedAttention:
     groups = getattr(layer, "num_key_value_heads", None) or heads
     size = getattr(layer, "head_dim", None) or getattr(layer, "hidden_size", 0) // heads
     must_be_invariant = is_invariant(model.dtype, model.device)
+    if must_be_invariant:
+        sdpa_keeps_bits(model.dtype, size)
     most = _most(groups, size, must_be_invariant=must_be_invariant)
     return GroupedAttention(
         config,
@@ -227,7 +183,7 @@ def grouped_attention(model: PreTrainedModel) -> GroupedAttention:
         needs_masks=not is_used or must_be_invariant or set(layer_windows(config).values()) != {None},
         of_group=heads // groups,
         most_queries=most if is_used and (heads > groups or must_be_invariant) else 0,
-        dtype=torch.float32 if must_be_invariant else model.dtype,
+        dtype=model.dtype,
         is_invariant=must_be_invariant,
     )
 

@@ -90,8 +90,9 @@ def _implementation(config: PretrainedConfig) -> str:
 
 
 def _flat_mask(layout: _Layout, *, device: torch.device, dtype: torch.dtype) -> AttentionMask:
-    """Return the masks of all rectangles, one behind the other, [1, 1, 1, sum of a Q K], or of a G Q K for groups, each filled
-    up to a multiple of `_ALIGNED`; by layer type where a model mixes them.
+    """Return the masks of all rectangles, one behind the other, [1, 1, 1, sum of a Q K], or of a `mask_rows` K for groups.
+
+    Each is filled up to a multiple of `_ALIGNED`. They are by layer type where a model mixes them.
 
     Transformers hands a 4D tensor to the attention function as it is, whatever its shape.
     """
@@ -131,10 +132,10 @@ def _attend(
     base = _attention_function(module, layout)
     queries, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))  # [N or slots, H, D]
     attended, masks = [], attention_mask.flatten()
-    of_group = layout.attention.of_group if layout.for_groups else 1
+    mask_rows = layout.attention.mask_rows if layout.for_groups else int
     for each in layout.rectangles:
         (rows, length), width = each.tokens.shape, each.slots.shape[1]
-        count = rows * of_group * length * width
+        count = rows * mask_rows(length) * width
         mask, masks = masks[:count], masks[count + -count % _ALIGNED :]
         result, _ = base(
             module,

@@ -1,0 +1,119 @@
+"""Attend so that a query gets the same bits whatever else shares its pass: in half precision, on a CPU.
+
+Knows how kernels sum. Knows nothing of blocks, nor how Transformers calls attention.
+
+Method `exact` compares the tokens of passes of different shapes: a plain pass feeds one token, a commit feeds k of them with a
+block behind. In bfloat16 a logit keeps 8 bits, so the last bit of a hidden state often decides a token, and kernels whose order
+of summation depends on the shapes give texts that differ.
+
+PyTorch's own kernel (SDPA) sums in one order on most CPUs, if a call has `ROWS` queries or a multiple of them, and whole chunks
+of keys. Whether it does is tried once (`sdpa_keeps_bits`). Where it doesn't, every sum has one order here:
+
+    scores     q k^T in float32: the sum is over D, which is fixed, by kernels of at least 4 rows and at most `_PART` of D
+    weights    softmax in float32 over whole chunks of keys: what is masked adds exact zeros at the end
+    values     one product for each chunk of `CHUNK` keys, then the sum over chunks, in order, in float32
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from setblock.masks import added
+
+ROWS = 16
+"""Queries of a call are a multiple of so many. AMX computes 16 rows at once, and float32 kernels sum fewer than 4 in another
+order."""
+
+CHUNK = 64
+"""Keys whose values are summed by one product. Its size is the same for every length of the cache. Where the keys are whole
+chunks, and the mask has as many rows as the call, nothing of them is written anew."""
+
+_PART = 64
+"""Numbers that a float32 product sums. Of more, Intel's kernels sum in an order that depends on the queries."""
+
+_KEEPS_BITS: dict[tuple[torch.dtype, int], bool] = {}
+"""What `sdpa_keeps_bits` found. `torch.compile` can't trace how it tries."""
+
+
+def invariant_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None = None
+) -> Tensor:
+    """Return masked attention [B, H, R, D] of queries [B, H, R, D] over keys and values [B, H, K, D], all of one
+    half-precision type.
+
+    A row that may see nothing is not allowed.
+
+    Args:
+        mask: [B, 1, R, K], bool where each query may see a key, or what is added to its score; None where it sees all. More
+            rows, up to a multiple of `ROWS`, are what queries see that are filled up.
+        scale: what the scores are multiplied with; by default 1 / √D.
+    """
+    rows, size, keys = *query.shape[2:], key.shape[2]
+    more, rest = -rows % ROWS, -keys % CHUNK
+    bias = query.new_zeros((1, 1, 1, keys)) if mask is None else mask
+    if bias.dtype != query.dtype:
+        bias = added(bias).to(query.dtype)
+    if more:
+        query = pad(query, (0, 0, 0, more))
+        if 1 < bias.shape[2] < rows + more:
+            bias = pad(bias, (0, 0, 0, more))
+    if rest:
+        key, value = pad(key, (0, 0, 0, rest)), pad(value, (0, 0, 0, rest))
+        bias = pad(bias, (0, rest), value=-torch.inf)
+    bias = bias[:, :, : rows + more].expand(-1, -1, rows + more, -1)
+    has_sdpa = value.shape[3] == size and _KEEPS_BITS.get((query.dtype, size), False)
+    attend = scaled_dot_product_attention if has_sdpa else _attention_in_order
+    return attend(query, key, value, bias, scale=size**-0.5 if scale is None else scale)[:, :, :rows]
+
+
+def _attention_in_order(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, *, scale: float) -> Tensor:
+    """Return `invariant_attention` of whole numbers of rows and chunks."""
+    batch, heads, rows, size = query.shape
+    groups, chunks = batch * heads, key.shape[2] // CHUNK
+    scores = bias.float().expand(batch, heads, -1, -1).reshape(groups, rows, -1)
+    query, key = query.float().reshape(groups, -1, size), key.float().reshape(groups, -1, size)
+    for start in range(0, size, _PART):
+        part = slice(start, start + _PART)
+        scores = torch.baddbmm(scores, query[..., part], key[..., part].transpose(1, 2), alpha=scale)
+    weights = scores.softmax(dim=-1).view(groups, rows, chunks, CHUNK).transpose(1, 2)
+    weights = weights.to(value.dtype, memory_format=torch.contiguous_format)
+    attended = torch.bmm(weights.view(groups * chunks, -1, CHUNK), value.reshape(groups * chunks, CHUNK, -1))
+    return attended.view(batch, heads, chunks, rows, -1).sum(dim=2, dtype=torch.float32).to(value.dtype)
+
+
+def sdpa_keeps_bits(dtype: torch.dtype, size: int) -> bool:
+    """Return whether SDPA gives a query of D = `size` the same bits in every call of whole rows and chunks, on this CPU.
+
+    Tries it once, which takes some milliseconds: queries that see 1, 2, ... chunks of keys, each alone with the keys that it
+    sees and all together. The numbers are such that sums cancel out, and what is left of them is their rounding: in half of
+    the heads the scores, q k^T, and in the others the sum of the values.
+    """
+    if (dtype, size) not in _KEEPS_BITS:
+        numbers, most = torch.Generator().manual_seed(0), 11  # chunks: SDPA goes through 512 keys at a time
+        keys, rows = most * CHUNK, most * ROWS
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=numbers)
+
+        half = (size + 1) // 2
+        query = normal(1, 4, rows, half).repeat(1, 1, 1, 2)[..., :size] / 8
+        large = (1024 * normal(1, 4, keys, half)).to(dtype).float()
+        key = torch.cat([large, normal(1, 4, keys, half) - large], dim=-1)[..., :size]
+        value = normal(1, 4, keys, size)
+        pairs = torch.stack([CHUNK * chunk + torch.randperm(CHUNK, generator=numbers) for chunk in range(most)])
+        ones, others = pairs.view(most, 2, -1).unbind(dim=1)
+        key[:, 2:], value[:, 2:] = normal(1, 2, keys, size), 4096 * value[:, 2:]
+        key[:, 2:, others], value[:, 2:, others] = key[:, 2:, ones], -value[:, 2:, ones]
+        query, key, value = (each.to(dtype) for each in (query, key, value))
+        sees = torch.arange(keys) < CHUNK * (1 + torch.arange(rows) // ROWS)[:, None]
+        bias = added(sees).to(dtype)[None, None]
+        with torch.inference_mode():
+            together = scaled_dot_product_attention(query, key, value, bias)
+            apart = [
+                scaled_dot_product_attention(each, key[:, :, :seen], value[:, :, :seen], of_each[..., :seen])
+                for each, of_each, seen in zip(
+                    query.split(ROWS, dim=2), bias.split(ROWS, dim=2), range(CHUNK, keys + 1, CHUNK), strict=True
+                )
+            ]
+            _KEEPS_BITS[dtype, size] = torch.equal(torch.cat(apart, dim=2), together)
+    return _KEEPS_BITS[dtype, size]
