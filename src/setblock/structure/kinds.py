@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from setblock.errors import ParameterError, shown
-from setblock.structure.schema import MAX_CHOICES, check_counts, check_schema, check_size, close
+from setblock.structure.schema import MAX_CHOICES, check_schema, check_size, close
 
 
 class Structure(Protocol):
@@ -41,7 +41,7 @@ class JsonSchema:
     word: ClassVar[str] = "json"
 
     def __post_init__(self) -> None:
-        """Raise `ParameterError` if it is no schema, too large, or one that no finite text satisfies."""
+        """Raise `ParameterError` if it is no schema, or too large."""
         object.__setattr__(self, "schema", _schema_text(self.schema))
 
     def grammar(self) -> Mapping[str, Any]:
@@ -183,7 +183,6 @@ def _check_text(name: str, value: Any) -> None:
     except UnicodeEncodeError as error:
         raise ParameterError(f"{name} must be valid Unicode") from error
     check_size(name, value)
-    check_counts(name, value)
 
 
 def _between_slashes(pattern: str) -> str:
