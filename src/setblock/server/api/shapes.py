@@ -59,17 +59,28 @@ class ChatShape(Shape):
     whole = "chat.completion"
     piece = "chat.completion.chunk"
 
+    def __init__(self, form: CallForm | None = None) -> None:
+        """Write answers that call tools in this form, or none that does."""
+        self._form = form
+        self._readers: dict[int, CallReader] = {}
+
     def opening(self, index: int) -> dict[str, Any] | None:
         """See `Shape`."""
-        return _choice(index, delta={"role": "assistant", "content": ""})
+        return _choice(index, delta={"role": "assistant", "content": self._no_text})
 
     def text(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
         """See `Shape`."""
-        return _choice(index, delta={"content": text} if text else {})
+        content, calls = self._read(index, text, final=final)
+        found = {"content": content, "tool_calls": calls}
+        return _choice(index, delta={name: each for name, each in found.items() if each})
 
     def answer(self, index: int, generation: Generation) -> dict[str, Any]:
         """See `Shape`."""
-        return {"message": {"role": "assistant", "content": generation.text, "refusal": None}}
+        content, calls = self._read(index, generation.text, final=True)
+        message: dict[str, Any] = {"role": "assistant", "content": content or self._no_text, "refusal": None}
+        for call in calls:
+            del call["index"]
+        return {"message": message | ({"tool_calls": calls} if calls else {})}
 
     def logprobs(self, generation: Generation, text_of: TokenText) -> dict[str, Any]:
         """See `Shape`."""
@@ -85,38 +96,20 @@ class ChatShape(Shape):
         ]
         return {"content": content, "refusal": None}
 
-
-class CallingShape(ChatShape):
-    """Write the answers of a chat that may call tools."""
-
-    def __init__(self, form: CallForm) -> None:
-        self._form = form
-        self._readers: dict[int, CallReader] = {}
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """See `Shape`."""
-        return _choice(index, delta={"role": "assistant", "content": None})
-
-    def text(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
-        """See `Shape`."""
-        reader = self._readers.setdefault(index, CallReader(self._form))
-        content, calls = _told(reader.read(text, final=final))
-        found = {"content": content, "tool_calls": calls}
-        return _choice(index, delta={name: each for name, each in found.items() if each})
-
-    def answer(self, index: int, generation: Generation) -> dict[str, Any]:
-        """See `Shape`."""
-        reader = self._readers[index] = CallReader(self._form)
-        content, calls = _told(reader.read(generation.text, final=True))
-        message: dict[str, Any] = {"role": "assistant", "content": content or None, "refusal": None}
-        for call in calls:
-            del call["index"]
-        return {"message": message | ({"tool_calls": calls} if calls else {})}
-
     def finish_reason(self, index: int, generation: Generation) -> str:
         """See `Shape`. A call that was cut at the limit was not made."""
         made = index in self._readers and self._readers[index].calls > 0
         return "tool_calls" if made and generation.finish_reason == "stop" else generation.finish_reason
+
+    @property
+    def _no_text(self) -> str | None:
+        return "" if self._form is None else None
+
+    def _read(self, index: int, text: str, *, final: bool) -> tuple[str, list[dict[str, Any]]]:
+        """Return the text in a piece of an answer, and the parts of each call."""
+        if self._form is None:
+            return text, []
+        return _told(self._readers.setdefault(index, CallReader(self._form)).read(text, final=final))
 
 
 def _told(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
