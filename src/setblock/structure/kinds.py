@@ -1,6 +1,6 @@
 """Define the forms that an answer may be held to, as values.
 
-Knows notations. Knows nothing of tokenizers, nor of the engine of grammars.
+Knows notations. Knows nothing of tokenizers.
 """
 
 import json
@@ -76,7 +76,10 @@ class Regex:
 
     def grammar(self) -> Mapping[str, Any]:
         """See `Structure`."""
-        return {"lark_grammar": f"start: /{_between_slashes(self.pattern)}/"}
+        from llguidance import LLMatcher
+
+        found: Mapping[str, Any] = json.loads(LLMatcher.grammar_from_regex(self.pattern))["grammars"][0]
+        return found
 
 
 @dataclass(frozen=True)
@@ -183,12 +186,3 @@ def _check_text(name: str, value: Any) -> None:
     except UnicodeEncodeError as error:
         raise ParameterError(f"{name} must be valid Unicode") from error
     check_size(name, value)
-
-
-def _between_slashes(pattern: str) -> str:
-    """Escape a regular expression: Lark ends it at the first slash, and at the end of the line."""
-    escaped, is_escaped = "", False
-    for each in pattern:
-        escaped += {"/": "/" if is_escaped else "\\/", "\n": "n" if is_escaped else "\\n"}.get(each, each)
-        is_escaped = each == "\\" and not is_escaped
-    return escaped
