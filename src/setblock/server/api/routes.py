@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
 from setblock.server.api.protocol import ChatBody, CompletionBody, DecodingBody, Message, TokenizeBody
-from setblock.server.api.shapes import ChatShape, CompletionShape, Shape, tokens_json, usage_of
+from setblock.server.api.shapes import ChatShape, CompletionShape, tokens_json, usage_of
 from setblock.server.api.streaming import EventStream, frames, wait_for_answers
 from setblock.server.api.tools import callable_tools, calls_grammar
 from setblock.server.http.errors import unavailable
@@ -135,7 +135,7 @@ async def _answer(
     serving: Serving,
     body: DecodingBody,
     prompts: list[list[int]],
-    shape: Shape,
+    shape: CompletionShape,
     *,
     grammar: Structure | None = None,
 ) -> Any:
