@@ -178,7 +178,7 @@ def test_the_plugin_registers_every_architecture(monkeypatch: pytest.MonkeyPatch
 
 def test_under_another_version_only_its_own_architectures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry(monkeypatch, "0.40.0")
-    assert registry.models["SetBlockLlamaForCausalLM"] == "vllm.model_executor.models.llama:LlamaForCausalLM"
+    assert all(name.startswith("SetBlock") for name in registry.models)
     for refusal in registry.configs.values():
         with pytest.raises(SetBlockError, match=r"needs vLLM .*, and this environment has 0\.40\.0"):
             refusal.verify_and_update_model_config(None)

@@ -73,6 +73,13 @@ def test_a_body_that_never_ends_is_given_up(served_model):
         assert eventually(lambda: idle(live))
 
 
+def test_a_client_that_leaves_within_its_body_frees_its_place(live):
+    with connect(live) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+        assert eventually(lambda: live.serving.admission.active == 1)
+    assert eventually(lambda: idle(live))
+
+
 def test_names_of_special_tokens_are_plain_text(live):
     special = live.model.tokenizer.all_special_tokens
     assert special

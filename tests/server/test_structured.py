@@ -152,16 +152,10 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
         "schema must have at most 1000 properties, and has more at $",
     ),
     "large": ({"description": "x" * 200_000}, "schema must be at most 131072 bytes, not 200019"),
-    "recursion": ({"$ref": "#"}, "schema must let every text end: what $ref '#' leads to needs itself again"),
-    "recursion of a property": (
-        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
-        "schema must let every text end",
-    ),
-    "recursion of items": ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "schema must let every text end"),
-    "nowhere": ({"$ref": "#/$defs/x"}, "$ref of schema at $ leads nowhere: '#/$defs/x'"),
-    "elsewhere": ({"$ref": "http://example.com/x"}, "must lead into the schema itself, not to 'http://example.com/x'"),
+    "recursion": ({"$ref": "#"}, "schema at $ can't be used: no text satisfies it"),
+    "nowhere": ({"$ref": "#/$defs/x"}, "schema at $ can't be used: Pointer '/$defs/x' does not exist"),
+    "elsewhere": ({"$ref": "http://example.com/x"}, "Resource 'http://example.com/x' is not present"),
     "a long number": ({"enum": [2**53 + 1]}, "whole numbers of schema must be within 2**53 of 0, not 9007199254740993"),
-    "many repetitions": ({"type": "string", "pattern": "a{1000000}"}, "must repeat at most 10000 times, not {1000000}"),
 }
 
 
@@ -229,11 +223,6 @@ def test_a_hostile_schema_is_a_400_and_holds_up_nobody(name: str, live: Live) ->
             "tools",
             "can't be used",
         ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"$ref": "#"}}}]},
-            "tools",
-            "tools.0.function.parameters: schema must let every text end",
-        ),
     ],
 )
 def test_what_can_not_be_asked(body: dict[str, Any], param: str, said: str, live: Live) -> None:
@@ -257,6 +246,17 @@ def test_a_form_that_bans_leave_nothing_of_is_a_400(live: Live) -> None:
     error = error_of(live.chat(structured_outputs={"regex": "a1b"}, banned_tokens=[one]))
     assert error["code"] == "no_token_allowed"
     assert "structure leaves no token to choose after 1 tokens" in error["message"]
+
+
+def test_a_schema_without_end_holds_up_nobody(live: Live) -> None:
+    """Such as an array that must have such an array: no text is whole."""
+    for schema in (
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {"type": "array", "minItems": 1, "items": {"$ref": "#"}},
+    ):
+        error = error_of(live.chat(structured_outputs={"json": schema}, max_tokens=50))
+        assert error["code"] == "no_token_allowed"
+    assert live.chat(max_tokens=3).status_code == 200
 
 
 def test_a_deep_body_is_a_400(live: Live) -> None:

@@ -99,18 +99,21 @@ def sbd_generate(
     # Each draws with its own seed: one that is there twice gets two answers.
     batch = open_batch(sbd, prompts, [settings.of_sample(row) for row in range(len(prompts))])
     pad = generation_config.pad_token_id
-    columns = _Columns(batch, pad_token_id=next(iter(sbd.end_of_text_ids), None) if pad is None else int(pad))
+    new = partial(_new_tokens, batch, pad=next(iter(sbd.end_of_text_ids), None) if pad is None else int(pad))
     if streamer is None:
         batch.run()
     else:
+        streamed = 0
         for _ in batch.steps():
-            columns.stream_to(streamer)
+            for column in new().T[streamed:]:  # one at a time, as Transformers does
+                streamer.put(column)
+                streamed += 1
     for row in range(len(prompts)):
         if (failure := batch.failure(row)) is not None:
             raise SetBlockError(f"{failure.message}, in row {row} of the batch")
     if streamer is not None:
         streamer.end()
-    sequences = torch.cat([input_ids, columns.new().to(input_ids.device)], dim=1)
+    sequences = torch.cat([input_ids, new().to(input_ids.device)], dim=1)
     if generation_config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=sequences)
     return sequences
@@ -174,29 +177,13 @@ def _sbd_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
     return sbd
 
 
-class _Columns:
-    """Hold the new tokens of a batch as Transformers sees them: a column is whole when every row has its token or has
-    ended."""
-
-    def __init__(self, batch: OpenBatch, *, pad_token_id: int | None) -> None:
-        self._batch, self._pad = batch, pad_token_id
-        self._streamed = 0
-
-    def new(self) -> Tensor:
-        """Return [rows, columns] int64, on the CPU; the columns that are whole."""
-        state = self._batch.state
-        answers = [state.answer_of(row).tolist() for row in range(state.batch)]
-        unfinished = [
-            len(answer) for answer, done in zip(answers, state.answer.finished.tolist(), strict=True) if not done
-        ]
-        whole = min(unfinished, default=max(map(len, answers)))
-        missing = any(len(answer) < whole for answer in answers)
-        if missing and self._pad is None:
-            raise ParameterError("pad_token_id must be set where answers differ in length: pass pad_token_id=...")
-        return torch.tensor([[*answer, *[self._pad] * whole][:whole] for answer in answers], dtype=torch.long)
-
-    def stream_to(self, streamer: BaseStreamer) -> None:
-        """Put the columns that became whole since the last time, one at a time, as Transformers does."""
-        for column in self.new().T[self._streamed :]:
-            streamer.put(column)
-            self._streamed += 1
+def _new_tokens(batch: OpenBatch, *, pad: int | None) -> Tensor:
+    """Return [rows, columns] int64, on the CPU, the new tokens as Transformers sees them: a column is whole when every row
+    has its token or has ended."""
+    state = batch.state
+    answers = [state.answer_of(row).tolist() for row in range(state.batch)]
+    unfinished = [len(answer) for answer, done in zip(answers, state.answer.finished.tolist(), strict=True) if not done]
+    whole = min(unfinished, default=max(map(len, answers)))
+    if pad is None and any(len(answer) < whole for answer in answers):
+        raise ParameterError("pad_token_id must be set where answers differ in length: pass pad_token_id=...")
+    return torch.tensor([[*answer, *[pad] * whole][:whole] for answer in answers], dtype=torch.long)

@@ -21,7 +21,7 @@ from setblock.model.protocol.runtime import LanguageModel
 from setblock.server.api.routes import api, operations, page
 from setblock.server.codec import Codec
 from setblock.server.http.access import AccessControl, Admission, BoundedBody, host_patterns
-from setblock.server.http.errors import ApiError, failed, from_validation
+from setblock.server.http.errors import ApiError, from_validation
 from setblock.server.http.logs import Account, RequestLog
 from setblock.server.http.metrics import Metrics
 from setblock.server.serving import ServerConfig, Serving
@@ -58,7 +58,7 @@ def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callab
     app.state.serving = serving
     for routes in (api, operations, page):
         app.include_router(routes)
-    for kind in (ApiError, RequestValidationError, HTTPException, Exception):
+    for kind in (RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _response_to)
     # From the inside out.
     app.add_middleware(BoundedBody, max_bytes=config.limits.max_body_bytes, seconds=config.limits.body_seconds)
@@ -91,7 +91,7 @@ async def _response_to(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         return from_validation(error.errors()).response()
     if not isinstance(error, HTTPException):
-        return failed("the server made a mistake; its log has more").response()
+        return ApiError(500, "the server made a mistake; its log has more").response()
     told = {
         400: "the body must be JSON in UTF-8, neither deep nor with numbers of thousands of digits",  # FastAPI's only one
         404: f"there is nothing at {request.url.path}: ask /v1/chat/completions or /v1/completions",

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -83,8 +84,9 @@ class _Server(uvicorn.Server):
         self._draining = asyncio.run_coroutine_threadsafe(self._drain_then_exit(), self._loop)
 
     async def _drain_then_exit(self) -> None:
-        await self._serving.admission.drained(self._serving.config.limits.drain_seconds)
-        left = self._serving.admission.active
+        deadline = time.monotonic() + self._serving.config.limits.drain_seconds
+        while (left := self._serving.admission.active) and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
         if left:
             await self._serving.worker.stop()  # informs those who still wait
         logger.info("drained", extra={"fields": {"unfinished_requests": left}})

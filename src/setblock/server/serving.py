@@ -19,7 +19,7 @@ from setblock.server.api.protocol import DecodingBody
 from setblock.server.api.settings import settings_of, told
 from setblock.server.codec import Codec
 from setblock.server.http.access import LOOPBACK_NAMES, Admission, Keys
-from setblock.server.http.errors import ApiError, bad_request, failed, timed_out, too_many, unavailable
+from setblock.server.http.errors import ApiError, bad_request, unavailable
 from setblock.server.http.limits import ServerLimits
 from setblock.server.http.logs import Account
 from setblock.server.http.metrics import Metrics
@@ -97,7 +97,7 @@ class Serving:
             ]
             answers = await self.worker.submit(requests)
         except QueueFull as error:
-            raise too_many(str(error)) from error
+            raise ApiError(429, str(error)) from error
         except SetBlockError as error:
             raise told(error, body) from error
         except EngineStopped as error:
@@ -117,7 +117,7 @@ class Serving:
     def why_stopped(self) -> ApiError:
         """Return the reason for those whose answers will not come."""
         if self.worker.failure is not None:
-            return failed("the engine has failed", code="engine_failed")
+            return ApiError(500, "the engine has failed", code="engine_failed")
         return unavailable()
 
 
@@ -145,12 +145,12 @@ class Reply:
                 if made.generation is not None and (failure := made.generation.error) is not None:
                     if failure.is_of_form:
                         raise bad_request(failure.message, code="no_token_allowed")
-                    raise failed(failure.message, code="model_failed")
+                    raise ApiError(500, failure.message, code="model_failed")
                 yield place, made
         except EngineStopped as error:
             raise self.serving.why_stopped() from error
         except TimeoutError as error:
-            raise timed_out(seconds) from error
+            raise ApiError(504, f"the answer took more than {seconds:g} seconds") from error
 
     @property
     def done(self) -> list[Generation]:

@@ -8,8 +8,6 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineFigures
@@ -20,12 +18,6 @@ logger = logging.getLogger(__name__)
 
 class EngineStopped(RuntimeError):  # noqa: N818  # as a rule it was asked to
     """Report that the engine has stopped, or is asked to, before a request was answered."""
-
-
-@dataclass(frozen=True)
-class _Submit:
-    requests: Sequence[Request]
-    taken: "asyncio.Future[None]"  # or why they were not
 
 
 class Worker:
@@ -40,8 +32,8 @@ class Worker:
         self.figures: EngineFigures = engine.figures
         self.failure: Exception | None = None
         self._engine, self._on_failure = engine, on_failure
-        # Requests to submit, ids of requests to cancel, and None to stop
-        self._inbox: queue.SimpleQueue[_Submit | str | None] = queue.SimpleQueue()
+        # Answers whose requests are to be submitted, ids of requests to cancel, and None to stop
+        self._inbox: queue.SimpleQueue[Answers | str | None] = queue.SimpleQueue()
         self._answers: dict[str, Answers] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -71,10 +63,9 @@ class Worker:
             raise EngineStopped
         answers = Answers(self, requests)
         self._answers |= {each.id: answers for each in requests}
-        message = _Submit(requests, self._loop.create_future())
-        self._inbox.put(message)
+        self._inbox.put(answers)
         try:
-            await message.taken
+            await answers.taken()
         except BaseException:
             answers.close()
             raise
@@ -112,14 +103,14 @@ class Worker:
                 self._submit(message)
         return True
 
-    def _submit(self, message: _Submit) -> None:
+    def _submit(self, answers: "Answers") -> None:
         fault = None
         try:
-            for each in message.requests:
+            for each in answers.requests:
                 self._engine.submit(each)
         except Exception as error:
             fault = error
-        self._loop.call_soon_threadsafe(_settle, message.taken, fault)
+        self._loop.call_soon_threadsafe(answers.put, fault)
         self.figures = self._engine.figures
 
     # In the event loop
@@ -134,12 +125,6 @@ class Worker:
             answers.put(each)
 
     def _fail_all(self) -> None:
-        """Fail all requests in the loop, where they come in, so that none comes in between."""
-        while not self._inbox.empty():
-            with suppress(queue.Empty):  # the thread may have been quicker
-                message = self._inbox.get_nowait()
-                if isinstance(message, _Submit):
-                    _settle(message.taken, EngineStopped())
         for answers in {id(each): each for each in self._answers.values()}.values():
             answers.put(EngineStopped())
         self._answers.clear()
@@ -149,25 +134,29 @@ class Answers:
     """Follow the progress of requests that belong together. `close` gives up what is not finished."""
 
     def __init__(self, worker: Worker, requests: Sequence[Request]) -> None:
+        self.requests = requests
         self._worker = worker
         self._places = {request.id: place for place, request in enumerate(requests)}
         self._open = set(self._places)
-        self._made: asyncio.Queue[Progress | Exception] = asyncio.Queue()
+        self._made: asyncio.Queue[Progress | Exception | None] = asyncio.Queue()
+
+    async def taken(self) -> None:
+        """Wait until the engine has taken the requests, or raise why it has not."""
+        await self._next()
 
     async def progress(self, deadline: float | None = None) -> AsyncIterator[tuple[int, Progress]]:
         """Yield each request's index among those that were submitted, and what a pass did for it, until all are finished,
         or raise `EngineStopped`, or `TimeoutError` at `deadline` by the event loop's time."""
         while self._open:
             async with asyncio.timeout_at(deadline):
-                made = await self._made.get()
-            if isinstance(made, Exception):
-                raise made
+                made = await self._next()
+            assert made is not None
             if made.generation is not None:
                 self._open.discard(made.id)
             yield self._places[made.id], made
 
-    def put(self, made: Progress | Exception) -> None:
-        """Hand over what came of it; the worker does."""
+    def put(self, made: Progress | Exception | None) -> None:
+        """Hand over what came of it, first None where the engine has taken the requests; the worker does."""
         self._made.put_nowait(made)
 
     def close(self) -> None:
@@ -176,9 +165,8 @@ class Answers:
             self._worker.give_up(request_id)
         self._open.clear()
 
-
-def _settle(taken: "asyncio.Future[None]", fault: Exception | None) -> None:
-    if fault is not None and not taken.done():
-        taken.set_exception(fault)
-    elif not taken.done():
-        taken.set_result(None)
+    async def _next(self) -> Progress | None:
+        made = await self._made.get()
+        if isinstance(made, Exception):
+            raise made
+        return made

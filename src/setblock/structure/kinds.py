@@ -1,31 +1,15 @@
 """Define the forms that an answer may be held to, as values.
 
-Knows notations. Knows nothing of tokenizers, nor of the engine of grammars.
+Knows notations. Knows nothing of tokenizers.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, get_args
 
 from setblock.errors import ParameterError, shown
-from setblock.structure.schema import MAX_CHOICES, check_counts, check_schema, check_size, close
-
-
-class Structure(Protocol):
-    """Define a form, checked as far as that needs no tokenizer. Equal forms have equal hashes.
-
-    Attributes:
-        word: what it is called in JSON.
-    """
-
-    word: ClassVar[str]
-
-    def grammar(self) -> Mapping[str, Any]:
-        """Return the grammar in llguidance's notation: an item of its `grammars`."""
-        ...
-
-    def __hash__(self) -> int: ...
+from setblock.structure.schema import MAX_CHOICES, check_schema, check_size, close
 
 
 @dataclass(frozen=True)
@@ -41,11 +25,11 @@ class JsonSchema:
     word: ClassVar[str] = "json"
 
     def __post_init__(self) -> None:
-        """Raise `ParameterError` if it is no schema, too large, or one that no finite text satisfies."""
+        """Raise `ParameterError` if it is no schema, or too large."""
         object.__setattr__(self, "schema", _schema_text(self.schema))
 
     def grammar(self) -> Mapping[str, Any]:
-        """See `Structure`."""
+        """Return the grammar in llguidance's notation, an item of its `grammars`."""
         schema = json.loads(self.schema)
         if isinstance(schema, bool):
             schema = {} if schema else {"enum": []}
@@ -59,7 +43,7 @@ class JsonObject:
     word: ClassVar[str] = "json_object"
 
     def grammar(self) -> Mapping[str, Any]:
-        """See `Structure`."""
+        """Return the grammar in llguidance's notation, an item of its `grammars`."""
         return {"json_schema": {"type": "object", "x-guidance": WRITTEN}}
 
 
@@ -75,8 +59,11 @@ class Regex:
         _check_text("regex", self.pattern)
 
     def grammar(self) -> Mapping[str, Any]:
-        """See `Structure`."""
-        return {"lark_grammar": f"start: /{_between_slashes(self.pattern)}/"}
+        """Return the grammar in llguidance's notation, an item of its `grammars`."""
+        from llguidance import LLMatcher
+
+        found: Mapping[str, Any] = json.loads(LLMatcher.grammar_from_regex(self.pattern))["grammars"][0]
+        return found
 
 
 @dataclass(frozen=True)
@@ -98,7 +85,7 @@ class Choice:
         check_size("choice", "".join(self.texts))
 
     def grammar(self) -> Mapping[str, Any]:
-        """See `Structure`."""
+        """Return the grammar in llguidance's notation, an item of its `grammars`."""
         return {"lark_grammar": f"start: {' | '.join(json.dumps(each, ensure_ascii=False) for each in self.texts)}"}
 
 
@@ -114,12 +101,14 @@ class Grammar:
         _check_text("grammar", self.lark)
 
     def grammar(self) -> Mapping[str, Any]:
-        """See `Structure`."""
+        """Return the grammar in llguidance's notation, an item of its `grammars`."""
         return {"lark_grammar": self.lark}
 
 
-KINDS = (JsonSchema, JsonObject, Regex, Choice, Grammar)
-WORDS: dict[str, Callable[..., Structure]] = {kind.word: kind for kind in KINDS}
+Structure = JsonSchema | JsonObject | Regex | Choice | Grammar
+"""A form, checked as far as that needs no tokenizer. Equal forms have equal hashes. Its `word` is what it is called in JSON."""
+
+WORDS: dict[str, Callable[..., Structure]] = {kind.word: kind for kind in get_args(Structure)}
 
 WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -134,7 +123,7 @@ def structure_of(asked: Any) -> Structure:
     Raises:
         ParameterError: it is none of these, or not valid.
     """
-    if isinstance(asked, KINDS):
+    if isinstance(asked, Structure):
         return asked
     if not (isinstance(asked, Mapping) and len(asked) == 1 and next(iter(asked)) in WORDS):
         return JsonSchema(asked)
@@ -183,13 +172,3 @@ def _check_text(name: str, value: Any) -> None:
     except UnicodeEncodeError as error:
         raise ParameterError(f"{name} must be valid Unicode") from error
     check_size(name, value)
-    check_counts(name, value)
-
-
-def _between_slashes(pattern: str) -> str:
-    """Escape a regular expression: Lark ends it at the first slash, and at the end of the line."""
-    escaped, is_escaped = "", False
-    for each in pattern:
-        escaped += {"/": "/" if is_escaped else "\\/", "\n": "n" if is_escaped else "\\n"}.get(each, each)
-        is_escaped = each == "\\" and not is_escaped
-    return escaped

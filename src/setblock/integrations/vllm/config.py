@@ -21,13 +21,13 @@ class SetBlockConfig:
 
     @staticmethod
     def verify_and_update_model_config(model_config: Any) -> None:
-        """Do nothing: vLLM calls this first, with the model's configuration only."""
+        """Refuse a version of vLLM that is not supported, by a `SetBlockError` with what to do: vLLM calls this first."""
+        vllm_api.check_version()
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:
         """Refuse what can't be, by a `SetBlockError` with which vLLM ends, and set what must be."""
         model_config = vllm_config.model_config
-        vllm_api.check_version()
         facts = facts_of(model_config.hf_config)
         _refuse(vllm_config, facts)
         Served.here = Served(facts, canvas_length=model_config.hf_config.canvas_length)

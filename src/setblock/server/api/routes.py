@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
 from setblock.server.api.protocol import ChatBody, CompletionBody, DecodingBody, Message, TokenizeBody
-from setblock.server.api.shapes import CallingShape, ChatShape, CompletionShape, Shape, tokens_json, usage_of
+from setblock.server.api.shapes import ChatShape, CompletionShape, tokens_json, usage_of
 from setblock.server.api.streaming import EventStream, frames, wait_for_answers
 from setblock.server.api.tools import callable_tools, calls_grammar
 from setblock.server.http.errors import unavailable
@@ -61,7 +61,7 @@ async def chat(body: ChatBody, request: Request, serving: Served) -> Any:
         form = await serving.codec.call_form()
         grammar = calls_grammar(form, tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
         described = [tool.model_dump(exclude_none=True) for tool in tools]
-        shape = CallingShape(form)
+        shape = ChatShape(form)
     prompt = await serving.codec.encode_chat(_plain(body.messages), tools=described)
     if serving.config.logs_text:
         _account(request).fields["messages"] = [message.model_dump() for message in body.messages]
@@ -135,7 +135,7 @@ async def _answer(
     serving: Serving,
     body: DecodingBody,
     prompts: list[list[int]],
-    shape: Shape,
+    shape: CompletionShape,
     *,
     grammar: Structure | None = None,
 ) -> Any:

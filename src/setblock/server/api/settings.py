@@ -38,13 +38,20 @@ def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Struc
 
 def structure_asked(body: DecodingBody) -> Structure | None:
     """Return the form that a body asks for, or raise `ApiError` if it is none, or there are two."""
-    openai, ours = _of_openai(body.response_format), body.structured_outputs
-    if openai is not None and ours is not None:
-        message = "response_format and structured_outputs exclude each other: give one"
-        raise bad_request(message, param="structured_outputs")
-    if openai is not None:
-        return _structure("response_format", openai)
-    return None if ours is None else _structure("structured_outputs", ours)
+    both = {"structured_outputs": body.structured_outputs, "response_format": _of_openai(body.response_format)}
+    given = [(name, asked) for name, asked in both.items() if asked is not None]
+    if not given:
+        return None
+    (name, asked), *more = given
+    if more:
+        raise bad_request("response_format and structured_outputs exclude each other: give one", param=name)
+    words = {key: value for key, value in asked.items() if value is not None}
+    if len(words) != 1 or next(iter(words)) not in WORDS:
+        raise bad_request(f"{name} must have one of {', '.join(WORDS)}, not {', '.join(words) or 'none'}", param=name)
+    try:
+        return structure_of(words)
+    except SetBlockError as error:
+        raise bad_request(f"{name}: {error}", param=name) from error
 
 
 def _of_openai(asked: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -62,16 +69,6 @@ def _of_openai(asked: dict[str, Any] | None) -> dict[str, Any] | None:
         return {"json": schema["schema"]}
     valid = "text, json_object, or json_schema with json_schema.schema"
     raise bad_request(f"response_format must be of type {valid}", param="response_format")
-
-
-def _structure(name: str, asked: dict[str, Any]) -> Structure:
-    words = {key: value for key, value in asked.items() if value is not None}
-    if len(words) != 1 or next(iter(words)) not in WORDS:
-        raise bad_request(f"{name} must have one of {', '.join(WORDS)}, not {', '.join(words) or 'none'}", param=name)
-    try:
-        return structure_of(words)
-    except SetBlockError as error:
-        raise bad_request(f"{name}: {error}", param=name) from error
 
 
 def told(error: SetBlockError, body: DecodingBody) -> ApiError:

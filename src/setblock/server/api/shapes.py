@@ -5,10 +5,9 @@ Knows finished answers and their tokens. Knows nothing of HTTP.
 
 import math
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any
 
 from setblock.decoding.answer.generation import Generation, Reveal
 from setblock.decoding.answer.news import RowNews
@@ -18,24 +17,33 @@ TokenText = Callable[[int], str]
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 
-class Shape(ABC):
-    """Define what differs between the two."""
+class CompletionShape:
+    """Write the answers of `/v1/completions`. `ChatShape` has what is different in chats."""
 
-    prefix: ClassVar[str]
-    whole: ClassVar[str]
-    piece: ClassVar[str]
+    prefix = "cmpl"
+    whole = piece = "text_completion"
 
-    @abstractmethod
     def text(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
         """Return a choice with a piece of an answer; `final` if it is the last."""
+        return _choice(index, text=text)
 
-    @abstractmethod
     def answer(self, index: int, generation: Generation) -> dict[str, Any]:
         """Return the whole text of an answer, as a field of a choice."""
+        return {"text": generation.text}
 
-    @abstractmethod
     def logprobs(self, generation: Generation, text_of: TokenText) -> dict[str, Any]:
         """Return the log-probabilities of an answer."""
+        tokens = _with_logprobs(generation)
+        texts = [text_of(token_id) for token_id, _ in tokens]
+        return {
+            "tokens": texts,
+            "token_logprobs": [max(found.logprob, _LEAST_LOGPROB) for _, found in tokens],
+            "top_logprobs": [
+                {text_of(each): max(logprob, _LEAST_LOGPROB) for each, logprob in found.alternatives}
+                for _, found in tokens
+            ],
+            "text_offset": list(accumulate(map(len, texts), initial=0))[:-1],
+        }
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """Return a choice that says that an answer begins, if there is one."""
@@ -52,27 +60,38 @@ class Shape(ABC):
         return choice | {"logprobs": logprobs, "finish_reason": self.finish_reason(index, generation)}
 
 
-class ChatShape(Shape):
+class ChatShape(CompletionShape):
     """Write the answers of `/v1/chat/completions`."""
 
     prefix = "chatcmpl"
     whole = "chat.completion"
     piece = "chat.completion.chunk"
 
+    def __init__(self, form: CallForm | None = None) -> None:
+        """Write answers that call tools in this form, or none that does."""
+        self._form = form
+        self._readers: dict[int, CallReader] = {}
+
     def opening(self, index: int) -> dict[str, Any] | None:
-        """See `Shape`."""
-        return _choice(index, delta={"role": "assistant", "content": ""})
+        """See `CompletionShape`."""
+        return _choice(index, delta={"role": "assistant", "content": self._no_text})
 
     def text(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
-        """See `Shape`."""
-        return _choice(index, delta={"content": text} if text else {})
+        """See `CompletionShape`."""
+        content, calls = self._read(index, text, final=final)
+        found = {"content": content, "tool_calls": calls}
+        return _choice(index, delta={name: each for name, each in found.items() if each})
 
     def answer(self, index: int, generation: Generation) -> dict[str, Any]:
-        """See `Shape`."""
-        return {"message": {"role": "assistant", "content": generation.text, "refusal": None}}
+        """See `CompletionShape`."""
+        content, calls = self._read(index, generation.text, final=True)
+        message: dict[str, Any] = {"role": "assistant", "content": content or self._no_text, "refusal": None}
+        for call in calls:
+            del call["index"]
+        return {"message": message | ({"tool_calls": calls} if calls else {})}
 
     def logprobs(self, generation: Generation, text_of: TokenText) -> dict[str, Any]:
-        """See `Shape`."""
+        """See `CompletionShape`."""
 
         def entry(token_id: int, logprob: float) -> dict[str, Any]:
             text = text_of(token_id)
@@ -85,38 +104,20 @@ class ChatShape(Shape):
         ]
         return {"content": content, "refusal": None}
 
-
-class CallingShape(ChatShape):
-    """Write the answers of a chat that may call tools."""
-
-    def __init__(self, form: CallForm) -> None:
-        self._form = form
-        self._readers: dict[int, CallReader] = {}
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """See `Shape`."""
-        return _choice(index, delta={"role": "assistant", "content": None})
-
-    def text(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
-        """See `Shape`."""
-        reader = self._readers.setdefault(index, CallReader(self._form))
-        content, calls = _told(reader.read(text, final=final))
-        found = {"content": content, "tool_calls": calls}
-        return _choice(index, delta={name: each for name, each in found.items() if each})
-
-    def answer(self, index: int, generation: Generation) -> dict[str, Any]:
-        """See `Shape`."""
-        reader = self._readers[index] = CallReader(self._form)
-        content, calls = _told(reader.read(generation.text, final=True))
-        message: dict[str, Any] = {"role": "assistant", "content": content or None, "refusal": None}
-        for call in calls:
-            del call["index"]
-        return {"message": message | ({"tool_calls": calls} if calls else {})}
-
     def finish_reason(self, index: int, generation: Generation) -> str:
-        """See `Shape`. A call that was cut at the limit was not made."""
+        """See `CompletionShape`. A call that was cut at the limit was not made."""
         made = index in self._readers and self._readers[index].calls > 0
         return "tool_calls" if made and generation.finish_reason == "stop" else generation.finish_reason
+
+    @property
+    def _no_text(self) -> str | None:
+        return "" if self._form is None else None
+
+    def _read(self, index: int, text: str, *, final: bool) -> tuple[str, list[dict[str, Any]]]:
+        """Return the text in a piece of an answer, and the parts of each call."""
+        if self._form is None:
+            return text, []
+        return _told(self._readers.setdefault(index, CallReader(self._form)).read(text, final=final))
 
 
 def _told(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
@@ -130,35 +131,6 @@ def _told(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
             call = calls.setdefault(each.call, {"index": each.call, "function": {"arguments": ""}})
             call["function"]["arguments"] += each.text
     return "".join(each.text for each in pieces if each.kind == "text"), list(calls.values())
-
-
-class CompletionShape(Shape):
-    """Write the answers of `/v1/completions`."""
-
-    prefix = "cmpl"
-    whole = piece = "text_completion"
-
-    def text(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
-        """See `Shape`."""
-        return _choice(index, text=text)
-
-    def answer(self, index: int, generation: Generation) -> dict[str, Any]:
-        """See `Shape`."""
-        return {"text": generation.text}
-
-    def logprobs(self, generation: Generation, text_of: TokenText) -> dict[str, Any]:
-        """See `Shape`."""
-        tokens = _with_logprobs(generation)
-        texts = [text_of(token_id) for token_id, _ in tokens]
-        return {
-            "tokens": texts,
-            "token_logprobs": [max(found.logprob, _LEAST_LOGPROB) for _, found in tokens],
-            "top_logprobs": [
-                {text_of(each): max(logprob, _LEAST_LOGPROB) for each, logprob in found.alternatives}
-                for _, found in tokens
-            ],
-            "text_offset": list(accumulate(map(len, texts), initial=0))[:-1],
-        }
 
 
 def usage_of(prompt_tokens: int, generations: list[Generation]) -> dict[str, Any]:

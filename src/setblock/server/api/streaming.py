@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from setblock.server.api.shapes import Shape, pass_json, tokens_json, usage_of
+from setblock.server.api.shapes import CompletionShape, pass_json, tokens_json, usage_of
 from setblock.server.http.errors import ApiError
 from setblock.server.serving import Reply
 
@@ -59,7 +59,7 @@ async def _left(receive: Receive) -> None:
 
 
 async def frames(
-    reply: Reply, shape: Shape, head: dict[str, Any], *, with_usage: bool, with_events: bool
+    reply: Reply, shape: CompletionShape, head: dict[str, Any], *, with_usage: bool, with_events: bool
 ) -> AsyncIterator[str]:
     """Yield the events of a streamed answer: pieces of text, why each answer ended, the usage if it is wanted,
     `[DONE]`.

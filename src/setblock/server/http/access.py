@@ -7,7 +7,6 @@ import asyncio
 import hmac
 import re
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from setblock.errors import SetBlockError, shown
 from setblock.files import read_text
-from setblock.server.http.errors import ApiError, bad_request, too_many, unavailable, wrong_key
+from setblock.server.http.errors import ApiError, bad_request, unavailable
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _LEAST_KEY = 8
@@ -72,28 +71,18 @@ class Admission:
         self.active = 0
         self.is_closed = False
         self._most = most
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     def enter(self) -> None:
         """Take a place, or raise `ApiError` if there is none."""
         if self.is_closed:
             raise unavailable()
         if self.active >= self._most:
-            raise too_many(f"{self.active} requests are being answered, and no more than that may be at once")
+            raise ApiError(429, f"{self.active} requests are being answered, and no more than that may be at once")
         self.active += 1
-        self._idle.clear()
 
     def leave(self) -> None:
         """Give it back."""
         self.active -= 1
-        if not self.active:
-            self._idle.set()
-
-    async def drained(self, seconds: float) -> None:
-        """Wait until no request is being answered, or for so long."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), seconds)
 
 
 class AccessControl:
@@ -133,9 +122,9 @@ class AccessControl:
         if self._keys and is_api(scope["path"]):
             scheme, _, key = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not key.strip():
-                raise wrong_key("an API key is required: Authorization: Bearer KEY")
+                raise ApiError(401, "an API key is required: Authorization: Bearer KEY")
             if not self._keys.know(key.strip()):
-                raise wrong_key("the API key is not one of this server's")
+                raise ApiError(401, "the API key is not one of this server's")
 
 
 def is_api(path: str) -> bool:
@@ -147,63 +136,34 @@ _DISCARDED = 64  # times the limit: how much of a body that is too large is read
 
 
 class BoundedBody:
-    """Answer 413 where a body is too large, and 408 where it takes too long, as ASGI middleware."""
+    """Answer 413 where a body is too large, and 408 where it takes too long, as ASGI middleware. It lets whoever reads the
+    body raise that."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, seconds: float) -> None:
         self._app, self._max_bytes, self._seconds = app, max_bytes, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        try:
-            async with asyncio.timeout(self._seconds):
-                body = await self._read(scope, receive)
-        except TimeoutError:
-            late = ApiError(408, f"the body took more than {self._seconds:g} seconds to arrive", code="timeout")
-            late.headers["Connection"] = "close"
-            await late.response()(scope, receive, send)
-            return
-        except ApiError as error:
-            await error.response()(scope, receive, send)
-            return
-        if body is None:  # the client has left
-            return
-        await self._app(scope, _replayed(body, receive), send)
-
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        told = Headers(scope=scope).get("content-length", "")
+        deadline: float | None = asyncio.get_running_loop().time() + self._seconds
         size = 0
-        pieces: list[bytes] = []
-        too_large = told.isdecimal() and int(told) > self._max_bytes
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            piece = message.get("body", b"")
-            size += len(piece)
-            too_large = too_large or size > self._max_bytes
-            pieces = [] if too_large else [*pieces, piece] if piece else pieces
-            more = message.get("more_body", False) and size <= _DISCARDED * self._max_bytes
-        if too_large:
-            raise ApiError(
-                413, f"the body must be at most {self._max_bytes} bytes", code="request_too_large",
-                headers={"Connection": "close"},
-            )  # fmt: skip
-        return b"".join(pieces)
 
+        async def bounded() -> Message:
+            nonlocal deadline, size
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+                    size += len(message.get("body", b""))
+                    if size > self._max_bytes:
+                        while message.get("more_body", False) and size <= _DISCARDED * self._max_bytes:
+                            message = await receive()
+                            size += len(message.get("body", b""))
+                        raise ApiError(413, f"the body must be at most {self._max_bytes} bytes")
+            except TimeoutError as error:
+                raise ApiError(408, f"the body took more than {self._seconds:g} seconds to arrive") from error
+            if deadline is not None and message["type"] == "http.disconnect":
+                raise ApiError(499, "the client has left")
+            if not message.get("more_body", False):
+                deadline = None
+            return message
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives a body that was read before, then what comes after it."""
-    given = False
-
-    async def replay() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay
+        await self._app(scope, bounded if scope["type"] == "http" else receive, send)

@@ -8,23 +8,32 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from setblock.errors import fault_of
 
 UNKNOWN = "unknown_parameter"
-RETRY_SECONDS = 1  # passes take milliseconds; a place is free soon, or the queue is far too long
+_LATER = {"Retry-After": "1"}  # passes take milliseconds; a place is free soon, or the queue is far too long
+# OpenAI's `type`, its `code` where nothing else is said, and headers to send along.
+_OF_STATUS: dict[int, tuple[str, str | None, Mapping[str, str]]] = {
+    400: ("invalid_request_error", "invalid_value", {}),
+    401: ("authentication_error", "invalid_api_key", {"WWW-Authenticate": "Bearer"}),
+    408: ("invalid_request_error", "timeout", {"Connection": "close"}),
+    413: ("invalid_request_error", "request_too_large", {"Connection": "close"}),
+    429: ("rate_limit_error", "rate_limit_exceeded", _LATER),
+    500: ("server_error", None, {}),
+    503: ("server_error", "unavailable", _LATER),
+    504: ("server_error", "timeout", {}),
+}
 
 
-class ApiError(Exception):
-    """Hold an answer that is an error.
+class ApiError(HTTPException):
+    """Hold an answer that is an error. Its status says what kind of error it is, and which headers go along.
 
     Attributes:
-        status: of HTTP.
-        kind: OpenAI's `type`.
         code: OpenAI's `code`, for programs; None where the status says all.
         param: the parameter at fault, if it is one.
-        headers: to send along.
     """
 
     def __init__(
@@ -32,25 +41,24 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
-        kind: str = "invalid_request_error",
         code: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status, self.kind, self.code, self.param = status, kind, code, param
-        self.headers = dict(headers or {})
+        self.kind, usual, own = _OF_STATUS.get(status, ("invalid_request_error", None, {}))
+        super().__init__(status, message, {**own, **(headers or {})})
+        self.code, self.param = code or usual, param
 
     def content(self) -> dict[str, Any]:
         """Return the error as a JSON object."""
-        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": self.detail, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
         """Return the error as a response. In ASCII: what it quotes may not be encodable."""
-        return Response(json.dumps(self.content()), self.status, self.headers, "application/json")
+        return Response(json.dumps(self.content()), self.status_code, self.headers, "application/json")
 
 
-def bad_request(message: str, *, param: str | None = None, code: str = "invalid_value") -> ApiError:
+def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
     """Return the error for a client's mistake."""
     return ApiError(400, message, param=param, code=code)
 
@@ -60,34 +68,9 @@ def unsupported(param: str, reason: str) -> ApiError:
     return ApiError(400, f"{param} is not supported: {reason}", param=param, code="unsupported_parameter")
 
 
-def wrong_key(message: str) -> ApiError:
-    """Return the error for a missing key, or one that the server does not have."""
-    return ApiError(
-        401, message, kind="authentication_error", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
-    )
-
-
-def too_many(message: str) -> ApiError:
-    """Return the error for a valid request that should be tried again."""
-    return ApiError(
-        429, message, kind="rate_limit_error", code="rate_limit_exceeded", headers={"Retry-After": str(RETRY_SECONDS)}
-    )
-
-
 def unavailable() -> ApiError:
     """Return the error of a server that shuts down, or has failed."""
-    message = "the server is shutting down"
-    return ApiError(503, message, kind="server_error", code="unavailable", headers={"Retry-After": str(RETRY_SECONDS)})
-
-
-def timed_out(seconds: float) -> ApiError:
-    """Return the error for an answer that took too long."""
-    return ApiError(504, f"the answer took more than {seconds:g} seconds", kind="server_error", code="timeout")
-
-
-def failed(message: str, *, code: str | None = None) -> ApiError:
-    """Return the error for the server's fault."""
-    return ApiError(500, message, kind="server_error", code=code)
+    return ApiError(503, "the server is shutting down")
 
 
 def from_validation(errors: Iterable[Mapping[str, Any]]) -> ApiError:
