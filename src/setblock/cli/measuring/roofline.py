@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from setblock.cli.messages import print_json, silence_libraries, stdout_console
-from setblock.cli.options.groups import JsonOption, option, option_group
+from setblock.cli.options.groups import JSON, option, option_group
 from setblock.errors import SetBlockError, SetBlockWarning, one_line
 from setblock.roofline.cost import BITS, LEFT_OUT, NumberType, Precision
 from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, THIS_MACHINE, Hardware, hardware_named
@@ -59,7 +59,7 @@ def roofline(
     subject: SubjectOptions,
     kv_length: int = option(KV_LENGTH, "Number of cached tokens.", panel=_LOAD, min=1),
     block_size: int = option(BLOCK_SIZE, "Block size k of the speed-ups.", panel=_LOAD, min=2),
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
 ) -> None:
     """Predict the gain of blocks: the slowdown of block passes, the speed-up in seconds, and the batch size where it ends.
 

@@ -3,7 +3,7 @@ settings it is swept."""
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from setblock.cli.messages import progress, resumable
 from setblock.cli.options.decoding_options import setting_option, with_own_sampler
@@ -23,15 +23,13 @@ if TYPE_CHECKING:
     from setblock.model.sbd_model import SBDModel
 
 DEFAULT_TASK = "word-problems"
-BatchSizeOption = Annotated[
-    int,
-    option(
-        ...,
-        "Number of examples decoded at once, at least 1. It changes no answer and no count.",
-        "--batch-size",
-        panel=TASK,
-    ),
-]
+
+
+def batch_size_option(default: int) -> Any:
+    """Return the option of how many examples are decoded at once."""
+    return option(
+        default, "Number of examples decoded at once, at least 1. It changes no answer and no count.", panel=TASK
+    )
 
 
 @option_group(TASK)
@@ -101,7 +99,7 @@ class TaskOptions(ExamplesOptions):
         "Seed that chooses the examples of the split. A calibration also draws from it the examples that determine "
         "the order of its tests.",
     )
-    batch_size: BatchSizeOption = 100  # a sweep answers many examples: wide batches waste least
+    batch_size: int = batch_size_option(100)  # a sweep answers many examples: wide batches waste least
     max_new_tokens: int | None = setting_option("max_new_tokens")
 
     def swept(

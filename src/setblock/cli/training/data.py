@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
@@ -21,7 +21,7 @@ from setblock.cli.messages import (
     stdout_console,
 )
 from setblock.cli.options.decoding_options import DecodingOptions
-from setblock.cli.options.groups import JsonOption, option, option_group
+from setblock.cli.options.groups import JSON, option, option_group
 from setblock.cli.options.model import ModelOptions, load_model
 from setblock.cli.options.recipe import RecipeOptions
 from setblock.decoding.settings.table import Method
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from setblock.training.inspection import InspectedRow
 
 
-RecordsOption = Annotated[Path, option(..., "The .jsonl file to write.", "--output")]
+_RECORDS = option(..., "The .jsonl file to write.", "--output")
 
 
 @option_group()
@@ -50,7 +50,7 @@ def inspect(
     row: int = option(0, "Number of the row to show, from 0.", min=0),
     tokens: int = option(48, "Number of tokens to show of each half; 0 for all.", min=0),
     evaluation: bool = option(False, "Show a row of the evaluation data instead."),
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
 ) -> None:
     """Show one packed row of a recipe's data as the trainer gets it, and statistics of all rows.
 
@@ -69,7 +69,7 @@ def inspect(
 
 def tokenise(
     recipe: RecipeOptions,
-    output: Annotated[Path, option(..., "The folder to write.", "--output", metavar="DIR")],
+    output: Path = option(..., "The folder to write.", metavar="DIR"),
     processes: int = option(1, "Number of processes that tokenise. The result does not depend on it.", min=1),
 ) -> None:
     """Tokenise and pack a recipe's data into a folder, for data.tokenised of the recipe.
@@ -101,7 +101,7 @@ def tokenise(
 
 def regenerate(
     recipe: RecipeOptions,
-    output: RecordsOption,
+    output: Path = _RECORDS,
     batch_size: int = option(32, "Number of questions answered at once. It changes no answer.", min=1),
     *,
     model: ModelOptions,
@@ -139,7 +139,7 @@ def regenerate(
 
 
 def prompts(
-    output: RecordsOption,
+    output: Path = _RECORDS,
     count: int = option(
         1000, "Number of prompts to generate. Incomplete prompts and duplicates are then left out.", min=1
     ),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from setblock.cli.messages import figures_table, print_json, print_message, stdout_console
-from setblock.cli.options.groups import JsonOption, option
+from setblock.cli.options.groups import JSON, option
 from setblock.cli.options.recipe import RecipeOptions
 from setblock.errors import SetBlockError, check_one_of
 
@@ -32,7 +32,7 @@ def train(
     memory: float | None = option(None, "With --dry-run: GiB that a GPU has. Default: that of --hardware.", min=0),
     hardware: str = option("h100", "With --dry-run: the GPU, a name of `setblock roofline`."),
     share: float = option(0.4, "With --dry-run: share of the GPU's peak that training reaches.", min=0.01, max=1),
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
 ) -> None:
     """Train a model by a recipe.
 
