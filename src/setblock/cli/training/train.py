@@ -1,6 +1,7 @@
 """Train a checkpoint from a recipe (`setblock train`)."""
 
 import shlex
+import signal
 import sys
 import time
 from dataclasses import asdict
@@ -41,7 +42,7 @@ def train(
     """
     from transformers import PrinterCallback
 
-    from setblock.cli.training.callbacks import Interruption, Stopped, TrainView
+    from setblock.cli.training.callbacks import Interruption, TrainView
     from setblock.evaluation.during_training import DecodingEvaluator
     from setblock.roofline.hardware import HARDWARE
     from setblock.training.run.checkpoints import check_finished, earlier_run, newest_checkpoint, step_of
@@ -80,14 +81,12 @@ def train(
     started = time.perf_counter()
     try:
         saved = run(checked, arguments, callbacks=callbacks, peak=_peak(arguments))
-    except Stopped as stopped:
-        if is_main:
-            print_message(f"stopped and saved; run the same command again to resume from step {stopped.step}")
-        raise typer.Exit(stopped.code) from stopped
     except KeyboardInterrupt as interruption:
-        step = step_of(newest_checkpoint(folder))
-        print_message(f"interrupted; run the same command again to resume from step {step}")
-        raise typer.Exit(130) from interruption
+        how = "stopped and saved" if interruption.args else "interrupted"
+        if is_main:
+            step = step_of(newest_checkpoint(folder))
+            print_message(f"{how}; run the same command again to resume from step {step}")
+        raise typer.Exit(128 + (*interruption.args, signal.SIGINT)[0]) from interruption
     finally:
         view.close()
         stopper.close()
