@@ -161,7 +161,7 @@ def test_another_sweep_is_refused(model, trained_tokenizer, finished, tmp_path, 
         ]
         changed[key] = "f00"
         monkeypatch.setattr("setblock.evaluation.run.code_identity", lambda changed=changed: changed)
-        with pytest.raises(SetBlockError, match=r"its (commit|source code) is .*, and now f00"):
+        with pytest.raises(SetBlockError, match=r"its code\.(commit|sources) is .*, and now f00"):
             run(model, path)
     assert path.read_bytes() == before
 
