@@ -45,7 +45,7 @@ def train(
     from setblock.cli.training.callbacks import Interruption, TrainView
     from setblock.evaluation.during_training import DecodingEvaluator
     from setblock.roofline.hardware import HARDWARE
-    from setblock.training.run.checkpoints import check_finished, earlier_run, newest_checkpoint, step_of
+    from setblock.training.run.checkpoints import earlier_run, newest_checkpoint, step_of
     from setblock.training.run.train import train as run
 
     replaced = {} if output is None else {"training.output_dir": str(output)}
@@ -71,12 +71,7 @@ def train(
     # Of the processes that `torchrun` or `accelerate launch` started, one speaks for all
     is_main = arguments.process_index == 0
     is_finished, checkpoint = earlier_run(arguments)
-    if is_finished:
-        check_finished(folder, checked)
-        if is_main:
-            typer.echo(f"{folder} is already trained; delete it or give another --output to train again")
-        return
-    if checkpoint is not None and is_main:
+    if checkpoint is not None and is_main and not is_finished:
         print_message(f"going on from step {step_of(checkpoint)}")
     started = time.perf_counter()
     try:
@@ -90,10 +85,14 @@ def train(
     finally:
         view.close()
         stopper.close()
+    if not is_main:
+        return
+    if is_finished:
+        typer.echo(f"{saved} is already trained; delete it or give another --output to train again")
+        return
     minutes, seconds = divmod(round(time.perf_counter() - started), 60)
-    if is_main:
-        typer.echo(f"saved to {saved} after {minutes} min {seconds} s")
-        typer.echo(f"next: setblock generate --model {shlex.quote(str(saved))} 'Your prompt'")
+    typer.echo(f"saved to {saved} after {minutes} min {seconds} s")
+    typer.echo(f"next: setblock generate --model {shlex.quote(str(saved))} 'Your prompt'")
 
 
 def _peak(arguments: "SBDConfig") -> float | None:
