@@ -102,8 +102,8 @@ def generate(
     if source is not None or target is not None:
         if source is None or target is None or prompt is not None or as_trace:
             raise ParameterError("--input and --output go together, without PROMPT and --trace")
-        if how.system is not None or how.messages is not None:
-            raise ParameterError("--input has its chats in its lines: leave out --system and --messages")
+        if how.system is not None:
+            raise ParameterError("--input has its chats in its lines: leave out --system")
         if concurrency < 1:
             raise ParameterError(f"--concurrency must be at least 1, not {concurrency}")
         if as_json and target == _PIPE:
@@ -117,7 +117,7 @@ def generate(
     asked = how.asked(prompt)
     if asked is None:
         raise ParameterError(
-            "PROMPT is missing: give a text, - to read stdin, --messages FILE for a chat, or --input FILE for many prompts"
+            "PROMPT is missing: give a text, - to read stdin, or --input FILE for many prompts or for chats"
         )
     warn_of_bundled(model)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
