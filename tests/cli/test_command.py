@@ -11,7 +11,6 @@ from rich.text import Text
 from typer.main import get_command
 
 from setblock.cli.app import app
-from setblock.cli.measuring import evaluate as evaluate_command
 from setblock.cli.options.tasks import ExamplesOptions
 from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings.asked import DRAFT_GAMMA
@@ -104,7 +103,7 @@ def test_defaults_are_the_library_s():
 
 
 def evaluate_command_default(name):
-    return inspect.signature(evaluate_command.evaluate).parameters[name].default
+    return next(each.default for each in get_command(app).commands["evaluate"].params if each.name == name)
 
 
 def test_ctrl_c_is_one_line(run, sbd_folder, monkeypatch):

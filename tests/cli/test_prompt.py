@@ -1,4 +1,4 @@
-"""What a model is asked: a system message, a chat in a file, and the warnings that go with the included model."""
+"""What a model is asked: a system message, and the warnings that go with the included model."""
 
 import json
 import logging
@@ -11,12 +11,7 @@ from setblock.decoding.generate import generate
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.loading.loading import load
 
-CHAT = [
-    {"role": "system", "content": "Count."},
-    {"role": "user", "content": "Tom has 5 pens."},
-    {"role": "assistant", "content": "5"},
-    {"role": "user", "content": "And Ana?"},
-]
+CHAT = [{"role": "system", "content": "Count."}, {"role": "user", "content": "Tom has 5 pens."}]
 SHORT = ("--max-new-tokens", 8, "--json")
 
 
@@ -35,24 +30,17 @@ def texts(command, result):
 
 
 @pytest.mark.parametrize("command", ["generate", "compare", "generate --trace"])
-def test_a_system_message_and_a_chat_reach_the_model(run, chat_folder, tmp_path, command):
+def test_a_system_message_reaches_the_model(run, chat_folder, command):
     model, plain = load(chat_folder), DecodingSettings(method="ntp", max_new_tokens=8)
-    expected = {
-        name: generate(model, prompt, settings=plain).text for name, prompt in (("system", CHAT[:2]), ("chat", CHAT))
-    }
-    assert len({*expected.values(), generate(model, "Tom has 5 pens.", settings=plain).text}) == 3
+    expected = generate(model, CHAT, settings=plain).text
+    assert expected != generate(model, "Tom has 5 pens.", settings=plain).text
     asked = ("Tom has 5 pens.", "--system", "Count.")
     found = json.loads(run(*command.split(), *asked, "--model", chat_folder, *SHORT).stdout)
-    assert texts(command, found) == {expected["system"]}
-    for number, content in enumerate((CHAT, {"messages": CHAT})):
-        path = tmp_path / f"{number}.json"
-        path.write_text(json.dumps(content))
-        found = json.loads(run(*command.split(), "--messages", path, "--model", chat_folder, *SHORT).stdout)
-        assert texts(command, found) == {expected["chat"]}
-        assert found.get("prompt", CHAT) == CHAT
+    assert texts(command, found) == {expected}
+    assert found.get("prompt", CHAT) == CHAT
     if command != "generate":
-        told = run(*command.split(), "--messages", path, "--model", chat_folder, "--max-new-tokens", 8).stdout
-        assert "system: Count.\nuser: Tom has 5 pens.\nassistant: 5\nuser: And Ana?\n" in told
+        told = run(*command.split(), *asked, "--model", chat_folder, "--max-new-tokens", 8).stdout
+        assert "system: Count.\nuser: Tom has 5 pens.\n" in told
 
 
 def test_a_template_that_leaves_the_system_message_out_is_told_of(run, sbd_folder):
@@ -61,32 +49,9 @@ def test_a_template_that_leaves_the_system_message_out_is_told_of(run, sbd_folde
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "can't read chat.json: No such file"),
-        ("[", "chat.json is not JSON"),
-        ("[]", "chat.json: messages must be a list of objects with role and content"),
-        ('{"prompt": "a"}', "chat.json: messages must be a list of objects with role and content"),
-        ('["a"]', "chat.json: message 1 of the prompt must be an object with role and content"),
-        ('[{"role": "user"}]', "chat.json: content of message 1"),
-        (json.dumps(CHAT[:3]), "chat.json: messages end in an assistant's message"),
-    ],
-)
-def test_files_that_are_no_chat(run, tmp_path, monkeypatch, content, said):
-    monkeypatch.chdir(tmp_path)
-    if content is not None:
-        (tmp_path / "chat.json").write_text(content)
-    outcome = run("generate", "--messages", "chat.json")
-    assert (outcome.code, outcome.stdout) == (1, "")
-    assert said in outcome.message
-
-
-@pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("a", "--messages", "chat.json"), "--messages takes the place of PROMPT and --system"),
-        (("--messages", "chat.json", "--system", "b"), "--messages takes the place of PROMPT and --system"),
-        (("a", "--system", "b", "--raw"), "--raw has no place for messages"),
+        (("a", "--system", "b", "--raw"), "--raw has no place for a system message"),
         (("--system", "b"), None),
     ],
 )

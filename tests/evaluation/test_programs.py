@@ -12,12 +12,16 @@ import pytest
 
 from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.evaluation import judging
-from setblock.evaluation.judging import Limits, finish
+from setblock.evaluation.judging import finish
 
 if platform.system() != "Linux":
     pytest.skip("limits on memory are Linux's", allow_module_level=True)
 
-QUICK = Limits(seconds=60, cpu_seconds=2, memory=512 << 20, output=10_000)
+
+def limit(monkeypatch: pytest.MonkeyPatch, seconds: float, **limits: int) -> None:
+    monkeypatch.setattr(judging, "_SECONDS", seconds)
+    for name, most in limits.items():
+        monkeypatch.setitem(judging._LIMITS, f"RLIMIT_{name}", most)
 
 
 @pytest.fixture(params=["bubblewrap", "limits alone"])
@@ -68,7 +72,8 @@ def test_endless_programs_are_killed_and_leave_nothing(
     monkeypatch.setattr(judging.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(judging.secrets, "token_bytes", lambda count: b"of this test")
     before = children()  # of other tests
-    assert finish(list(ENDLESS.values()), limits=Limits(seconds=2, cpu_seconds=30)) == [False] * len(ENDLESS)
+    limit(monkeypatch, 2, CPU=30)
+    assert finish(list(ENDLESS.values())) == [False] * len(ENDLESS)
     assert list(tmp_path.iterdir()) == []
     assert children() <= before  # no child, and no zombie
     patience = time.monotonic() + 60  # a killed process may take a moment to end
@@ -101,10 +106,11 @@ EXCESSES = {
 }
 
 
-def test_excesses_end_a_program_and_not_those_beside_it(way: str) -> None:
+def test_excesses_end_a_program_and_not_those_beside_it(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, 60, CPU=2, AS=512 << 20, FSIZE=10_000)
     good = "print(sum(range(10)))"
     given = [good, *EXCESSES.values(), good]
-    assert finish(given, limits=QUICK) == [True, *[False] * len(EXCESSES), True]
+    assert finish(given) == [True, *[False] * len(EXCESSES), True]
 
 
 def test_a_program_finds_a_usual_world(way: str, monkeypatch: pytest.MonkeyPatch) -> None:

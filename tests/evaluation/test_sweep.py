@@ -142,6 +142,14 @@ def test_another_grid_adds_to_a_file(model, finished, tmp_path):
     assert [each.point for each in read_results(path)[1:]] == [*POINTS, point(7.0)]
 
 
+def test_a_sweep_goes_on_with_the_same_model_in_another_place(model, finished, tmp_path, monkeypatch):
+    path = tmp_path / "moved.jsonl"
+    path.write_bytes(b"".join(finished[0].read_bytes().splitlines(keepends=True)[:2]))
+    monkeypatch.setattr(model.model, "name_or_path", "elsewhere")
+    run(model, path)
+    assert [each.point for each in read_results(path)] == [NTP, *POINTS]
+
+
 def test_another_sweep_is_refused(model, trained_tokenizer, finished, tmp_path, monkeypatch):
     path, _ = finished
     before = path.read_bytes()
@@ -161,7 +169,7 @@ def test_another_sweep_is_refused(model, trained_tokenizer, finished, tmp_path, 
         ]
         changed[key] = "f00"
         monkeypatch.setattr("setblock.evaluation.run.code_identity", lambda changed=changed: changed)
-        with pytest.raises(SetBlockError, match=r"its (commit|source code) is .*, and now f00"):
+        with pytest.raises(SetBlockError, match=r"its code\.(commit|sources) is .*, and now f00"):
             run(model, path)
     assert path.read_bytes() == before
 

@@ -3,28 +3,26 @@ merge`, `setblock export`)."""
 
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 import typer
 
 from setblock.cli.messages import print_json, print_message, silence_libraries
-from setblock.cli.options.groups import JsonOption, option
+from setblock.cli.options.groups import JSON, argument, option
 from setblock.errors import SetBlockError
 from setblock.integrations.llama_cpp.library import KQuant
 from setblock.integrations.llama_cpp.options import CacheType
 
 
 def fetch(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="smollm2: SmolLM2-135M-Instruct for use. smollm2-base: the same model for fine-tuning. Or a folder with a "
-            "delta from such a model. Default: smollm2.",
-            show_default=False,
-        ),
-    ] = "smollm2",
-    json: JsonOption = False,
+    name: str = argument(
+        "smollm2",
+        "smollm2: SmolLM2-135M-Instruct for use. smollm2-base: the same model for fine-tuning. Or a folder with a delta from "
+        "such a model. Default: smollm2.",
+        "NAME",
+        show_default=False,
+    ),
+    as_json: bool = JSON,
 ) -> None:
     """Download a pretrained model, so that `--model NAME` finds it.
 
@@ -35,19 +33,14 @@ def fetch(
     from setblock.model.loading.named import fetch as run
 
     folder = run(name, tell=print_message)
-    if json:
+    if as_json:
         print_json({"model": name, "folder": str(folder)})
     else:
         print_message(f"{name} is ready: setblock compare --model {name}")
 
 
 def merge(
-    adapter: Annotated[
-        Path,
-        typer.Argument(
-            metavar="ADAPTER", help="A folder with an adapter: RUN/checkpoint-500, RUN/sbd_adapter, or RUN."
-        ),
-    ],
+    adapter: Path = argument(..., "A folder with an adapter: RUN/checkpoint-500, RUN/sbd_adapter, or RUN.", "ADAPTER"),
     output: Path = option(..., "Folder to save the model in.", metavar="DIR"),
     model: str | None = option(
         None, "Folder or hub id of the model that the adapter was trained on. Default: the model of its recipe."
@@ -84,7 +77,7 @@ def export(
         "'setblock\\[llama-cpp]').",
         "--type",
     ),
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
 ) -> None:
     """Write a checkpoint as a GGUF file, for llama.cpp and the programs that use it.
 

@@ -125,37 +125,29 @@ _PATIENCE = 5.0
 """Seconds before a step is named: what is over by then needs no line."""
 
 
-class _SlowSteps(logging.Handler):
-    """Print the name of a step that lasts, one line for each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._timer = threading.Timer(0, lambda: None)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Wait for the step's end, and print its name if it does not come."""
-        self._timer.cancel()
-        self._timer = threading.Timer(_PATIENCE, print_message, [f"{record.getMessage()} ..."])
-        self._timer.daemon = True
-        self._timer.start()
-
-    def close(self) -> None:
-        """Forget the last step."""
-        self._timer.cancel()
-        super().close()
-
-
 @contextmanager
 def slow_steps_named() -> Iterator[None]:
-    """Say what is being done, while active, if it takes seconds: the steps that the library logs."""
-    logger, handler = logging.getLogger("setblock.steps"), _SlowSteps()
+    """Say what is being done, while active, if it takes seconds: the steps that the library logs, one line for each."""
+    logger, timers = logging.getLogger("setblock.steps"), list[threading.Timer]()
+
+    def forget_the_last() -> None:
+        while timers:
+            timers.pop().cancel()
+
+    def wait_for_the_next(record: logging.LogRecord) -> bool:
+        forget_the_last()
+        timers.append(threading.Timer(_PATIENCE, print_message, [f"{record.getMessage()} ..."]))
+        timers[0].daemon = True
+        timers[0].start()
+        return True  # the record goes on to whoever else handles it
+
     logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
+    logger.addFilter(wait_for_the_next)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        handler.close()
+        logger.removeFilter(wait_for_the_next)
+        forget_the_last()
 
 
 def silence_early() -> None:

@@ -15,9 +15,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from setblock.data.tasks import task_named
 from setblock.decoding.samplers import EntropyPrefix
-from setblock.decoding.settings.operating_point import NTP, point_of
+from setblock.decoding.settings.operating_point import point_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
+from setblock.evaluation.result import Result
 from setblock.evaluation.run import exam_of
 from setblock.model.sbd_model import SBDModel
 from setblock.training.recipe import DecodingEvaluationSection
@@ -53,13 +54,11 @@ class DecodingEvaluator(TrainerCallback):
         self._model = model
         self._every = section.every
         common: dict[str, Any] = {"block_size": section.block_size, "max_new_tokens": section.max_new_tokens}
-        self._settings = {
-            f"{bound:g}": DecodingSettings(method="sbd", sampler=EntropyPrefix(bound), **common)
-            for bound in section.gammas
-        }
+        self._settings = {"ntp": DecodingSettings(method="ntp", max_new_tokens=section.max_new_tokens)}
+        for bound in section.gammas:
+            self._settings[f"{bound:g}"] = DecodingSettings(method="sbd", sampler=EntropyPrefix(bound), **common)
         if section.exact:
             self._settings["exact"] = DecodingSettings(method="exact", **common)
-        self._ntp = DecodingSettings(method="ntp", max_new_tokens=section.max_new_tokens)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Evaluate what the run starts from."""
@@ -83,13 +82,12 @@ class DecodingEvaluator(TrainerCallback):
         trained.eval()
         try:
             with torch.no_grad(), _without_autocast(trained):
-                plain = exam.result({}, NTP, exam.decode(self._ntp), ntp=None)
-                results = {"ntp": plain}
+                results: dict[str, Result] = {}
                 for name, each in self._settings.items():
-                    results[name] = exam.result({}, point_of(model, each), exam.decode(each), ntp=plain)
+                    results[name] = exam.result({}, point_of(model, each), exam.decode(each), ntp=results.get("ntp"))
         finally:
             trained.train(training)
-        figures = {f"eval_nfe_speedup_{name}": each.nfe_speedup for name, each in results.items() if each is not plain}
+        figures = {f"eval_nfe_speedup_{name}": each.nfe_speedup for name, each in results.items() if name != "ntp"}
         figures |= {f"eval_accuracy_{name}": each.accuracy for name, each in results.items()}
         return {name: value for name, value in figures.items() if value is not None}
 

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -48,30 +47,14 @@ def verdicts_on(task: Task[Any], examples: Sequence[Example], answers: Sequence[
     return [Verdict(next(finished)) if isinstance(each, Program) else each for each in judged]
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limit what a program may use.
-
-    Attributes:
-        seconds: wall-clock. More than `cpu_seconds`, so that a verdict does not depend on what else a machine does.
-        cpu_seconds: of computing, for each process.
-        memory: bytes of address space, for each process.
-        output: bytes of each file that it writes, its output included.
-    """
-
-    seconds: float = 30.0
-    cpu_seconds: int = 10
-    memory: int = 1 << 30
-    output: int = 1 << 20
-
-    @property
-    def resources(self) -> dict[str, int]:
-        """Return the values for `resource.setrlimit`. No process or thread can be started, but by root."""
-        limited = {"CPU": self.cpu_seconds, "AS": self.memory, "FSIZE": self.output, "CORE": 0, "NPROC": 1}
-        return {f"RLIMIT_{name}": most for name, most in limited.items()}
-
-
-_USUAL = Limits()
+_SECONDS = 30.0  # of wall-clock: more than of computing, so that a verdict does not depend on what else a machine does
+_LIMITS = {
+    "RLIMIT_CPU": 10,  # seconds of computing, for each process
+    "RLIMIT_AS": 1 << 30,  # bytes of its address space
+    "RLIMIT_FSIZE": 1 << 20,  # bytes of each file that it writes, its output included
+    "RLIMIT_CORE": 0,
+    "RLIMIT_NPROC": 1,  # no process or thread can be started, but by root
+}
 _ENVIRONMENT = {  # sets have the same order in each run, and numerical libraries start no thread
     "LC_ALL": "C.UTF-8",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -86,7 +69,7 @@ __import__("os").write(1, {token!r})
 """
 
 
-def finish(programs: Sequence[str], *, limits: Limits = _USUAL) -> list[bool]:
+def finish(programs: Sequence[str]) -> list[bool]:
     """Run Python programs, as many at a time as there are processors, and return which of them ran to their last line.
 
     A program that leaves before, with whatever exit code, is not among them. Raise `SetBlockError` if programs can't be run
@@ -94,7 +77,7 @@ def finish(programs: Sequence[str], *, limits: Limits = _USUAL) -> list[bool]:
     """
     confined = _confinement()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(lambda program: _run(program, limits, confined)[0], programs))
+        return list(pool.map(lambda program: _run(program, confined, _SECONDS)[0], programs))
 
 
 @lru_cache
@@ -104,10 +87,10 @@ def _confinement() -> tuple[str, ...]:
     why = "it is not installed (apt install bubblewrap)"
     if bubblewrap is not None:
         confined = (bubblewrap, *_bubblewrap_options())
-        finished, why = _run("import numpy", Limits(seconds=60.0), confined)
+        finished, why = _run("import numpy", confined, 60.0)
         if finished:
             return confined
-    finished, error = _run("import json", Limits(seconds=60.0), ())
+    finished, error = _run("import json", (), 60.0)
     if not finished:
         raise SetBlockError(f"can't run programs with limits here ({error}): coding tasks are judged on Linux")
     warn(f"programs that the model wrote run without bubblewrap, so they can use your files and the network: {why}")
@@ -124,10 +107,10 @@ def _bubblewrap_options() -> list[str]:
     return [*readable, *options.split()]
 
 
-def _run(program: str, limits: Limits, confined: tuple[str, ...]) -> tuple[bool, str]:
+def _run(program: str, confined: tuple[str, ...], seconds: float) -> tuple[bool, str]:
     """Return whether a program ran to its last line, and the last line of its errors."""
     token = secrets.token_bytes(16)
-    start = _START.format(limits=limits.resources, token=token)
+    start = _START.format(limits=_LIMITS, token=token)
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         tempfile.TemporaryFile() as output,
@@ -143,9 +126,9 @@ def _run(program: str, limits: Limits, confined: tuple[str, ...]) -> tuple[bool,
             start_new_session=True,
         )
         try:
-            process.communicate(program.encode("utf-8", "replace"), timeout=limits.seconds)
+            process.communicate(program.encode("utf-8", "replace"), timeout=seconds)
         except subprocess.TimeoutExpired:
-            return False, f"after {limits.seconds:g} seconds"
+            return False, f"after {seconds:g} seconds"
         finally:
             with suppress(ProcessLookupError):  # what it started and left behind
                 os.killpg(process.pid, signal.SIGKILL)

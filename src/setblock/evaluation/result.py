@@ -17,9 +17,7 @@ from setblock.data.tasks import Verdict
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.settings.operating_point import NTP, point_from_json, point_to_json
 from setblock.decoding.settings.table import HYPERPARAMETERS, DecodingSettings
-from setblock.errors import SetBlockError
-
-_COUNTS = ("tokens", "prefill", "block", "commit", "differing")
+from setblock.errors import SetBlockError, one_line
 
 
 @dataclass(frozen=True)
@@ -63,19 +61,6 @@ class Outcomes:
 
 
 _OUTCOMES = TypeAdapter(Outcomes)
-
-
-def outcomes_from_json(recorded: Any) -> Outcomes:
-    """Return the outcomes in a result's `to_json`, or raise `SetBlockError` if they are none."""
-    try:
-        found = _OUTCOMES.validate_python(recorded)
-    except ValidationError as error:
-        raise SetBlockError(f"outcomes must be lists of numbers: correct, {', '.join(_COUNTS)}, scores") from error
-    correct = found.tokens if found.correct is None else found.correct
-    columns = [correct, *(getattr(found, name) for name in _COUNTS), *found.scores.values()]
-    if len({len(column) for column in columns}) != 1 or not found.tokens:
-        raise SetBlockError("outcomes must be lists of one length, at least 1")
-    return found
 
 
 def outcomes_of(
@@ -247,13 +232,15 @@ def result_from_json(recorded: Any, *, ntp: Result | None) -> Result:
     try:
         made = {key: recorded[key] for key in ("date", "hardware", "versions")}
         seconds, token_ids, run = float(recorded["seconds"]), recorded.get("token_ids"), recorded["run"]
-        point, outcomes = point_from_json(recorded["point"]), outcomes_from_json(recorded["outcomes"])
+        point, outcomes = point_from_json(recorded["point"]), _OUTCOMES.validate_python(recorded["outcomes"])
     except KeyError as error:
         raise SetBlockError(f"it has no {error}") from error
-    except (TypeError, AttributeError) as error:
-        raise SetBlockError(str(error)) from error
-    if point == NTP and (token_ids is None or len(token_ids) != len(outcomes)):
-        raise SetBlockError("its token_ids must be one list for each example")
+    except (TypeError, AttributeError, ValidationError) as error:
+        raise SetBlockError(one_line(error)) from error
+    columns = [each for each in vars(outcomes).values() if isinstance(each, tuple)] + [*outcomes.scores.values()]
+    columns += [token_ids or ()] if point == NTP else []
+    if {len(each) for each in columns} != {len(ntp.outcomes if ntp else outcomes)} or not outcomes.tokens:
+        raise SetBlockError("its columns must have one length, that of plain decoding, at least 1")
     return Result(run, point, outcomes, seconds, ntp, made, token_ids)
 
 

@@ -23,7 +23,7 @@ from setblock.errors import SetBlockError, check_at_least
 from setblock.evaluation.judging import check_judge, verdicts_on
 from setblock.evaluation.result import Result, outcomes_of
 from setblock.evaluation.sweeps.fingerprint import code_identity, model_fingerprint, provenance, task_identity
-from setblock.evaluation.sweeps.result_file import check_same, open_results
+from setblock.evaluation.sweeps.result_file import changes, open_results
 from setblock.model.protocol.runtime import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
@@ -115,8 +115,10 @@ def sweep(
     }
     wanted = [NTP, *(point for point in dict.fromkeys(points) if point != NTP)]
     with open_results(path) as (earlier, keep):
-        if path is not None and earlier:
-            check_same(path, earlier[0].run, run)
+        for key, before, now in changes(earlier[0].run, run) if earlier else ():
+            raise SetBlockError(
+                f"{path} holds another sweep: its {key} is {before}, and now {now}; write to another file"
+            )
         results = {result.point: result for result in earlier}
         for point in wanted:
             if point in results:

@@ -1,8 +1,7 @@
 """Compare one prompt by two methods, side by side (`setblock compare`)."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -10,7 +9,7 @@ from rich.text import Text
 
 from setblock.cli.messages import print_json, stdout_console
 from setblock.cli.options.decoding_options import DecodingOptions, sampler_json
-from setblock.cli.options.groups import DECODING, SAMPLING, JsonOption, option, option_group
+from setblock.cli.options.groups import DECODING, JSON, SAMPLING, argument, option, option_group
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
 from setblock.cli.options.prompt import PromptOptions, shown
 
@@ -39,15 +38,13 @@ def compare(
     model: RuntimeOptions,
     decoding: CompareOptions,
     how: PromptOptions,
-    prompt: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PROMPT",
-            help="The text to answer; - reads it from stdin. Default: a fitting example for models of `setblock fetch`, else a "
-            "held-out word problem, chosen by --seed.",
-        ),
-    ] = None,
-    as_json: JsonOption = False,
+    prompt: str | None = argument(
+        None,
+        "The text to answer; - reads it from stdin. Default: a fitting example for models of `setblock fetch`, else a "
+        "held-out word problem, chosen by --seed.",
+        "PROMPT",
+    ),
+    as_json: bool = JSON,
 ) -> None:
     """Decode a prompt by plain decoding (ntp), then in blocks, and show both texts, passes and seconds.
 

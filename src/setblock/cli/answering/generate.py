@@ -5,15 +5,15 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.text import Text
 
 from setblock.cli.answering.compare import CONTROLS
 from setblock.cli.messages import counted, print_figures, print_json, progress, resumable, stdout_console
-from setblock.cli.options.decoding_options import DecodingOptions, offers, sampler_json
-from setblock.cli.options.groups import OUTPUT, JsonOption, option, option_group
+from setblock.cli.options.decoding_options import DecodingOptions, sampler_json, settings_offered
+from setblock.cli.options.groups import JSON, OUTPUT, argument, option, option_group
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
 from setblock.cli.options.prompt import PromptOptions, read_prompt, shown
 from setblock.decoding.settings.table import DecodingSettings
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 _PIPE = Path("-")
 
 
-@option_group("Form of the answer")
-@offers("report")
+@option_group("Form of the answer", offered=settings_offered("report"))
 class GenerateOptions(DecodingOptions):
     """Hold how answers are decoded, what form they have, and what is reported of them."""
 
@@ -57,14 +56,12 @@ class GenerateOptions(DecodingOptions):
 
 
 def generate(
-    prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="The text to answer; - reads it from stdin.")
-    ] = None,
+    prompt: str | None = argument(None, "The text to answer; - reads it from stdin.", "PROMPT"),
     *,
     model: RuntimeOptions,
     decoding: GenerateOptions,
     how: PromptOptions,
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
     as_trace: bool = option(
         False,
         "Show each forward pass: the tokens that it revealed (bold, in brackets), masked positions (_), entropies, and what "
@@ -105,8 +102,8 @@ def generate(
     if source is not None or target is not None:
         if source is None or target is None or prompt is not None or as_trace:
             raise ParameterError("--input and --output go together, without PROMPT and --trace")
-        if how.system is not None or how.messages is not None:
-            raise ParameterError("--input has its chats in its lines: leave out --system and --messages")
+        if how.system is not None:
+            raise ParameterError("--input has its chats in its lines: leave out --system")
         if concurrency < 1:
             raise ParameterError(f"--concurrency must be at least 1, not {concurrency}")
         if as_json and target == _PIPE:
@@ -120,7 +117,7 @@ def generate(
     asked = how.asked(prompt)
     if asked is None:
         raise ParameterError(
-            "PROMPT is missing: give a text, - to read stdin, --messages FILE for a chat, or --input FILE for many prompts"
+            "PROMPT is missing: give a text, - to read stdin, or --input FILE for many prompts or for chats"
         )
     warn_of_bundled(model)
     loaded = load_language_model(model, blocks=settings.method == "sbd")

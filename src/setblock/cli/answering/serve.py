@@ -4,13 +4,13 @@ import os
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 
 from setblock.cli.messages import print_message
 from setblock.cli.options.decoding_options import PointOptions
-from setblock.cli.options.groups import offering, option, option_group
+from setblock.cli.options.groups import argument, option, option_group, options_of
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
 from setblock.engine.limits import EngineLimits
 from setblock.errors import ParameterError, SetBlockError, check_installed
@@ -22,8 +22,7 @@ KEYS_VARIABLE = "SETBLOCK_API_KEYS"
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-@option_group("Limits")
-@offering(EngineLimits, ServerLimits, but_not=["page_tokens"])
+@option_group("Limits", offered=options_of(EngineLimits, ServerLimits, but_not=["page_tokens"]))
 class LimitOptions:
     """Hold what clients may ask for."""
 
@@ -32,7 +31,7 @@ def serve(
     model: RuntimeOptions,
     decoding: PointOptions,
     limits: LimitOptions,
-    positional: Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")] = None,
+    positional: str | None = argument(None, "The same as --model.", "MODEL"),
     host: str = option("127.0.0.1", "Address to listen on. 0.0.0.0 accepts other machines.", panel=SERVER),
     port: int = option(8000, "Port to listen on; 0 chooses a free one.", panel=SERVER),
     name: str | None = option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from setblock.cli.messages import print_json, stdout_console
-from setblock.cli.options.groups import OUTPUT, JsonOption, option, option_group
+from setblock.cli.options.groups import JSON, OUTPUT, option, option_group
 from setblock.cli.options.model import ModelOptions, load_model
 from setblock.cli.options.tasks import GridOptions, TaskOptions
 from setblock.decoding.settings.operating_point import label_of
@@ -48,7 +48,7 @@ def calibrate(
         metavar="FOLDER",
     ),
     dry_run: bool = option(False, "Show the result, and write nothing.", panel=OUTPUT),
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
 ) -> None:
     """Find the fastest setting that keeps a tolerance, and write it into the checkpoint.
 

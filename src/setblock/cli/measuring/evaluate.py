@@ -6,9 +6,9 @@ import typer
 
 from setblock.cli.messages import print_json, progress
 from setblock.cli.options.decoding_options import DecodingOptions, sampler_text
-from setblock.cli.options.groups import TASK, JsonOption, option, option_group
+from setblock.cli.options.groups import JSON, TASK, option, option_group
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
-from setblock.cli.options.tasks import BatchSizeOption, ExamplesOptions
+from setblock.cli.options.tasks import ExamplesOptions, batch_size_option
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.records import DEFAULT_JUDGE
 
@@ -28,10 +28,10 @@ class EvaluateOptions(DecodingOptions):
 def evaluate(
     *,
     examples: ExamplesOptions,
-    batch_size: BatchSizeOption = DEFAULT_BATCH_SIZE,
+    batch_size: int = batch_size_option(DEFAULT_BATCH_SIZE),
     model: RuntimeOptions,
     decoding: EvaluateOptions,
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
 ) -> None:
     """Answer the examples of a task or of a file, and report accuracy, forward passes and seconds.
 

@@ -1,6 +1,5 @@
 """Predict what blocks can gain on a machine, from two figures of it (`setblock roofline`)."""
 
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from setblock.cli.messages import print_json, silence_libraries, stdout_console
-from setblock.cli.options.groups import JsonOption, option, option_group
-from setblock.errors import SetBlockError, SetBlockWarning, one_line
+from setblock.cli.options.groups import JSON, option, option_group
+from setblock.errors import SetBlockError, one_line, warn
 from setblock.roofline.cost import BITS, LEFT_OUT, NumberType, Precision
 from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, THIS_MACHINE, Hardware, hardware_named
 from setblock.roofline.prediction import BLOCK_SIZE, KV_LENGTH, NFE_SPEEDUPS, Prediction, last_paying_batch, tables
@@ -59,7 +58,7 @@ def roofline(
     subject: SubjectOptions,
     kv_length: int = option(KV_LENGTH, "Number of cached tokens.", panel=_LOAD, min=1),
     block_size: int = option(BLOCK_SIZE, "Block size k of the speed-ups.", panel=_LOAD, min=2),
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
 ) -> None:
     """Predict the gain of blocks: the slowdown of block passes, the speed-up in seconds, and the batch size where it ends.
 
@@ -70,10 +69,11 @@ def roofline(
     dtype = subject.dtype or ("float8" if subject.model is None else default_dtype)
     precision = Precision.of(dtype, weights=subject.weights, kv=subject.kv)
     prediction = Prediction(shape=shape, hardware=_hardware(subject, dtype), precision=precision)
+    found = roofline_json(prediction, kv_length=kv_length, block_size=block_size)
     if as_json:
-        print_json(roofline_json(prediction, kv_length=kv_length, block_size=block_size))
+        print_json(found)
     else:
-        print_prediction(stdout_console(), prediction, kv_length=kv_length, block_size=block_size)
+        print_prediction(stdout_console(), prediction, found)
 
 
 def read_shape(source: str) -> tuple[ModelShape, str]:
@@ -116,11 +116,9 @@ def _check_shape(shape: ModelShape, config: Any) -> None:
         return
     real = sum(weight.numel() for weight in model.parameters() if weight.ndim > 1)
     if abs(real - shape.parameters) > 0.01 * real:
-        warnings.warn(
+        warn(
             f"{shape.name} has {real / 1e6:,.1f} million weights in its matrices, and {shape.parameters / 1e6:,.1f} million "
-            "are in the prediction: parts of its architecture are not modelled",
-            SetBlockWarning,
-            stacklevel=2,
+            "are in the prediction: parts of its architecture are not modelled"
         )
 
 
@@ -143,8 +141,8 @@ def _this_machine(dtype: str) -> Hardware:
     return measured_hardware(getattr(torch, dtype if BITS[dtype] >= 16 else "bfloat16"), device=device)
 
 
-def print_prediction(console: Console, prediction: Prediction, *, kv_length: int, block_size: int) -> None:
-    """Print what is predicted and on what, both tables of the paper, and where blocks stop paying."""
+def print_prediction(console: Console, prediction: Prediction, found: dict[str, Any]) -> None:
+    """Print what is predicted and on what, both tables of the paper, and where blocks stop paying; `found` is its JSON."""
     shape, hardware, precision = prediction.shape, prediction.hardware, prediction.precision
     linear, attention = (hardware.peak(bits) / TFLOPS for bits in (precision.linear_bits, precision.attention_bits))
     types = f"{precision.activations} activations, {precision.weights} weights, {precision.kv} keys and values"
@@ -152,10 +150,10 @@ def print_prediction(console: Console, prediction: Prediction, *, kv_length: int
     _line(console, f"types: {types}")
     reach = f"{linear:,.4g} TFLOPS in linear layers, {attention:,.4g} in attention"
     _line(console, f"{hardware.name}: {hardware.bandwidth / GB:,.0f} GB/s, {reach}")
-    made, cached = tables(prediction, kv_length=kv_length, block_size=block_size), f"{kv_length:,} cached positions"
+    block_size, cached = found["block_size"], f"{found['kv_length']:,} cached positions"
     for title, name, table in (
-        (f"slowdown of a block pass over a one-token pass, {cached}", "k={}", made["slowdown"]),
-        (f"speed-up in seconds at k={block_size}, {cached}", "NFE {}x", made["speedup"]),
+        (f"slowdown of a block pass over a one-token pass, {cached}", "k={}", found["slowdown"]),
+        (f"speed-up in seconds at k={block_size}, {cached}", "NFE {}x", found["speedup"]),
     ):
         grid = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
         for column in ("batch", *map(name.format, next(iter(table.values())))):
@@ -163,22 +161,24 @@ def print_prediction(console: Console, prediction: Prediction, *, kv_length: int
         for batch, row in table.items():
             grid.add_row(str(batch), *(f"{value:.3f}" for value in row.values()))
         console.print(grid)
-    paying = _paying(prediction, kv_length=kv_length, block_size=block_size)
-    ends = "; ".join(f"NFE {nfe}x: {_batch(batch)}" for nfe, batch in paying.items())
-    fits = prediction.batch_in_memory(kv_length)
-    memory = "" if fits is None else f" (in memory: {fits})"
+    ends = "; ".join(f"NFE {nfe}x: {_batch(batch)}" for nfe, batch in found["last_paying_batch"].items())
+    memory = "" if (fits := found["batch_in_memory"]) is None else f" (in memory: {fits})"
     _line(console, f"largest batch that gains at k={block_size}, {cached}: {ends}{memory}")
     console.print(Text(f"Predictions of a roofline, not measurements. Left out: {'; '.join(LEFT_OUT)}.", style="dim"))
 
 
 def roofline_json(prediction: Prediction, *, kv_length: int, block_size: int) -> dict[str, Any]:
-    """Return the same, and the named costs of a one-token and a block pass: bytes, bytes and operations per second."""
+    """Return what is predicted, and the named costs of a one-token and a block pass: bytes, bytes and operations per second."""
     shape = prediction.shape
     return {
         "kv_length": kv_length,
         "block_size": block_size,
         **tables(prediction, kv_length=kv_length, block_size=block_size),
-        "last_paying_batch": _paying(prediction, kv_length=kv_length, block_size=block_size),
+        "last_paying_batch": {
+            nfe: last_paying_batch(prediction, nfe, block_size=block_size, kv_length=kv_length)
+            for nfe in NFE_SPEEDUPS
+            if nfe <= block_size
+        },
         "batch_in_memory": prediction.batch_in_memory(kv_length),
         "operations": {
             tokens: [
@@ -191,14 +191,6 @@ def roofline_json(prediction: Prediction, *, kv_length: int, block_size: int) ->
         "hardware": asdict(prediction.hardware),
         "precision": asdict(prediction.precision),
         "left_out": list(LEFT_OUT),
-    }
-
-
-def _paying(prediction: Prediction, *, kv_length: int, block_size: int) -> dict[int, int | None]:
-    return {
-        nfe: last_paying_batch(prediction, nfe, block_size=block_size, kv_length=kv_length)
-        for nfe in NFE_SPEEDUPS
-        if nfe <= block_size
     }
 
 

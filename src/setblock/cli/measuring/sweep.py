@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from setblock.cli.messages import print_json, stdout_console
-from setblock.cli.options.groups import OUTPUT, JsonOption, option
+from setblock.cli.options.groups import JSON, OUTPUT, option
 from setblock.cli.options.model import ModelOptions, load_model
 from setblock.cli.options.tasks import GridOptions, TaskOptions
 from setblock.decoding.settings.operating_point import label_of
@@ -35,7 +35,7 @@ def sweep(
         "--results",
         panel=OUTPUT,
     ),
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
 ) -> None:
     """Answer the examples of a task or of a file at every setting of a grid, and compare accuracy and forward passes.
 

@@ -3,13 +3,13 @@
 Names, help and ranges are those of the table, `setblock.decoding.settings.table`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from setblock.cli.messages import print_message
-from setblock.cli.options.groups import DECODING, OUTPUT, SAMPLING, option, option_group
+from setblock.cli.options.groups import DECODING, OUTPUT, SAMPLING, Offered, option, option_group
 from setblock.decoding.samplers.named import SAMPLERS
 from setblock.decoding.settings.setting import Group
 from setblock.decoding.settings.table import HYPERPARAMETERS, DecodingSettings, offered
@@ -26,25 +26,28 @@ OFFERED = offered(
     but_not=("structure",),  # each kind of form has an option
     names={"stop_token_ids": "stop_token_id", "banned_tokens": "ban"},
 )
-Options = TypeVar("Options")
 
 
-def offers(*groups: Group) -> Callable[[type[Options]], type[Options]]:
-    """Give an `option_group` an option for each setting of these groups; its own fields stand behind the sampler's."""
+def settings_offered(*groups: Group) -> Offered:
+    """Return an option for each setting of these groups, and behind the sampler's one for its parameters."""
+    offered: Offered = {}
+    for row in OFFERED.values():
+        if row.group in groups:
+            kind = _LISTED.get(row.type, row.type)
+            is_open = row.default is None or row.type in _LISTED
+            offered[row.name] = (kind | None if is_open else kind, setting_option(row.name))
+        if row.name == "sampler" and "point" in groups:
+            offered["sampler_options"] = (list[str] | None, _SAMPLER_OPTION)
+    return offered
 
-    def filled(options: type[Options]) -> type[Options]:
-        own, annotations = options.__annotations__, {}
-        for row in OFFERED.values():
-            if row.group in groups:
-                kind = _LISTED.get(row.type, row.type)
-                annotations[row.name] = kind | None if row.default is None or row.type in _LISTED else kind
-                setattr(options, row.name, setting_option(row.name))
-            if row.name == "sampler":
-                annotations |= own
-        options.__annotations__ = annotations | own
-        return options
 
-    return filled
+_SAMPLER_OPTION = option(
+    None,
+    "A parameter of the sampler, such as factor=0.5. Can be repeated. The error for an unknown KEY lists the valid ones.",
+    "--sampler-option",
+    metavar="KEY=VALUE",
+    is_rare=True,
+)
 
 
 def setting_option(name: str) -> Any:
@@ -67,19 +70,9 @@ _COMMON = ("method", *HYPERPARAMETERS, "block_size", "max_new_tokens", "temperat
 """What `--help` shows. The rest is in `--help-all`."""
 
 
-@option_group(DECODING)
-@offers("point")
+@option_group(DECODING, offered=settings_offered("point"))
 class PointOptions:
     """Hold the operating point. A field that is None is left to the library."""
-
-    sampler_options: list[str] | None = option(
-        None,
-        "A parameter of the sampler, such as factor=0.5. Can be repeated. The error for an unknown KEY lists the valid "
-        "ones.",
-        "--sampler-option",
-        metavar="KEY=VALUE",
-        is_rare=True,
-    )
 
     if TYPE_CHECKING:
 
@@ -96,8 +89,7 @@ class PointOptions:
         return settings_asked({**asked, "sampler_options": key_values("--sampler-option", self.sampler_options)})
 
 
-@option_group(DECODING)
-@offers("answer", "sampling")
+@option_group(DECODING, offered=settings_offered("answer", "sampling"))
 class DecodingOptions(PointOptions):
     """Hold how an answer is decoded."""
 

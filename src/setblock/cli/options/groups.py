@@ -6,11 +6,10 @@ Knows typer. Knows nothing of what an option does.
 import inspect
 import re
 from collections.abc import Callable, Container
-from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin
+from typing import Annotated, Any, TypeVar, dataclass_transform
 
 import typer
 from typer.models import OptionInfo
@@ -21,58 +20,61 @@ _METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
 _METAVARS |= {kind | None: name for kind, name in _METAVARS.items()}
 
 Group = TypeVar("Group")
+Offered = dict[str, tuple[Any, Any]]
+"""Options by name, each with its type: what an `option_group` has besides its own fields."""
 
 
 def option(default: Any, told: str, *names: str, panel: str | None = None, is_rare: bool = False, **more: Any) -> Any:
     """Return an option, in place of the default of a command's parameter or of a field of an `option_group`.
 
     Args:
-        default: `...` if the option must be given, and inside `Annotated`.
+        default: `...` if the option must be given.
         told: its help.
         names: what is typed; by default the parameter's name, also of a flag.
         is_rare: show it in `--help-all` only.
         more: typer's own arguments, such as `metavar`.
     """
-    return typer.Option(default, *names, help=told, rich_help_panel=panel, hidden=is_rare, **more)
+    return _typed(default, typer.Option(..., *names, help=told, rich_help_panel=panel, hidden=is_rare, **more))
+
+
+def argument(default: Any, told: str, metavar: str, **more: Any) -> Any:
+    """Return an argument, which is typed without a name. It has the place and the parameters of an `option`."""
+    return _typed(default, typer.Argument(metavar=metavar, help=told, **more))
+
+
+def _typed(default: Any, info: Any) -> Any:
+    return field(default=MISSING if default is ... else default, metadata={"typed": info})
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def option_group(panel: str | None = None) -> Callable[[type[Group]], type[Group]]:
-    """Return a frozen dataclass of options, for a parameter of a command. Its options are in `panel`, unless they name
-    another."""
+def option_group(panel: str | None = None, *, offered: Offered | None = None) -> Callable[[type[Group]], type[Group]]:
+    """Return a frozen dataclass of options, for a parameter of a command: its own fields, and behind them what is `offered`.
+    They are in `panel`, unless they name another."""
 
     def made(group: type[Group]) -> type[Group]:
-        annotations = dict(group.__annotations__)
-        for name, kind in annotations.items():
-            info = vars(group).get(name)
-            if isinstance(info, OptionInfo):
+        for name, (kind, each) in (offered or {}).items():
+            group.__annotations__[name] = kind
+            setattr(group, name, each)
+        filled = dataclass(frozen=True, kw_only=True)(group)
+        for each in fields(filled):  # type: ignore[arg-type]
+            if (info := each.metadata.get("typed")) is not None:
                 info.rich_help_panel = info.rich_help_panel or panel
-                annotations[name] = Annotated[kind, info]
-                setattr(group, name, info.default)
-        group.__annotations__ = annotations
-        return dataclass(frozen=True, kw_only=True)(group)
+        return filled
 
     return made
 
 
-def offering(*kinds: type[Any], but_not: Container[str]) -> Callable[[type[Group]], type[Group]]:
-    """Give an `option_group` an option for each field of some dataclasses. Its help is what their docstrings say of it."""
-
-    def filled(group: type[Group]) -> type[Group]:
-        annotations = dict(group.__annotations__)
-        for kind in kinds:
-            listed = inspect.getdoc(kind) or ""
-            for each in fields(kind):
-                if each.name in but_not:
-                    continue
+def options_of(*kinds: type[Any], but_not: Container[str]) -> Offered:
+    """Return an option for each field of some dataclasses. Its help is what their docstrings say of it."""
+    offered = {}
+    for kind in kinds:
+        listed = inspect.getdoc(kind) or ""
+        for each in fields(kind):
+            if each.name not in but_not:
                 found = re.search(rf"^    {each.name}: (.+(?:\n {{8}}.+)*)", listed, re.MULTILINE)
                 told = " ".join(found[1].split()) if found else ""  # none under `python -OO`
-                setattr(group, each.name, option(each.default, told))
-                annotations[each.name] = each.type
-        group.__annotations__ = annotations
-        return group
-
-    return filled
+                offered[each.name] = (each.type, option(each.default, told))
+    return offered
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -82,13 +84,13 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command).parameters.values():
-        if is_dataclass(parameter.annotation):
-            groups[parameter.name] = parameter.annotation
-            parameters += map(_completed, inspect.signature(groups[parameter.name]).parameters.values())
+    for each in inspect.signature(command).parameters.values():
+        if is_dataclass(each.annotation):
+            groups[each.name] = each.annotation
+            parameters += [_parameter(one.name, one.type, one) for one in fields(each.annotation)]
         else:
-            parameters.append(_completed(parameter))
-    if any(getattr(info, "hidden", False) for each in parameters for info in get_args(each.annotation)[1:]):
+            parameters.append(_parameter(each.name, each.annotation, each.default))
+    if any(getattr(each.annotation.__metadata__[0], "hidden", False) for each in parameters):
         parameters.append(_HELP_ALL)
 
     @wraps(command)
@@ -105,6 +107,16 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     return expanded
 
 
+def _parameter(name: str, kind: Any, typed: "Field[Any]") -> inspect.Parameter:
+    """Return an option or an argument as typer takes it: in the annotation, with its names, and the default apart."""
+    info = typed.metadata["typed"]
+    if isinstance(info, OptionInfo):
+        info.param_decls = info.param_decls or (f"--{name.replace('_', '-')}",)
+        info.metavar = info.metavar or _METAVARS.get(kind)
+    default = inspect.Parameter.empty if typed.default is MISSING else typed.default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info], default=default)
+
+
 def show_all(command: Any) -> None:
     """Let the help of a command show all that it takes, rare options, too."""
     for parameter in command.params:
@@ -118,34 +130,6 @@ def _help_all(context: typer.Context, is_wanted: bool) -> None:
         raise typer.Exit
 
 
-_HELP_ALL = inspect.Parameter(
-    "help_all",
-    inspect.Parameter.KEYWORD_ONLY,
-    annotation=Annotated[
-        bool, typer.Option("--help-all", is_eager=True, callback=_help_all, help="Show all options and exit.")
-    ],
-    default=False,
-)
+_HELP_ALL = _parameter("help_all", bool, option(False, "Show all options and exit.", is_eager=True, callback=_help_all))
 
-
-def _completed(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return a parameter as typer takes it: the option in the annotation, with its names, and the default apart."""
-    kind, default, infos = parameter.annotation, parameter.default, []
-    if get_origin(kind) is Annotated:
-        kind, *infos = get_args(kind)
-    if isinstance(default, OptionInfo):
-        default, infos = default.default, [default]
-    for place, info in enumerate(infos):
-        if isinstance(info, OptionInfo):
-            info = infos[place] = copy(info)
-            info.default = ...
-            info.param_decls = info.param_decls or (f"--{parameter.name.replace('_', '-')}",)
-            info.metavar = info.metavar or _METAVARS.get(kind)
-    return parameter.replace(
-        kind=inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[kind, *infos] if infos else kind,
-        default=inspect.Parameter.empty if default is ... else default,
-    )
-
-
-JsonOption = Annotated[bool, option(..., "Print one JSON object on stdout, and nothing else.", "--json", panel=OUTPUT)]
+JSON = option(False, "Print one JSON object on stdout, and nothing else.", "--json", panel=OUTPUT)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from setblock.cli.messages import print_message, print_warning, silence_libraries, slow_steps_named
 from setblock.cli.options.decoding_options import key_values
 from setblock.cli.options.groups import option, option_group
-from setblock.errors import ParameterError, SetBlockError, SetBlockWarning, did_you_mean
+from setblock.errors import ParameterError, SetBlockError, did_you_mean, warn
 from setblock.integrations.llama_cpp.options import LlamaOptions
 from setblock.model.loading.source import check_source
 
@@ -132,7 +132,7 @@ def load_model(options: ModelOptions, *, blocks: bool, fastest: bool = False) ->
         try:
             model.prepack()
         except SetBlockError as error:
-            warnings.warn(f"weights stay as they are: {error}", SetBlockWarning, stacklevel=2)
+            warn(f"weights stay as they are: {error}")
     if options.compile:
         # SmolLM2-135M (30 layers) takes about 25 s of one Zen 4 core for each size of pass, and a pass then 0.7 times as long.
         # So compilation is left to users: it pays after about two thousand passes of each size.

@@ -3,12 +3,10 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from setblock.cli.messages import silence_libraries
-from setblock.cli.options.groups import option, option_group
+from setblock.cli.options.groups import argument, option, option_group
 from setblock.errors import check_installed
 
 if TYPE_CHECKING:
@@ -20,10 +18,7 @@ if TYPE_CHECKING:
 class RecipeOptions:
     """Hold which recipe, and what is replaced in it."""
 
-    recipe: Annotated[
-        Path,
-        typer.Argument(metavar="RECIPE", help="A YAML file; the folder recipes/ of the repository has examples."),
-    ]
+    recipe: Path = argument(..., "A YAML file; the folder recipes/ of the repository has examples.", "RECIPE")
     overrides: list[str] | None = option(
         None,
         "Replace a value of the recipe, such as training.learning_rate=1e-4. Can be repeated.",

@@ -3,10 +3,10 @@ settings it is swept."""
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from setblock.cli.messages import progress, resumable
-from setblock.cli.options.decoding_options import setting_option, with_own_sampler
+from setblock.cli.options.decoding_options import key_values, setting_option, with_own_sampler
 from setblock.cli.options.groups import TASK, option, option_group
 from setblock.data.tasks import TASKS, task_named
 from setblock.data.tasks.task import Split
@@ -23,15 +23,13 @@ if TYPE_CHECKING:
     from setblock.model.sbd_model import SBDModel
 
 DEFAULT_TASK = "word-problems"
-BatchSizeOption = Annotated[
-    int,
-    option(
-        ...,
-        "Number of examples decoded at once, at least 1. It changes no answer and no count.",
-        "--batch-size",
-        panel=TASK,
-    ),
-]
+
+
+def batch_size_option(default: int) -> Any:
+    """Return the option of how many examples are decoded at once."""
+    return option(
+        default, "Number of examples decoded at once, at least 1. It changes no answer and no count.", panel=TASK
+    )
 
 
 @option_group(TASK)
@@ -101,7 +99,7 @@ class TaskOptions(ExamplesOptions):
         "Seed that chooses the examples of the split. A calibration also draws from it the examples that determine "
         "the order of its tests.",
     )
-    batch_size: BatchSizeOption = 100  # a sweep answers many examples: wide batches waste least
+    batch_size: int = batch_size_option(100)  # a sweep answers many examples: wide batches waste least
     max_new_tokens: int | None = setting_option("max_new_tokens")
 
     def swept(
@@ -148,9 +146,8 @@ class GridOptions:
     )
     grid: list[str] | None = option(
         None,
-        "Values of a sampler's parameter (factor=0.5,1), of one sampler if several have the parameter "
-        f"(factor.factor=0.5,1), or of {' or '.join(name for name in POINT if name != 'sampler')}. Can be repeated. All "
-        "combinations are decoded. Default: several values of each sampler's main parameter.",
+        f"Values of a sampler's parameter (factor=0.5,1), or of {' or '.join(name for name in POINT if name != 'sampler')}. "
+        "Can be repeated. All combinations are decoded. Default: several values of each sampler's main parameter.",
         metavar="KEY=V,V,...",
     )
     grid_file: Path | None = option(
@@ -172,14 +169,9 @@ class GridOptions:
             return grids
         for name in self.samplers or ():
             with_own_sampler(name)
-        values: dict[str, list[str]] = {}
-        for text in self.grid or ():
-            key, equals, listed = text.partition("=")
-            if not equals or not all(listed.split(",")):
-                raise ParameterError(f"--grid must be KEY=VALUE,VALUE,..., such as factor=0.5,1, not {text!r}")
-            sampler, dot, parameter = key.strip().rpartition(".")  # only names of samplers have dashes
-            key = f"{sampler}{dot}{parameter.replace('-', '_')}"
-            if key in values:
-                raise ParameterError(f"--grid {key} is given more than once")
-            values[key] = [each.strip() for each in listed.split(",")]
+        given = key_values("--grid", self.grid)
+        for key, listed in given.items():
+            if not all(listed.split(",")):
+                raise ParameterError(f"--grid {key} must have values, such as factor=0.5,1, not {listed!r}")
+        values = {key: [each.strip() for each in listed.split(",")] for key, listed in given.items()}
         return grids_of(self.methods or METHODS, self.samplers or [DEFAULT_SAMPLER], values)

@@ -22,22 +22,9 @@ from setblock.cli.messages import columns, print_message, stderr_console
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stopped(KeyboardInterrupt):
-    """Signal that a run was stopped, and saved. Nobody who catches an `Exception` takes it for a fault.
-
-    Attributes:
-        code: exit code of the process, by the shell's convention: 128 and the signal's number.
-        step: optimiser steps in the checkpoint.
-    """
-
-    def __init__(self, code: int, step: int) -> None:
-        super().__init__(f"stopped at step {step}")
-        self.code = code
-        self.step = step
-
-
 class Interruption(TrainerCallback):
-    """Save a checkpoint and raise `Stopped` after the step in which a signal came. A second signal does what it always does.
+    """Save a checkpoint after the step in which a signal came, and raise `KeyboardInterrupt` with the signal's number. A second
+    signal does what it always does.
 
     Of several processes, all stop after the step in which one of them has had a signal.
     """
@@ -62,10 +49,10 @@ class Interruption(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Give the signals back, and raise `Stopped` if there was one and steps are left."""
+        """Give the signals back, and raise `KeyboardInterrupt` if there was one and steps are left."""
         self.close()
         if self._signal and state.global_step < state.max_steps:
-            raise Stopped(128 + self._signal, state.global_step)
+            raise KeyboardInterrupt(self._signal)
 
     def close(self) -> None:
         """Give the signals back."""

@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
@@ -21,19 +21,19 @@ from setblock.cli.messages import (
     stdout_console,
 )
 from setblock.cli.options.decoding_options import DecodingOptions
-from setblock.cli.options.groups import JsonOption, option, option_group
+from setblock.cli.options.groups import JSON, option, option_group
 from setblock.cli.options.model import ModelOptions, load_model
 from setblock.cli.options.recipe import RecipeOptions
 from setblock.decoding.settings.table import Method
 from setblock.errors import ParameterError, SetBlockError
 
 if TYPE_CHECKING:
-    import numpy as np
+    from transformers import PreTrainedTokenizerBase
 
     from setblock.training.inspection import InspectedRow
 
 
-RecordsOption = Annotated[Path, option(..., "The .jsonl file to write.", "--output")]
+_RECORDS = option(..., "The .jsonl file to write.", "--output")
 
 
 @option_group()
@@ -50,7 +50,7 @@ def inspect(
     row: int = option(0, "Number of the row to show, from 0.", min=0),
     tokens: int = option(48, "Number of tokens to show of each half; 0 for all.", min=0),
     evaluation: bool = option(False, "Show a row of the evaluation data instead."),
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
 ) -> None:
     """Show one packed row of a recipe's data as the trainer gets it, and statistics of all rows.
 
@@ -69,7 +69,7 @@ def inspect(
 
 def tokenise(
     recipe: RecipeOptions,
-    output: Annotated[Path, option(..., "The folder to write.", "--output", metavar="DIR")],
+    output: Path = option(..., "The folder to write.", metavar="DIR"),
     processes: int = option(1, "Number of processes that tokenise. The result does not depend on it.", min=1),
 ) -> None:
     """Tokenise and pack a recipe's data into a folder, for data.tokenised of the recipe.
@@ -101,7 +101,7 @@ def tokenise(
 
 def regenerate(
     recipe: RecipeOptions,
-    output: RecordsOption,
+    output: Path = _RECORDS,
     batch_size: int = option(32, "Number of questions answered at once. It changes no answer.", min=1),
     *,
     model: ModelOptions,
@@ -139,7 +139,7 @@ def regenerate(
 
 
 def prompts(
-    output: RecordsOption,
+    output: Path = _RECORDS,
     count: int = option(
         1000, "Number of prompts to generate. Incomplete prompts and duplicates are then left out.", min=1
     ),
@@ -185,72 +185,59 @@ def prompts(
     typer.echo(f"{counted(written, 'prompt')} in {output}")
 
 
-_NOTHING = "·"
-_MASK = "<mask>"
-
-
-def print_row(console: Console, row: "InspectedRow", *, limit: int | None) -> None:
-    """Print the statistics of all rows, and one row: its clean half and its noisy half, a line for each token, of each half
-    `limit` at most."""
-    clean, noisy = _halves(row)
-    console.print(_statistics(row))
-    title = f"row {row.index}: {clean} clean tokens"
-    if row.block_size is not None:
-        title += f", {noisy} noisy ones in blocks of {row.block_size}"
-    console.print(Text(title, style="bold"))
-    for number, where in enumerate(row.where):
-        console.print(Text(f"  document {number}: {where}", style="dim"), soft_wrap=True)
-    halves = [range(clean)] if row.block_size is None else [range(clean), range(clean, clean + noisy)]
-    for half in halves:
-        console.print(_table(row, half[:limit], is_noisy=half.start > 0))
-        if limit is not None and len(half) > limit:
-            console.print(Text(f"… and {len(half) - limit} more; --tokens 0 shows all", style="dim"))
+_NOTHING = Text("·")
+_MASK = Text("<mask>", style="yellow")
+_PADDING = Text("padding", style="dim")
 
 
 def row_json(row: "InspectedRow") -> dict[str, Any]:
     """Return all of it; null means no label, nothing to predict, and the mask token."""
-    clean, _ = _halves(row)
-    columns = _columns(row)
-    half = {name: column[:clean].tolist() for name, column in columns.items()}
-    labels = [None if label < 0 else label for label in row.labels.tolist()]
-    noisy = {name: column[clean:].tolist() for name, column in columns.items()}
+    length, inputs = len(row.labels), row.inputs
+    columns: dict[str, Any] = {
+        "input_ids": inputs.input_ids[0],
+        "document_ids": inputs.document_ids[0],
+        "position_ids": inputs.position_ids[0],
+        "predicts": row.predicts,
+    }
+    of_blocks = {"block_starts": inputs.limits[0], "block_ids": inputs.block_ids[0]}
+    clean: dict[str, Any] = {name: column[:length].tolist() for name, column in columns.items()} | {
+        "labels": row.labels.tolist()
+    }
+    noisy = {name: column[length:].tolist() for name, column in (columns | of_blocks).items()}
+    for half in (clean, noisy):
+        half["predicts"] = [None if token < 0 else token for token in half["predicts"]]
+    clean["labels"] = [None if label < 0 else label for label in clean["labels"]]
     noisy["input_ids"] = [None if token == row.mask_token_id else token for token in noisy["input_ids"]]
-    noisy["block_starts"] = row.inputs.limits[0, clean:].tolist()
-    noisy["block_ids"] = row.inputs.block_ids[0, clean:].tolist()
-    for each in (half, noisy):
-        each["predicts"] = [None if token < 0 else token for token in each["predicts"]]
     return {
         "row": row.index,
         "block_size": row.block_size,
         "where": row.where,
-        "clean": {**half, "labels": labels},
+        "clean": clean,
         "noisy": None if row.block_size is None else noisy,
         "statistics": row.statistics,
     }
 
 
-def _check_records(path: Path) -> None:
-    """Raise `ParameterError` for a file of records whose name has another ending."""
-    if not path.name.endswith(".jsonl"):
-        raise ParameterError(f"--output must end in .jsonl, not {path.name!r}")
+def print_row(console: Console, row: "InspectedRow", *, limit: int | None) -> None:
+    """Print the statistics of all rows, and one row: its clean half and its noisy half, a line for each token, of each half
+    `limit` at most."""
+    found = row_json(row)
+    halves = [found["clean"]] if found["noisy"] is None else [found["clean"], found["noisy"]]
+    lengths = [len(half["input_ids"]) for half in halves]
+    console.print(_statistics(row.statistics))
+    title = f"row {row.index}: {lengths[0]} clean tokens"
+    if row.block_size is not None:
+        title += f", {lengths[1]} noisy ones in blocks of {row.block_size}"
+    console.print(Text(title, style="bold"))
+    for number, where in enumerate(row.where):
+        console.print(Text(f"  document {number}: {where}", style="dim"), soft_wrap=True)
+    for half, length in zip(halves, lengths, strict=True):
+        console.print(_table(half, row.tokenizer, range(length)[:limit]))
+        if limit is not None and length > limit:
+            console.print(Text(f"… and {length - limit} more; --tokens 0 shows all", style="dim"))
 
 
-def _halves(row: "InspectedRow") -> tuple[int, int]:
-    clean = len(row.labels)
-    return clean, len(row.predicts) - clean
-
-
-def _columns(row: "InspectedRow") -> "dict[str, np.ndarray]":
-    return {
-        "input_ids": row.inputs.input_ids[0].numpy(),
-        "document_ids": row.inputs.document_ids[0].numpy(),
-        "position_ids": row.inputs.position_ids[0].numpy(),
-        "predicts": row.predicts,
-    }
-
-
-def _statistics(row: "InspectedRow") -> Table:
-    counts = row.statistics
+def _statistics(counts: dict[str, Any]) -> Table:
     left_out = (
         ("too long", counts["too_long"]),
         ("spelling a special token, dropped", counts["special"]),
@@ -268,34 +255,34 @@ def _statistics(row: "InspectedRow") -> Table:
     )
 
 
-def _table(row: "InspectedRow", places: range, *, is_noisy: bool) -> Table:
+def _table(half: dict[str, list[Any]], tokenizer: "PreTrainedTokenizerBase", places: range) -> Table:
     """Return a line for each of some tokens of the clean or of the noisy half."""
+    blocks = half.get("block_ids", [])  # of the noisy half
+
+    def told(token_id: int | None, style: str = "") -> Text:
+        """Return a token's text in quotes, so that its spaces and line breaks are seen."""
+        return _NOTHING if token_id is None else Text(repr(tokenizer.decode([token_id])), style=style)
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    which, seen = ("block", "sees clean") if is_noisy else ("#", "label")
-    for name in (which, "document", "position", "token", seen, "output learns"):
-        is_token = name in ("token", "label", "output learns")
-        table.add_column(name, justify="left" if is_token else "right", no_wrap=True)
-    columns, blocks, limits = _columns(row), row.inputs.block_ids[0].tolist(), row.inputs.limits[0].tolist()
+    for name in ("block" if blocks else "#", "document", "position"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("token", no_wrap=True)
+    table.add_column("sees clean" if blocks else "label", justify="right" if blocks else "left", no_wrap=True)
+    table.add_column("output learns", no_wrap=True)
     for i in places:
-        document, token_id = int(columns["document_ids"][i]), int(columns["input_ids"][i])
-        is_padding = document < 0 and not is_noisy
+        token, document, position = (half[name][i] for name in ("input_ids", "document_ids", "position_ids"))
+        of_token = (str(document), str(position), _MASK if token is None else told(token))
         table.add_row(
-            str(blocks[i] if is_noisy else i),
-            _NOTHING if is_padding else str(document),
-            _NOTHING if is_padding else str(columns["position_ids"][i]),
-            Text("padding", style="dim") if is_padding else _token(row, token_id),
-            f"before {limits[i]}" if is_noisy else _token(row, int(row.labels[i]), "green"),
-            _token(row, int(row.predicts[i]), "green"),
-            end_section=is_noisy and blocks[i] != blocks[min(i + 1, len(blocks) - 1)],
+            str(blocks[i] if blocks else i),
+            *((_NOTHING, _NOTHING, _PADDING) if document < 0 and not blocks else of_token),
+            f"before {half['block_starts'][i]}" if blocks else told(half["labels"][i], "green"),
+            told(half["predicts"][i], "green"),
+            end_section=bool(blocks) and blocks[i] != blocks[min(i + 1, len(blocks) - 1)],
         )
     return table
 
 
-def _token(row: "InspectedRow", token_id: int, style: str = "") -> Text:
-    """Return a token's text in quotes, so that its spaces and line breaks are seen; the mask token by its name, none as a
-    dot."""
-    if token_id < 0:
-        return Text(_NOTHING)
-    if token_id == row.mask_token_id:
-        return Text(_MASK, style="yellow")
-    return Text(repr(row.tokenizer.decode([token_id])), style=style)
+def _check_records(path: Path) -> None:
+    """Raise `ParameterError` for a file of records whose name has another ending."""
+    if not path.name.endswith(".jsonl"):
+        raise ParameterError(f"--output must end in .jsonl, not {path.name!r}")

@@ -1,6 +1,7 @@
 """Train a checkpoint from a recipe (`setblock train`)."""
 
 import shlex
+import signal
 import sys
 import time
 from dataclasses import asdict
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from setblock.cli.messages import figures_table, print_json, print_message, stdout_console
-from setblock.cli.options.groups import JsonOption, option
+from setblock.cli.options.groups import JSON, option
 from setblock.cli.options.recipe import RecipeOptions
 from setblock.errors import SetBlockError, check_one_of
 
@@ -32,7 +33,7 @@ def train(
     memory: float | None = option(None, "With --dry-run: GiB that a GPU has. Default: that of --hardware.", min=0),
     hardware: str = option("h100", "With --dry-run: the GPU, a name of `setblock roofline`."),
     share: float = option(0.4, "With --dry-run: share of the GPU's peak that training reaches.", min=0.01, max=1),
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
 ) -> None:
     """Train a model by a recipe.
 
@@ -41,10 +42,10 @@ def train(
     """
     from transformers import PrinterCallback
 
-    from setblock.cli.training.callbacks import Interruption, Stopped, TrainView
+    from setblock.cli.training.callbacks import Interruption, TrainView
     from setblock.evaluation.during_training import DecodingEvaluator
     from setblock.roofline.hardware import HARDWARE
-    from setblock.training.run.checkpoints import check_finished, earlier_run, newest_checkpoint, step_of
+    from setblock.training.run.checkpoints import earlier_run, newest_checkpoint, step_of
     from setblock.training.run.train import train as run
 
     replaced = {} if output is None else {"training.output_dir": str(output)}
@@ -70,31 +71,28 @@ def train(
     # Of the processes that `torchrun` or `accelerate launch` started, one speaks for all
     is_main = arguments.process_index == 0
     is_finished, checkpoint = earlier_run(arguments)
-    if is_finished:
-        check_finished(folder, checked)
-        if is_main:
-            typer.echo(f"{folder} is already trained; delete it or give another --output to train again")
-        return
-    if checkpoint is not None and is_main:
+    if checkpoint is not None and is_main and not is_finished:
         print_message(f"going on from step {step_of(checkpoint)}")
     started = time.perf_counter()
     try:
         saved = run(checked, arguments, callbacks=callbacks, peak=_peak(arguments))
-    except Stopped as stopped:
-        if is_main:
-            print_message(f"stopped and saved; run the same command again to resume from step {stopped.step}")
-        raise typer.Exit(stopped.code) from stopped
     except KeyboardInterrupt as interruption:
-        step = step_of(newest_checkpoint(folder))
-        print_message(f"interrupted; run the same command again to resume from step {step}")
-        raise typer.Exit(130) from interruption
+        how = "stopped and saved" if interruption.args else "interrupted"
+        if is_main:
+            step = step_of(newest_checkpoint(folder))
+            print_message(f"{how}; run the same command again to resume from step {step}")
+        raise typer.Exit(128 + (*interruption.args, signal.SIGINT)[0]) from interruption
     finally:
         view.close()
         stopper.close()
+    if not is_main:
+        return
+    if is_finished:
+        typer.echo(f"{saved} is already trained; delete it or give another --output to train again")
+        return
     minutes, seconds = divmod(round(time.perf_counter() - started), 60)
-    if is_main:
-        typer.echo(f"saved to {saved} after {minutes} min {seconds} s")
-        typer.echo(f"next: setblock generate --model {shlex.quote(str(saved))} 'Your prompt'")
+    typer.echo(f"saved to {saved} after {minutes} min {seconds} s")
+    typer.echo(f"next: setblock generate --model {shlex.quote(str(saved))} 'Your prompt'")
 
 
 def _peak(arguments: "SBDConfig") -> float | None:

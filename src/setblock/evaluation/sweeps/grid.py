@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from setblock.decoding.samplers.named import SAMPLERS, name_of, parameters_of, sampler_named
-from setblock.decoding.settings.asked import sampler_for
+from setblock.decoding.samplers.named import SAMPLERS, name_of, parameters_of
+from setblock.decoding.settings.asked import sampler_for, settings_asked
 from setblock.decoding.settings.operating_point import point_of
 from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError, fault_of
@@ -36,29 +36,21 @@ def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[st
         methods: of `METHODS`.
         samplers: names, for method `sbd`.
         values: the values of other settings of a point, such as `block_size`, which hold for every grid that has them; of a
-            hyperparameter, for every sampler that has it; and of `SAMPLER.HYPERPARAMETER`. A sampler whose hyperparameters
-            get no values is swept along its dial.
+            hyperparameter, for every sampler that has it. A sampler whose hyperparameters get no values is swept along its
+            dial.
     """
     grids: list[Grid] = []
     used: set[str] = set()
     for method in methods:
-        if method not in METHODS:
-            raise ParameterError(f"method must be one of {', '.join(METHODS)}, not {method!r} (ntp is always decoded)")
+        _check_method(method)
     if "sbd" in methods:
         for name in samplers:
-            known, own = parameters_of(name), dict[str, Sequence[Any]]()
-            for key, each in values.items():
-                plain = key.removeprefix(f"{name}.")
-                if plain in known:
-                    if plain in own:
-                        raise ParameterError(f"{plain} of sampler {name} is given more than once")
-                    own[plain] = each
-                    used.add(key)
-            if not own:
-                dial = getattr(SAMPLERS[name], "dial", None)
-                own = {} if dial is None else {dial.name: dial.values}
+            known = parameters_of(name)
+            own = {key: each for key, each in values.items() if key in known}
+            dial = None if own else getattr(SAMPLERS[name], "dial", None)
             blocks = {key: values[key] for key in _KINDS if key in values and SETTINGS[key].acts_in("sbd")}
-            used |= blocks.keys()
+            used |= own.keys() | blocks.keys()
+            own = own if dial is None else {dial.name: dial.values}
             grids.append({"method": ["sbd"], "sampler": [name], **own, **blocks})
     if "exact" in methods:
         blocks = {key: values[key] for key in _KINDS if key in values}
@@ -96,17 +88,14 @@ def _settings(grid: Grid) -> Iterator[DecodingSettings]:
 
 
 def _setting(values: dict[str, Any]) -> DecodingSettings:
-    method = values.pop("method", "sbd")
+    _check_method(values.setdefault("method", "sbd"))
+    known = {key: _converted(key, value) if key in _KINDS else value for key, value in values.items()}
+    return settings_asked(known, offered=("method", *POINT), told="grid key")
+
+
+def _check_method(method: Any) -> None:
     if method not in METHODS:
         raise ParameterError(f"method must be one of {', '.join(METHODS)}, not {method!r} (ntp is always decoded)")
-    own = {key: _converted(key, values.pop(key)) for key in tuple(_KINDS) if key in values}
-    name = values.pop("sampler", None)
-    if name is None and values:
-        if method != "sbd":
-            raise ParameterError(f"grid key {next(iter(values))!r} needs a sampler in method {method}")
-        name = DEFAULT_SAMPLER
-    sampler = None if name is None else sampler_named(name, values)
-    return DecodingSettings(method=method, sampler=sampler, **own)
 
 
 def _converted(key: str, value: Any) -> Any:

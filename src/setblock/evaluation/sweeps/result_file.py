@@ -32,22 +32,13 @@ def read_results(path: Path) -> list[Result]:
     return found
 
 
-def check_same(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Raise `SetBlockError` for a file that a run of another model, task, shared settings or code began."""
-    for key, before, now in differences(_identity(theirs), _identity(ours)):
-        raise SetBlockError(f"{path} holds another sweep: its {key} is {before}, and now {now}; write to another file")
+_MAY_DIFFER = ("model.name", "model.prepacked", "code.version")
 
 
-def _identity(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what makes two runs the same sweep."""
-    model, code = run.get("model") or {}, run.get("code") or {}
-    return {
-        "model": model.get("fingerprint"),
-        "task": run.get("task"),
-        "settings": run.get("settings"),
-        "commit": code.get("commit"),
-        "source code": code.get("sources"),
-    }
+def changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what makes two runs different sweeps, with both values: another model, task, commit, or other shared settings or
+    sources."""
+    return (each for each in differences(theirs, ours) if each[0] not in _MAY_DIFFER)
 
 
 @contextmanager
@@ -109,9 +100,7 @@ def _parse(path: Path, content: bytes) -> list[Result]:
             raise SetBlockError(f"{where} is not a result of a sweep: {error}") from error
         if ntp is None and result.point != NTP:
             raise SetBlockError(f"{where} must be plain decoding, method ntp")
-        if not isinstance(result.run, dict) or (ntp is not None and result.run != ntp.run):
+        if not isinstance(result.run, dict) or (ntp is not None and any(changes(ntp.run, result.run))):
             raise SetBlockError(f"{where} is of another sweep than line 1")
-        if ntp is not None and result.num_examples != ntp.num_examples:
-            raise SetBlockError(f"{where} has {result.num_examples} examples, line 1 has {ntp.num_examples}")
         results.append(result)
     return results
