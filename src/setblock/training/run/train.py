@@ -116,7 +116,7 @@ def train(
             dtype=result_dtype(recipe.model),
         )
         if trainer.is_world_process_zero():
-            write_whole(output / CARD_FILE, str(model_card(output, recipe=recipe.model_dump(mode="json"))))
+            write_whole(output / CARD_FILE, f"{model_card(output, recipe=recipe.model_dump(mode='json'))}\n")
     trainer.accelerator.wait_for_everyone()
     return output
 
