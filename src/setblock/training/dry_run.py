@@ -22,6 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from setblock.data.corpus.corpus import DocumentLimits
 from setblock.data.corpus.tokenised import MANIFEST
 from setblock.data.packing import Document, RowDataset, pack
 from setblock.data.rows import rows_of
@@ -137,7 +138,7 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
         )
     steps = args.max_steps
     if steps <= 0:
-        rows = len(rows_of(recipe.data, tokenizer, context_length=context).train)
+        rows = len(rows_of(recipe.data, tokenizer, DocumentLimits(context)).train)
         steps = math.ceil(rows * args.num_train_epochs / a_step)
     operations = float(cost.of(inputs)) * (a_step // batch) * steps
     weight_bytes = 2 if recipe.adapter is not None else 4

@@ -43,7 +43,7 @@ def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:
     name = str(path.relative_to(here)) if path.is_relative_to(here) and path != here else path.name
     start = base or "random weights"
     installed = {each.name: each.version for each in distributions()}
-    return ModelCard.from_template(
+    card: ModelCard = ModelCard.from_template(
         data,
         template_path=str(_TEMPLATE),
         title=path.name,
@@ -57,6 +57,7 @@ def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:
         recipe=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).strip(),
         versions=[f"{package} {installed[package]}" for package in _PACKAGES if package in installed],
     )
+    return card
 
 
 def _figures(folder: Path) -> dict[str, float]:
