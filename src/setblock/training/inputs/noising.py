@@ -3,6 +3,7 @@
 Knows rows of tokens, block sizes and random draws. Knows nothing of models or attention.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -86,6 +87,13 @@ class NoisyHalf:
     block_starts: np.ndarray
 
 
+def concatenated(parts: Sequence[NoisyHalf]) -> NoisyHalf:
+    """Return the tokens of several halves, one after the other."""
+    empty = [np.zeros(0, dtype=np.int64)]
+    columns = {name: [getattr(part, name) for part in parts] or empty for name in NoisyHalf.__dataclass_fields__}
+    return NoisyHalf(**{name: np.concatenate(column) for name, column in columns.items()})
+
+
 def noised_runs(labels: np.ndarray, document_ids: np.ndarray, *, noise_on: NoiseOn) -> list[tuple[int, int]]:
     """Return the [start, end) runs of a row that blocks tile, each inside one document."""
     wanted = document_ids != PADDING
@@ -151,9 +159,7 @@ def noise_row(
                 )
             )
             blocks += int(block_of[-1]) + 1
-    empty = [np.zeros(0, dtype=np.int64)]
-    columns = {name: [getattr(part, name) for part in parts] or empty for name in NoisyHalf.__dataclass_fields__}
-    half = NoisyHalf(**{name: np.concatenate(column) for name, column in columns.items()})
+    half = concatenated(parts)
     noise: int | np.ndarray
     if mask_token_id is None:  # drawn last, so that the same positions are masked as with a mask token
         assert noise_vocab_size is not None
