@@ -224,7 +224,7 @@ def test_workers_draw_the_noise_that_the_process_would(make: Make) -> None:
     [
         {},
         {"objective": "ntp"},
-        {"masked_loss": "total_variation_kl", "place_decay": 0.8, "cross_entropy": "chunked"},
+        {"masked_loss": "total_variation", "cross_entropy": "chunked"},
         {"adapter": AdapterSection(only_noisy=True), "masked_loss": "total_variation"},
     ],
     ids=lambda options: "-".join(options) or "sbd",

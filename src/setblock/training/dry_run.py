@@ -262,7 +262,6 @@ def _peak(model: Any, frozen: FrozenModel | None, args: SBDConfig, inputs: Train
                     ntp_weight=args.ntp_weight,
                     matp_weight=args.matp_weight,
                     masked_loss=args.masked_loss,
-                    place_decay=args.place_decay,
                     always_chunked=args.cross_entropy == "chunked",
                     clean_half=None if frozen is None else frozen.clean_half,
                 )

@@ -234,7 +234,6 @@ class SBDTrainer(Trainer):
             wrapped=model,
             always_chunked=self.args.cross_entropy == "chunked",
             masked_loss=self.args.masked_loss,
-            place_decay=self.args.place_decay,
             clean_half=clean_half,
         )
 
