@@ -149,7 +149,7 @@ def packed_rows(share: float, options: argparse.Namespace) -> dict[str, Tensor]:
 
 
 def inputs_of(
-    objective: str, rows: dict[str, Tensor], step: int, options: argparse.Namespace, *, is_flat: bool
+    objective: str, rows: dict[str, Tensor], step: int, options: argparse.Namespace, *, is_flat: bool = False
 ) -> TrainingInputs:
     """Return what the trainer would make of the rows; block sizes in turn, the same for every share."""
     if objective == "ntp":
