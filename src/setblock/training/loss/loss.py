@@ -5,8 +5,8 @@ Knows logits, or hidden states and a head, and targets. Knows nothing of models,
 
 The loss at a masked token is its cross entropy, or the total variation between its distribution and the clean half's. The clean
 half of the same pass is then the teacher: it has read all tokens before the masked one, and predicts it as a next token. Method
-`exact` checks drafts against this distribution. With a clean distribution p and the block's own q, sampling accepts a draft with
-probability Σ min(p, q) = 1 - TV(p, q) (arXiv 2211.17192).
+`exact` checks drafts against this distribution. With a clean distribution p and the block's own q, sampling accepts a draft
+with probability Σ min(p, q) = 1 - TV(p, q) (arXiv 2211.17192).
 
 The logits of M targets over a vocabulary of V are the largest tensor of a training step: in float32, with their softmax and
 their gradient, M * V * 12 bytes, 70 GiB for 48k targets and V = 128k. In chunks, only a part of them exists at a time, and the
