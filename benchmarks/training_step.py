@@ -106,8 +106,7 @@ def step_of(objective: str, share: float, options: argparse.Namespace) -> Callab
 
     def step() -> None:
         nonlocal steps
-        inputs = inputs_of(objective, rows, steps, options)
-        inputs = (inputs.flat() if attends_runs(model) else inputs).to(model.device)
+        inputs = inputs_of(objective, rows, steps, options, is_flat=attends_runs(model)).to(model.device)
         targets = len(inputs.ntp.index)
         if gate is not None:
             none = inputs.ntp.index[:0]
@@ -149,10 +148,12 @@ def packed_rows(share: float, options: argparse.Namespace) -> dict[str, Tensor]:
     return RowCollator(pad_token_id=END)([dataset[i] for i in range(options.rows)])
 
 
-def inputs_of(objective: str, rows: dict[str, Tensor], step: int, options: argparse.Namespace) -> TrainingInputs:
+def inputs_of(
+    objective: str, rows: dict[str, Tensor], step: int, options: argparse.Namespace, *, is_flat: bool = False
+) -> TrainingInputs:
     """Return what the trainer would make of the rows; block sizes in turn, the same for every share."""
     if objective == "ntp":
-        return ntp_inputs(rows)
+        return ntp_inputs(rows, is_flat=is_flat)
     return doubled_inputs(
         rows,
         block_size=options.block_sizes[step % len(options.block_sizes)],
@@ -165,6 +166,7 @@ def inputs_of(objective: str, rows: dict[str, Tensor], step: int, options: argpa
         context_length=CONTEXT,
         seed=(0, step),
         idle_blocks=False,
+        is_flat=is_flat,
     )
 
 

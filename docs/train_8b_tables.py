@@ -36,8 +36,8 @@ MODES: dict[str, dict[str, Any] | None] = {
 def main() -> None:
     """Estimate all, a line at a time, and write the table."""
     lines = [
-        "| model | trained | GPUs | GiB a GPU | weights | gradients | optimizer | activations | other | days |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| model | trained | GPUs | GiB a GPU | weights | gradients | optimizer | other | days |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="the lines to write (all)")

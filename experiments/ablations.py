@@ -80,7 +80,6 @@ STUDIES: dict[str, dict[str, Overrides]] = {
         "complementary": {"complementary_masks": True, "noisy_copies": 2},
         "two copies": {"noisy_copies": 2},  # what complementary masks are to be held against
         "a quarter whole": {"full_mask_share": 0.25},
-        "growing": {"mask_places": "growing"},
         "tail": {"mask_places": "tail"},
         "rate per document": {"mask_rate_per": "document"},
     },
@@ -92,10 +91,7 @@ STUDIES: dict[str, dict[str, Overrides]] = {
     },
     "masked-loss": {
         AS_IT_IS: {},
-        "KL": {"masked_loss": "kl"},
         "total variation": {"masked_loss": "total_variation"},
-        "total variation and KL": {"masked_loss": "total_variation_kl"},
-        "falling with the place": {"place_decay": 0.8},
     },
     "logits": {
         AS_IT_IS: {},

@@ -30,9 +30,6 @@ STUDIES: dict[str, dict[str, dict[str, Any]]] = {
     "recipe": {"as it is": {}},
     "loss": {
         "total variation": {"training.masked_loss": "total_variation"},
-        "total variation and KL": {"training.masked_loss": "total_variation_kl"},
-        "KL": {"training.masked_loss": "kl"},
-        "falling with the place": {"training.place_decay": 0.8},
     },
     "scale": {
         "alpha / r 16": {"adapter.alpha": 512},

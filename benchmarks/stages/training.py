@@ -20,6 +20,7 @@ import training_step
 from measuring.comparison import OURS_PLAIN, PLAIN, compared
 from measuring.contenders import ours, transformers
 from measuring.output import note
+from setblock.data.corpus.corpus import DocumentLimits
 from setblock.data.rows import rows_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.training.recipe import load_recipe, parse_override
@@ -118,7 +119,7 @@ def recipe_decoded(recipe: Path, gamma: float, options: argparse.Namespace) -> d
     has them."""
     section, args = load_recipe(recipe, overrides=dict(map(parse_override, options.set)))
     sbd = setblock.load(options.runs / args.output_dir, dtype=None if options.quick else torch.bfloat16)
-    rows = rows_of(section.data, sbd.tokenizer, context_length=context_length_of(sbd.model.config)).evaluation
+    rows = rows_of(section.data, sbd.tokenizer, DocumentLimits(context_length_of(sbd.model.config))).evaluation
     if rows is None:
         raise ValueError(f"{recipe} holds out no documents to evaluate on")
     tokens, prompt = (8, 8) if options.quick else (128, 128)

@@ -11,6 +11,7 @@ from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
 
 from data.conftest import CHATML, MARKED, chat
+from setblock.data.corpus.corpus import DocumentLimits
 from setblock.data.packing import IGNORE, PADDING, RowDataset
 from setblock.data.rows import RecipeRows, rows_of, use_chat_template
 from setblock.data.section import DataSection
@@ -29,9 +30,7 @@ def rows(tokenizer: PreTrainedTokenizerBase) -> Any:
         return rows_of(
             DataSection(**{name: str(value) if isinstance(value, Path) else value for name, value in section.items()}),
             tokenizer,
-            context_length=context_length,
-            vocabulary=vocabulary,
-            mask_token_id=mask_token_id,
+            DocumentLimits(context_length, vocabulary=vocabulary, mask_token_id=mask_token_id),
         )
 
     return made

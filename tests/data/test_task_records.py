@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from setblock.data.corpus.corpus import DocumentLimits
 from setblock.data.rows import rows_of
 from setblock.data.section import DataSection, SourceSection
 from setblock.data.tasks import TASKS
@@ -46,7 +47,7 @@ def test_a_mixture_is_evaluated_on_another_split_of_its_sources(tokenizer):
         mixture=[{"source": "word-problems", "documents": 12}, {"source": "word-problems", "documents": 12, "seed": 5}],
         evaluation={"split": "validation", "documents": 4},
     )
-    rows = rows_of(section, tokenizer, context_length=512, vocabulary=300, mask_token_id=1)
+    rows = rows_of(section, tokenizer, DocumentLimits(512, vocabulary=300, mask_token_id=1))
 
     def texts(side):
         return {tokenizer.decode(item["input_ids"], skip_special_tokens=True) for item in side}

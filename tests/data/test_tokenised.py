@@ -11,9 +11,10 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus import corpus
+from setblock.data.corpus.corpus import DocumentLimits
 from setblock.data.corpus.tokenised import tokenise
 from setblock.data.packing import RowDataset
-from setblock.data.rows import RecipeRows, limits_of, rows_of
+from setblock.data.rows import RecipeRows, rows_of
 from setblock.data.section import DataSection
 from setblock.errors import SetBlockError
 
@@ -48,7 +49,7 @@ def section(write: Any) -> Any:
 
 
 def tokenised(section: DataSection, tokenizer: PreTrainedTokenizerBase, folder: Path, **more: Any) -> DataSection:
-    tokenise(section, tokenizer, folder, limits=limits_of(section, context_length=512), **{"shard_documents": 8} | more)
+    tokenise(section, tokenizer, folder, limits=DocumentLimits(512), **{"shard_documents": 8} | more)
     return section.model_copy(update={"tokenised": str(folder)})
 
 
@@ -76,8 +77,10 @@ def test_the_rows_are_those_made_without_the_folder(
     section: Any, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, kind: str, processes: int
 ) -> None:
     made = section(kind)
-    ours = rows_of(tokenised(made, tokenizer, tmp_path / "out", processes=processes), tokenizer, **LIMITS)
-    assert_same(ours, rows_of(made, tokenizer, **LIMITS))
+    ours = rows_of(
+        tokenised(made, tokenizer, tmp_path / "out", processes=processes), tokenizer, DocumentLimits(**LIMITS)
+    )
+    assert_same(ours, rows_of(made, tokenizer, DocumentLimits(**LIMITS)))
 
 
 def test_a_stopped_run_is_completed(section: Any, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
@@ -89,11 +92,11 @@ def test_a_stopped_run_is_completed(section: Any, tokenizer: PreTrainedTokenizer
     shards[5].unlink()
     (folder / "train-00-000005.writing").write_bytes(b"half")
     with pytest.raises(SetBlockError, match="holds no tokenised data, or a part of it: run `setblock data tokenise"):
-        rows_of(there, tokenizer, **LIMITS)
+        rows_of(there, tokenizer, DocumentLimits(**LIMITS))
     before = {path: path.stat().st_mtime_ns for path in shards if path.exists()}
     tokenised(made, tokenizer, folder)
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert_same(rows_of(there, tokenizer, **LIMITS), rows_of(made, tokenizer, **LIMITS))
+    assert_same(rows_of(there, tokenizer, DocumentLimits(**LIMITS)), rows_of(made, tokenizer, DocumentLimits(**LIMITS)))
 
 
 def test_what_does_not_fit_is_refused_in_one_line(
@@ -104,14 +107,14 @@ def test_what_does_not_fit_is_refused_in_one_line(
 
     def refusal(section: DataSection = there, **limits: Any) -> str:
         with pytest.raises(SetBlockError) as caught:
-            rows_of(section, tokenizer, **LIMITS | limits)
+            rows_of(section, tokenizer, DocumentLimits(**LIMITS | limits))
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
     assert "was made with data.row_length 64, not 32" in refusal(there.model_copy(update={"row_length": 32}))
     assert "was made with longest_document 64, not 40" in refusal(context_length=40)
     assert "token id " in refusal(vocabulary=100, mask_token_id=None)
-    used = int(rows_of(there, tokenizer, **LIMITS).train[0]["input_ids"][0])
+    used = int(rows_of(there, tokenizer, DocumentLimits(**LIMITS)).train[0]["input_ids"][0])
     assert "spells the mask token" in refusal(mask_token_id=used)
     template, tokenizer.chat_template = tokenizer.chat_template, "{{ messages }}"
     assert "was made by another tokenizer or chat template" in refusal()
@@ -138,15 +141,18 @@ def test_a_row_is_read_alone(
     """Nothing is packed again, and no array of rows is in memory: each is mapped from its file."""
     there = tokenised(section(), tokenizer, tmp_path / "out")
     monkeypatch.setattr(corpus, "fill", None)
-    rows = rows_of(there, tokenizer, **LIMITS).train.rows
+    rows = rows_of(there, tokenizer, DocumentLimits(**LIMITS)).train.rows
     assert all(isinstance(values, np.memmap) for values in (rows.starts, rows.order, rows.lengths))
 
 
 def test_the_folder_may_move(section: Any, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     made = section()
     there = tokenised(made, tokenizer, tmp_path / "out")
-    expected = rows_of(made, tokenizer, **LIMITS)
+    expected = rows_of(made, tokenizer, DocumentLimits(**LIMITS))
     shutil.move(tmp_path / "out", tmp_path / "moved")
     (tmp_path / "a.jsonl").unlink()
-    assert_same(rows_of(there.model_copy(update={"tokenised": str(tmp_path / "moved")}), tokenizer, **LIMITS), expected)
+    assert_same(
+        rows_of(there.model_copy(update={"tokenised": str(tmp_path / "moved")}), tokenizer, DocumentLimits(**LIMITS)),
+        expected,
+    )
     assert json.loads((tmp_path / "moved" / "manifest.json").read_text())["census"]["train"]["documents"] > 80

@@ -169,8 +169,9 @@ def doubled(
         context_length=128,
         seed=(seed,),
         causal_block=facts.causal_block,
+        is_flat=packed,
     )
-    return batch, inputs.flat() if packed else inputs
+    return batch, inputs
 
 
 @pytest.mark.parametrize("packed", [False, True])

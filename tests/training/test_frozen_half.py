@@ -91,7 +91,6 @@ def gradients(
             matp_weight=0.5,
             logits_at_once=at_once,
             masked_loss=masked_loss,
-            place_decay=0.8,
             clean_half=clean_half if frozen else None,
         )
         torch.autograd.backward(loss.total)
@@ -129,7 +128,7 @@ def test_copies_and_runs(
     check(model, gate, doubled(mask, copies=copies, logit_shift=True, idle_blocks=True))
 
 
-@pytest.mark.parametrize("masked_loss", ["cross_entropy", "total_variation_kl"])
+@pytest.mark.parametrize("masked_loss", ["cross_entropy", "total_variation"])
 @pytest.mark.parametrize("at_once", [7 * 300, 1 << 30])
 def test_in_chunks_and_from_a_teacher(
     tokenizer: PreTrainedTokenizerBase, at_once: int, masked_loss: MaskedLoss

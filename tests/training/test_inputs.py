@@ -133,8 +133,8 @@ def test_one_flat_row_gives_the_logits_of_all_rows(
     rows: dict[str, Tensor], trained_tokenizer: PreTrainedTokenizerBase, family: str, logit_shift: bool
 ) -> None:
     """And has no padding; its mask says the same for each pair of tokens of one row, and no to all others."""
-    inputs = doubled(rows, noising=Noising(noisy_copies=2, noise_on="targets"), logit_shift=logit_shift)
-    flat = inputs.flat()
+    noising = Noising(noisy_copies=2, noise_on="targets")
+    inputs, flat = (doubled(rows, noising=noising, logit_shift=logit_shift, is_flat=flat) for flat in (False, True))
     assert (inputs.document_ids == PADDING).any()
     assert not (flat.document_ids == PADDING).any()
     assert (flat.clean_tokens, flat.noisy_tokens) == (inputs.clean_tokens, inputs.noisy_tokens)

@@ -5,7 +5,6 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from families import tiny_model, tiny_sbd
@@ -18,7 +17,7 @@ from setblock.training.inputs.doubled import TrainingInputs
 from setblock.training.inputs.noising import Noising
 from setblock.training.loss.forward import training_logits, training_loss
 from setblock.training.loss.head import split_head
-from setblock.training.loss.loss import DISTANCES, MaskedLoss, SBDLoss, chunked_loss, kl_divergences, total_variations
+from setblock.training.loss.loss import MaskedLoss, SBDLoss, chunked_loss, total_variations
 from setblock.training.trainer.trainer import prepare
 from training import doubling
 from training.doubling import VOCABULARY, packed_rows
@@ -43,28 +42,19 @@ def loss_of(model: PreTrainedModel, inputs: TrainingInputs, **how: Any) -> SBDLo
     return training_loss(model, inputs, head=split_head(model), ntp_weight=0.5, matp_weight=2.0, **how)
 
 
-def distance(kind: MaskedLoss, ours: Tensor, theirs: Tensor) -> Tensor:
-    """Of two distributions [V], number by number."""
-    kl = sum((p * (p.log() - q.log()) for p, q in zip(theirs, ours, strict=True)), torch.zeros(()))
-    tv = 1 - torch.minimum(ours, theirs).sum()
-    return {"kl": kl, "total_variation": tv, "total_variation_kl": tv + 0.01 * kl}[kind]
-
-
 def by_hand(
-    model: PreTrainedModel, rows: dict[str, Tensor], inputs: TrainingInputs, kind: MaskedLoss, decay: float, shift: bool
-) -> tuple[Tensor, Tensor, int]:
-    """The masked term token by token, weighted and not, and how many tokens it has; the teacher reads each document
-    alone."""
+    model: PreTrainedModel, rows: dict[str, Tensor], inputs: TrainingInputs, kind: MaskedLoss, shift: bool
+) -> tuple[Tensor, int]:
+    """The masked term token by token, and how many tokens it has; the teacher reads each document alone."""
     width = inputs.input_ids.shape[1]
     ours = training_logits(model, inputs, inputs.matp.index).softmax(dim=-1)
-    weighted, plain, count = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64), 0
+    total, count = torch.zeros((), dtype=torch.float64), 0
     for q, at, token in zip(ours, inputs.matp.index.tolist(), inputs.matp.token_ids.tolist(), strict=True):
         b, i = divmod(at, width)
         document, block = int(inputs.document_ids[b, i]), inputs.block_ids[b, i]
         assert document != PADDING
         assert block != CLEAN
         text = rows["input_ids"][b, rows["document_ids"][b] == document]
-        place = i - int((inputs.block_ids[b] == block).nonzero()[0])
         if kind == "cross_entropy":
             loss = -q[token].log()
         else:
@@ -74,31 +64,28 @@ def by_hand(
             assert int(text[position]) == token
             with torch.no_grad():
                 p = model(input_ids=text[None, :position]).logits[0, -1].softmax(dim=-1)
-            loss = distance(kind, q, p)
-        weighted, plain, count = weighted + decay**place * loss, plain + loss, count + 1
-    return weighted, plain, count
+            loss = 1 - torch.minimum(q, p).sum()
+        total, count = total + loss, count + 1
+    return total, count
 
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("logits_at_once", [1 << 30, 7 * VOCABULARY], ids=["at once", "in chunks"])
-@pytest.mark.parametrize("decay", [1.0, 0.7])
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("kind", get_args(MaskedLoss))
-def test_the_masked_term(
-    kind: MaskedLoss, shifted: bool, decay: float, logits_at_once: int, rows: dict[str, Tensor]
-) -> None:
+def test_the_masked_term(kind: MaskedLoss, shifted: bool, logits_at_once: int, rows: dict[str, Tensor]) -> None:
     """Its value and its gradient, in which the teacher is fixed, beside the next-token term's."""
     model, inputs = tiny(), doubled(rows, logit_shift=shifted)
-    loss = loss_of(model, inputs, masked_loss=kind, place_decay=decay, logits_at_once=logits_at_once)
-    weighted, plain, count = by_hand(model, rows, inputs, kind, decay, shifted)
+    loss = loss_of(model, inputs, masked_loss=kind, logits_at_once=logits_at_once)
+    term, count = by_hand(model, rows, inputs, kind, shifted)
     assert loss.matp_count == count > 20
-    torch.testing.assert_close(loss.matp_sum.detach(), plain.detach(), rtol=1e-6, atol=1e-6)
-    expected = 0.5 * loss.ntp_sum.detach() + 2.0 * weighted.detach()
+    torch.testing.assert_close(loss.matp_sum.detach(), term.detach(), rtol=1e-6, atol=1e-6)
+    expected = 0.5 * loss.ntp_sum.detach() + 2.0 * term.detach()
     torch.testing.assert_close(loss.total.detach(), expected, rtol=1e-6, atol=1e-6)
 
     ntp = training_loss(model, inputs, head=None, ntp_weight=0.5, matp_weight=0.0).total
     ours = torch.autograd.grad(loss.total, list(model.parameters()))
-    theirs = torch.autograd.grad(ntp + 2.0 * weighted, list(model.parameters()))
+    theirs = torch.autograd.grad(ntp + 2.0 * term, list(model.parameters()))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6 * float(b.abs().max()))
 
@@ -131,34 +118,25 @@ def test_total_variations_gradient_is_the_definitions(chunk: int) -> None:
     torch.testing.assert_close(found, (closed @ head.detach(), closed.t() @ hidden.detach()))
 
 
-@pytest.mark.parametrize("kind", DISTANCES)
-def test_equal_distributions_have_no_loss_and_others_have(kind: MaskedLoss) -> None:
+def test_equal_distributions_have_no_loss_and_others_have() -> None:
     logits = torch.randn(5, 9, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    losses = DISTANCES[kind](logits, logits)
+    losses = total_variations(logits, logits)
     torch.testing.assert_close(losses, torch.zeros(5), rtol=0, atol=1e-6)
     (gradient,) = torch.autograd.grad(losses.sum(), logits)
     torch.testing.assert_close(gradient, torch.zeros(5, 9), rtol=0, atol=1e-6)
-    others = DISTANCES[kind](logits, logits.roll(1, 0))
+    others = total_variations(logits, logits.roll(1, 0))
     assert (others > 0).all()
-    if kind == "total_variation":
-        assert (others < 1).all()
+    assert (others < 1).all()
 
 
-@pytest.mark.parametrize("kind", DISTANCES)
-def test_a_model_that_does_not_read_its_input_has_no_loss(kind: MaskedLoss, rows: dict[str, Tensor]) -> None:
+def test_a_model_that_does_not_read_its_input_has_no_loss(rows: dict[str, Tensor]) -> None:
     model, inputs = tiny(tie_word_embeddings=False), doubled(rows)
-    assert float(loss_of(model, inputs, masked_loss=kind).matp_sum.detach()) > 1
+    assert float(loss_of(model, inputs, masked_loss="total_variation").matp_sum.detach()) > 1
     with torch.no_grad():
         model.get_input_embeddings().weight[:] = model.get_input_embeddings().weight[:1].clone()
-    loss = loss_of(model, inputs, masked_loss=kind)
+    loss = loss_of(model, inputs, masked_loss="total_variation")
     assert float(loss.matp_sum.detach()) == pytest.approx(0, abs=1e-9)
     assert loss.matp_count > 20
-
-
-def test_kl_is_pytorchs() -> None:
-    ours, theirs = torch.randn(2, 4, 9, generator=torch.Generator().manual_seed(0))
-    expected = functional.kl_div(ours.log_softmax(-1), theirs.softmax(-1), reduction="none").sum(-1)
-    torch.testing.assert_close(kl_divergences(ours, theirs), expected)
 
 
 def test_without_a_frozen_clean_half_or_a_next_token_term_nothing_teaches(tokenizer: Any, tmp_path: Any) -> None:
@@ -172,9 +150,3 @@ def test_without_a_frozen_clean_half_or_a_next_token_term_nothing_teaches(tokeni
     prepare(tiny_sbd("llama", tokenizer), args, AdapterSection(only_noisy=True))
     args.ntp_weight = 0.1
     prepare(tiny_sbd("llama", tokenizer), args, None)
-
-
-@pytest.mark.parametrize("decay", [0.0, -1.0, 1.01])
-def test_a_decay_out_of_its_range_is_refused(decay: float, tmp_path: Any) -> None:
-    with pytest.raises(ValueError, match=f"place_decay must be above 0 and at most 1, not {decay}"):
-        SBDConfig(output_dir=str(tmp_path), place_decay=decay)

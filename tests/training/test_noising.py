@@ -32,7 +32,7 @@ NOISINGS = st.builds(
     noisy_copies=st.integers(1, 3),
     complete_last_block=st.booleans(),
     full_mask_share=st.sampled_from([0.0, 0.4]),
-    mask_places=st.sampled_from(["anywhere", "growing", "tail"]),
+    mask_places=st.sampled_from(["anywhere", "tail"]),
 )
 NOISINGS |= NOISINGS.map(lambda noising: replace(noising, noisy_copies=2, complementary_masks=True))
 
@@ -233,7 +233,7 @@ def test_a_row_without_anything_to_noise() -> None:
     assert all(len(getattr(half, name)) == 0 for name in NoisyHalf.__dataclass_fields__)
 
 
-def masked_by_hand(rate: float, sizes: list[int], block_size: int, places: str, draws: list[float]) -> list[bool]:
+def masked_by_hand(rate: float, sizes: list[int], places: str, draws: list[float]) -> list[bool]:
     """Which tokens of consecutive blocks a mask rate masks, by the words of `Noising`; `draws` are one for each token."""
     masked = []
     for size in sizes:
@@ -241,13 +241,12 @@ def masked_by_hand(rate: float, sizes: list[int], block_size: int, places: str, 
             if places == "tail":
                 masked.append(size - j <= int(rate * (size + 1)))
             else:
-                power = 1 if places == "anywhere" else 2 - (2 * j + 1) / block_size
-                masked.append(draws[len(masked)] < rate**power)
+                masked.append(draws[len(masked)] < rate)
     return masked
 
 
 @given(
-    st.sampled_from(["anywhere", "growing", "tail"]),
+    st.sampled_from(["anywhere", "tail"]),
     st.lists(st.integers(1, 6), min_size=1, max_size=4),
     st.floats(0, 0.999),
     st.integers(0, 99),
@@ -255,19 +254,10 @@ def masked_by_hand(rate: float, sizes: list[int], block_size: int, places: str, 
 def test_where_a_mask_rate_masks(places: str, sizes: list[int], rate: float, seed: int) -> None:
     block_of = np.repeat(np.arange(len(sizes)), sizes)
     draws = np.random.default_rng(seed).random(len(block_of)).tolist()
-    expected = masked_by_hand(rate, sizes, 6, places, draws)
+    expected = masked_by_hand(rate, sizes, places, draws)
     rng = np.random.default_rng(seed)
-    found = _masked(np.full(len(block_of), rate), block_of, 6, places, rng)  # type: ignore[arg-type]
+    found = _masked(np.full(len(block_of), rate), block_of, places, rng)  # type: ignore[arg-type]
     assert found.tolist() == expected
-
-
-def test_later_places_are_masked_more_often() -> None:
-    """With η drawn from U(0, 1), place j of k is masked with probability 1 / (3 - (2j + 1) / k)."""
-    row = pack([Document([5] * 4, [True] * 4)], row_length=4, pad_token_id=END)[0]
-    noising = Noising(mask_places="growing")
-    found = np.mean([noised(row, noising, block_size=4, seed=s).is_masked for s in range(3000)], axis=0)
-    expected = [1 / (3 - (2 * j + 1) / 4) for j in range(4)]
-    assert found == pytest.approx(expected, abs=4 * np.sqrt(0.25 / 3000))
 
 
 def test_the_length_of_a_masked_tail_is_uniform() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.corpus.corpus import CorpusRows, DocumentLimits, cached, mixed, refuse_ids
+from setblock.data.corpus.corpus import CorpusRows, DocumentLimits, cached, packed_rows
 from setblock.data.corpus.tokenised import tokenised_rows
 from setblock.data.packing import RowDataset
 from setblock.data.section import DataSection
@@ -30,56 +30,18 @@ class RecipeRows:
         return self.train.rows.fingerprint
 
 
-def rows_of(
-    section: DataSection,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    context_length: int,
-    vocabulary: int | None = None,
-    mask_token_id: int | None = None,
-) -> RecipeRows:
-    """Return the rows of a recipe's data section.
-
-    Args:
-        tokenizer: the model's; chats are written by its template.
-        context_length: tokens that the model's context has room for.
-        vocabulary: how many ids the model has embeddings for.
-        mask_token_id: the model's mask token, which no text may hold.
-
-    Raises:
-        SetBlockError: the data can't be read, or is not as the section says.
-    """
-    limits = limits_of(section, context_length=context_length, vocabulary=vocabulary, mask_token_id=mask_token_id)
+def rows_of(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> RecipeRows:
+    """Return the rows of a recipe's data section. Chats are written by the template of the model's tokenizer. Raise
+    `SetBlockError` if the data can't be read, or is not as the section and the limits say."""
     if section.tokenised is not None:
-        return RecipeRows(*map(RowDataset, tokenised_rows(section, tokenizer, limits)))
-
-    def rows(section: DataSection) -> list[RowDataset]:
-        sources = []
-        for encoder in encoders_of(section, tokenizer):
-            sources.append(cached(encoder, records_of(encoder.section)))
-            refuse_ids(sources[-1], limits)
-        documents = mixed(sources, [source.weight for source in section.sources], seed=section.seed)
-        pad = tokenizer.eos_token_id
-        return [
-            RowDataset(CorpusRows.of(documents, section, limits, pad_token_id=pad, take_held_out=held_out))
-            for held_out in ((False, True) if section.evaluation_fraction else (False,))
-        ]
-
-    own = section.evaluation_texts
-    return RecipeRows(*rows(section), *([] if own is None else rows(own)))
-
-
-def limits_of(
-    section: DataSection, *, context_length: int, vocabulary: int | None = None, mask_token_id: int | None = None
-) -> DocumentLimits:
-    """Return what the documents of a section must keep to; the arguments are those of `rows_of`."""
-    return DocumentLimits(
-        longest=min(context_length, section.row_length or context_length),
-        too_long=section.too_long,
-        drop_special=section.special_tokens == "drop",
-        vocabulary=vocabulary,
-        mask_token_id=mask_token_id,
-    )
+        rows = tokenised_rows(section, tokenizer, limits)
+    else:
+        sources = {
+            part: [cached(encoder, records_of(encoder.section), limits) for encoder in encoders_of(own, tokenizer)]
+            for part, own in section.parts.items()
+        }
+        rows = packed_rows(section, limits, sources, pad_token_id=tokenizer.eos_token_id)
+    return RecipeRows(**{name: RowDataset(each) for name, each in rows.items()})
 
 
 def use_chat_template(section: DataSection, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -100,6 +100,12 @@ class DataSection(_Texts):
         return (SourceSection(source=self.source or "", seed=self.seed, **given),)
 
     @property
+    def parts(self) -> "dict[str, DataSection]":
+        """Return this section, `train`, and that of the texts to evaluate on, `evaluation`, if there are separate ones."""
+        own = self.evaluation_texts
+        return {"train": self} if own is None else {"train": self, "evaluation": own}
+
+    @property
     def evaluation_texts(self) -> "DataSection | None":
         """Return the section of the texts to evaluate on, if there are separate ones."""
         if self.evaluation is None:

@@ -36,12 +36,9 @@ class SBDConfig(Noising, TrainingArguments):
             `auto`: `chunked` for many logits, else `plain`.
         block_size_curriculum: the share of the training over which the block sizes grow. The first step draws the smallest
             only, and after this share all are drawn. 0: all from the first step (the paper).
-        masked_loss: the loss at a masked token. `cross_entropy`: that of the text's token (the paper). The others compare the
-            model's distribution q with p, the clean half's for the same token, which has no gradient. `total_variation`:
-            ½ Σ |p - q|, the share of drafts that sampling rejects. `kl`: Σ p ln(p / q). `total_variation_kl`: total variation
-            + 0.01 KL.
-        place_decay: above 0, at most 1. The weight of the j-th token that a block predicts, from j = 0, is `place_decay` to
-            the power of j. A draft counts only if all drafts before it are right. 1: all weigh the same (the paper).
+        masked_loss: the loss at a masked token. `cross_entropy`: that of the text's token (the paper). `total_variation`:
+            ½ Σ |p - q| of the model's distribution q and the clean half's p for the same token, which has no gradient. It is
+            the share of drafts that sampling rejects.
         global_batch_size: rows that an optimiser step learns from, over all processes. The accumulation steps follow from
             it, so a run may continue on another number of processes. None: `per_device_train_batch_size`, times
             `gradient_accumulation_steps`, times the processes.
@@ -59,7 +56,6 @@ class SBDConfig(Noising, TrainingArguments):
     cross_entropy: Literal["auto", "plain", "chunked"] = "auto"
     block_size_curriculum: float = 0.0
     masked_loss: MaskedLoss = "cross_entropy"
-    place_decay: float = 1.0
     global_batch_size: int | None = None
 
     # Rows carry columns that the model's forward does not take: the noise is drawn from them.
@@ -78,8 +74,6 @@ class SBDConfig(Noising, TrainingArguments):
             raise ValueError(f"block_sizes must be integers of at least 1, not {self.block_sizes}")
         if not 0 <= self.block_size_curriculum <= 1:
             raise ValueError(f"block_size_curriculum must be between 0 and 1, not {self.block_size_curriculum}")
-        if not 0 < self.place_decay <= 1:
-            raise ValueError(f"place_decay must be above 0 and at most 1, not {self.place_decay}")
         check_at_least(0, ntp_weight=self.ntp_weight, matp_weight=self.matp_weight)
         for name, kind in _CHOICES.items():
             check_one_of(name, getattr(self, name), kind)

@@ -1,10 +1,12 @@
 """Say what a training would need, without weights and without a GPU: memory by kind, disk, operations, days.
 
-Knows recipes, and PyTorch's memory trackers on fake tensors, which have shapes and no storage: one step runs through
-`training_loss`, as the trainer's would. Knows data sheets only by the peak that it is given.
+Knows recipes, and PyTorch's fake tensors, which have shapes and no storage: one step runs through `training_loss`, as the
+trainer's would, and what is alive is counted. What FSDP2 holds besides follows from how it spreads weights. Knows data sheets
+only by the peak that it is given.
 """
 
 import math
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -12,17 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-from torch.distributed._tools.mem_tracker import MemTracker
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from setblock.data.corpus.corpus import DocumentLimits
 from setblock.data.corpus.tokenised import MANIFEST
 from setblock.data.packing import Document, RowDataset, pack
 from setblock.data.rows import rows_of
@@ -52,17 +52,6 @@ LEFT_OUT = (
     f"the lengths of your documents: rows are full of documents of {DOCUMENT_LENGTH:,} tokens that carry loss all over",
 )
 
-_MOST_RUNS = 64
-_GPUS_OF_A_HOST = 8
-
-_KINDS = {
-    "weights": ("Parameter", "Sharded Param", "Unsharded Param", "All Gather", "Buffer"),
-    "gradients": ("Gradient", "Sharded Grad", "Unsharded Grad", "Reduce Scatter"),
-    "optimizer": ("Optstate", "OptState"),
-    "activations": ("Activation", "Inputs"),
-    "logits and other temporaries": ("Temp", "Other"),
-}
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -73,12 +62,11 @@ class Estimate:
         rows, tokens, steps: of the whole training; rows are full of tokens at most.
         pass_tokens: clean and noisy tokens of one pass of one GPU.
         peak: the most memory that a GPU holds, by kind.
-        host: memory of a machine while its processes load the weights; one of them does where they are sharded.
+        host: memory of a machine while one of its processes loads the weights.
         checkpoint: one on disk.
         disk: all that are there at once, and the final model.
         operations: floating-point operations of the whole training.
         seconds: at the share of the peak that was given.
-        is_sharded: whether weights, gradients and optimizer are spread over the GPUs.
     """
 
     parameters: int
@@ -94,7 +82,6 @@ class Estimate:
     operations: float
     seconds: float
     gpus: int
-    is_sharded: bool
 
     @property
     def total(self) -> int:
@@ -115,8 +102,7 @@ def advice(estimate: Estimate, recipe: Recipe, args: SBDConfig) -> str:
 
 
 def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: float) -> Estimate:
-    """Estimate what a recipe needs on some GPUs, over which FSDP2 spreads weights, gradients and optimizer; but not those of an
-    adapter on the future block.
+    """Estimate what a recipe needs on some GPUs, over which FSDP2 spreads weights, gradients and optimizer.
 
     Args:
         peak: of one, in operations per second.
@@ -139,16 +125,10 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
     inputs = _inputs(args, rows=batch, length=length, context_length=context)
 
     # 2. One step on fake tensors
-    # FSDP2's tracker does not take two passes, of one half each.
-    halves = recipe.adapter is not None and recipe.adapter.only_noisy
-    is_sharded = gpus > 1 and not halves
     model, frozen = _model(recipe, args, config, tokenizer)
     everything, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
     cost = token_cost(model)
-    with _mesh(gpus if is_sharded else 1) as mesh, FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        _make_fake(model, whole=mesh is None)
-        fake = inputs._mapped(mode.from_tensor)
-        kinds = _peak(model, frozen, args, fake, mesh)
+    kinds = _peak(model, frozen, args, inputs, gpus)
 
     # 3. The whole training
     a_step = recipe.training.get("global_batch_size") or batch * gpus * args.gradient_accumulation_steps
@@ -158,7 +138,7 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
         )
     steps = args.max_steps
     if steps <= 0:
-        rows = len(rows_of(recipe.data, tokenizer, context_length=context).train)
+        rows = len(rows_of(recipe.data, tokenizer, DocumentLimits(context)).train)
         steps = math.ceil(rows * args.num_train_epochs / a_step)
     operations = float(cost.of(inputs)) * (a_step // batch) * steps
     weight_bytes = 2 if recipe.adapter is not None else 4
@@ -172,13 +152,12 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
         steps=steps,
         pass_tokens=inputs.clean_tokens + inputs.noisy_tokens,
         peak=kinds,
-        host=everything * weight_bytes * (1 if is_sharded else min(gpus, _GPUS_OF_A_HOST)),
+        host=everything * weight_bytes,
         checkpoint=checkpoint,
         disk=checkpoint * max(1, kept) + everything * weight_bytes,
         operations=operations,
         seconds=operations / (gpus * peak * share),
         gpus=gpus,
-        is_sharded=is_sharded,
     )
 
 
@@ -211,94 +190,101 @@ def _model(
     return model.train(), frozen
 
 
-def _make_fake(model: nn.Module, *, whole: bool) -> None:
-    """Replace tensors without storage by ones that pretend to have it on a CPU, of which PEFT can't make an adapter. Those that
-    are trained are float32, as it has them. Of a whole model, the others become buffers: the tracker wants a gradient of all
-    parameters."""
-    made: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is not None:
-                if id(parameter) not in made:
-                    dtype = torch.float32 if parameter.requires_grad else parameter.dtype
-                    empty = torch.empty(parameter.shape, dtype=dtype)
-                    made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-                if whole and not parameter.requires_grad:
-                    del module._parameters[name]
-                    module.register_buffer(name, made[id(parameter)].data)
-                    continue
-                module._parameters[name] = made[id(parameter)]
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+_MOST_RUNS = 64
 
 
-class _WholeMemTracker(MemTracker):  # type: ignore[no-untyped-call]
-    """Track the peak of the whole model alone: PyTorch's tracker goes through all modules at each operation, and an adapter
-    has thousands."""
+class _LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Count the bytes of tensors that operations make and that are alive.
 
-    def _update_peak_stats(self, peak_state: Any) -> None:
-        modules, self.memory_tracking = self.memory_tracking, type(self.memory_tracking)()
-        super()._update_peak_stats(peak_state)
-        self.memory_tracking = modules
+    Attributes:
+        now, most: at present, and at most.
+        gradients: of `most`, those of whole backward passes.
+    """
+
+    def __init__(self, model: nn.Module, gpus: int) -> None:
+        """Take a model, whose weights are not counted, and over how many GPUs gradients are spread."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.most = self.gradients = self._done = 0
+        held = (*model.parameters(), *model.buffers())
+        self._seen = WeakIdKeyDictionary({tensor.untyped_storage(): True for tensor in held})
+        self._gpus = gpus
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage()) not in self._seen:
+                self._seen[storage] = True
+                self._add(storage.nbytes())
+                weakref.finalize(storage, self._add, -storage.nbytes())
+        return made
+
+    def _add(self, size: int) -> None:
+        self.now += size
+        if self.now > self.most:
+            self.most, self.gradients = self.now, self._done
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        kept = 4 * parameter.numel() // self._gpus
+        if self._gpus > 1:  # summed over the processes in float32
+            parameter.grad = None
+            self._add(kept)
+        self._done += kept
 
 
-def _peak(
-    model: Any, frozen: FrozenModel | None, args: SBDConfig, inputs: TrainingInputs, mesh: DeviceMesh | None
-) -> dict[str, int]:
+def _peak(model: Any, frozen: FrozenModel | None, args: SBDConfig, inputs: TrainingInputs, gpus: int) -> dict[str, int]:
     """Return the most that a device holds in a step, by kind."""
-    half = args.bf16 or args.fp16
-    if mesh is not None:
-        _shard(model, mesh, half=half)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-4, foreach=True)
-    for p in trained:
-        moments = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[p] = {"step": torch.tensor(0.0), **moments}
-    tracker = _WholeMemTracker() if mesh is None else FSDPMemTracker(model, optimizer)
-    tracker.track_external(*([model, optimizer] if mesh is None else [optimizer]))
-    head = SplitHead(model.get_output_embeddings(), lambda logits: logits)
-    cast = torch.autocast("cpu", dtype=torch.bfloat16) if half and mesh is None else nullcontext()
-    gate = gate_of(model)
-    if gate is not None:
-        none = inputs.ntp.index[:0]
-        inputs = replace(inputs, ntp=Targets(none, none))
-        gate.open()
+    is_half = args.bf16 or args.fp16
+    weights = sum(p.nbytes for p in model.parameters()) // gpus
+    if gpus > 1:
+        weights += _gathered(model.to(torch.bfloat16) if is_half else model)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        model.to_empty(device="cpu")
+        model.tie_weights()
+        cast = torch.autocast("cpu", dtype=torch.bfloat16) if is_half and gpus == 1 else nullcontext()
+        fake = inputs._mapped(mode.from_tensor)
+        gate = gate_of(model)
+        if gate is not None:
+            none = fake.ntp.index[:0]
+            fake = replace(fake, ntp=Targets(none, none))
+            gate.open()
+        head = SplitHead(model.get_output_embeddings(), lambda logits: logits)
+        runs = len(inputs.rows[0].clean) + len(inputs.rows[0].noisy)
+        at_once = _attention_at_once() if runs > _MOST_RUNS else nullcontext()
+        with _LiveMemory(model, gpus) as live, at_once, document_attention(model):
+            with cast:
+                loss = training_loss(
+                    model,
+                    fake,
+                    head=None if args.cross_entropy == "plain" else head,
+                    ntp_weight=args.ntp_weight,
+                    matp_weight=args.matp_weight,
+                    masked_loss=args.masked_loss,
+                    always_chunked=args.cross_entropy == "chunked",
+                    clean_half=None if frozen is None else frozen.clean_half,
+                )
+            torch.autograd.backward(loss.total)
+    return {
+        "weights": weights,
+        "gradients": live.gradients,
+        "optimizer": 8 * model.num_parameters(only_trainable=True) // gpus,  # two moments of AdamW
+        "activations, logits and other temporaries": live.most - live.gradients,
+    }
 
-    def clean_half(*args: Any, **how: Any) -> Any:
-        assert frozen is not None
-        found = frozen.clean_half(*args, **how)
-        tracker.reset_mod_stats()  # it takes each module's pass once
-        return found
 
-    with tracker, _attention(len(inputs.rows[0].clean) + len(inputs.rows[0].noisy)), document_attention(model):
-        with cast:
-            loss = training_loss(
-                model,
-                inputs,
-                head=None if args.cross_entropy == "plain" else head,
-                ntp_weight=args.ntp_weight,
-                matp_weight=args.matp_weight,
-                masked_loss=args.masked_loss,
-                place_decay=args.place_decay,
-                always_chunked=args.cross_entropy == "chunked",
-                clean_half=None if frozen is None else clean_half,
-            )
-        torch.autograd.backward(loss.total)
-    (snapshot,) = tracker.get_tracker_snapshot("peak").values()
-    by_name = {getattr(kind, "value", str(kind)): size for kind, size in snapshot.items()}
-    kinds = {kind: sum(by_name.pop(name, 0) for name in names) for kind, names in _KINDS.items()}
-    by_name.pop("Total", None)
-    assert not any(by_name.values()), by_name
-    return kinds
+def _gathered(model: Any) -> int:
+    """Return the bytes of the weights that FSDP2 holds whole at once: two layers, and all that is in no layer."""
+    names = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    sizes: list[int] = [sum(p.nbytes for p in module.parameters()) for module in (model, *layers)]
+    return sizes[0] - sum(sizes[1:]) + 2 * max(sizes[1:], default=0)
 
 
 @contextmanager
-def _attention(runs: int) -> Iterator[None]:
-    """Attend all tokens in one causal call where documents would be thousands of calls, which hold as much but for masks."""
-    if runs <= _MOST_RUNS:
-        yield
-        return
+def _attention_at_once() -> Iterator[None]:
+    """Attend all tokens in one causal call where documents would be many calls, which hold as much but for masks."""
     name = LAYERED["sdpa"]
     ours = ALL_ATTENTION_FUNCTIONS[name]
 
@@ -311,29 +297,3 @@ def _attention(runs: int) -> Iterator[None]:
         yield
     finally:
         AttentionInterface.register(name, ours)
-
-
-def _shard(model: Any, mesh: DeviceMesh, *, half: bool) -> None:
-    """Spread a model as Accelerate does by FSDP2: each layer alone."""
-    policy = (
-        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
-    )
-    layers = set(model._no_split_modules or ())
-    for module in model.modules():
-        if type(module).__name__ in layers:
-            fully_shard(module, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-
-
-@contextmanager
-def _mesh(size: int) -> Iterator[DeviceMesh | None]:
-    """Pretend to be the first of so many processes; None for one."""
-    if size == 1:
-        yield None
-        return
-    assert not dist.is_initialized()
-    dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
-    try:
-        yield init_device_mesh("cpu", (size,))
-    finally:
-        dist.destroy_process_group()

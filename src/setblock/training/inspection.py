@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.corpus.corpus import CorpusRows
+from setblock.data.corpus.corpus import CorpusRows, DocumentLimits
 from setblock.data.rows import rows_of
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.facts import read_facts
@@ -54,9 +54,11 @@ def inspected_row(recipe: Recipe, args: SBDConfig, *, row: int, evaluation: bool
     both = rows_of(
         recipe.data,
         tokenizer,
-        context_length=context_length,
-        vocabulary=max(config.get_text_config().vocab_size, len(tokenizer)),
-        mask_token_id=facts.mask_token_id if facts else None,
+        DocumentLimits(
+            context_length,
+            vocabulary=max(config.get_text_config().vocab_size, len(tokenizer)),
+            mask_token_id=facts.mask_token_id if facts else None,
+        ),
     )
     rows = both.evaluation if evaluation else both.train
     if rows is None:

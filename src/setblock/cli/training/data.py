@@ -77,19 +77,18 @@ def tokenise(
     Each process of a training then reads its rows from the folder alone, and a resumed run starts at once. The same command
     resumes after an interruption.
     """
+    from setblock.data.corpus.corpus import DocumentLimits
     from setblock.data.corpus.tokenised import tokenise as run
-    from setblock.data.rows import limits_of
     from setblock.training.run.train import context_length_of, starting_tokenizer
 
     checked, _ = recipe.load()
     config, tokenizer = starting_tokenizer(checked.model, checked.data)
-    limits = limits_of(checked.data, context_length=context_length_of(config))
     with resumable(), progress() as tell:
         census = run(
             checked.data,
             tokenizer,
             output,
-            limits=limits,
+            limits=DocumentLimits(context_length_of(config)),
             processes=processes,
             on_progress=lambda done: tell("documents", done, None),
         )

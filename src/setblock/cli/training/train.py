@@ -137,7 +137,7 @@ def show_dry_run(
             ("rows", f"{found.rows:,}"),
             ("tokens at most", f"{found.tokens:,}"),
             ("tokens of a pass, with noisy ones", f"{found.pass_tokens:,}"),
-            (f"GiB of each of {gpus} GPUs" + (", sharded" if found.is_sharded else ""), f"{found.total / _GIB:.1f}"),
+            (f"GiB of each of {gpus} GPUs" + (", sharded" if gpus > 1 else ""), f"{found.total / _GIB:.1f}"),
             *((f"  {kind}", f"{size / _GIB:.1f}") for kind, size in found.peak.items()),
             ("GiB of a host while weights load", f"{found.host / _GIB:.0f}"),
             ("GiB of a checkpoint", f"{found.checkpoint / _GIB:.1f}"),

@@ -9,6 +9,7 @@ import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from datasets import Features, List, Value
 from datasets.exceptions import DatasetGenerationError
 
 from setblock.data.packing import Document, Row, fill, row_of
-from setblock.data.section import DataSection, TooLong
+from setblock.data.section import DataSection
 from setblock.data.texts.encoding import Encoder
 from setblock.data.texts.records import AnyRecords
 from setblock.errors import SetBlockError, warn
@@ -29,16 +30,12 @@ class DocumentLimits:
     """Limit what a document may be.
 
     Attributes:
-        longest: tokens that a row or the model's context has room for.
-        too_long: what becomes of a longer one.
-        drop_special: whether to leave out a document that spells a special token.
+        context_length: tokens that the model's context has room for.
         vocabulary: how many ids the model has embeddings for; None: not checked.
         mask_token_id: the id that no document may hold; None: there is no mask token yet.
     """
 
-    longest: int
-    too_long: TooLong
-    drop_special: bool = False
+    context_length: int
     vocabulary: int | None = None
     mask_token_id: int | None = None
 
@@ -48,6 +45,10 @@ class DocumentLimits:
                 f"the mask token's id {self.mask_token_id} is out of the model's vocabulary, "
                 f"0..{self.vocabulary - 1}: the tokenizer is not the model's"
             )
+
+    def longest(self, section: DataSection) -> int:
+        """Return how many tokens a document of a section may have."""
+        return min(self.context_length, section.row_length or self.context_length)
 
     def fault_of(self, ids: np.ndarray | Sequence[int]) -> str:
         """Return what is wrong with token ids [N], if one has no embedding or is the mask token's; else an empty text."""
@@ -79,11 +80,11 @@ class Census:
     targets: int
     first: dict[str, str]  # of each kind that is not kept whole, the first one's name
 
-    def complaints(self, limits: DocumentLimits) -> list[str]:
+    def complaints(self, section: DataSection, limits: DocumentLimits) -> list[str]:
         """Return what a user should know of, a line each."""
-        became = "truncated" if limits.too_long == "truncate" else "dropped"
+        became, longest = "truncated" if section.too_long == "truncate" else "dropped", limits.longest(section)
         reasons: Mapping[str, str] = {
-            "too_long": f"are longer than {limits.longest} tokens and were {became} (data.too_long: {limits.too_long})",
+            "too_long": f"are longer than {longest} tokens and were {became} (data.too_long: {section.too_long})",
             "special": "spell a special token and were dropped (data.special_tokens: drop)",
             "without_targets": "have nothing that carries loss and were dropped",
         }
@@ -112,13 +113,16 @@ special token, and the last two are numbers of tokens, so that counting reads no
 what is held out for evaluation depends on nothing else, and two equal documents are never on both sides."""
 
 
-def cached(encoder: Encoder, records: AnyRecords) -> datasets.Dataset:
+def cached(encoder: Encoder, records: AnyRecords, limits: DocumentLimits) -> datasets.Dataset:
     """Return the documents of one source. They are tokenised once, and kept on disk until the source or the tokenizer changes.
-    Raise `SetBlockError` if a record is not as it should be, the source is empty, or the cache can't be written."""
+    Raise `SetBlockError` if a record is not as it should be, a document holds an id that the limits forbid, there is none, or
+    the cache can't be written."""
     key = hashlib.sha256(json.dumps([encoder.fingerprint, records.fingerprint]).encode()).hexdigest()[:32]
     try:
         # An interrupted build leaves nothing that a later one takes for whole, and of several processes only one builds.
-        return datasets.Dataset.from_generator(lambda: encoder.documents(records), features=FEATURES, fingerprint=key)
+        documents = datasets.Dataset.from_generator(
+            lambda: encoder.documents(records), features=FEATURES, fingerprint=key
+        )
     except (DatasetGenerationError, OSError) as error:
         cause: BaseException = error
         while cause.__cause__ is not None and not isinstance(cause, SetBlockError | OSError):
@@ -129,22 +133,29 @@ def cached(encoder: Encoder, records: AnyRecords) -> datasets.Dataset:
             where = datasets.config.HF_DATASETS_CACHE
             raise SetBlockError(f"can't write tokenised documents to {where}: {cause}") from error
         raise
-
-
-def mixed(sources: Sequence[datasets.Dataset], weights: Sequence[float], *, seed: int) -> datasets.Dataset:
-    """Return an epoch of several sources. Each next document comes from a source drawn by its weight, until all sources have
-    been read whole; a source that ends earlier begins again."""
-    if len(sources) == 1:
-        return sources[0]
-    shares = [weight / sum(weights) for weight in weights]
-    return datasets.interleave_datasets(list(sources), shares, seed=seed, stopping_strategy="all_exhausted")
-
-
-def refuse_ids(documents: datasets.Dataset, limits: DocumentLimits) -> None:
-    """Raise `SetBlockError` if a document holds an id that `DocumentLimits` does not allow. Reads every id once, as arrays."""
+    # Every id is read once, as arrays
     if any(limits.fault_of(chunk.flatten().to_numpy()) for chunk in documents.data.column("token_ids").chunks):
         for document in documents:  # one of them, to be named
             limits.refuse_ids(document["token_ids"], document["where"])
+    return documents
+
+
+def mixed(sizes: Sequence[int], weights: Sequence[float], *, seed: int) -> np.ndarray:
+    """Return an epoch of several sources of these sizes: int64 [D], documents by their number among all.
+
+    Each next one comes from a source drawn by its weight, until all sources have been read whole; a source that ends earlier
+    begins again."""
+    ends = np.cumsum([0, *sizes])
+    if len(sizes) == 1:
+        return np.arange(ends[-1])
+    sources = [datasets.Dataset.from_dict({"number": range(a, b)}) for a, b in pairwise(ends)]
+    shares = [weight / sum(weights) for weight in weights]
+    drawn = datasets.interleave_datasets(sources, shares, seed=seed, stopping_strategy="all_exhausted")
+    numbers: np.ndarray = drawn.with_format("numpy")["number"][:]
+    return numbers
+
+
+_ARRAYS = ("starts", "order", "lengths")
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -171,56 +182,15 @@ class CorpusRows(Sequence[Row]):
     def __post_init__(self) -> None:
         self._tokens = self.documents.with_format("numpy", columns=["token_ids", "carries_loss"])
 
-    @classmethod
-    def of(
-        cls,
-        documents: datasets.Dataset,
-        section: DataSection,
-        limits: DocumentLimits,
-        *,
-        pad_token_id: int,
-        take_held_out: bool = False,
-    ) -> "CorpusRows":
-        """Choose documents, see `FEATURES`, and pack them. Raise `SetBlockError` as `DocumentLimits` does, or if nothing is
-        left.
-
-        Args:
-            section: says what a row is and which share of the documents is held out.
-            take_held_out: whether these are the rows of that share, or of the others.
-        """
-        held_out = section.evaluation_fraction or 0.0
-        chosen, lengths, fingerprint, census = _chosen(documents, limits, held_out, take_held_out)
-        order, starts = array("q"), array("q", [0])
-        rows: Iterable[Sequence[int]] = ([number] for number in range(len(chosen)))
-        if section.row_length is not None:
-            rows = fill(range(len(chosen)), size=lengths.__getitem__, row_length=section.row_length)
-        for row in rows:
-            order.extend(row)
-            starts.append(len(order))
-        packed = np.array(order)
-        return cls(
-            documents=documents,
-            census=census,
-            fingerprint=fingerprint,
-            starts=np.array(starts),
-            order=chosen[packed],
-            lengths=lengths[packed],
-            row_length=section.row_length,
-            pad_token_id=pad_token_id,
-        )
-
-    def save(self, stem: Path, *, numbers: np.ndarray) -> None:
-        """Write the arrays into files whose names begin with `stem`; `numbers` [N] renames the documents."""
-        for name, values in (("starts", self.starts), ("order", numbers[self.order]), ("lengths", self.lengths)):
-            np.save(stem.with_name(f"{stem.name}-{name}.npy"), values)
+    def save(self, stem: Path) -> None:
+        """Write the arrays into files whose names begin with `stem`."""
+        for name in _ARRAYS:
+            np.save(stem.with_name(f"{stem.name}-{name}.npy"), getattr(self, name))
 
     @staticmethod
     def arrays(stem: Path) -> dict[str, np.ndarray]:
         """Map the arrays that `save` wrote. Raises OSError or ValueError where a file is missing or broken."""
-        return {
-            name: np.load(stem.with_name(f"{stem.name}-{name}.npy"), mmap_mode="r")
-            for name in ("starts", "order", "lengths")
-        }
+        return {name: np.load(stem.with_name(f"{stem.name}-{name}.npy"), mmap_mode="r") for name in _ARRAYS}
 
     @property
     def padding(self) -> float:
@@ -246,26 +216,74 @@ class CorpusRows(Sequence[Row]):
         return range(int(self.starts[index]), int(self.starts[index + 1]))
 
 
+def packed_rows(
+    section: DataSection,
+    limits: DocumentLimits,
+    sources: Mapping[str, Sequence[datasets.Dataset]],
+    *,
+    pad_token_id: int,
+) -> dict[str, CorpusRows]:
+    """Choose documents, see `FEATURES`, and pack them. Return the rows to train on, `train`, and those to evaluate on,
+    `evaluation`, if there are any. Raise `SetBlockError` as `DocumentLimits` does, or if nothing is left.
+
+    Args:
+        section: says what a row is and which share of the documents is held out.
+        sources: the documents of each source of the section, `train`, and of its `evaluation_texts`, `evaluation`.
+    """
+    made = {}
+    for part, own in section.parts.items():
+        documents = datasets.concatenate_datasets(list(sources[part]))
+        sizes, weights = [len(each) for each in sources[part]], [source.weight for source in own.sources]
+        epoch = mixed(sizes, weights, seed=own.seed)
+        for name in (part, "evaluation") if own.evaluation_fraction else (part,):
+            chosen, lengths, fingerprint, census = _chosen(documents, epoch, own, limits, take_held_out=name != part)
+            order, starts = array("q"), array("q", [0])
+            rows: Iterable[Sequence[int]] = ([number] for number in range(len(chosen)))
+            if own.row_length is not None:
+                rows = fill(range(len(chosen)), size=lengths.__getitem__, row_length=own.row_length)
+            for row in rows:
+                order.extend(row)
+                starts.append(len(order))
+            packed = np.array(order)
+            made[name] = CorpusRows(
+                documents=documents,
+                census=census,
+                fingerprint=fingerprint,
+                starts=np.array(starts),
+                order=chosen[packed],
+                lengths=lengths[packed],
+                row_length=own.row_length,
+                pad_token_id=pad_token_id,
+            )
+    return made
+
+
 def _chosen(
-    documents: datasets.Dataset, limits: DocumentLimits, held_out: float, take_held_out: bool
+    documents: datasets.Dataset,
+    epoch: np.ndarray,
+    section: DataSection,
+    limits: DocumentLimits,
+    *,
+    take_held_out: bool,
 ) -> tuple[np.ndarray, np.ndarray, str, Census]:
-    """Return the numbers of the documents that are kept, int64 [D], how many tokens are kept of each, a hash of what is
-    kept, and what became of all."""
+    """Return the numbers of the documents of an epoch that are kept, int64 [D], how many tokens are kept of each, a hash of
+    what is kept, and what became of all. Those that are held out are taken, or all others."""
+    held_out, longest = section.evaluation_fraction or 0.0, limits.longest(section)
     columns = documents.select_columns(["length", "targets", "spells_special", "bucket"]).with_format("numpy")[:]
-    mine = np.flatnonzero((columns["bucket"] < held_out * BUCKETS) == take_held_out)
+    mine = epoch[(columns["bucket"][epoch] < held_out * BUCKETS) == take_held_out]
     lengths, targets = columns["length"][mine], columns["targets"][mine]
-    is_special = columns["spells_special"][mine] & limits.drop_special
-    is_long = ~is_special & (lengths > limits.longest)
-    if is_long.any() and limits.too_long == "error":
+    is_special = columns["spells_special"][mine] & (section.special_tokens == "drop")
+    is_long = ~is_special & (lengths > longest)
+    if is_long.any() and section.too_long == "error":
         first = int(mine[is_long.argmax()])
         raise SetBlockError(
             f"{documents[first]['where']}: the document has {columns['length'][first]} tokens, and a row or the model's "
-            f"context has room for {limits.longest}: set data.too_long to drop or truncate"
+            f"context has room for {longest}: set data.too_long to drop or truncate"
         )
     kept = np.where(is_special, 0, lengths)
-    kept[is_long] = limits.longest if limits.too_long == "truncate" else 0
+    kept[is_long] = longest if section.too_long == "truncate" else 0
     for place in np.flatnonzero(is_long & (kept > 0)):
-        targets[place] = sum(documents[int(mine[place])]["carries_loss"][: limits.longest])
+        targets[place] = sum(documents[int(mine[place])]["carries_loss"][:longest])
     is_empty = (kept > 0) & (targets == 0)
     kept[is_empty] = 0
     is_kept = kept > 0
@@ -278,10 +296,10 @@ def _chosen(
         targets=int(targets[is_kept].sum()),
         first={name: documents[int(mine[which.argmax()])]["where"] for name, which in left_out.items() if which.any()},
     )
-    complaints = census.complaints(limits)
+    complaints = census.complaints(section, limits)
     if not is_kept.any():
         which = "to evaluate on " if take_held_out else ""
-        why = "; ".join(complaints) or f"{len(documents)} are too few to hold out a share of {held_out}"
+        why = "; ".join(complaints) or f"{len(epoch)} are too few to hold out a share of {held_out}"
         raise SetBlockError(f"data: no documents {which}are left: {why}")
     for complaint in complaints:
         warn(f"data: {complaint}")

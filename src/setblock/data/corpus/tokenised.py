@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, replace
-from itertools import islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from datasets.arrow_writer import ArrowWriter
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.corpus.corpus import FEATURES, Census, CorpusRows, DocumentLimits, mixed
+from setblock.data.corpus.corpus import FEATURES, Census, CorpusRows, DocumentLimits, packed_rows
 from setblock.data.section import DataSection
 from setblock.data.texts.encoding import Encoder, encoders_of, shaped, tokenizer_fingerprint
 from setblock.data.texts.records import SourceRecord, records_of
@@ -55,11 +55,10 @@ def tokenise(
         SetBlockError: the data can't be read, is not as the section says, or the folder holds other data.
     """
     identity = _identity(section, tokenizer, limits)
-    parts = {"train": section} | ({"evaluation": own} if (own := section.evaluation_texts) else {})
     sources = {
-        f"{name}-{number:02d}": (encoder, records_of(encoder.section))
-        for name, part in parts.items()
-        for number, encoder in enumerate(encoders_of(part, tokenizer))
+        f"{part}-{number:02d}": (encoder, records_of(encoder.section))
+        for part, own in section.parts.items()
+        for number, encoder in enumerate(encoders_of(own, tokenizer))
     }
     read = {stem: records.fingerprint for stem, (_, records) in sources.items()}
     plan = json.loads(json.dumps({**identity, "records": read, "shard_documents": shard_documents}))
@@ -67,30 +66,34 @@ def tokenise(
         _claim(folder, plan)
         done = 0
         for stem, (encoder, records) in sources.items():
-            for documents in _write_shards(encoder, records, folder / stem, processes, shard_documents):
-                done += documents
+            for count in _write_shards(encoder, records, folder / stem, processes, shard_documents):
+                done += count
                 on_progress(done)
-        censuses, fingerprints, used = {}, {}, np.zeros(0, dtype=np.int32)
-        for name, part in parts.items():
-            for chunk in _documents(_shards(folder, name)).data.column("token_ids").chunks:
+        written = {part: [_documents([paths]) for paths in _shards(folder, part)] for part in section.parts}
+        rows = packed_rows(section, limits, written, pad_token_id=tokenizer.eos_token_id)
+        for name, each in rows.items():
+            each.save(folder / f"rows-{name}")
+        used = np.zeros(0, dtype=np.int32)
+        for documents in chain.from_iterable(written.values()):
+            for chunk in documents.data.column("token_ids").chunks:
                 used = np.union1d(used, chunk.flatten().to_numpy())
-            for rows_name, rows in _packed(part, folder, name, limits, tokenizer).items():
-                censuses[rows_name], fingerprints[rows_name] = asdict(rows.census), rows.fingerprint
         limits.refuse_ids(used, str(folder))
         np.save(folder / "used-ids.npy", used)
         shards = {path.name: path.stat().st_size for path in sorted(folder.glob("*.arrow"))}
+        censuses = {name: asdict(each.census) for name, each in rows.items()}
+        fingerprints = {name: each.fingerprint for name, each in rows.items()}
         manifest = {"made_of": plan, "shards": shards, "census": censuses, "fingerprint": fingerprints}
         write_whole(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     except OSError as error:
         raise SetBlockError(f"can't write tokenised documents to {folder}: {error}") from error
-    return Census(**censuses["train"])
+    return rows["train"].census
 
 
 def tokenised_rows(
     section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits
-) -> list[CorpusRows]:
-    """Return the rows to train on, and those to evaluate on if there are any, from the folder that a section names. Reads none
-    of them. Raise `SetBlockError` if the folder is not whole, or was made by another tokenizer or of another section."""
+) -> dict[str, CorpusRows]:
+    """Return what `packed_rows` made of a section, from the folder that it names. Reads none of the rows. Raise `SetBlockError`
+    if the folder is not whole, or was made by another tokenizer or of another section."""
     assert section.tokenised is not None
     folder = Path(section.tokenised)
 
@@ -115,7 +118,7 @@ def tokenised_rows(
             raise refusal(f": {name} is missing or not whole: delete {MANIFEST} and run")
     try:
         limits.refuse_ids(np.load(folder / "used-ids.npy"), f"data.tokenised {folder}")
-        found = {
+        return {
             name: CorpusRows(
                 documents=_documents(
                     _shards(folder, "evaluation" if name == "evaluation" and section.evaluation else "train")
@@ -130,7 +133,6 @@ def tokenised_rows(
         }
     except (OSError, ValueError, KeyError) as error:
         raise refusal(f": {error}: delete {MANIFEST} and run") from error
-    return [found[name] for name in ("train", "evaluation") if name in found]
 
 
 def _identity(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> dict[str, Any]:
@@ -139,7 +141,7 @@ def _identity(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: 
         "format": 2,
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "data": section.model_dump(mode="json", exclude=_FREE),
-        "longest_document": limits.longest,
+        "longest_document": limits.longest(section),
     }
 
 
@@ -201,22 +203,3 @@ def _shards(folder: Path, part: str) -> list[list[Path]]:
 
 def _documents(sources: list[list[Path]]) -> datasets.Dataset:
     return datasets.concatenate_datasets([datasets.Dataset.from_file(str(path)) for paths in sources for path in paths])
-
-
-def _packed(
-    section: DataSection, folder: Path, part: str, limits: DocumentLimits, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, CorpusRows]:
-    """Choose and pack the documents of a part, and write the arrays of its rows, by name."""
-    sources = [_documents([paths]) for paths in _shards(folder, part)]
-    ends = np.cumsum([0, *(len(source) for source in sources)])
-    numbers = [datasets.Dataset.from_dict({"number": range(a, b)}) for a, b in pairwise(ends)]
-    weights = [source.weight for source in section.sources]
-    drawn = mixed(numbers, weights, seed=section.seed).with_format("numpy")["number"][:]
-    documents = datasets.concatenate_datasets(sources)
-    documents = documents if len(sources) == 1 else documents.select(drawn)
-    made = {}
-    for name in (part, "evaluation") if section.evaluation_fraction else (part,):
-        pad = tokenizer.eos_token_id
-        made[name] = CorpusRows.of(documents, section, limits, pad_token_id=pad, take_held_out=name != part)
-        made[name].save(folder / f"rows-{name}", numbers=np.asarray(drawn))
-    return made

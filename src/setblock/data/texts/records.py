@@ -118,7 +118,7 @@ def records_of(section: SourceSection) -> AnyRecords:
 
 def check_texts(section: DataSection) -> None:
     """Raise `SetBlockError` if a file, folder or task of a data section is not there. Opens none, and asks no hub."""
-    for own in filter(None, (section, section.evaluation_texts)):
+    for own in section.parts.values():
         for each in own.sources:
             if is_task(each.source):
                 TaskRecords(each)

@@ -60,22 +60,21 @@ class SBDCollator:
     def inputs(self, rows: dict[str, Tensor], *, step: int, block_size: int) -> TrainingInputs:
         """Return the inputs of one forward pass over `rows`; `step` seeds the noise."""
         if self.args.objective == "ntp":
-            inputs = ntp_inputs(rows)
-        else:
-            inputs = doubled_inputs(
-                rows,
-                block_size=block_size,
-                noising=self.args,
-                logit_shift=self.args.logit_shift,
-                mask_token_id=self.mask_token_id,
-                noise_vocab_size=self.noise_vocab_size,
-                end_of_text_id=self.end_of_text_id,
-                context_length=self.context_length,
-                seed=(self.args.seed, step),
-                idle_blocks=False,
-                causal_block=self.args.block_attention == "causal",
-            )
-        return inputs.flat() if self.is_flat else inputs
+            return ntp_inputs(rows, is_flat=self.is_flat)
+        return doubled_inputs(
+            rows,
+            block_size=block_size,
+            noising=self.args,
+            logit_shift=self.args.logit_shift,
+            mask_token_id=self.mask_token_id,
+            noise_vocab_size=self.noise_vocab_size,
+            end_of_text_id=self.end_of_text_id,
+            context_length=self.context_length,
+            seed=(self.args.seed, step),
+            idle_blocks=False,
+            causal_block=self.args.block_attention == "causal",
+            is_flat=self.is_flat,
+        )
 
     def begin_epoch(self, *, step: int, batch: int, max_steps: int) -> None:
         """Count batches anew.

@@ -16,7 +16,7 @@ from torch import Tensor
 from setblock.data.packing import IGNORE, PADDING
 from setblock.masks import CLEAN
 from setblock.model.attention.document_attention import Half, RowRuns, Run
-from setblock.training.inputs.noising import Noising, NoisyHalf, noise_row
+from setblock.training.inputs.noising import Noising, NoisyHalf, concatenated, noise_row
 
 RUN_LENGTH = 64
 """Noisy tokens of a document that are attended together, in whole blocks. Fewer make many small calls, and more compute many
@@ -83,37 +83,6 @@ class TrainingInputs:
         first, end, _ = self.columns(half).indices(length)
         return index // length * (end - first) + index % length - first
 
-    def flat(self) -> "TrainingInputs":
-        """Return the same as one row without padding: first all clean tokens, then all noisy ones. Not for masks over
-        whole rows."""
-        batch, length = self.input_ids.shape
-        index, kept = torch.arange(batch * length).view(batch, length), self.document_ids != PADDING
-        halves = self.columns("clean"), self.columns("noisy")
-        places = torch.cat([index[:, half][kept[:, half]] for half in halves])
-        documents, blocks = (ids.max(dim=1).values + 1 for ids in (self.document_ids, self.block_ids))  # [B]
-        documents, blocks = documents.cumsum(0) - documents, blocks.cumsum(0) - blocks  # of the rows before
-        rows = [
-            tuple(
-                run._replace(document=run.document + before)
-                for row, before in zip(self.rows, documents.tolist(), strict=True)
-                for run in row[half]
-                if run.document is not None
-            )
-            for half in range(2)
-        ]
-        moved = torch.full((batch * length,), -1).index_copy(0, places, torch.arange(len(places)))
-        columns = {name: getattr(self, name) for name in ("input_ids", "position_ids", "limits")}
-        columns["document_ids"] = self.document_ids + documents[:, None]
-        columns["block_ids"] = torch.where(self.block_ids == CLEAN, CLEAN, self.block_ids + blocks[:, None])
-        return replace(
-            self,
-            **{name: column.flatten()[places][None] for name, column in columns.items()},
-            ntp=Targets(moved[self.ntp.index], self.ntp.token_ids),
-            matp=Targets(moved[self.matp.index], self.matp.token_ids),
-            causal=moved[self.causal],
-            rows=(RowRuns(*rows),),
-        )
-
     def to(self, device: torch.device, non_blocking: bool = False) -> "TrainingInputs":
         """Return the same on another device."""
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -131,10 +100,11 @@ class TrainingInputs:
         return replace(self, **changed)
 
 
-def ntp_inputs(rows: dict[str, Tensor]) -> TrainingInputs:
-    """Return the inputs of plain next-token training: the clean rows only, N = 0. `rows` are those of `doubled_inputs`."""
+def ntp_inputs(rows: dict[str, Tensor], *, is_flat: bool = False) -> TrainingInputs:
+    """Return the inputs of plain next-token training: the clean rows only, N = 0; for the arguments see `doubled_inputs`."""
     none = NoisyHalf(*[np.zeros(0, dtype=np.int64)] * len(fields(NoisyHalf)))
-    return _side_by_side(rows, [none] * len(rows["input_ids"]), logit_shift=False, end_of_text_id=0)
+    halves = [none] * len(rows["input_ids"])
+    return _side_by_side(rows, halves, logit_shift=False, end_of_text_id=0, is_flat=is_flat)
 
 
 def doubled_inputs(
@@ -150,6 +120,7 @@ def doubled_inputs(
     seed: tuple[int, ...],
     idle_blocks: bool = True,
     causal_block: bool = False,
+    is_flat: bool = False,
 ) -> TrainingInputs:
     """Return the doubled input [x ‖ x̂] of eq. 14, for any number of noisy copies.
 
@@ -163,6 +134,8 @@ def doubled_inputs(
         mask_token_id, noise_vocab_size: as in `noise_row`.
         idle_blocks: keep blocks without a target. No other token sees them, so nothing changes without them.
         causal_block: as in `masks.train_mask`.
+        is_flat: make one row of all, without padding: first all clean tokens, then all noisy ones. Not for masks over whole
+            rows.
     """
     arrays = {name: tensor.numpy() for name, tensor in rows.items()}
     halves = [
@@ -179,14 +152,16 @@ def doubled_inputs(
         for b in range(len(arrays["row_ids"]))
     ]
     halves = [_in_order(half, None if idle_blocks else _learned(half, logit_shift)) for half in halves]
-    inputs = _side_by_side(rows, halves, logit_shift=logit_shift, end_of_text_id=end_of_text_id)
+    inputs = _side_by_side(rows, halves, logit_shift=logit_shift, end_of_text_id=end_of_text_id, is_flat=is_flat)
     return replace(inputs, causal_block=causal_block)
 
 
 def _side_by_side(
-    rows: dict[str, Tensor], halves: Sequence[NoisyHalf], *, logit_shift: bool, end_of_text_id: int
+    rows: dict[str, Tensor], halves: Sequence[NoisyHalf], *, logit_shift: bool, end_of_text_id: int, is_flat: bool
 ) -> TrainingInputs:
     """Return rows [B, L] with their noisy halves; the arguments are those of `doubled_inputs`."""
+    if is_flat:
+        rows, halves = _as_one(rows, halves)
     batch, clean = rows["input_ids"].shape
     noisy = max(len(half.input_ids) for half in halves)
 
@@ -228,6 +203,21 @@ def _side_by_side(
             for document_ids, half in zip(rows["document_ids"].numpy(), halves, strict=True)
         ),
     )
+
+
+def _as_one(rows: dict[str, Tensor], halves: Sequence[NoisyHalf]) -> tuple[dict[str, Tensor], list[NoisyHalf]]:
+    """Return rows as one without padding, and their noisy halves as one. Documents and blocks are numbered through."""
+    is_text = rows["document_ids"] != PADDING  # [B, L]
+    documents = rows["document_ids"].max(dim=1).values + 1  # [B]
+    before = documents.cumsum(0) - documents
+    columns = rows | {"document_ids": rows["document_ids"] + before[:, None]}
+    blocks, numbered = 0, []
+    for half, document in zip(halves, before.tolist(), strict=True):
+        block_ids = half.block_ids + blocks
+        numbered.append(replace(half, document_ids=half.document_ids + document, block_ids=block_ids))
+        blocks = int(block_ids.max(initial=blocks - 1)) + 1
+    one = {name: column[is_text][None] for name, column in columns.items() if name != "row_ids"}
+    return one, [concatenated(numbered)]
 
 
 def _learned(half: NoisyHalf, logit_shift: bool) -> np.ndarray:

@@ -3,6 +3,7 @@
 Knows rows of tokens, block sizes and random draws. Knows nothing of models or attention.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -14,7 +15,7 @@ from setblock.errors import check_at_least
 
 MaskRatePer = Literal["document", "block"]
 NoiseOn = Literal["document", "targets"]
-MaskPlaces = Literal["anywhere", "growing", "tail"]
+MaskPlaces = Literal["anywhere", "tail"]
 
 _Draw = tuple[int, np.ndarray, np.ndarray]
 """The blocks of one run of N tokens: how many the first block lacks, each token's block [N], and which are masked [N]."""
@@ -39,9 +40,8 @@ class Noising:
         full_mask_share: the share of blocks that are fully masked, as in the first pass of a block (TiDAR, arXiv 2511.08923,
             masks all blocks fully).
         mask_places: the positions of a block that a mask rate η masks. `anywhere` (the paper): each with probability η.
-            `growing`: position j of k with probability η^(2 - (2j + 1) / k), so later ones more often. `tail`: the last
-            floor(η (n + 1)) of n tokens, as in blocks that are revealed from the left. CARD (Ruan et al., 2026) also moves
-            its noise to the tail.
+            `tail`: the last floor(η (n + 1)) of n tokens, as in blocks that are revealed from the left. CARD (Ruan et al.,
+            2026) also moves its noise to the tail.
     """
 
     mask_rate_per: MaskRatePer = "document"
@@ -84,6 +84,13 @@ class NoisyHalf:
     document_ids: np.ndarray
     block_ids: np.ndarray
     block_starts: np.ndarray
+
+
+def concatenated(parts: Sequence[NoisyHalf]) -> NoisyHalf:
+    """Return the tokens of several halves, one after the other."""
+    empty = [np.zeros(0, dtype=np.int64)]
+    columns = {name: [getattr(part, name) for part in parts] or empty for name in NoisyHalf.__dataclass_fields__}
+    return NoisyHalf(**{name: np.concatenate(column) for name, column in columns.items()})
 
 
 def noised_runs(labels: np.ndarray, document_ids: np.ndarray, *, noise_on: NoiseOn) -> list[tuple[int, int]]:
@@ -151,9 +158,7 @@ def noise_row(
                 )
             )
             blocks += int(block_of[-1]) + 1
-    empty = [np.zeros(0, dtype=np.int64)]
-    columns = {name: [getattr(part, name) for part in parts] or empty for name in NoisyHalf.__dataclass_fields__}
-    half = NoisyHalf(**{name: np.concatenate(column) for name, column in columns.items()})
+    half = concatenated(parts)
     noise: int | np.ndarray
     if mask_token_id is None:  # drawn last, so that the same positions are masked as with a mask token
         assert noise_vocab_size is not None
@@ -185,19 +190,15 @@ def _drawn(
         rate = rng.random(block_of[-1] + 1)[block_of]
     else:
         rate = np.full(padded, rates.setdefault(document, rng.random()))
-    return missing, block_of, _masked(rate, block_of, block_size, noising.mask_places, rng)
+    return missing, block_of, _masked(rate, block_of, noising.mask_places, rng)
 
 
-def _masked(
-    rate: np.ndarray, block_of: np.ndarray, block_size: int, places: MaskPlaces, rng: np.random.Generator
-) -> np.ndarray:
+def _masked(rate: np.ndarray, block_of: np.ndarray, places: MaskPlaces, rng: np.random.Generator) -> np.ndarray:
     """Return [N] bool, which tokens are masked; `rate` [N] is η, the same for all tokens of a block."""
+    if places == "anywhere":
+        return rng.random(len(rate)) < rate
     sizes = np.bincount(block_of)
     place = np.arange(len(block_of)) - (np.cumsum(sizes) - sizes)[block_of]  # in its block, from 0
-    if places == "tail":
-        size = sizes[block_of]
-        is_masked: np.ndarray = place >= size - np.floor(rate * (size + 1))
-    else:
-        power = 2 - (2 * place + 1) / block_size if places == "growing" else 1
-        is_masked = rng.random(len(rate)) < rate**power
+    size = sizes[block_of]
+    is_masked: np.ndarray = place >= size - np.floor(rate * (size + 1))
     return is_masked

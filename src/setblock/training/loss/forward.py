@@ -96,7 +96,6 @@ def training_loss(
     logits_at_once: int = LOGITS_AT_ONCE,
     always_chunked: bool = False,
     masked_loss: MaskedLoss = "cross_entropy",
-    place_decay: float = 1.0,
     clean_half: CleanHalf | None = None,
 ) -> SBDLoss:
     """Return eq. 14 over one batch: from one forward pass over both halves, or one over each where the clean half is frozen.
@@ -106,8 +105,7 @@ def training_loss(
     Args:
         head: the model's head, to compute logits in chunks where there are more than `logits_at_once`, or `always_chunked`;
             None to never do so.
-        masked_loss: as in `Objective`. A loss with a teacher leaves out masked tokens that no clean output predicts.
-        place_decay: the j-th token that a block predicts, from j = 0, has `matp_weight` times this to the power of j.
+        masked_loss: of `SBDConfig`. A loss with a teacher leaves out masked tokens that no clean output predicts.
         clean_half: runs the clean half where it is frozen, so that there is no next-token term.
         model, wrapped: see `training_logits`, which also says what is raised.
     """
@@ -116,11 +114,7 @@ def training_loss(
     has_teacher = masked_loss != "cross_entropy"
     if has_teacher:
         matp = Targets(matp.index[inputs.taught], matp.token_ids[inputs.taught])
-    weight: float | Tensor = matp_weight
-    if place_decay != 1:
-        place = inputs.position_ids.flatten()[matp.index] - inputs.limits.flatten()[matp.index]  # [M2], in its block
-        weight = matp_weight * place_decay**place
-    objective = Objective(inputs.ntp.token_ids, matp.token_ids, ntp_weight, weight, masked_loss)
+    objective = Objective(inputs.ntp.token_ids, matp.token_ids, ntp_weight, matp_weight)
     learned = torch.cat([inputs.ntp.index, matp.index])  # [M]
     teacher: LogitsOf | None = None
     run = partial(training_logits, model, inputs, wrapped=wrapped)

@@ -3,11 +3,10 @@ that have a target.
 
 Knows logits, or hidden states and a head, and targets. Knows nothing of models, or of how targets are chosen.
 
-The loss at a masked token is its cross entropy, or a distance from the clean half's distribution: total variation, KL
-divergence, or both. The clean half of the same pass is then the teacher: it has read all tokens before the masked one, and
-predicts it as a next token. Method `exact` checks drafts against this distribution.
-With a clean distribution p and the block's own q, sampling accepts a draft with probability Σ min(p, q) = 1 - TV(p, q) (arXiv
-2211.17192).
+The loss at a masked token is its cross entropy, or the total variation between its distribution and the clean half's. The clean
+half of the same pass is then the teacher: it has read all tokens before the masked one, and predicts it as a next token. Method
+`exact` checks drafts against this distribution. With a clean distribution p and the block's own q, sampling accepts a draft
+with probability Σ min(p, q) = 1 - TV(p, q) (arXiv 2211.17192).
 
 The logits of M targets over a vocabulary of V are the largest tensor of a training step: in float32, with their softmax and
 their gradient, M * V * 12 bytes, 70 GiB for 48k targets and V = 128k. In chunks, only a part of them exists at a time, and the
@@ -22,10 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MaskedLoss = Literal["cross_entropy", "kl", "total_variation", "total_variation_kl"]
-
-KL_SHARE = 0.01
-"""The weight of the KL divergence in `total_variation_kl`. UNO (arXiv 2609.04010) has this sum."""
+MaskedLoss = Literal["cross_entropy", "total_variation"]
 
 LogitsOf = Callable[[slice], Tensor]
 """The teacher's logits [m, V] for a slice of the masked tokens that are learned."""
@@ -66,26 +62,11 @@ def losses_at_once(logits: Tensor) -> Weighted:
     return weighted
 
 
-def kl_divergences(logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Return KL(p ‖ q) = Σ p ln(p / q) of each row, in nats: [m] from logits [m, V] of the model's q and the teacher's
-    p, through which no gradient goes."""
-    ours, theirs = (in_float32(each).log_softmax(dim=-1) for each in (logits, teacher_logits.detach()))
-    return (theirs.exp() * (theirs - ours)).sum(dim=-1)
-
-
 def total_variations(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Return TV(p, q) = ½ Σ |p - q| of each row, in 0..1: [m] from logits [m, V] of the model's q and the teacher's p,
     through which no gradient goes. That of the model's logits is q (s - Σ q s), with s = ½ sign(q - p)."""
     ours, theirs = (in_float32(each).softmax(dim=-1) for each in (logits, teacher_logits.detach()))
     return (ours - theirs).abs().sum(dim=-1) / 2
-
-
-DISTANCES: dict[MaskedLoss, Callable[[Tensor, Tensor], Tensor]] = {
-    "kl": kl_divergences,
-    "total_variation": total_variations,
-    "total_variation_kl": lambda *both: total_variations(*both) + KL_SHARE * kl_divergences(*both),
-}
-"""The masked-token losses that have a teacher."""
 
 
 def logits_of_hidden(hidden: Tensor, head: Head) -> LogitsOf:
@@ -123,22 +104,20 @@ class Objective:
     Attributes:
         ntp_targets, matp_targets: [M1] and [M2] token ids.
         ntp_weight: the weight of a next token.
-        matp_weight: the weight of each masked token, or one for all.
-        masked_loss: the loss of masked tokens; all but `cross_entropy` have a teacher.
+        matp_weight: the weight of a masked token.
     """
 
     ntp_targets: Tensor
     matp_targets: Tensor
     ntp_weight: float = 1.0
-    matp_weight: float | Tensor = 1.0
-    masked_loss: MaskedLoss = "cross_entropy"
+    matp_weight: float = 1.0
 
     def loss(self, weighted: Weighted, teacher: LogitsOf | None = None) -> SBDLoss:
         """Return the loss.
 
         Args:
             weighted: sums the losses of all outputs by their weights. It has their logits, or makes them chunk by chunk.
-            teacher: gives the clean half's logits of the masked tokens, where their loss has a teacher.
+            teacher: gives the clean half's logits of the masked tokens, if their loss is the total variation.
         """
         split, targets = len(self.ntp_targets), torch.cat([self.ntp_targets, self.matp_targets])
         weights = torch.full((len(targets),), self.ntp_weight, device=targets.device)
@@ -148,14 +127,14 @@ class Objective:
         return SBDLoss(total, ntp_sum, matp_sum, split, len(self.matp_targets))
 
     def _losses_of(self, teacher: LogitsOf) -> LossesOf:
-        """Return a function that gives cross entropies of next tokens, and distances from a teacher of masked ones."""
-        split, distances = len(self.ntp_targets), DISTANCES[self.masked_loss]
+        """Return a function that gives cross entropies of next tokens, and total variations of masked ones."""
+        split = len(self.ntp_targets)
 
         def losses_of(logits: Tensor, here: slice) -> Tensor:
             targets = self.ntp_targets[here]  # none where the slice begins at a masked token
             masked = slice(max(0, here.start - split), max(0, here.start + len(logits) - split))
             of_next = cross_entropies(targets)(logits[: len(targets)], slice(None))
-            return torch.cat([of_next, distances(logits[len(targets) :], teacher(masked))])
+            return torch.cat([of_next, total_variations(logits[len(targets) :], teacher(masked))])
 
         return losses_of
 

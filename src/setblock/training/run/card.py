@@ -6,7 +6,7 @@ Knows what a run leaves in its folder: recipe, metrics, config. Knows nothing of
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -18,6 +18,7 @@ from setblock.training.run.checkpoints import without_nulls
 from setblock.training.trainer.metrics import read_metrics
 
 CARD_FILE = "README.md"
+_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _PACKAGES = ("setblock", "torch", "transformers", "datasets", "tokenizers", "peft")
 
 
@@ -40,56 +41,23 @@ def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:
     )
     path, here = folder.resolve(), Path.cwd()
     name = str(path.relative_to(here)) if path.is_relative_to(here) and path != here else path.name
-    parts = ["\n".join(["---", data.to_yaml(), "---"]), *_body(folder, recipe, name)]
-    return ModelCard("\n\n".join(parts) + "\n")
-
-
-def _body(folder: Path, recipe: Mapping[str, Any], name: str) -> Iterator[str]:
-    facts = json.loads((folder / "config.json").read_text()).get("setblock")
-    start = recipe["model"].get("path") or "random weights"
-    if is_named(start):
-        start = f"{start} ({NAMED_MODELS[start].origin})"
-    yield f"# {PurePath(name).name}"
-    if facts is None:
-        yield f"Trained by next-token prediction from {start}, with [setblock](https://pypi.org/project/setblock/)."
-    else:
-        sizes = ", ".join(map(str, facts["block_sizes"]))
-        yield (
-            f"Trained for set block decoding (arXiv 2509.04185) from {start}, with blocks of {sizes} tokens. setblock "
-            "decodes several tokens per forward pass, and any other library for causal LMs decodes one."
-        )
-        yield f"```bash\npip install setblock\nsetblock generate --model {shlex.quote(name)} {shlex.quote(_PROMPT)}\n```"
-        yield f"```python\n{_program(name, is_chat=(folder / 'chat_template.jinja').is_file())}\n```"
-    figures = _figures(folder)
-    if figures:
-        lines = [f"| {key} | {value:.4g} |" for key, value in figures.items()]
-        head = ["## Figures", "", "The last values that the run logged. Losses are in nats per token.", ""]
-        yield "\n".join([*head, "| figure | value |", "|---|---|", *lines])
-    yield f"## Recipe\n\n```yaml\n{yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).strip()}\n```"
-    yield "## Versions\n\n" + ", ".join(f"{package} {found}" for package, found in _versions())
-
-
-_PROMPT = "Name three fruits and their colours."
-
-
-def _program(name: str, *, is_chat: bool) -> str:
-    """Return a program of Transformers that answers a prompt by the checkpoint, one token per pass and in blocks."""
-    inputs = f'tokenizer("{_PROMPT}", return_tensors="pt")'
-    if is_chat:
-        inputs = (
-            f'tokenizer.apply_chat_template(\n    [{{"role": "user", "content": "{_PROMPT}"}}],\n'
-            '    add_generation_prompt=True,\n    return_dict=True,\n    return_tensors="pt",\n)'
-        )
-    return (
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'name = "{name}"\n'
-        "tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModelForCausalLM.from_pretrained(name)\n"
-        f"inputs = {inputs}\n"
-        "tokens = model.generate(**inputs, max_new_tokens=256)  # one token per pass\n"
-        "# in blocks, by setblock:\n"
-        "tokens = model.generate(**inputs, max_new_tokens=256, custom_generate=name, trust_remote_code=True)\n"
-        'print(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))'
+    start = base or "random weights"
+    installed = {each.name: each.version for each in distributions()}
+    card: ModelCard = ModelCard.from_template(
+        data,
+        template_path=str(_TEMPLATE),
+        title=path.name,
+        folder=name,
+        quoted=shlex.quote(name),
+        prompt="Name three fruits and their colours.",
+        start=f"{start} ({NAMED_MODELS[start].origin})" if is_named(start) else start,
+        block_sizes=(json.loads((folder / "config.json").read_text()).get("setblock") or {}).get("block_sizes"),
+        is_chat=(folder / "chat_template.jinja").is_file(),
+        figures=_figures(folder),
+        recipe=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).strip(),
+        versions=[f"{package} {installed[package]}" for package in _PACKAGES if package in installed],
     )
+    return card
 
 
 def _figures(folder: Path) -> dict[str, float]:
@@ -101,14 +69,6 @@ def _figures(folder: Path) -> dict[str, float]:
             if key.endswith("_loss") or key.startswith(("eval_nfe_speedup", "eval_accuracy")):
                 figures[key] = value
     return figures
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    for package in _PACKAGES:
-        try:
-            yield package, version(package)
-        except PackageNotFoundError:  # an extra that is not installed
-            continue
 
 
 def _hub_data_sets(section: Mapping[str, Any]) -> Iterator[str]:

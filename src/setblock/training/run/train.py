@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.integrations import get_available_reporting_integrations
 
+from setblock.data.corpus.corpus import DocumentLimits
 from setblock.data.rows import RecipeRows, rows_of, use_chat_template
 from setblock.data.section import DataSection
 from setblock.data.texts.encoding import corpus_texts
@@ -116,7 +117,7 @@ def train(
             dtype=result_dtype(recipe.model),
         )
         if trainer.is_world_process_zero():
-            write_whole(output / CARD_FILE, str(model_card(output, recipe=recipe.model_dump(mode="json"))))
+            write_whole(output / CARD_FILE, f"{model_card(output, recipe=recipe.model_dump(mode='json'))}\n")
     trainer.accelerator.wait_for_everyone()
     return output
 
@@ -186,13 +187,12 @@ def _refuse_missing_reporters(args: SBDConfig) -> None:
 
 def recipe_rows(recipe: Recipe, sbd: SBDModel) -> RecipeRows:
     """Return the rows of a recipe's data that train and evaluate a prepared model."""
-    return rows_of(
-        recipe.data,
-        sbd.tokenizer,
-        context_length=sbd.context_length or NO_LIMIT,
+    limits = DocumentLimits(
+        sbd.context_length or NO_LIMIT,
         vocabulary=len(sbd.model.get_input_embeddings().weight),
         mask_token_id=sbd.facts.mask_token_id if sbd.facts else None,
     )
+    return rows_of(recipe.data, sbd.tokenizer, limits)
 
 
 def prepared_model(recipe: Recipe, args: SBDConfig, *, to_be_saved: bool = False) -> SBDModel:

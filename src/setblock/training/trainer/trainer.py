@@ -31,7 +31,7 @@ from setblock.training.trainer.metrics import StepClock, token_cost
 from setblock.training.trainer.optimizer import MuonAdamW
 from setblock.training.trainer.sharding import is_sharded, set_up, share_buffers, with_tied_weights_visible
 
-_TERMS = ("ntp", "matp")  # of `SBDLoss`, each with a sum and a count
+_SUMS = ("ntp_sum", "ntp_count", "matp_sum", "matp_count")  # of `SBDLoss`
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -117,11 +117,6 @@ class SBDTrainer(Trainer):
                 share of it that the model's own arithmetic uses (see `setblock.training.trainer.metrics`).
             kwargs: the Trainer's own, `train_dataset` first of all.
         """
-        if not isinstance(sbd, SBDModel):
-            raise TypeError(
-                f"SBDTrainer takes an SBDModel, as setblock.load gives it, not {type(sbd).__name__}: that has the mask token, "
-                "the end of text and all else"
-            )
         prepare(sbd, args, adapter)
         self._collator = SBDCollator(
             args,
@@ -234,7 +229,6 @@ class SBDTrainer(Trainer):
             wrapped=model,
             always_chunked=self.args.cross_entropy == "chunked",
             masked_loss=self.args.masked_loss,
-            place_decay=self.args.place_decay,
             clean_half=clean_half,
         )
 
@@ -266,7 +260,7 @@ class SBDTrainer(Trainer):
         loss = self.losses(model, prepared)
 
         prefix = "" if model.training else "eval_"
-        for name in (f"{term}_{part}" for term in _TERMS for part in ("sum", "count")):
+        for name in _SUMS:
             value = getattr(loss, name)
             self._sums[prefix + name] += value.detach() if isinstance(value, Tensor) else value
         targets = loss.ntp_count if num_items_in_batch is None else num_items_in_batch
@@ -275,37 +269,30 @@ class SBDTrainer(Trainer):
             total = total * self.accelerator.num_processes  # DDP averages gradients, the count is of all processes
         return (total, {}) if return_outputs else total
 
-    def _take_sums(self, names: list[str]) -> list[float]:
-        """Return sums over all processes since the last call: every process must take them."""
+    def _figures(self, prefix: str) -> dict[str, float]:
+        """Return the mean of each term since the last call, and of training steps the tokens per second, and the share of the
+        peak where there is one. Sums are over all processes: every one must call this."""
+        names = [prefix + name for name in _SUMS] + ([] if prefix else ["tokens", "operations"])
         taken = [float(self._sums.pop(name, 0.0)) for name in names]
         if self.accelerator.num_processes > 1:
             sums = torch.tensor(taken, dtype=torch.float64, device=self.args.device)
             taken = self.accelerator.reduce(sums, reduction="sum").tolist()
-        return taken
-
-    def _take_means(self, prefix: str) -> dict[str, float]:
-        """Return the mean of each term since the last call."""
-        names = [prefix + term for term in _TERMS]
-        sums, counts = (self._take_sums([f"{name}_{part}" for name in names]) for part in ("sum", "count"))
-        return {f"{name}_loss": total / n for name, total, n in zip(names, sums, counts, strict=True) if n}
-
-    def _take_throughput(self) -> dict[str, float]:
-        """Return the tokens per second of the steps since the last call, and the share of the peak where there is one."""
-        tokens, operations = self._take_sums(["tokens", "operations"])
-        seconds = self._clock.take()
-        if not seconds:
-            return {}
-        figures = {"tokens_per_second": tokens / seconds}
-        if self._peak is not None:
-            figures["mfu"] = operations / (seconds * self._peak * self.accelerator.num_processes)
+        ntp_sum, ntp_count, matp_sum, matp_count, *throughput = taken
+        terms = (("ntp", ntp_sum, ntp_count), ("matp", matp_sum, matp_count))
+        figures = {f"{prefix}{term}_loss": total / count for term, total, count in terms if count}
+        if throughput and (seconds := self._clock.take()):
+            tokens, operations = throughput
+            figures["tokens_per_second"] = tokens / seconds
+            if self._peak is not None:
+                figures["mfu"] = operations / (seconds * self._peak * self.accelerator.num_processes)
         return figures
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the mean of each loss term and the throughput since the last log of a loss."""
         if "eval_loss" in logs:
-            logs = {**logs, **self._take_means("eval_")}
+            logs = {**logs, **self._figures("eval_")}
         elif "loss" in logs:
-            logs = {**logs, **self._take_means(""), **self._take_throughput()}
+            logs = {**logs, **self._figures("")}
         super().log(logs, start_time)
 
     def prediction_step(
