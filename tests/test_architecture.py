@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": CORE | {"model", "decoding"},
     "export": CORE | {"model"},
     "evaluation": CORE | {"model", "decoding", "engine", "training", "yaml_loader"},
-    "own_text": CORE | {"model", "decoding", "engine"},
+    "own_text": CORE | {"model", "decoding"},
     "integrations": CORE | {"model", "decoding", "evaluation"},
     "assets": {"integrations"},  # the few lines that every checkpoint carries
     "server": CORE | {"model", "decoding", "engine", "structure"},

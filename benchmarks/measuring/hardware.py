@@ -4,7 +4,9 @@ import argparse
 import os
 import shlex
 import sys
-from functools import cache
+import time
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 
 from setblock.evaluation.sweeps import fingerprint
 from setblock.roofline.cost import Precision
-from setblock.roofline.hardware import HARDWARE, Hardware, hardware_of_device, measured_hardware
+from setblock.roofline.hardware import HARDWARE, Hardware, hardware_of_device
 from setblock.roofline.prediction import Prediction
 from setblock.roofline.shape import shape_of
 
@@ -49,3 +51,53 @@ def prediction_of(config: Any, options: argparse.Namespace) -> Prediction:
         hardware=roofline_hardware(getattr(torch, options.dtype), quick=options.quick),
         precision=Precision.of(options.dtype),
     )
+
+
+_READ_BYTES = 2**28  # far more than any cache
+_WIDTHS = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}  # of square products
+
+
+def measured_hardware(dtype: torch.dtype, *, device: torch.device, seconds: float = 0.5) -> Hardware:
+    """Return the row that this machine would have in the roofline's table, with the peak of one type.
+
+    Args:
+        dtype: of the matrix products; their rate is taken for all types.
+        device: the CPU, with as many threads as PyTorch uses, or a GPU.
+        seconds: how long to repeat each of five small measurements. Of each, the fastest repeat counts.
+    """
+    with torch.inference_mode():
+        source = torch.ones(_READ_BYTES // 4, device=device)
+        target = torch.empty_like(source)
+        read = _READ_BYTES / fastest(source.sum, device, seconds=seconds)
+        copy = 2 * _READ_BYTES / fastest(lambda: target.copy_(source), device, seconds=seconds)
+        squares = {width: torch.ones((width, width), dtype=dtype, device=device) for width in _WIDTHS[device.type]}
+        peak = max(2 * n**3 / fastest(partial(torch.mm, a, a), device, seconds=seconds) for n, a in squares.items())
+    peaks = dict.fromkeys((16, 32), peak)
+    return Hardware(name="this-machine", bandwidth=max(read, copy), peaks=peaks, memory=_memory(device))
+
+
+def fastest(action: Callable[[], object], device: torch.device, *, seconds: float) -> float:
+    """Return the seconds of the fastest of at least three calls, after one that does not count."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    action()
+    wait()
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < seconds:
+        started = time.perf_counter()
+        action()
+        wait()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def _memory(device: torch.device) -> float | None:
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):  # not a system that says
+        return None

@@ -8,8 +8,7 @@ import torch
 
 import growth
 from measuring import checks
-from measuring.hardware import DEVICE, roofline_hardware
-from setblock.roofline.hardware import measured_hardware
+from measuring.hardware import DEVICE, measured_hardware, roofline_hardware
 from stages.piece import Pieces
 
 

@@ -1,4 +1,4 @@
-"""Define every attention mask of Set Block Decoding, as small `mask_mod` functions and their combinations.
+"""Define every attention mask of Set Block Decoding, as a `mask_mod` function for training and one for decoding.
 
 Knows positions, documents and blocks. Knows nothing of models, caches or text.
 
@@ -8,7 +8,7 @@ where the query may attend the key: FlexAttention's convention. `to_dense` evalu
 
 Training and decoding share one idea: a query sees clean tokens *before its limit*. A causal token's limit is its position + 1.
 In decoding, a block token's limit is the block's end, so a block sees all of itself. In training, a noisy token's limit is its
-block's start, and `same_block` adds the noisy tokens of the block.
+block's start, and the noisy tokens of the block are added.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, and_masks, or_masks
+from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -24,78 +24,6 @@ AttentionMask = Tensor | BlockMask | dict[str, Tensor | BlockMask]
 
 CLEAN = -1
 """Block id of a token that is in no noisy block."""
-
-
-def before_limit(limits: Tensor, key_positions: Tensor) -> MaskMod:
-    """Allow keys at positions smaller than the query's limit. `limits` [B, Q] and `key_positions` [B, K] are integers."""
-
-    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return key_positions[b, kv_idx] < limits[b, q_idx]
-
-    return mask_mod
-
-
-def slots_before_limit(limits: Tensor) -> MaskMod:
-    """Apply `before_limit` where a key's index is its position, as in the key-value cache. `limits` [B, Q]."""
-
-    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return kv_idx < limits[b, q_idx]
-
-    return mask_mod
-
-
-def same_document(document_ids: Tensor) -> MaskMod:
-    """Allow keys of the query's own document. `document_ids` [B, T]."""
-
-    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return document_ids[b, q_idx] == document_ids[b, kv_idx]
-
-    return mask_mod
-
-
-def clean_keys(block_ids: Tensor) -> MaskMod:
-    """Allow keys that are in no noisy block. `block_ids` [B, T], `CLEAN` for clean tokens."""
-
-    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return block_ids[b, kv_idx] == CLEAN
-
-    return mask_mod
-
-
-def same_block(block_ids: Tensor) -> MaskMod:
-    """Allow noisy keys of the query's own noisy block. `block_ids` [B, T], `CLEAN` for clean tokens."""
-
-    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return (block_ids[b, q_idx] == block_ids[b, kv_idx]) & (block_ids[b, q_idx] != CLEAN)
-
-    return mask_mod
-
-
-def slots_between(first: Tensor, last: Tensor) -> MaskMod:
-    """Allow the slots of the cache from `first` [B, Q] up to `last` [B, Q], which is left out."""
-
-    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return (kv_idx >= first[b, q_idx]) & (kv_idx < last[b, q_idx])
-
-    return mask_mod
-
-
-def sliding_window(query_positions: Tensor, key_positions: Tensor, *, window: int) -> MaskMod:
-    """Allow keys fewer than `window` positions to the left of the query (or anywhere to its right)."""
-
-    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return query_positions[b, q_idx] - key_positions[b, kv_idx] < window
-
-    return mask_mod
-
-
-def slot_window(query_positions: Tensor, *, window: int) -> MaskMod:
-    """Apply `sliding_window` where a key's index is its position, as in the key-value cache."""
-
-    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return query_positions[b, q_idx] - kv_idx < window
-
-    return mask_mod
 
 
 def train_mask(
@@ -120,14 +48,18 @@ def train_mask(
         window: the sliding window of the attention layer, in tokens; None for full attention.
         causal_block: noisy queries attend no later token of their block.
     """
-    earlier = and_masks(clean_keys(block_ids), before_limit(limits, position_ids))
-    own = same_block(block_ids)
-    if causal_block:
-        own = and_masks(own, before_limit(position_ids + 1, position_ids))
-    mask_mods = [same_document(document_ids), or_masks(earlier, own)]
-    if window is not None:
-        mask_mods.append(sliding_window(position_ids, position_ids, window=window))
-    return and_masks(*mask_mods)
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        position, key_position = position_ids[b, q_idx], position_ids[b, kv_idx]
+        block, key_block = block_ids[b, q_idx], block_ids[b, kv_idx]
+        earlier = (key_block == CLEAN) & (key_position < limits[b, q_idx])
+        own = (key_block == block) & (block != CLEAN)
+        if causal_block:
+            own = own & (key_position <= position)
+        seen = (document_ids[b, q_idx] == document_ids[b, kv_idx]) & (earlier | own)
+        return seen if window is None else seen & (position - key_position < window)
+
+    return mask_mod
 
 
 def decode_mask(
@@ -145,10 +77,17 @@ def decode_mask(
         besides: [B, Q] each, further slots that each query sees: from the first up to the second, which is left out. They are
             those of the query's branch.
     """
-    visible = slots_before_limit(limits)
-    if window is not None:
-        visible = and_masks(visible, slot_window(position_ids, window=window))
-    return visible if besides is None else or_masks(visible, slots_between(*besides))
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        seen = kv_idx < limits[b, q_idx]
+        if window is not None:
+            seen = seen & (position_ids[b, q_idx] - kv_idx < window)
+        if besides is not None:
+            first, last = besides
+            seen = seen | ((kv_idx >= first[b, q_idx]) & (kv_idx < last[b, q_idx]))
+        return seen
+
+    return mask_mod
 
 
 def to_dense(

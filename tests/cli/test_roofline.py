@@ -28,12 +28,6 @@ def config_folder(tmp_path):
     return config_folder
 
 
-@pytest.fixture
-def instant_machine(monkeypatch):
-    """Measuring takes no time."""
-    monkeypatch.setattr("setblock.roofline.hardware.measured_hardware", lambda *_, **__: HARDWARE["m4"])
-
-
 def told(run, *arguments):
     outcome = run("roofline", *arguments, "--json")
     assert (outcome.code, outcome.stderr) == (0, "")
@@ -88,10 +82,6 @@ def test_an_architecture_with_other_parts_is_told(run, config_folder, monkeypatc
     outcome = run("roofline", "--model", config_folder("llama", **TINY))
     assert outcome.code == 0
     assert "parts of its architecture are not modelled" in outcome.message
-
-
-def test_this_machine_is_measured(run, instant_machine):
-    assert told(run, "--hardware", "this-machine")["hardware"]["bandwidth"] == HARDWARE["m4"].bandwidth
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from setblock.roofline import hardware
+from measuring import hardware
 
 
 def test_measures_bandwidth_and_peak(monkeypatch):

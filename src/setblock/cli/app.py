@@ -18,7 +18,7 @@ from setblock.cli.measuring.roofline import roofline
 from setblock.cli.measuring.sweep import sweep
 from setblock.cli.messages import print_message, print_warning, silence_early, writable_stdout
 from setblock.cli.options.groups import with_option_groups
-from setblock.cli.training.data import inspect, prompts, regenerate, tokenise
+from setblock.cli.training.data import inspect, regenerate, tokenise
 from setblock.cli.training.train import train
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 
@@ -73,8 +73,8 @@ for command in (generate, compare, evaluate, sweep, calibrate, train, merge, exp
 
 
 data = typer.Typer(
-    no_args_is_help=True, help="Inspect or tokenise the data of a recipe, or let a model write prompts and answers."
+    no_args_is_help=True, help="Inspect or tokenise the data of a recipe, or let a model answer its prompts."
 )
-for of_data in (inspect, tokenise, regenerate, prompts):
+for of_data in (inspect, tokenise, regenerate):
     data.command()(with_option_groups(of_data))
 app.add_typer(data, name="data")

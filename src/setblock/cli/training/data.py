@@ -1,4 +1,4 @@
-"""Show what a recipe trains on before the training, and let a model write prompts and answers (`setblock data`)."""
+"""Show what a recipe trains on before the training, and let a model answer prompts (`setblock data`)."""
 
 import shlex
 from dataclasses import replace
@@ -17,7 +17,6 @@ from setblock.cli.messages import (
     print_json,
     progress,
     resumable,
-    silence_libraries,
     stdout_console,
 )
 from setblock.cli.options.decoding_options import DecodingOptions
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from setblock.training.inspection import InspectedRow
-
-
-_RECORDS = option(..., "The .jsonl file to write.", "--output")
 
 
 @option_group()
@@ -100,7 +96,7 @@ def tokenise(
 
 def regenerate(
     recipe: RecipeOptions,
-    output: Path = _RECORDS,
+    output: Path = option(..., "The .jsonl file to write.", "--output"),
     batch_size: int = option(32, "Number of questions answered at once. It changes no answer.", min=1),
     *,
     model: ModelOptions,
@@ -135,53 +131,6 @@ def regenerate(
     cut = asked - answers
     left_out = f"; {cut} did not end within --max-new-tokens and were left out" if cut else ""
     typer.echo(f"{counted(answers, 'answer')} in {output}{left_out}")
-
-
-def prompts(
-    output: Path = _RECORDS,
-    count: int = option(
-        1000, "Number of prompts to generate. Incomplete prompts and duplicates are then left out.", min=1
-    ),
-    system: list[str] | None = option(
-        None,
-        "A system message, which steers the topics. Can be repeated; the messages are used in turn. Default: that of "
-        "the chat template.",
-        metavar="TEXT",
-    ),
-    temperature: float = option(1.0, "Sampling temperature, above 0."),
-    top_p: float = option(0.95, "As in `setblock generate`."),
-    max_new_tokens: int = option(192, "Maximum length of a prompt, in tokens. Longer ones are left out."),
-    seed: int = option(0, "Seed of the first prompt. Each further prompt has the next number."),
-    *,
-    model: ModelOptions,
-) -> None:
-    """Let a chat model write prompts, which `setblock data regenerate` then answers.
-
-    The chat template opens a user's message, and the model continues it. The same command resumes after an interruption.
-    """
-    from setblock.decoding.settings.table import DecodingSettings
-    from setblock.own_text import write_prompts
-
-    _check_records(output)
-    if temperature <= 0:
-        raise ParameterError(
-            f"--temperature must be above 0, not {temperature}: the same prompt would be written each time"
-        )
-    settings = DecodingSettings(
-        method="ntp", temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens, seed=seed
-    )
-    silence_libraries()
-    loaded = load_model(model, blocks=False)
-    with resumable(), progress() as tell:
-        written = write_prompts(
-            loaded,
-            output,
-            count=count,
-            systems=system or [None],
-            settings=settings,
-            on_progress=lambda asked: tell("prompts", asked, count),
-        )
-    typer.echo(f"{counted(written, 'prompt')} in {output}")
 
 
 _NOTHING = Text("·")

@@ -189,11 +189,7 @@ class JoinedLinear(nn.Module):
             )
         self.none: Tensor
         self.register_buffer("none", outers.new_full((), torch.nan))
-        self._shared = SharedProduct()
-
-    def part(self, index: int, hidden: Tensor) -> Tensor:
-        """Return [..., out_features] of one of the layers, for its input [..., in_features]."""
-        return self._shared.part(index, hidden, self.forward)
+        self.shared = SharedProduct()
 
     def forward(self, hidden: Tensor) -> Sequence[Tensor]:
         """Map [..., in_features] to [..., out_features] for each layer."""
@@ -213,7 +209,7 @@ class JoinedPart(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map [..., in_features] to [..., out_features]."""
-        return self.whole.part(self._index, hidden)
+        return self.whole.shared.part(self._index, hidden, self.whole)
 
     @property
     def weight(self) -> Tensor:

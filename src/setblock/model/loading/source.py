@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from setblock.errors import SetBlockError, did_you_mean
-from setblock.model.loading.named import BUNDLED, NAMED_MODELS, is_delta, is_named, refuse_moved
+from setblock.model.loading.named import BUNDLED, NAMED_MODELS, is_delta, is_named
 
 _MAGIC = b"GGUF"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -52,7 +52,6 @@ def check_source(source: str) -> None:
     elif not _HUB_ID.fullmatch(source):
         raise SetBlockError(f"model {source}: no such folder{near(source)}")
     elif source != BUNDLED and not is_named(source):
-        refuse_moved(source)
         _check_on_hub(source)
 
 

@@ -6,15 +6,11 @@ or a position would decode to nonsense. So each way to call it, the fastest firs
 past every threshold that the config names, and is compared with Transformers' own uncached passes.
 """
 
-import hashlib
-import json
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Final, TypeVar
 
 import torch
-import transformers
 from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError, one_line
@@ -34,46 +30,25 @@ from setblock.model.runners.packed_runner import PackedRunner
 
 _T = TypeVar("_T")
 
-CONFIG_KEY = "setblock_attention"
-"""Where a checkpoint's `config.json` remembers what the probe found."""
-
-_KEY = "_setblock_probed"
-
-_FOUND: Final[dict[str, AttentionPlan]] = {}
-"""Plans by the fingerprint of what they were found for."""
+_FOUND: Final[dict[tuple[object, ...], AttentionPlan]] = {}
+"""Plans that this process found, by everything that they depend on."""
 
 
 def plan_attention(model: PreTrainedModel, *, alternatives: Sequence[str] = ()) -> AttentionPlan:
     """Find the plan by which a model's attention is to be called, and let it be called so from now on. Raise `SetBlockError`,
     which says what goes wrong, if the model can't be decoded in blocks.
 
-    A model that has a plan for its attention keeps it; a checkpoint may remember one. `alternatives` are attention
-    implementations that the model may be given where its own is not right.
+    A model that has a plan for its attention keeps it. `alternatives` are attention implementations that the model may be given
+    where its own is not right.
     """
     plan = planned(model)
     if plan is None:
-        key = _fingerprint(model, alternatives)
-        plan = _FOUND.get(key) or _remembered(model, key) or _found_plan(model, alternatives)
+        own = model.config.get_text_config()._attn_implementation
+        key = (type(model), str(model.config.to_dict()), own, *alternatives, model.device.type)
+        plan = _FOUND.get(key) or _found_plan(model, alternatives)
         _FOUND[key] = plan
         set_plan(model, plan)
-        setattr(model, _KEY, key)
     return plan
-
-
-def remember(model: PreTrainedModel) -> None:
-    """Record in a model's config which plan was found, if one was, so that a checkpoint need not be probed again."""
-    plan, key = planned(model), getattr(model, _KEY, None)
-    if plan is not None and key is not None:
-        setattr(model.config, CONFIG_KEY, {"found_for": key, **asdict(plan)})
-
-
-def _remembered(model: PreTrainedModel, key: str) -> AttentionPlan | None:
-    """Return the plan that a config records, if it was found for just this."""
-    recorded = getattr(model.config, CONFIG_KEY, None)
-    names = {"found_for", *AttentionPlan.__dataclass_fields__}
-    if not isinstance(recorded, dict) or recorded.keys() != names or recorded["found_for"] != key:
-        return None
-    return AttentionPlan(**{name: value for name, value in recorded.items() if name != "found_for"})
 
 
 @torch.inference_mode()
@@ -105,7 +80,7 @@ def _found_plan(model: PreTrainedModel, alternatives: Sequence[str]) -> Attentio
     except SetBlockError as error:
         raise SetBlockError(f"{model.config.model_type} can't be decoded in blocks: {error}") from error
     thresholds = thresholds_of(model.config, small)
-    low = with_low(small, thresholds) if thresholds else small
+    low = with_low(small, thresholds)
     own: str = model.config.get_text_config()._attn_implementation
     plans: list[AttentionPlan] = []
     reasons: list[DisagreementError] = []
@@ -186,22 +161,17 @@ def _limited(
 ) -> AttentionPlan:
     """Return the plan by which a small copy is right up to a threshold, or raise `DisagreementError` if it is wrong even below
     all. `reason` is what is wrong past them."""
-    plan = _tried(small, implementation, own)
-    wrong: list[tuple[Threshold, DisagreementError]] = []
+    wrong: dict[Threshold, DisagreementError] = {}
     for each in thresholds:
         try:
-            other = _tried(with_low(small, [each]), implementation, own)
-            plan = replace(
-                plan,
-                grouped=plan.grouped and other.grouped,
-                by_document=plan.by_document and other.by_document,
-                untrainable=plan.untrainable or other.untrainable,
-                unpackable=plan.unpackable or other.unpackable,
-            )
+            _tried(with_low(small, [each]), implementation, own)
         except DisagreementError as error:
-            wrong.append((each, error))
-    threshold, why = min(wrong or [(each, reason) for each in thresholds], key=lambda pair: pair[0].value)
-    return replace(plan, context=threshold.value, context_reason=f"past {threshold.name} {threshold.value}, {why}")
+            wrong[each] = error
+    wrong = wrong or dict.fromkeys(thresholds, reason)
+    plan = _tried(with_low(small, [each for each in thresholds if each not in wrong]), implementation, own)
+    threshold = min(wrong, key=lambda each: each.value)
+    why = f"past {threshold.name} {threshold.value}, {wrong[threshold]}"
+    return replace(plan, context=threshold.value, context_reason=why)
 
 
 def _run(check: Callable[[], _T], *, failure: str = "it takes no 4D mask, position ids or preallocated cache") -> _T:
@@ -213,27 +183,3 @@ def _run(check: Callable[[], _T], *, failure: str = "it takes no 4D mask, positi
     except Exception as error:
         text = one_line(error)[:200]
         raise DisagreementError(f"{failure} ({text or type(error).__name__})") from error
-
-
-def _fingerprint(model: PreTrainedModel, alternatives: Sequence[str]) -> str:
-    """Return the fingerprint of everything that a plan depends on."""
-    kind, config = type(model), model.config.to_dict()
-    parts = (
-        str(_VERSION),
-        transformers.__version__,
-        kind.__module__,
-        kind.__qualname__,
-        model.config.get_text_config()._attn_implementation,
-        *alternatives,
-        model.device.type,
-        json.dumps(
-            {name: each for name, each in config.items() if not _IRRELEVANT.search(name)}, sort_keys=True, default=str
-        ),
-    )
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-_VERSION = 1  # to be raised when the probe comes to find something else
-_IRRELEVANT = re.compile(
-    r"^_|^setblock|token_id|^vocab_size$|^architectures$|dtype$|^transformers_version$|quantization|use_cache"
-)

@@ -76,13 +76,11 @@ def thresholds_of(config: PretrainedConfig, small: PreTrainedModel) -> list[Thre
     for path, value in _numbers(vars(config.get_text_config())):
         if value > SMALL_THRESHOLD and path[-1] not in _CONTEXT and not _NO_THRESHOLD.search(path[-1]):
             places[path[-1]].append((path, value))
-    found = [
+    found = (
         Threshold(name, min(value for _, value in there), tuple(path for path, _ in there))
         for name, there in places.items()
-    ]
-    shapes = _shapes(small)
-    found = [each for each in found if _shapes_with(small, each) == shapes]
-    return found if not found or _runs(small, found) else [each for each in found if _runs(small, [each])]
+    )
+    return [each for each in found if _runs(small, each)]
 
 
 def with_low(
@@ -206,11 +204,11 @@ def _lowered(
     return low
 
 
-def _runs(small: PreTrainedModel, thresholds: Sequence[Threshold]) -> bool:
-    """Return whether there is such a small copy with thresholds lowered. A number that does not fit the others any more
-    was none."""
+def _runs(small: PreTrainedModel, threshold: Threshold) -> bool:
+    """Return whether there is such a small copy with a threshold lowered. A number that shapes weights, or does not fit the
+    others any more, was none."""
     try:
-        run_text(with_low(small, thresholds))
+        run_text(with_low(small, [threshold]))
     except Exception:  # of Transformers, as above
         return False
     return True
@@ -222,19 +220,6 @@ def run_text(small: PreTrainedModel) -> torch.Tensor:
     text = torch.arange(LONGEST, device=small.device)[None] % (VOCABULARY - 1) + 1
     logits: torch.Tensor = small(input_ids=text, use_cache=False).logits[0].float()
     return logits
-
-
-def _shapes_with(small: PreTrainedModel, threshold: Threshold) -> dict[str, torch.Size] | None:
-    """Return the shapes of the small copy's weights with a threshold lowered; None where there is no such model."""
-    try:
-        with _quiet(), torch.device("meta"):
-            return _shapes(type(small)(_lowered(small.config, [threshold])))
-    except Exception:  # of Transformers, for a config that fits together no longer
-        return None
-
-
-def _shapes(model: PreTrainedModel) -> dict[str, torch.Size]:
-    return {name: weight.shape for name, weight in model.named_parameters()}
 
 
 class _quiet:  # noqa: N801
