@@ -68,9 +68,9 @@ def _updated(layer: Any, gate: Gate, base: nn.Module, args: tuple[Any, ...], out
     is_cast = torch.is_autocast_enabled(output.device.type)
     inside = first(layer.lora_dropout[name](args[0] if is_cast else args[0].to(first.weight.dtype)))
     if torch.is_grad_enabled() and inside.dtype == output.dtype and type(base) is nn.Linear:
-        # One pass over all outputs, where PEFT has a product, a factor and a sum
-        flat, part = output.flatten(0, -2), gate.gated(gate.rows(inside))
-        return torch.addmm(flat, part, second.weight.to(output.dtype).t(), alpha=scaling).view_as(output)
+        add: Any = _AddedUpdate.apply
+        updated: Tensor = add(output, gate.gated(gate.rows(inside)), second.weight.to(output.dtype), scaling)
+        return updated
     summed: Tensor = output + gate.gated(gate.rows(second(inside))).view_as(output) * scaling
     return summed.to(output.dtype)
 
@@ -103,6 +103,27 @@ def with_row(output: Tensor, base: nn.Module, *, ids: Tensor, token: int, row: T
     """Return what the embedding `base` gave for `ids` [B, T], with another row for one token."""
     scaled = row.to(output.dtype) * getattr(base, "embed_scale", 1)
     return torch.where((ids == token)[..., None], scaled.to(output.dtype), output)
+
+
+class _AddedUpdate(torch.autograd.Function):
+    """Add scaling * `inside` [..., r] @ `weight` [D, r]ᵀ to `output` [..., D] in place: a linear layer's output is not
+    needed for its own backward pass. As PEFT has it, three more passes over all outputs go through memory."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, inside: Tensor, weight: Tensor, scaling: float) -> Tensor:
+        ctx.save_for_backward(inside, weight)
+        ctx.scaling = scaling
+        output.view(-1, output.shape[-1]).addmm_(inside.reshape(-1, inside.shape[-1]), weight.t(), alpha=scaling)
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        inside, weight = ctx.saved_tensors
+        flat = gradients[0].reshape(-1, weight.shape[0])
+        of_inside = (flat @ weight).mul_(ctx.scaling).view_as(inside)
+        of_weight = (flat.t() @ inside.reshape(-1, inside.shape[-1])).mul_(ctx.scaling)
+        return gradients[0], of_inside, of_weight, None
 
 
 @contextmanager
