@@ -24,19 +24,33 @@ torch.set_num_threads(1)
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test marked `in_turn`, leave to the nightly run all but a part of its parameters' combinations, in which each value
-    of each parameter is: with modes A, B, C and families 1, 2, 3, ... those are A1, C2, B3, ..."""
+    of each parameter is: with modes A, B, C and families 1, 2, 3, ... those are A1, C2, B3, ... Notebooks are guides."""
     tests = defaultdict[str, list[pytest.Function]](list)
     for item in items:
+        if item.path.suffix == ".ipynb":
+            item.add_marker(pytest.mark.readme)
         if isinstance(item, pytest.Function) and item.get_closest_marker("in_turn"):
             tests[item.nodeid.partition("[")[0]].append(item)
     for cases in tests.values():
-        # Of each parameter, the number of its value in each case; once of parameters that are given together
-        numbers = {tuple(case.callspec.indices[name] for case in cases) for name in cases[0].callspec.indices}
-        counts = [len(set(each)) for each in numbers if len(set(each)) > 1]
-        if len(counts) > 1:
-            for case, *of_case in zip(cases, *numbers, strict=True):
-                if sum(of_case) % min(counts):
-                    case.add_marker(pytest.mark.nightly)
+        given = [names_of(mark) for mark in cases[0].iter_markers("parametrize")]
+        of_fixtures = [[name] for name in cases[0].callspec.params if not any(name in names for names in given)]
+        numbers = [numbers_of(cases, names) for names in given + of_fixtures]
+        counts = [1 + max(each) for each in numbers if any(each)]
+        for case, *of_case in zip(cases, *numbers, strict=True):
+            if len(counts) > 1 and sum(of_case) % min(counts):
+                case.add_marker(pytest.mark.nightly)
+
+
+def names_of(mark: pytest.Mark) -> list[str]:
+    """The parameters that a mark gives together."""
+    return [name.strip() for name in mark.args[0].split(",")] if isinstance(mark.args[0], str) else [*mark.args[0]]
+
+
+def numbers_of(cases: list[pytest.Function], names: list[str]) -> list[int]:
+    """Of parameters that are given together, the number of their values in each case. `callspec.indices` numbers the cases."""
+    values = [tuple(id(case.callspec.params[name]) for name in names) for case in cases]
+    first = list(dict.fromkeys(values))
+    return [first.index(each) for each in values]
 
 
 @pytest.fixture(scope="session", autouse=True)

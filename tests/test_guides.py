@@ -35,8 +35,15 @@ SHORTER = (
     (r"(setblock (?:sweep|calibrate) (?!.*--limit)(?!.*--dry-run))", r"\1--limit 2 --max-new-tokens 8 "),
     (r"(setblock calibrate)(?!.*--tolerance)", r"\1 --tolerance any"),
     (r"--tolerance \S+", "--tolerance tokens=90 --confidence 0.5"),  # one that few examples can show
-    (r"--(max-new-tokens) \d{3,}", r"--\1 64"),
+    (r"^(setblock data regenerate .*--max-new-tokens) \d+", r"\1 64"),  # it leaves out answers that don't end
+    (r"^(?!setblock data)(.*--max-new-tokens) \d{2,}", r"\1 8"),
+    (r"(setblock (?:compare|generate)(?= --model )(?!.*--max-new-tokens))", r"\1 --max-new-tokens 8"),
     (r"--count \d+", "--count 2 --max-new-tokens 8"),
+    (r"data\.documents=\d+", "data.documents=20"),
+    (
+        r"(setblock train recipes/\S+)",
+        r"\1 --set model.path=runs/mine --set data.documents=20 --set data.evaluation.documents=2",
+    ),
     (r"(setblock train \S+)", r"\1 --set training.max_steps=1 --set training.use_cpu=true --set training.bf16=false"),
 )
 """What is made short before a command of `setblock` runs: a pattern, and what takes its place."""
@@ -70,6 +77,9 @@ BEFORE = {
     )
 }
 """What a page takes for granted that another page does."""
+
+AFTER = {"data.md": ("runs/sums/config.json", "runs/from-tokens/config.json")}
+"""What a page's commands have made."""
 
 NAV = yaml.load((ROOT / "mkdocs.yml").read_text().replace("!ENV", ""), yaml.SafeLoader)["nav"]
 GUIDES = sorted(
@@ -171,6 +181,7 @@ def test_guide_runs(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -
             elif block.language == "python" and path.name not in PROGRAMS_NOT_RUN:
                 names.setdefault("model", load("runs/mine", device="cpu"))
                 run_program(block.content, names, stack)
+    assert [made for made in AFTER.get(path.name, ()) if not (folder / made).is_file()] == []
 
 
 def run_program(program: str, names: dict[str, object], stack: contextlib.ExitStack) -> None:

@@ -104,7 +104,9 @@ def test_stdin_that_is_not_text(run, sbd_folder):
     _refused(run("generate", "-", "--model", sbd_folder, stdin=b"\xff\xfe"), "UTF-8")
 
 
-@pytest.mark.parametrize("arguments", [("-",), ("--input", "-", "--output", "-")])
+@pytest.mark.parametrize(
+    "arguments", [("-",), pytest.param(("--input", "-", "--output", "-"), marks=pytest.mark.nightly)]
+)
 def test_a_closed_stdin(arguments):
     """As by `<&-`."""
     command = (sys.executable, "-c", "import os; os.close(0); from sys import argv; os.execv(argv[1], argv[1:])")

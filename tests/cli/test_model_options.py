@@ -33,14 +33,6 @@ def test_int8_weights(run, sbd_folder, loaded):
     assert loaded[0].quantization == "int8"
 
 
-def test_a_compiled_model(run, sbd_folder, loaded, monkeypatch):
-    monkeypatch.setattr(SBDModel.compile, "__kwdefaults__", {"backend": "eager"})
-    plain = json.loads(run(*COMMAND, "--model", sbd_folder, "--branches", 0).stdout)
-    compiled = json.loads(run(*COMMAND, "--model", sbd_folder, "--compile").stdout)
-    assert {**plain, "seconds": 0} == {**compiled, "seconds": 0}
-    assert [model.compiled is not None for model in loaded] == [False, True]
-
-
 def test_prepacked_weights(run, sbd_folder, loaded):
     plain = json.loads(run(*COMMAND, "--model", sbd_folder).stdout)
     prepacked = json.loads(run(*COMMAND, "--model", sbd_folder, "--prepack").stdout)

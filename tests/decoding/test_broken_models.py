@@ -136,6 +136,7 @@ def test_one_request_is_told_in_one_line(method: Any, trained_tokenizer: PreTrai
     assert second.token_ids == generate(sbd, " 12", settings=settings, raw=True).token_ids
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

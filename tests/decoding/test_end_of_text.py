@@ -122,6 +122,7 @@ def test_stream_never_shows_what_an_end_of_text_cuts_off(
     assert "".join(chunk.text for chunk in chunks) == generation.text
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("method", ["sbd", "exact"])
 def test_stop_token_ids_end_an_answer_as_an_end_of_text_does(

@@ -64,6 +64,7 @@ def test_cached_equals_naive_and_commits_exactly(
     assert_committed_is_exact(sbd, batch)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2"])
 def test_cached_equals_naive_at_a_temperature(
@@ -119,6 +120,7 @@ def test_each_row_of_a_batch_is_what_it_is_alone(
         assert ours.entropy == pytest.approx(alone.entropy, abs=1e-3)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral"])
 def test_a_block_that_ends_at_the_last_position_of_the_context(

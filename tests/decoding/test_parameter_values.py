@@ -67,6 +67,7 @@ def test_what_is_out_of_range_is_told(fields: dict[str, Any], message: str) -> N
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "fields",
     [
@@ -157,6 +158,7 @@ def test_n_belongs_to_batches(trained_tokenizer: PreTrainedTokenizerBase) -> Non
         generate(sbd, "Tom", settings=DecodingSettings(method="sbd", n=2))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("seed", [5, 2**63 - 2, np.int64(2**63 - 1), -(2**63)])
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
 def test_each_of_n_answers_is_a_seed_of_its_own(

@@ -62,6 +62,7 @@ def test_a_stream_waits_once_a_pass(name: str, tokenizer: PreTrainedTokenizerBas
     assert waits.total == passes + 1 > 5, waits.counts  # and once at the end
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", range(4))
 def test_passes_that_are_fed_ahead_give_the_same(
@@ -102,6 +103,7 @@ def test_what_is_fed_ahead_bounds_what_a_pass_needs(
             assert span.tokens == 0 or span.block_start - span.start <= bound.block_start - bound.start
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("length", [1, 3, 20])
 @pytest.mark.parametrize("new_tokens", [1, 2, 9, 17])
 def test_a_block_larger_than_the_whole_text_is_fed_ahead(

@@ -182,6 +182,7 @@ def test_blocks_are_the_plain_twins(
                 assert found.passes.block + found.passes.commit >= passes
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
 @pytest.mark.parametrize("mode", MODES)
 def test_separate_commits_change_nothing_but_the_passes(

@@ -28,6 +28,7 @@ SETTINGS = {
 CONTEXT = 32768
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("layers", [2, 4])
 @pytest.mark.parametrize("names", [["ntp"], ["sbd"], ["exact"], ["ntp", "sbd", "exact"]], ids="+".join)
 def test_the_engine_waits_once_a_pass_as_a_stream_does(

@@ -87,6 +87,7 @@ def test_calls_are_told_from_text_however_it_comes(step: int, trained_tokenizer:
     assert read(form, calls[0][:60], step) == ("", [("weather", calls[0][45:60])])
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_required_calls_are_valid(name: str, method: Any, shifted: SBDModel, prompts: list[list[int]]) -> None:

@@ -118,6 +118,7 @@ def test_what_ends_is_valid(schema: dict[str, Any], shifted: SBDModel, prompts: 
             jsonschema.validate(json.loads(found.text), schema)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_what_is_revealed_can_be_finished(name: str, sbd: SBDModel, prompts: list[list[int]]) -> None:
     """After each pass there are no gaps before what is revealed, and the grammar takes all of it."""

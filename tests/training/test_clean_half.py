@@ -36,6 +36,7 @@ def all_logits(model: PreTrainedModel, inputs: TrainingInputs) -> Tensor:
     return logits.view(batch, length, -1)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("packed", [False, True])
 def test_clean_half_is_a_plain_causal_pass(model: PreTrainedModel, packed: bool, documents: list[Document]) -> None:
     """Each document on its own, under Transformers' own masks."""

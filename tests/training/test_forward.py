@@ -88,6 +88,7 @@ def test_the_limit_is_where_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch) ->
     training_logits(model_of("llama"), row_of(1000), none)  # plainly causal: no mask at all
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gemma2"}))  # whose soft-capping SDPA has not
 @pytest.mark.parametrize("is_ntp", [False, True])
 def test_documents_one_by_one_are_one_mask_over_the_row(family: str, is_ntp: bool) -> None:

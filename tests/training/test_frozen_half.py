@@ -117,6 +117,7 @@ def test_families(tokenizer: PreTrainedTokenizerBase, family: str, logit_shift: 
     check(model, gate, doubled(mask, copies=2, logit_shift=logit_shift, idle_blocks=False))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("run_length", [1, 16, 1 << 30])
 @pytest.mark.parametrize("copies", [1, 4, 7])
 def test_copies_and_runs(

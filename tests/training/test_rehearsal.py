@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from typer.testing import CliRunner
 
 from conftest import TEXTS
+from setblock.cli.app import app
 from setblock.data.tokenizer import train_tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -117,8 +119,17 @@ def run(commands: Sequence[Sequence[str]], folder: Path) -> list[str]:
     return said
 
 
+def run_here(command: Sequence[str]) -> str:
+    """What a command of `setblock` prints that runs in this process."""
+    done = CliRunner().invoke(app, list(command[1:]))
+    assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
+    return done.stdout
+
+
 @pytest.mark.readme
-def test_the_page_leads_from_the_hubs_files_to_a_model_that_decodes_in_blocks(tmp_path: Path) -> None:
+def test_the_page_leads_from_the_hubs_files_to_a_model_that_decodes_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub_files(tmp_path / "model")
     chats(tmp_path / "chats.jsonl")
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
@@ -128,8 +139,8 @@ def test_the_page_leads_from_the_hubs_files_to_a_model_that_decodes_in_blocks(tm
         "data.source": "chats.jsonl",
         "data.row_length": 128,
         "training.output_dir": "run",
-        "training.max_steps": 4,
-        "training.save_steps": 2,
+        "training.max_steps": 2,
+        "training.save_steps": 1,
         "training.logging_steps": 1,
         "training.warmup_steps": 0,
         "training.learning_rate": 0.001,
@@ -143,8 +154,9 @@ def test_the_page_leads_from_the_hubs_files_to_a_model_that_decodes_in_blocks(tm
     # 1. Know before you rent, and tokenise
     dry = page_command("setblock train recipes/llama-3.1-8b-sbd.yaml --dry-run")
     dry[dry.index("recipes/llama-3.1-8b-sbd.yaml")] = recipe
-    run([[*dry, *settings]], tmp_path)
-    run([["setblock", "data", "tokenise", recipe, "--output", "tokens", "--processes", "2", *settings]], tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run_here([*dry, *settings])
+    run_here(["setblock", "data", "tokenise", recipe, "--output", "tokens", "--processes", "2", *settings])
 
     # 2. Train on two machines, which are this one
     launch = page_command("accelerate launch --config_file recipes/accelerate/fsdp2.yaml --num_machines 4")
@@ -168,10 +180,9 @@ def test_the_page_leads_from_the_hubs_files_to_a_model_that_decodes_in_blocks(tm
     layers = {name for name in found if "proj" in name}
     print(f"{len(changed)} of {len(found)} tensors changed; losses {[each['loss'] for each in logs if 'loss' in each]}")
     assert layers <= set(changed)
-    assert [each["step"] for each in logs if "loss" in each] == [1, 2, 3, 4]
+    assert [each["step"] for each in logs if "loss" in each] == [1, 2]
     limits = ["--method", "sbd", "--block-size", "8", "--min-new-tokens", "16", "--max-new-tokens", "16"]
-    (said,) = run([["setblock", "generate", "--model", "run", *limits, "--json", "What is 3 plus 6?"]], tmp_path)
-    answer = json.loads(said.splitlines()[-1])
+    answer = json.loads(run_here(["setblock", "generate", "--model", "run", *limits, "--json", "What is 3 plus 6?"]))
     print(f"{answer['num_tokens']} tokens in {answer['num_block_forwards']} passes over blocks")
     assert answer["num_tokens"] == 16
     assert answer["num_block_forwards"] > 0

@@ -20,6 +20,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_events_replayed_give_the_answer(name: str, mode: str, trained_tokenizer: PreTrainedTokenizerBase) -> None:

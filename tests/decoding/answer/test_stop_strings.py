@@ -90,6 +90,7 @@ def test_the_answer_ends_before_a_stop_string(recital: SBDModel, stop: str | tup
         assert max(generation.revealed_by) <= generation.passes.decoding
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "stop", ["les", "\n\nThe a", "apples \u2014 n\u00e9x", (" n\u00e9e \U0001f3fd", "\u2014 n"), "\U0001f44d."]
 )

@@ -147,6 +147,7 @@ def test_blocks_that_nothing_checks_are_refused(untrained: SBDModel, prompts: li
         answers(untrained, prompts[:1], [DecodingSettings(method="sbd", max_new_tokens=4)])
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("has_others", [False, True])
 @pytest.mark.parametrize("lookup", [1, 2])
 @pytest.mark.parametrize("mode", ["unshifted", "shifted"])

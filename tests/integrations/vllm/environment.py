@@ -29,7 +29,7 @@ def main(folder: Path) -> None:
         )
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    pip = [str(python), "-m", "pip", "install", "--no-deps", "--progress-bar", "off"]
+    pip = [str(python), "-m", "pip", "install", "--no-deps", "--no-compile", "--progress-bar", "off"]
     subprocess.run([*pip, "--quiet", "--require-hashes", "--only-binary", ":all:", "-r", str(REQUIREMENTS)], check=True)
     subprocess.run([*pip, "--quiet", "--no-build-isolation", "-e", str(ROOT)], check=True)
     packages = next(folder.glob("lib/python3.*/site-packages"))
