@@ -237,9 +237,10 @@ class _LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _peak(model: Any, frozen: FrozenModel | None, args: SBDConfig, inputs: TrainingInputs, gpus: int) -> dict[str, int]:
     """Return the most that a device holds in a step, by kind."""
     is_half = args.bf16 or args.fp16
-    weights = sum(p.nbytes for p in model.parameters()) // gpus
+    weights, reduced = sum(p.nbytes for p in model.parameters()) // gpus, 0
     if gpus > 1:
-        weights += _gathered(model.to(torch.bfloat16) if is_half else model)
+        gathered, reduced = _held_whole(model.to(torch.bfloat16) if is_half else model)
+        weights += gathered
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model.to_empty(device="cpu")
         model.tie_weights()
@@ -268,18 +269,21 @@ def _peak(model: Any, frozen: FrozenModel | None, args: SBDConfig, inputs: Train
             torch.autograd.backward(loss.total)
     return {
         "weights": weights,
-        "gradients": live.gradients,
+        "gradients": live.gradients + reduced,
         "optimizer": 8 * model.num_parameters(only_trainable=True) // gpus,  # two moments of AdamW
         "activations, logits and other temporaries": live.most - live.gradients,
     }
 
 
-def _gathered(model: Any) -> int:
-    """Return the bytes of the weights that FSDP2 holds whole at once: two layers, and all that is in no layer."""
+def _held_whole(model: Any) -> tuple[int, int]:
+    """Return the bytes of the weights that FSDP2 holds whole at once, two layers and all that is in no layer; and those of the
+    float32 gradients of one layer, which are on their way."""
     names = set(model._no_split_modules or ())
-    layers = [module for module in model.modules() if type(module).__name__ in names]
-    sizes: list[int] = [sum(p.nbytes for p in module.parameters()) for module in (model, *layers)]
-    return sizes[0] - sum(sizes[1:]) + 2 * max(sizes[1:], default=0)
+    layers = [list(module.parameters()) for module in model.modules() if type(module).__name__ in names]
+    sizes = [sum(p.nbytes for p in layer) for layer in layers]
+    trained = [sum(4 * p.numel() for p in layer if p.requires_grad) for layer in layers]
+    outside = sum(p.nbytes for p in model.parameters()) - sum(sizes)
+    return outside + 2 * max(sizes, default=0), max(trained, default=0)
 
 
 @contextmanager

@@ -112,7 +112,10 @@ def sdpa_keeps_bits(dtype: torch.dtype, size: int) -> bool:
             apart = [
                 scaled_dot_product_attention(each, key[:, :, :seen], value[:, :, :seen], of_each[..., :seen])
                 for each, of_each, seen in zip(
-                    query.split(ROWS, dim=2), bias.split(ROWS, dim=2), range(CHUNK, keys + 1, CHUNK), strict=True
+                    torch.split(query, ROWS, dim=2),
+                    torch.split(bias, ROWS, dim=2),
+                    range(CHUNK, keys + 1, CHUNK),
+                    strict=True,
                 )
             ]
             _KEEPS_BITS[dtype, size] = torch.equal(torch.cat(apart, dim=2), together)
