@@ -16,7 +16,7 @@ from setblock.decoding.answer.generation import Failure, FinishReason, Generatio
 from setblock.decoding.answer.news import RowNews, read_news
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.companions.asking import Accompanied, Companions
-from setblock.decoding.drafts.control import RowDrafts, control_of, decided_spans, note_fed, observe, timed_pass
+from setblock.decoding.drafts.control import RowDrafts, control_of, decided_spans, note_fed, timed_pass
 from setblock.decoding.settings.checks import CheckedRows
 from setblock.decoding.state.joining import joined, open_state, taken
 from setblock.decoding.state.state import BatchState
@@ -109,9 +109,7 @@ class Rows:
     @torch.inference_mode()
     def _decide(self, whole: Sequence[Span], runner: Runner) -> list[Span]:
         """Return the spans of the next pass, decided row by row, and shorten drafts accordingly."""
-        control = control_of(self.model)
-        observe(control, self.drafts, whole)
-        spans = decided_spans(control, self.drafts, whole, self.state, runner)
+        spans = decided_spans(control_of(self.model), self.drafts, whole, self.state, runner)
         changed = (
             (span.end, span.block_start) != (full.end, full.block_start)
             for span, full in zip(spans, whole, strict=True)
