@@ -6,22 +6,18 @@ Knows the files of `samplers/`, plug-ins, and names. Knows nothing of any rule, 
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import MISSING, fields
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from setblock.errors import ParameterError, SetBlockError, did_you_mean, fault_of
+from setblock.errors import ParameterError, did_you_mean, fault_of
 
 if TYPE_CHECKING:
     from setblock.decoding.samplers.base import Sampler
 
 PLUG_INS = "setblock.samplers"
 """The group of entry points under which other packages name their samplers."""
-
-
-_FOLDER, _NO_RULES = Path(__file__).parent, ("base", "named")
 
 
 class Samplers(MutableMapping[str, type[Any]]):
@@ -36,7 +32,7 @@ class Samplers(MutableMapping[str, type[Any]]):
 
     def in_this_package(self) -> dict[str, type[Any]]:
         """Return the classes of `samplers/`."""
-        return {name: _class_in_file(name) for name in _files()}
+        return {name: point.load() for name, point in _files().items()}
 
     def name_of(self, kind: type[Any]) -> str | None:
         """Return the name of a class, or None if it has none."""
@@ -47,9 +43,7 @@ class Samplers(MutableMapping[str, type[Any]]):
     def __getitem__(self, name: str) -> type[Any]:
         if name in self._by_hand:
             return self._by_hand[name]
-        if name in _files():
-            return _class_in_file(name)
-        kind: type[Any] = _plug_ins()[name].load()
+        kind: type[Any] = (_files().get(name) or _plug_ins()[name]).load()
         return kind
 
     def __setitem__(self, name: str, kind: type[Any]) -> None:
@@ -72,24 +66,17 @@ SAMPLERS = Samplers()
 
 
 @cache
-def _files() -> dict[str, str]:
-    """Return the modules of `samplers/` by the names of their rules."""
-    names = [module.name for module in iter_modules([str(_FOLDER)])]
-    return {name.replace("_", "-"): name for name in names if name not in _NO_RULES}
+def _files() -> dict[str, EntryPoint]:
+    """Return where the rules of `samplers/` are, by their names. The file `entropy_prefix.py` has the class `EntropyPrefix`."""
+    files = {module.name for module in iter_modules([str(Path(__file__).parent)])} - {"base", "named"}
+    homes = {file: f"setblock.decoding.samplers.{file}:{file.title().replace('_', '')}" for file in sorted(files)}
+    points = [EntryPoint(file.replace("_", "-"), home, PLUG_INS) for file, home in homes.items()]
+    return {each.name: each for each in points}
 
 
 @cache
 def _plug_ins() -> dict[str, EntryPoint]:
     return {each.name: each for each in entry_points(group=PLUG_INS)}
-
-
-def _class_in_file(name: str) -> type[Any]:
-    module = f"setblock.decoding.samplers.{_files()[name]}"
-    own = [each for each in vars(import_module(module)).values() if getattr(each, "__module__", None) == module]
-    named = [each for each in own if isinstance(each, type) and getattr(each, "name", None) == name]
-    if len(named) != 1:
-        raise SetBlockError(f"{module} must have one class with the attribute name = {name!r}, not {len(named)}")
-    return named[0]
 
 
 def name_of(sampler: "Sampler") -> str:
