@@ -3,7 +3,8 @@
 Knows the files of `samplers/`, plug-ins, and names. Knows nothing of any rule, and imports none before it is asked for.
 """
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -20,15 +21,12 @@ PLUG_INS = "setblock.samplers"
 """The group of entry points under which other packages name their samplers."""
 
 
-class Samplers(MutableMapping[str, type[Any]]):
+class Samplers(UserDict[str, type[Any]]):
     """Map names to sampler classes: those of `samplers/`, of plug-ins, and those added by hand.
 
     A file's name is its rule's, with underscores for dashes. One put in by hand comes before a file, and a file before a
-    plug-in. `SAMPLERS["mine"] = Mine` adds one to this process.
+    plug-in. `SAMPLERS["mine"] = Mine` adds one to this process; `data` has these.
     """
-
-    def __init__(self) -> None:
-        self._by_hand: dict[str, type[Any]] = {}
 
     def in_this_package(self) -> dict[str, type[Any]]:
         """Return the classes of `samplers/`."""
@@ -37,26 +35,18 @@ class Samplers(MutableMapping[str, type[Any]]):
     def name_of(self, kind: type[Any]) -> str | None:
         """Return the name of a class, or None if it has none."""
         own = getattr(kind, "name", None)
-        names = [own] if isinstance(own, str) and own in self else self._by_hand
+        names = [own] if isinstance(own, str) and own in self else self.data
         return next((name for name in names if self[name] is kind), None)
 
-    def __getitem__(self, name: str) -> type[Any]:
-        if name in self._by_hand:
-            return self._by_hand[name]
+    def __missing__(self, name: str) -> type[Any]:
         kind: type[Any] = (_files().get(name) or _plug_ins()[name]).load()
         return kind
 
-    def __setitem__(self, name: str, kind: type[Any]) -> None:
-        self._by_hand[name] = kind
-
-    def __delitem__(self, name: str) -> None:
-        del self._by_hand[name]
-
     def __contains__(self, name: object) -> bool:
-        return name in self._by_hand or name in _files() or name in _plug_ins()
+        return name in self.data or name in _files() or name in _plug_ins()
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**_files(), **_plug_ins(), **self._by_hand})
+        return iter({**_files(), **_plug_ins(), **self.data})
 
     def __len__(self) -> int:
         return len(list(iter(self)))
