@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from setblock.decoding.drafts.costs import TimedPass
+from setblock.decoding.drafts.costs import LearnedCosts, TimedPass
 
 
-class GivenCosts:
+class GivenCosts(LearnedCosts):
     """A pass costs what a function of its tokens and rows says."""
 
     num_passes = 0

@@ -95,10 +95,10 @@ TASK = (ROOT / "docs" / "tasks.md").read_text().split("```python\n")[1].split("`
 NEW = {"decoding/samplers/every_other.py": SAMPLER, "data/tasks/doubles.py": TASK}
 CHANGED = {
     "decoding/settings/table.py": {
-        "    seed: int = setting(\n": """    without_token: int | None = setting(
-        None, "A token id that is never written.", Range(0), group="point", metavar="ID"
+        "    seed: int = sampling(\n": """    without_token: int | None = point(
+        None, "A token id that is never written.", Range(0), metavar="ID"
     )
-    seed: int = setting(
+    seed: int = sampling(
 """
     },
     "decoding/step/logits.py": {

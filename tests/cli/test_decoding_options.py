@@ -60,7 +60,7 @@ def test_sampler_options_have_the_types_of_the_sampler_s_fields():
             {"sampler": "entropy-bound"},
             "sampler must be one of confidence-threshold, .*, did you mean 'entropy-bounded'",
         ),
-        ({"sampler": "zzz"}, "left-to-right, not 'zzz'$"),
+        ({"sampler": "zzz"}, "fixed-count, not 'zzz'$"),
         ({"sampler_options": ["gama=1"]}, "entropy-bounded has no 'gama', did you mean 'gamma'.*; it has gamma, proxy"),
         ({"sampler_options": ["gamma"]}, "--sampler-option must be KEY=VALUE, not 'gamma'"),
         ({"sampler_options": ["gamma=much"]}, "gamma of sampler entropy-bounded must be a number, not 'much'"),

@@ -66,11 +66,9 @@ class Parity(Companion):
     def retract(self, count: int) -> None:
         self.place -= count
 
-    @classmethod
-    def fill(cls, members: Any, allowed: Tensor) -> None:
-        for row, each in zip(allowed, members, strict=True):
-            if each.place % 2:
-                row[each.digits] = False
+    def fill(self, allowed: Tensor) -> None:
+        if self.place % 2:
+            allowed[self.digits] = False
 
 
 class Stopper(Companion):

@@ -20,7 +20,7 @@ from families import MODES, tiny_sbd
 from naive import naive_decode, naive_exact
 from running import Log
 from setblock.decoding.generate import generate, generate_batch, open_batch, stream
-from setblock.decoding.samplers import EntropyBounded, LeftToRight, Sampler
+from setblock.decoding.samplers import EntropyBounded, FixedCount, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
@@ -134,7 +134,7 @@ def naive_model(tokenizer: PreTrainedTokenizerBase, mode: str = "shifted", **cha
     return NaiveModel(tokenizer, SBDFacts(mask_token_id=MASK, block_sizes=(2, 16), **MODES[mode]), **changes)
 
 
-SAMPLERS: list[Sampler] = [EntropyBounded(4.0), EntropyBounded(0.0), EntropyBounded(math.inf), LeftToRight(3)]
+SAMPLERS: list[Sampler] = [EntropyBounded(4.0), EntropyBounded(0.0), EntropyBounded(math.inf), FixedCount(3)]
 
 
 def settings_of(method: Any) -> list[DecodingSettings]:

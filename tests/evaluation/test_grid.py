@@ -35,9 +35,8 @@ def test_every_combination_once_in_order(model):
 
 def test_a_key_is_for_the_samplers_that_have_it(model):
     values = {"threshold": ["0.5"], "factor": ["2"], "block_size": ["8"]}
-    assert labels(model, ["sbd"], ["confidence-threshold", "entropy-threshold", "factor"], values) == [
+    assert labels(model, ["sbd"], ["confidence-threshold", "factor"], values) == [
         "confidence-threshold 0.5, k 8",
-        "entropy-threshold 0.5, k 8",
         "factor 2, k 8",
     ]
 

@@ -16,7 +16,7 @@ from integrations.slot_engine import generated, serve
 from setblock.decoding.samplers import (
     EntropyBounded,
     Factor,
-    LeftToRight,
+    FixedCount,
     Sampler,
 )
 from setblock.decoding.settings.table import DecodingSettings
@@ -33,7 +33,7 @@ SAMPLERS: list[Sampler] = [
     EXAMPLES["klass"](threshold=0.3, max_kl=2.0, passes=1),
     EXAMPLES["credit-decoding"](threshold=0.6),
     EXAMPLES["dilated"](4),
-    LeftToRight(3),
+    FixedCount(3),
 ]
 
 

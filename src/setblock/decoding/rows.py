@@ -6,7 +6,7 @@ Knows how rows join and leave, and how what is revealed becomes text. Knows noth
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,15 +16,15 @@ from setblock.decoding.answer.generation import Failure, FinishReason, Generatio
 from setblock.decoding.answer.news import RowNews, read_news
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.companions.asking import Accompanied, Companions
-from setblock.decoding.drafts.control import RowDrafts, control_of, decided_spans, note_fed, observe, timed_pass
+from setblock.decoding.drafts.control import RowDrafts, control_of, decided_spans, note_fed, timed_pass
 from setblock.decoding.settings.checks import CheckedRows
-from setblock.decoding.state.joining import joined, open_state, taken
+from setblock.decoding.state.joining import joined, joined_list, open_state
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.absorb import DecodingStep, absorb
-from setblock.decoding.step.choice import Policy, open_policy
+from setblock.decoding.step.choice import Policy
 from setblock.decoding.step.feed import in_parts, next_feed, next_spans, plan_pass, span_columns, span_of, spans_ahead
 from setblock.devices import HostCopy
-from setblock.model.protocol.runtime import Compile, Feed, LanguageModel, Runner, Span, as_it_is
+from setblock.model.protocol.runtime import LanguageModel, Runner, Span, as_it_is
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Rows:
         return cls(
             model=model,
             state=state,
-            policy=open_policy(terms, checked.companions, vocab_size=model.vocab_size, device=model.device),
+            policy=Policy(terms, checked.companions, vocab_size=model.vocab_size, device=model.device),
             texts=checked.texts,
             drafts=[control_of(model).new_row() if row.adapts_drafts else None for row in terms],
             started=[checked.started] * len(terms),
@@ -59,41 +59,32 @@ class Rows:
 
     @classmethod
     @torch.inference_mode()
-    def joined(cls, parts: Sequence["Rows"]) -> "Rows":
-        """Return the rows of several in one."""
-        state = joined([part.state for part in parts])
+    def joined(cls, parts: Sequence["Rows"], rows: Sequence[int] | None = None) -> "Rows":
+        """Return the rows of several in one, or `rows` of all these. They share texts and companions with the parts: of
+        two that have a row, only one may continue."""
+        state = joined([part.state for part in parts], rows)
         return cls(
             model=parts[0].model,
             state=state,
-            policy=Policy.joined([part.policy for part in parts], state.terms.rows),
-            texts=[each for part in parts for each in part.texts],
-            drafts=[each for part in parts for each in part.drafts],
-            started=[each for part in parts for each in part.started],
+            policy=Policy.joined([part.policy for part in parts], state.terms.rows, rows),
+            texts=joined_list([part.texts for part in parts], rows),
+            drafts=joined_list([part.drafts for part in parts], rows),
+            started=joined_list([part.started for part in parts], rows),
         )
 
-    @torch.inference_mode()
     def taken(self, rows: Sequence[int]) -> "Rows":
-        """Return `rows` only, at least one. They share texts and companions with these: only one of the two may continue."""
-        index = torch.tensor(rows, device=self.state.tokens.device)
-        state = taken(self.state, index)
-        return Rows(
-            model=self.model,
-            state=state,
-            policy=self.policy.taken(rows, state.terms.rows),
-            texts=[self.texts[row] for row in rows],
-            drafts=[self.drafts[row] for row in rows],
-            started=[self.started[row] for row in rows],
-            next_spans=None if self.next_spans is None else [self.next_spans[row] for row in rows],
-        )
+        """Return `rows` only, at least one, as `joined` does; what their next pass is fed stays known."""
+        taken = Rows.joined([self], rows)
+        taken.next_spans = None if self.next_spans is None else [self.next_spans[row] for row in rows]
+        return taken
 
     @torch.inference_mode()
     def filled_up(self, size: int) -> "Rows":
         """Return these rows, and behind them rows that have ended, `size` in all. A compiled model then meets few batch
         sizes."""
-        missing = size - self.state.batch
-        rest = self.taken([0] * missing)
-        rest.policy = replace(rest.policy, companions=Companions([Accompanied(()) for _ in range(missing)]))
-        for row in range(missing):
+        rest = Rows.joined([self], [0] * (size - self.state.batch))
+        rest.policy.companions = Companions([Accompanied(()) for _ in rest.texts])
+        for row in range(rest.state.batch):
             rest.state.cut(row)
         return Rows.joined([self, rest])
 
@@ -109,9 +100,7 @@ class Rows:
     @torch.inference_mode()
     def _decide(self, whole: Sequence[Span], runner: Runner) -> list[Span]:
         """Return the spans of the next pass, decided row by row, and shorten drafts accordingly."""
-        control = control_of(self.model)
-        observe(control, self.drafts, whole)
-        spans = decided_spans(control, self.drafts, whole, self.state, runner)
+        spans = decided_spans(control_of(self.model), self.drafts, whole, self.state, runner)
         changed = (
             (span.end, span.block_start) != (full.end, full.block_start)
             for span, full in zip(spans, whole, strict=True)
@@ -141,17 +130,12 @@ class Rows:
             note_fed(self.drafts, spans, looks=self.state.may_draft)
         control.clock.start(self.state.tokens.device)
         feed = compiled(next_feed)(self.state, plan)
-        step = self.absorb(feed, runner.logits(feed), compiled=compiled)
+        logits, self.next_spans, self.old_ends = runner.logits(feed), None, self.state.answer.end
+        step = absorb(self.state, feed, logits, self.policy, compiled=compiled)
         if self.state.terms.adapts_drafts and plan.is_prefill is None and not is_ahead:
             for timed in control.clock.stop(self.state.tokens.device, timed_pass(plan, spans, runner)):
                 control.learn(timed)
         return step
-
-    @torch.inference_mode()
-    def absorb(self, feed: Feed, logits: torch.Tensor, *, compiled: Compile = as_it_is) -> DecodingStep:
-        """Apply the results of a forward pass: `setblock.decoding.step.absorb.absorb`."""
-        self.next_spans, self.old_ends = None, self.state.answer.end
-        return absorb(self.state, feed, logits, self.policy, compiled=compiled)
 
     @torch.inference_mode()
     def news(self, step: DecodingStep, runner: Runner) -> list[RowNews]:
@@ -179,20 +163,22 @@ class Rows:
         self.texts[row].read([], final=True)
         terms = self.state.terms.rows[row]
         settings, start = terms.settings, terms.prompt_length
+        failure = None if cancelled else self.failure(row)
+        reason: FinishReason = "stop" if self.state.has_stopped(row) else "length"
         token_ids = self.state.answer_of(row).tolist()
         here, record = (row, slice(start, start + len(token_ids))), self.state.record
         assert record is not None
         return Generation(
             text=self.texts[row].text,
             token_ids=token_ids,
-            finish_reason="cancelled" if cancelled else self._finish_reason(row),
+            finish_reason="cancelled" if cancelled else "error" if failure else reason,
             passes=self.state.counts(row),
             revealed_by=record.revealing[here].tolist(),
             entropy=record.entropies[here].tolist(),
             logprobs=None if settings.logprobs is None else self._logprobs(here, alternatives=settings.logprobs),
             seconds=time.perf_counter() - self.started[row],
             method=settings.method,
-            error=None if cancelled else self.failure(row),
+            error=failure,
             drafted=int(record.drafted[row]),
             accepted=int(record.accepted[row]),
         )
@@ -218,11 +204,6 @@ class Rows:
                 is_of_form=True,
             )
         return Failure(f"the model gave logits that are not numbers after {num_tokens} tokens", is_of_form=False)
-
-    def _finish_reason(self, row: int) -> FinishReason:
-        if bool(self.state.answer.failed[row]):
-            return "error"
-        return "stop" if self.state.has_stopped(row) else "length"
 
 
 @dataclass(kw_only=True)

@@ -194,15 +194,15 @@ def test_the_text_and_its_pieces(text: str, stops: list[str], least: int, data: 
     cuts = sorted(data.draw(st.lists(st.integers(0, len(token_ids)), max_size=6)))
     final_text, stop_length = expected(token_ids, stops, least)
     answer, shown = AnswerText(BYTES, stop=stops, min_new_tokens=least), ""
-    for cut in cuts:
-        answer.read(token_ids[answer.num_tokens : cut])
+    for before, cut in itertools.pairwise([0, *cuts]):
+        answer.read(token_ids[before:cut])
         shown += answer.take()
         assert final_text.startswith(shown)
         if stop_length is None or cut < stop_length:
             # Held back is what may begin a stop string, and nothing else
             so_far = BYTES.decode(token_ids[:cut]).rstrip("\ufffd")
             assert shown == so_far[: len(so_far) - longest_beginning(so_far, stops)]
-    answer.read(token_ids[answer.num_tokens :])
+    answer.read(token_ids[max([0, *cuts]) :])
     shown += answer.take(final=True)
     assert shown == answer.text == final_text
     assert answer.stop_length == stop_length

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 import pytest
 import torch
@@ -96,12 +96,10 @@ class Walker(Companion):
         assert 0 < count < len(self.states)
         del self.states[-count:]
 
-    @classmethod
-    def fill(cls, members: Sequence[Self], allowed: Tensor) -> None:
+    def fill(self, allowed: Tensor) -> None:
         assert allowed.all()
-        for row, each in zip(allowed, members, strict=True):
-            row.copy_(torch.tensor(each.language.allowed(each.states[-1], each.ends, each.vocab_size)))
-            each.filled += 1
+        allowed.copy_(torch.tensor(self.language.allowed(self.states[-1], self.ends, self.vocab_size)))
+        self.filled += 1
 
 
 class Listener(Companion):

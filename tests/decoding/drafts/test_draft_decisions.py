@@ -6,7 +6,7 @@ import pytest
 
 from given_costs import GivenCosts, by_token, free, on_a_cpu
 from setblock.decoding.drafts.control import DraftControl
-from setblock.decoding.drafts.costs import CostModel, LearnedCosts, TimedPass
+from setblock.decoding.drafts.costs import LearnedCosts, TimedPass
 from setblock.decoding.drafts.gains import (
     CONFIDENCES,
     COPIED,
@@ -104,7 +104,7 @@ def test_a_row_whose_drafts_are_wrong_stops_drafting_and_others_do_not() -> None
 
 def test_what_few_rows_gain_is_not_asked_of_many() -> None:
     """A row alone gains several tokens a pass. A full batch, whose tokens cost more, drafts as if it had been there first."""
-    costs: dict[str, CostModel] = {"any": GivenCosts(on_a_cpu)}
+    costs: dict[str, LearnedCosts] = {"any": GivenCosts(on_a_cpu)}
     kinds, before, fresh = [COPIED + 6] * 7, DraftControl(costs=costs), DraftControl(costs=costs)
     row = before.new_row()
     for _ in range(200):
@@ -142,7 +142,7 @@ def test_what_a_draft_costs_among_many_rows_is_not_taken_for_what_it_costs_among
 
 def test_chances_that_promise_too_much_are_trusted_less() -> None:
     """Of many rows, those are chosen that were lucky. Half of what they promise comes: then less is drafted."""
-    costs: dict[str, CostModel] = {"any": GivenCosts(lambda tokens, rows: 1 + 0.08 * tokens)}
+    costs: dict[str, LearnedCosts] = {"any": GivenCosts(lambda tokens, rows: 1 + 0.08 * tokens)}
     control, kinds = DraftControl(costs=costs), [COPIED + 3]
     assert decided(control, 8, size=0, kinds=kinds) == [DraftChoice(1, 0)] * 8
     for turn in range(60):

@@ -12,7 +12,6 @@ from setblock.decoding.samplers import SAMPLERS, Factor
 from setblock.decoding.samplers import named as named_samplers
 from setblock.decoding.samplers.base import BlockView, Selection
 from setblock.decoding.samplers.named import name_of, sampler_named
-from setblock.errors import SetBlockError
 
 FOLDER = Path(named_samplers.__file__).parent
 
@@ -45,12 +44,6 @@ def test_a_plug_in_is_known_without_being_imported(monkeypatch: pytest.MonkeyPat
     assert sampler_named("mine", {"count": "2"}) == Mine(2)
     assert name_of(Mine()) == "mine"
     assert name_of(Factor()) == "factor"
-
-
-def test_a_file_without_its_rule_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(named_samplers, "_files", lambda: {"mine": "factor"})
-    with pytest.raises(SetBlockError, match="must have one class with the attribute name = 'mine', not 0"):
-        named_samplers._class_in_file("mine")
 
 
 def test_names_need_no_pytorch() -> None:

@@ -13,15 +13,15 @@ from decoding.samplers.cases import EXAMPLES, KINDS, passes, run, samplers
 from decoding.samplers.naive import NAIVE, Careful, Row
 from setblock.decoding.samplers import (
     BlockView,
-    ConfidentPrefix,
     EntropyPrefix,
     Factor,
-    LeftToRight,
     Sampler,
 )
 
 ROUNDING = 2e-5
-AdaptiveConfidence, CreditDecoding, Dilated, DistancePenalty, Klass, Spaced = EXAMPLES.values()
+AdaptiveConfidence, ConfidentPrefix, CreditDecoding, Dilated, DistancePenalty, _, Klass, LeftToRight, Spaced = (
+    EXAMPLES.values()
+)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from setblock.decoding.state.groups import fitted, stacked
+from setblock.decoding.state.joining import fitted, stacked
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4), (2, 3, 0), (0, 3, 1)])

@@ -14,7 +14,7 @@ from setblock import DecodingSettings
 from setblock.data.tasks import task_named
 from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.generate import generate, stream
-from setblock.decoding.samplers import EntropyBounded, LeftToRight
+from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
@@ -31,7 +31,7 @@ SETTINGS = [
     DecodingSettings(method="exact", max_new_tokens=17, block_size=4, draft_lookup=1, logprobs=2, branches=0),
     DecodingSettings(method="sbd", max_new_tokens=12, block_size=8, temperature=0.8, top_p=0.9, seed=4),
     DecodingSettings(method="exact", max_new_tokens=25, temperature=1.0, repetition_penalty=1.3, seed=5, branches=0),
-    DecodingSettings(method="sbd", max_new_tokens=9, block_size=8, sampler=LeftToRight(3), logit_bias={5: 2.0}),
+    DecodingSettings(method="sbd", max_new_tokens=9, block_size=8, sampler=FixedCount(3), logit_bias={5: 2.0}),
     DecodingSettings(method="ntp", max_new_tokens=10),
 ]
 

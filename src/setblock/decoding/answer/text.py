@@ -180,11 +180,6 @@ class AnswerText(Companion):
         self._read = self._window = 0
         self._given = 0
 
-    @property
-    def num_tokens(self) -> int:
-        """Return how many tokens were read."""
-        return len(self._token_ids)
-
     def read(self, token_ids: Sequence[int], *, final: bool = False) -> None:
         """Read more tokens, up to a stop string. `final`: no more will come, so half a character is all there will be of it."""
         for token_id in token_ids:

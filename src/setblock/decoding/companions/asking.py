@@ -4,8 +4,7 @@ Knows rows of tokens. Knows nothing of logits. Everything it needs of the device
 any, it costs nothing.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,17 +32,12 @@ class Accompanied:
         is_stuck: whether no token that may be chosen is one that they allow, so that the answer ends in an error.
     """
 
-    companions: tuple[Companion, ...]
+    companions: Sequence[Companion]
     heard: list[int] = field(default_factory=list)
     num_read: int = 0
     allowed: dict[int, Tensor] = field(default_factory=dict)
     is_over: bool = False
     is_stuck: bool = False
-
-    @property
-    def is_lazy(self) -> bool:
-        """Return whether no companion needs to hear of each pass at once."""
-        return all(each.is_lazy for each in self.companions)
 
     @property
     def guides(self) -> list[Companion]:
@@ -97,18 +91,11 @@ class Companions:
 
     def __init__(self, rows: Sequence[Accompanied]) -> None:
         self.rows = list(rows)
-        self._listening = [row for row, each in enumerate(self.rows) if not each.is_lazy]
+        self._listening = [
+            row for row, each in enumerate(self.rows) if not all(companion.is_lazy for companion in each.companions)
+        ]
         self.listens = bool(self._listening)
         self.constrained = [row for row, each in enumerate(self.rows) if each.guides]
-
-    @classmethod
-    def joined(cls, parts: Sequence["Companions"]) -> "Companions":
-        """Return the companions of the rows of several batches."""
-        return cls([row for part in parts for row in part.rows])
-
-    def taken(self, rows: Iterable[int]) -> "Companions":
-        """Return the companions of `rows` only."""
-        return Companions([self.rows[row] for row in rows])
 
     def hear(
         self, state: BatchState, rows: Sequence[int] | None = None, *, news: "Sequence[RowNews] | None" = None
@@ -138,12 +125,8 @@ class Companions:
 
     def fill(self, rows: Sequence[int], allowed: Tensor) -> None:
         """Set `allowed` [n, V] bool to False where a token may not come next in `rows`."""
-        kinds: dict[type[Companion], list[tuple[int, Companion]]] = defaultdict(list)
-        for place, row in enumerate(rows):
+        for row, here in zip(rows, allowed, strict=True):
             for guide in self.rows[row].guides:
-                kinds[type(guide)].append((place, guide))
-        for kind, members in kinds.items():
-            part = torch.ones((len(members), allowed.shape[1]), dtype=torch.bool)
-            kind.fill([guide for _, guide in members], part)
-            for (place, _), of_guide in zip(members, part, strict=True):
-                allowed[place] &= of_guide
+                of_guide = torch.ones_like(here)
+                guide.fill(of_guide)
+                here &= of_guide

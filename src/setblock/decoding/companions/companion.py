@@ -4,7 +4,7 @@ Knows token ids. Knows nothing of models, states or batches. The text of an answ
 """
 
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Protocol
 
 from torch import Tensor
 
@@ -37,15 +37,12 @@ class Companion:
     def read(self, token_ids: Sequence[int], *, final: bool = False) -> None:
         """Take the next tokens of the answer that are certain, without an end-of-text. `final`: no more will come."""
 
-    @classmethod
-    def fill(cls, members: Sequence[Self], allowed: Tensor) -> None:
-        """Say what may come next: right after all tokens that each of `members` has received.
+    def fill(self, allowed: Tensor) -> None:
+        """Say what may come next, right after all tokens that it has received: set `allowed` [V] bool, on the CPU, to False
+        where a token may not.
 
         Tokens that end the answer are among them where it may end. Legality after a gap is not known, and never asked for: such
-        positions stay masked. All rows' companions of one class are asked together.
-
-        Args:
-            allowed: [n, V] bool on the CPU, a row for each member, to be set to False where a token may not come next.
+        positions stay masked.
         """
 
 
@@ -57,10 +54,10 @@ class CompanionMaker(Protocol):
         ...
 
 
-def companions_of(terms: RowTerms, *, vocab_size: int) -> tuple[Companion, ...]:
+def companions_of(terms: RowTerms, *, vocab_size: int) -> list[Companion]:
     """Return new companions for a request's row.
 
     Raises:
         SetBlockError: one is not possible with this model.
     """
-    return tuple(maker.companion(terms, vocab_size=vocab_size) for maker in terms.settings.companions)
+    return [maker.companion(terms, vocab_size=vocab_size) for maker in terms.settings.companions]

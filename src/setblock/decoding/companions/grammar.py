@@ -4,14 +4,11 @@ Knows rows' terms and a walk through a grammar. Knows nothing of how a grammar i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from setblock.decoding.companions.companion import Companion
-from setblock.decoding.state.terms import RowTerms
 from setblock.errors import SetBlockError
 from setblock.structure.compiled import Matcher
 from setblock.structure.kinds import Structure
@@ -33,26 +30,17 @@ class GrammarGuide(Companion):
         """See `Companion`."""
         self._matcher.go_back(count)
 
-    @classmethod
-    def fill(cls, members: Sequence[Self], allowed: Tensor) -> None:
+    def fill(self, allowed: Tensor) -> None:
         """See `Companion`."""
-        for row, each in zip(allowed, members, strict=True):
-            each._matcher.fill(row)
+        self._matcher.fill(allowed)
 
 
-@dataclass(frozen=True)
-class GrammarMaker:
-    """Make guides for one form, over one tokenizer. See `CompanionMaker`."""
+def grammar_guide(structure: Structure, tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int]) -> GrammarGuide:
+    """Return a guide at the beginning of an answer, which `ends` end.
 
-    structure: Structure
-    tokenizer: PreTrainedTokenizerBase
-
-    def companion(self, terms: RowTerms, *, vocab_size: int) -> GrammarGuide:
-        """Return a guide at the beginning of an answer.
-
-        Raises:
-            SetBlockError: the form is not possible with this model.
-        """
-        if not terms.ends:
-            raise SetBlockError("structure needs a model with an end-of-text token: give stop_token_ids")
-        return GrammarGuide(Matcher(self.structure, self.tokenizer, ends=terms.ends))
+    Raises:
+        SetBlockError: the form is not possible with this model.
+    """
+    if not ends:
+        raise SetBlockError("structure needs a model with an end-of-text token: give stop_token_ids")
+    return GrammarGuide(Matcher(structure, tokenizer, ends=ends))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from setblock.decoding.drafts.alike import choose_drafts_alike
-from setblock.decoding.drafts.costs import KNOTS, CostModel, LearnedCosts, PassClock, TimedPass, unevenness
+from setblock.decoding.drafts.costs import KNOTS, LearnedCosts, PassClock, TimedPass, unevenness
 from setblock.decoding.drafts.gains import (
     COPIED,
     NUM_KINDS,
@@ -110,7 +110,7 @@ class DraftControl:
     """
 
     free_tokens: float = _FREE_ON_CPU
-    costs: dict[str, CostModel] = field(default_factory=dict)
+    costs: dict[str, LearnedCosts] = field(default_factory=dict)
     resting: int = 0
     clock: PassClock = field(default_factory=PassClock)
     _chances: Chances = field(default_factory=lambda: Chances(memory=500.0))
@@ -127,7 +127,7 @@ class DraftControl:
             Chances(self._chances, memory=24.0), ExpectedDraft(self._expected), ExpectedDraft(self._copied)
         )
 
-    def costs_of(self, name: str, *, rows: int) -> CostModel:
+    def costs_of(self, name: str, *, rows: int) -> LearnedCosts:
         """Return the costs of a kind of pass over about as many rows. They begin with those of the most similar passes."""
         if name in self.costs:
             return self.costs[name]
@@ -275,13 +275,6 @@ _KEPT = 0.998  # of what is known of a model's drafts, after one more pass
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 
 
-def observe(control: DraftControl, drafts: Sequence[RowDrafts | None], spans: Sequence[Span]) -> None:
-    """Learn from where rows stand after a pass."""
-    for row, span in zip(drafts, spans, strict=True):
-        if row is not None and not span.is_prefill:
-            control.observe(row, span.start, span.kinds, copied=span.copied)
-
-
 def note_fed(drafts: Sequence[RowDrafts | None], spans: Sequence[Span], *, looks: bool) -> None:
     """Remember what a pass is fed of each row, and whether it looks for copies."""
     for row, span in zip(drafts, spans, strict=True):
@@ -306,12 +299,16 @@ def decided_spans(
     state: BatchState,
     runner: Runner,
 ) -> list[Span]:
-    """Return the spans of the next pass, with as much of each row's draft and block as pays. Does not wait for the device.
+    """Learn from where rows stand after a pass. Return the spans of the next one, with as much of each row's draft and block
+    as pays. Does not wait for the device.
 
     Args:
         drafts: of each row; None where nothing is decided.
         spans: what a full pass feeds.
     """
+    for known, span in zip(drafts, spans, strict=True):
+        if known is not None and not span.is_prefill:
+            control.observe(known, span.start, span.kinds, copied=span.copied)
     deciding = [row for row, span in enumerate(spans) if drafts[row] is not None and checks_draft(span)]
     if not deciding:
         return list(spans)

@@ -16,7 +16,7 @@ little, and so does the first one of its size, which prepares its products.
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,27 +35,6 @@ PRIOR = 0.02
 
 MOST_CACHED = 1024
 """Positions: a unit of the cache's length, so that all coefficients are of like size."""
-
-
-class CostModel(Protocol):
-    """Say what passes cost."""
-
-    def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
-        """Return the seconds of passes of these numbers of `tokens`, ascending, over `rows` with `cached` positions together.
-        Rows have about as many tokens each."""
-        ...
-
-    def of_uneven(self) -> float:
-        """Return what they take longer for each 1 of `unevenness`."""
-        ...
-
-    def of_block(self) -> float:
-        """Return what they take longer where any row is fed a future block, its tokens apart."""
-        ...
-
-    def learn(self, timed: "TimedPass") -> None:
-        """Take the time of a pass into account."""
-        ...
 
 
 def unevenness(more: Iterable[int]) -> int:
@@ -92,7 +71,7 @@ class TimedPass(NamedTuple):
 
 
 class LearnedCosts:
-    """Learn the costs of one kind of pass. A `CostModel`."""
+    """Learn what passes of one kind cost."""
 
     def __init__(self, *, free_tokens: float, like: "LearnedCosts | None" = None) -> None:
         """Begin with a prior.
@@ -117,7 +96,8 @@ class LearnedCosts:
         self._curve: list[float] | None = None  # what 0, 1, 2, ... tokens cost, but for the last four terms
 
     def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
-        """See `CostModel`. Before the first pass, in any unit."""
+        """Return the seconds of passes of these numbers of `tokens`, ascending, over `rows` with `cached` positions together.
+        Rows have about as many tokens each. Before the first pass, in any unit."""
         slope, (per_row, per_cached, *_) = float(self._coefficients[len(KNOTS)]), self._coefficients[-4:].tolist()
         if self._curve is None:  # asked for every pass, and of many sizes: so it is computed once for each fit
             self._curve = (_OF_TOKENS @ self._coefficients[:-4]).tolist()
@@ -128,15 +108,15 @@ class LearnedCosts:
         return [max(least, curve[min(each, last)] + slope * max(0, each - last) + same) for each in tokens]
 
     def of_uneven(self) -> float:
-        """See `CostModel`."""
+        """Return what they take longer for each 1 of `unevenness`."""
         return float(self._coefficients[-2])
 
     def of_block(self) -> float:
-        """See `CostModel`."""
+        """Return what they take longer where any row is fed a future block, its tokens apart."""
         return float(self._coefficients[-1])
 
     def learn(self, timed: TimedPass) -> None:
-        """See `CostModel`."""
+        """Take the time of a pass into account."""
         seconds = timed.seconds
         about = (timed.rows, timed.cached / MOST_CACHED, timed.uneven, timed.has_block)
         features, size = np.append(_of_tokens(timed.tokens), about) / seconds, -(-timed.tokens // _OF_A_SIZE)

@@ -325,11 +325,7 @@ def _parts(row: Prospects, index: int, drafted: int, one_more: float, usual: Usu
         return []
     draft, waiting = worths(row.expected, usual), usual.tokens if row.waits else 0.0
     gains = {size: gain_of_block(row, drafted, draft[: size - 1], one_more) - waiting for size in block_sizes(row.size)}
-    return [
-        _Item(index, gain - before_gain, size - before, size)
-        for (before, before_gain), (size, gain) in pairwise(_upper_hull(gains))
-        if gain > before_gain
-    ]
+    return [_Item(index, gain, size - before, size) for before, size, gain in _densest(gains)]
 
 
 def _branches(row: Prospects, index: int, choice: DraftChoice, one_more: float, usual: Usual) -> list[_Item]:
@@ -342,11 +338,7 @@ def _branches(row: Prospects, index: int, choice: DraftChoice, one_more: float, 
     gains = {size: gain_of_branches(row, most, draft[: size - 1], one_more) / size for size in block_sizes(row.size)}
     size = choice.fed or max(gains, key=lambda size: gains[size])
     wrong = {count: gain_of_branches(row, count, draft[: size - 1], one_more) for count in range(1, most + 1)}
-    return [
-        _Item(index, gain - before_gain, size * (count - before), count, count - before)
-        for (before, before_gain), (count, gain) in pairwise(_upper_hull(wrong))
-        if gain > before_gain
-    ]
+    return [_Item(index, gain, size * (n - before), n, n - before) for before, n, gain in _densest(wrong)]
 
 
 def gain_of_branches(row: Prospects, count: int, draft: Sequence[float], one_more: float) -> float:
@@ -359,8 +351,8 @@ def block_sizes(most: int) -> list[int]:
     return sorted({min(1 << power, most) for power in range(1, most.bit_length() + 1)})
 
 
-def _upper_hull(gains: Mapping[int, float]) -> list[tuple[int, float]]:
-    """Return (0, 0) and those of the pairs after which fewer do not bring more for each."""
+def _densest(gains: Mapping[int, float]) -> list[tuple[int, int, float]]:
+    """Return steps from 0 up, those that bring most for each first (the upper hull): from how many, to how many, their gain."""
     hull: list[tuple[int, float]] = [(0, 0.0)]
     for size, gain in gains.items():
         while len(hull) > 1 and (gain - hull[-2][1]) * (hull[-1][0] - hull[-2][0]) >= (hull[-1][1] - hull[-2][1]) * (
@@ -368,4 +360,4 @@ def _upper_hull(gains: Mapping[int, float]) -> list[tuple[int, float]]:
         ):
             hull.pop()
         hull.append((size, gain))
-    return hull
+    return [(before, size, gain - less) for (before, less), (size, gain) in pairwise(hull) if gain > less]

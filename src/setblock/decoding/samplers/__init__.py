@@ -10,26 +10,20 @@ from setblock.decoding.samplers.named import SAMPLERS
 if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` finds them
     from setblock.decoding.samplers.base import BlockView, Dial, Memory, Sampler, Selection, at_least_one
     from setblock.decoding.samplers.confidence_threshold import ConfidenceThreshold
-    from setblock.decoding.samplers.confident_prefix import ConfidentPrefix
     from setblock.decoding.samplers.entropy_bounded import EntropyBounded
     from setblock.decoding.samplers.entropy_prefix import EntropyPrefix
-    from setblock.decoding.samplers.entropy_threshold import EntropyThreshold
     from setblock.decoding.samplers.factor import Factor
     from setblock.decoding.samplers.fixed_count import FixedCount
-    from setblock.decoding.samplers.left_to_right import LeftToRight
 
 __all__ = [
     "SAMPLERS",
     "BlockView",
     "ConfidenceThreshold",
-    "ConfidentPrefix",
     "Dial",
     "EntropyBounded",
     "EntropyPrefix",
-    "EntropyThreshold",
     "Factor",
     "FixedCount",
-    "LeftToRight",
     "Memory",
     "Sampler",
     "Selection",

@@ -3,16 +3,16 @@
 Knows the files of `samplers/`, plug-ins, and names. Knows nothing of any rule, and imports none before it is asked for.
 """
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from setblock.errors import ParameterError, SetBlockError, did_you_mean, fault_of
+from setblock.errors import ParameterError, did_you_mean, fault_of
 
 if TYPE_CHECKING:
     from setblock.decoding.samplers.base import Sampler
@@ -21,48 +21,32 @@ PLUG_INS = "setblock.samplers"
 """The group of entry points under which other packages name their samplers."""
 
 
-_FOLDER, _NO_RULES = Path(__file__).parent, ("base", "named")
-
-
-class Samplers(MutableMapping[str, type[Any]]):
+class Samplers(UserDict[str, type[Any]]):
     """Map names to sampler classes: those of `samplers/`, of plug-ins, and those added by hand.
 
     A file's name is its rule's, with underscores for dashes. One put in by hand comes before a file, and a file before a
-    plug-in. `SAMPLERS["mine"] = Mine` adds one to this process.
+    plug-in. `SAMPLERS["mine"] = Mine` adds one to this process; `data` has these.
     """
-
-    def __init__(self) -> None:
-        self._by_hand: dict[str, type[Any]] = {}
 
     def in_this_package(self) -> dict[str, type[Any]]:
         """Return the classes of `samplers/`."""
-        return {name: _class_in_file(name) for name in _files()}
+        return {name: point.load() for name, point in _files().items()}
 
     def name_of(self, kind: type[Any]) -> str | None:
         """Return the name of a class, or None if it has none."""
         own = getattr(kind, "name", None)
-        names = [own] if isinstance(own, str) and own in self else self._by_hand
+        names = [own] if isinstance(own, str) and own in self else self.data
         return next((name for name in names if self[name] is kind), None)
 
-    def __getitem__(self, name: str) -> type[Any]:
-        if name in self._by_hand:
-            return self._by_hand[name]
-        if name in _files():
-            return _class_in_file(name)
-        kind: type[Any] = _plug_ins()[name].load()
+    def __missing__(self, name: str) -> type[Any]:
+        kind: type[Any] = (_files().get(name) or _plug_ins()[name]).load()
         return kind
 
-    def __setitem__(self, name: str, kind: type[Any]) -> None:
-        self._by_hand[name] = kind
-
-    def __delitem__(self, name: str) -> None:
-        del self._by_hand[name]
-
     def __contains__(self, name: object) -> bool:
-        return name in self._by_hand or name in _files() or name in _plug_ins()
+        return name in self.data or name in _files() or name in _plug_ins()
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**_files(), **_plug_ins(), **self._by_hand})
+        return iter({**_files(), **_plug_ins(), **self.data})
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -72,24 +56,17 @@ SAMPLERS = Samplers()
 
 
 @cache
-def _files() -> dict[str, str]:
-    """Return the modules of `samplers/` by the names of their rules."""
-    names = [module.name for module in iter_modules([str(_FOLDER)])]
-    return {name.replace("_", "-"): name for name in names if name not in _NO_RULES}
+def _files() -> dict[str, EntryPoint]:
+    """Return where the rules of `samplers/` are, by their names. The file `entropy_prefix.py` has the class `EntropyPrefix`."""
+    files = {module.name for module in iter_modules([str(Path(__file__).parent)])} - {"base", "named"}
+    homes = {file: f"setblock.decoding.samplers.{file}:{file.title().replace('_', '')}" for file in sorted(files)}
+    points = [EntryPoint(file.replace("_", "-"), home, PLUG_INS) for file, home in homes.items()]
+    return {each.name: each for each in points}
 
 
 @cache
 def _plug_ins() -> dict[str, EntryPoint]:
     return {each.name: each for each in entry_points(group=PLUG_INS)}
-
-
-def _class_in_file(name: str) -> type[Any]:
-    module = f"setblock.decoding.samplers.{_files()[name]}"
-    own = [each for each in vars(import_module(module)).values() if getattr(each, "__module__", None) == module]
-    named = [each for each in own if isinstance(each, type) and getattr(each, "name", None) == name]
-    if len(named) != 1:
-        raise SetBlockError(f"{module} must have one class with the attribute name = {name!r}, not {len(named)}")
-    return named[0]
 
 
 def name_of(sampler: "Sampler") -> str:

@@ -129,7 +129,9 @@ def draft_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings, *, ha
 
 
 def _branches_for(facts: "SBDFacts | None", settings: DecodingSettings) -> int:
-    if facts is None or settings.method != "exact" or settings.companions:  # these are asked behind one draft only
+    if facts is None or settings.method != "exact":
+        return 0
+    if settings.companions or settings.structure is not None:  # they are asked behind one draft only
         return 0
     if settings.branches is not None:
         return settings.branches

@@ -1,10 +1,11 @@
 """Check that a model can do what requests ask, and fix the terms of those that it can answer."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from setblock.decoding.answer.text import AnswerText
+from setblock.decoding.companions.asking import Accompanied
 from setblock.decoding.companions.companion import Companion, companions_of
 from setblock.decoding.settings.asked import DEFAULT_MAX_NEW_TOKENS, decided
 from setblock.decoding.settings.operating_point import with_calibration
@@ -43,19 +44,13 @@ def limit_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
     return prompt_length + wanted
 
 
-def check_prompt(prompt: Sequence[int], vocab_size: int) -> None:
-    """Raise `SetBlockError` if a token id of the prompt is none of the model's."""
-    outside = next((each for each in (min(prompt), max(prompt)) if not 0 <= each < vocab_size), None)
-    if outside is not None:
-        raise SetBlockError(f"token ids of the prompt must be between 0 and {vocab_size - 1}, not {outside}")
-
-
-def check_token_ids(settings: DecodingSettings, vocab_size: int) -> None:
-    """Raise `ParameterError` if a setting names a token that is none of the model's."""
-    for name in ("logit_bias", "banned_tokens", "stop_token_ids"):
-        for token_id in getattr(settings, name):
-            if not 0 <= token_id < vocab_size:
-                raise ParameterError(f"token ids of {name} must be between 0 and {vocab_size - 1}, not {token_id}")
+def check_token_ids(
+    name: str, token_ids: Iterable[int], vocab_size: int, *, error: type[SetBlockError] = ParameterError
+) -> None:
+    """Raise `error` if a token id is none of the model's."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise error(f"token ids of {name} must be between 0 and {vocab_size - 1}, not {token_id}")
 
 
 def check_that_tokens_are_left(
@@ -88,7 +83,7 @@ class CheckedRows:
 
     Attributes:
         prompts: token ids.
-        terms: what is fixed of each row: settings with what the model was calibrated to and with the grammar of its form.
+        terms: what is fixed of each row: settings with what the model was calibrated to.
         companions: of each row; the last is its text, which is also in `texts`.
         started: `time.perf_counter()` when they were checked.
     """
@@ -96,7 +91,7 @@ class CheckedRows:
     model: LanguageModel
     prompts: Sequence[Sequence[int]]
     terms: Sequence[RowTerms]
-    companions: Sequence[tuple[Companion, ...]]
+    companions: Sequence[Accompanied]
     texts: list[AnswerText]
     started: float
 
@@ -111,27 +106,29 @@ def check_rows(
         SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.
     """
     started = time.perf_counter()
-    asked = [_with_grammar(model, with_calibration(model, each)) for each in settings]
+    asked = [with_calibration(model, each) for each in settings]
     terms = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, asked, strict=True)]
     warn_if_not_trained(model, max([each.block_size for each in terms if each.settings.method == "sbd"], default=0))
     for prompt, row in zip(prompts, terms, strict=True):
-        check_prompt(prompt, model.vocab_size)
-        check_token_ids(row.settings, model.vocab_size)
+        check_token_ids("the prompt", prompt, model.vocab_size, error=SetBlockError)
+        for name in ("logit_bias", "banned_tokens", "stop_token_ids"):
+            check_token_ids(name, getattr(row.settings, name), model.vocab_size)
         check_that_tokens_are_left(model, row.settings, ends=row.ends, vocab_size=model.vocab_size)
     texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in asked]
     companions = [
-        (*companions_of(row, vocab_size=model.vocab_size), text) for row, text in zip(terms, texts, strict=True)
+        Accompanied([*_guides(model, row), *companions_of(row, vocab_size=model.vocab_size), text])
+        for row, text in zip(terms, texts, strict=True)
     ]
     return CheckedRows(model, prompts, terms, companions, texts, started)
 
 
-def _with_grammar(model: LanguageModel, settings: DecodingSettings) -> DecodingSettings:
-    """Return the settings with the companion that holds the answer to its form, where one is asked for."""
-    if settings.structure is None:
-        return settings
-    from setblock.decoding.companions.grammar import GrammarMaker
+def _guides(model: LanguageModel, terms: RowTerms) -> list[Companion]:
+    """Return the companion that holds the answer to its form, where one is asked for."""
+    if terms.settings.structure is None:
+        return []
+    from setblock.decoding.companions.grammar import grammar_guide
 
-    return replace(settings, companions=(GrammarMaker(settings.structure, model.tokenizer), *settings.companions))
+    return [grammar_guide(terms.settings.structure, model.tokenizer, ends=terms.ends)]
 
 
 def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> RowTerms:

@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -77,7 +78,7 @@ class Setting:
 
     Attributes:
         name: the field of `DecodingSettings`.
-        type: what JSON holds for it: `int`, `float`, `bool`, `str`, a Literal, `list[int]`, `list[str]`, `dict[int, float]`.
+        type: what JSON holds for it: `int`, `float`, `str`, a Literal, `list[int]`, `list[str]`, `dict[int, float]`.
         default: where nothing is said; None where it follows from the model or from other settings.
         help: one or two sentences.
         range: of its numbers.
@@ -124,12 +125,19 @@ def setting(default: Any, told: str, valid: Range | None = None, **more: Any) ->
     return field(default=default, metadata=row)
 
 
+point, answer, sampling, report = (partial(setting, group=group) for group in get_args(Group))
+"""Fields of each group."""
+
+
 def table_of(settings: type[Any]) -> dict[str, Setting]:
     """Return the rows of a dataclass whose fields are made by `setting`."""
     rows = {}
     for each in fields(settings):
         default = each.default_factory() if each.default_factory is not MISSING else each.default
-        rows[each.name] = Setting(name=each.name, type=_json_type(each.type), default=default, **each.metadata)
+        kind = (
+            str if isinstance(each.type, str) else _JSON_TYPES.get(each.type, each.type)
+        )  # an object is given by a name
+        rows[each.name] = Setting(name=each.name, type=kind, default=default, **each.metadata)
     return rows
 
 
@@ -145,18 +153,14 @@ def whole(name: str, value: Any) -> int:
         raise ParameterError(f"{name} must be a whole number, not {value!r}") from None
 
 
-def _json_type(annotation: Any) -> Any:
-    """Return the type in JSON: `int | None` is an int, sequences are lists, and what only Python can hold is a name."""
-    if isinstance(annotation, str):
-        return str
-    known: dict[Any, Any] = {
-        Sequence[int]: list[int],
-        str | Sequence[str]: list[str],
-        Mapping[int, float]: dict[int, float],
-    }
-    for kind in (int, float):
-        known[kind | None] = kind
-    return known.get(annotation, annotation)
+_JSON_TYPES: dict[Any, Any] = {
+    int | None: int,
+    float | None: float,
+    Sequence[int]: list[int],
+    str | Sequence[str]: list[str],
+    Mapping[int, float]: dict[int, float],
+}
+"""Of annotations, the types in JSON, where they are others."""
 
 
 def _any(row: Setting, value: Any) -> Any:
@@ -172,16 +176,8 @@ def _whole(row: Setting, value: Any) -> int:
 
 
 def _real(row: Setting, value: Any, *, name: str | None = None) -> float:
-    if not isinstance(value, Real):
-        raise ParameterError(f"{name or row.name} must be a number, not {value!r}")
-    row.range.check(name or row.name, float(value))
+    row.range.check(name or row.name, float(value) if isinstance(value, Real) else value)
     return float(value)
-
-
-def _flag(row: Setting, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ParameterError(f"{row.name} must be true or false, not {value!r}")
-    return value
 
 
 def _token_ids(row: Setting, value: Any) -> tuple[int, ...]:
@@ -214,7 +210,6 @@ def _biases(row: Setting, value: Any) -> dict[int, float]:
 _PLAIN: dict[Any, Callable[[Setting, Any], Any]] = {
     int: _whole,
     float: _real,
-    bool: _flag,
     list[int]: _token_ids,
     list[str]: _texts,
     dict[int, float]: _biases,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from setblock.decoding.settings.setting import Range, Setting, setting, table_of
+from setblock.decoding.settings.setting import Range, Setting, answer, point, report, sampling, table_of
 from setblock.errors import ParameterError, did_you_mean
 
 if TYPE_CHECKING:
@@ -32,180 +32,157 @@ class DecodingSettings:
     """Hold how one request is decoded. Requests of one batch may differ in everything."""
 
     # The operating point: what trades accuracy for passes
-    method: Method = setting(
+    method: Method = point(
         "exact",
         "exact: blocks of several tokens per forward pass, each checked when it is committed. The text is "
         "the same as plain decoding's. sbd: blocks without a check (Algorithm 3). Takes fewer passes, and "
         "the text may differ. ntp: plain decoding, one token per pass.",
-        group="point",
     )
-    sampler: "Sampler | None" = setting(
+    sampler: "Sampler | None" = point(
         None,
         "The rule that decides which tokens a pass reveals. Default: the method's.",
-        group="point",
         metavar="NAME",
     )
-    block_size: int | None = setting(
+    block_size: int | None = point(
         None,
         "Tokens in a block, k. Default: the largest that the model was trained with, at most 16; 16 where exact mode copies "
         "drafts and decides how long they are.",
         Range(1, MAX_TOKENS, far=True),
-        group="point",
         metavar="K",
         short="k",
     )
-    draft_lookup: int | None = setting(
+    draft_lookup: int | None = point(
         None,
         "In method exact: also copy drafts from the text. If at least this many of the last tokens occurred "
         "before, the tokens after that occurrence fill the positions that the model is unsure of. 0 disables "
         "it. Default: 0 for models trained for blocks, or 2 with a draft text; 2 if only an adapter was trained; "
         "and 1 for untrained models.",
         Range(0),
-        group="point",
         short="lookup",
         only_in="exact",
     )
 
-    drafts: Literal["adaptive", "fixed"] = setting(
+    drafts: Literal["adaptive", "fixed"] = answer(
         "adaptive",
         "In method exact: how long drafts are. adaptive: each pass decides it for each request, by what passes cost on this "
         "machine and how often drafts were right. They are at most as long as a block. fixed: as long as a block, so that a "
         "request always takes the same passes. The text is the same.",
-        group="answer",
     )
 
-    branches: int | None = setting(
+    branches: int | None = answer(
         None,
         "In method exact: at how many places of a draft, from its first on, a pass is also fed the block that follows if the "
         "draft is wrong there. Then a wrong draft costs no pass of its own, and passes have more tokens. Used where requests "
         "are not served by the engine. Default: as many as pay, at most 8, if drafts is adaptive and the request is alone; "
         "otherwise 0.",
         Range(0, MAX_TOKENS, far=True),
-        group="answer",
     )
 
     # How its prompt is fed
-    prefill_chunk: int | None = setting(
+    prefill_chunk: int | None = answer(
         None,
         "Maximum number of tokens of a prompt in one pass. A longer prompt is fed in several passes, which bounds the memory "
         "of a pass. Default: 512.",
         Range(1, MAX_TOKENS, far=True),
-        group="answer",
     )
 
     # Where an answer ends
-    max_new_tokens: int | None = setting(
+    max_new_tokens: int | None = answer(
         None,
         "Maximum number of tokens to generate, including the end of text. Default: 256, or less if the "
         "context of the model ends before.",
         Range(1, MAX_TOKENS, far=True),
-        group="answer",
     )
-    min_new_tokens: int = setting(
+    min_new_tokens: int = answer(
         0,
         "Minimum number of tokens before an end of text or a stop text.",
         Range(0, MAX_TOKENS, far=True),
-        group="answer",
     )
-    stop: str | Sequence[str] = setting(
+    stop: str | Sequence[str] = answer(
         (),
         "Texts that end the answer. The answer does not include them.",
-        group="answer",
         metavar="TEXT",
         most=MAX_STOP_STRINGS,
     )
-    stop_token_ids: Sequence[int] = setting(
+    stop_token_ids: Sequence[int] = answer(
         (),
         "Token ids that end the answer, in addition to the end of text.",
-        group="answer",
         metavar="ID",
     )
 
     # How tokens are drawn
-    temperature: float = setting(
+    temperature: float = sampling(
         0.0,
         "Sampling temperature: divides the logits. 0 is greedy decoding.",
         Range(0, sys.float_info.max, words="a finite number of at least 0"),
-        group="sampling",
         metavar="T",
     )
-    top_k: int = setting(
+    top_k: int = sampling(
         0,
         "Draw from the k most likely tokens; 0 for all.",
         Range(0, MAX_TOKENS, far=True, words="at least 1, or 0 for all"),
-        group="sampling",
         metavar="K",
     )
-    top_p: float = setting(
+    top_p: float = sampling(
         1.0,
         "Draw from the most likely tokens that together have at least this probability.",
         Range(0, 1, above=True),
-        group="sampling",
         metavar="P",
     )
-    min_p: float = setting(
+    min_p: float = sampling(
         0.0,
         "Draw from tokens whose probability is at least this share of the largest probability.",
         Range(0, 1),
-        group="sampling",
         metavar="P",
     )
-    repetition_penalty: float = setting(
+    repetition_penalty: float = sampling(
         1.0,
         "Penalty for tokens that occur in the prompt or in the text so far: divides their positive logits "
         "and multiplies their negative ones. 1 is off.",
         Range(1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
-        group="sampling",
         metavar="R",
     )
-    logit_bias: Mapping[int, float] = setting(
+    logit_bias: Mapping[int, float] = sampling(
         {},
         "Values to add to the logits of token ids.",
         Range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
-        group="sampling",
         metavar="ID=BIAS",
     )
-    banned_tokens: Sequence[int] = setting(
+    banned_tokens: Sequence[int] = sampling(
         (),
         "Token ids that are never generated.",
-        group="sampling",
         metavar="ID",
     )
-    seed: int = setting(
+    seed: int = sampling(
         0,
         "Seed of the draws at a temperature above 0. The text of a request does not depend on the rest of its batch.",
         Range(-(2**63), 2**63 - 1, words="a number of 64 bits"),
-        group="sampling",
         metavar="S",
     )
 
     # What form the answer has, and what goes along with it
-    structure: "Structure | None" = setting(
+    structure: "Structure | None" = answer(
         None,
         "The required form of the answer: a JSON schema (as a dictionary, a text or a pydantic model), or an "
         "object of a class of setblock.structure.",
-        group="answer",
     )
-    companions: "Sequence[CompanionMaker]" = setting(
+    companions: "Sequence[CompanionMaker]" = answer(
         (),
         "Objects that receive the tokens of the answer and can restrict what comes next, such as a grammar.",
-        group="answer",
         is_python=True,
     )
 
     # What is reported
-    n: int = setting(
+    n: int = report(
         1,
         "Number of answers. Answer i, from 0, is the answer to the same request with seed + i. At "
         "temperature 0 they are copies of one another.",
         Range(1, MAX_SAMPLES),
-        group="report",
     )
-    logprobs: int | None = setting(
+    logprobs: int | None = report(
         None,
         "Report the log-probability of each token, and this many of its most likely alternatives.",
         Range(0, MAX_LOGPROBS),
-        group="report",
     )
 
     def __new__(cls, *_: Any, **named: Any) -> "DecodingSettings":

@@ -1,19 +1,22 @@
-"""Open the state of requests before their first pass, join rows to a batch's state, and take rows from it.
+"""Open the state of requests before their first pass, and join the rows of several states, or some of them.
 
 Knows which of a state's values are of rows. Knows nothing of models, logits or text.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from setblock.decoding.state.groups import Answer, Block, Cached, Record, fitted, joined_group, stacked, taken_group
-from setblock.decoding.state.state import BatchState
+from setblock.decoding.state.state import Answer, BatchState, Block, Cached, Record
 from setblock.decoding.state.terms import RowTerms, Terms
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.facts import SBDFacts
+
+Item = TypeVar("Item")
+Group = TypeVar("Group", Cached, Block, Answer, Record)
 
 
 def open_state(
@@ -83,52 +86,61 @@ def _open_record(terms: Terms) -> Record:
 
 
 @torch.inference_mode()
-def joined(states: Sequence[BatchState]) -> BatchState:
-    """Return the rows of several states in one state."""
+def joined(states: Sequence[BatchState], rows: Sequence[int] | None = None) -> BatchState:
+    """Return the rows of several states in one, or `rows` of all these, no wider than they need."""
+    first, device = states[0], states[0].tokens.device
+    here = None if rows is None else torch.tensor(rows, device=device)
+    terms = Terms(joined_list([state.terms.rows for state in states], rows), first.facts, device=device)
     first_logits = None
     if kept := [state.first_logits for state in states if state.first_logits is not None]:
         zeros = [kept[0].new_zeros((1, kept[0].shape[1])).expand(each.batch, -1) for each in states]
         given = [each.first_logits for each in states]
-        first_logits = stacked([zero if own is None else own for zero, own in zip(zeros, given, strict=True)])
-    terms = Terms(
-        [each for state in states for each in state.terms.rows], states[0].facts, device=states[0].tokens.device
-    )
+        parts = [zero if own is None else own for zero, own in zip(zeros, given, strict=True)]
+        first_logits = joined_rows(parts, here)
     records = [each.record for each in states if each.record is not None]
     return BatchState(
         terms=terms,
-        # The row of the largest limit may get a larger block from another
-        tokens=fitted(stacked([state.tokens for state in states]), terms.capacity),
-        cache=joined_group([state.cache for state in states]),
-        block=joined_group([state.block for state in states]),
-        answer=joined_group([state.answer for state in states]),
-        record=_sized(joined_group(records), terms) if records else None,
+        tokens=joined_rows([state.tokens for state in states], here, terms.capacity),
+        cache=joined_group([state.cache for state in states], here),
+        block=joined_group([state.block for state in states], here, terms.block_width),
+        answer=joined_group([state.answer for state in states], here),
+        record=joined_group(records, here, terms.capacity, terms.num_alternatives or 0) if records else None,
         first_logits=first_logits,
-        draft_text=states[0].draft_text,
+        draft_text=first.draft_text,
         may_prefill=any(state.may_prefill for state in states),
     )
 
 
-@torch.inference_mode()
-def taken(state: BatchState, rows: Tensor) -> BatchState:
-    """Return a state of `rows` [n] only, no wider than they need."""
-    terms = Terms([state.terms.rows[row] for row in rows.tolist()], state.facts, device=rows.device)
-    block = taken_group(state.block, rows)
-    block.revealed, block.kinds = block.revealed[:, : terms.block_width], block.kinds[:, : terms.block_width]
-    return BatchState(
-        terms=terms,
-        tokens=state.tokens[rows, : terms.capacity],
-        cache=taken_group(state.cache, rows),
-        block=block,
-        answer=taken_group(state.answer, rows),
-        record=None if state.record is None else _sized(taken_group(state.record, rows), terms),
-        first_logits=None if state.first_logits is None else state.first_logits[rows],
-        draft_text=state.draft_text,
-        may_prefill=state.may_prefill,
-    )
+def joined_list(parts: Sequence[Sequence[Item]], rows: Sequence[int] | None) -> list[Item]:
+    """Return the items of several lists in one, or those at `rows` of it."""
+    every = [each for part in parts for each in part]
+    return every if rows is None else [every[row] for row in rows]
 
 
-def _sized(record: Record, terms: Terms) -> Record:
-    """Return a record with the positions and the alternatives that its rows need."""
-    sizes = (terms.capacity, terms.num_alternatives or 0)
-    wide = {name: getattr(record, name) for name in ("revealing", "entropies", "logprob", "top_logprobs", "top_ids")}
-    return replace(record, **{name: fitted(each, *sizes[: each.dim() - 1]) for name, each in wide.items()})
+def joined_group(groups: Sequence[Group], rows: Tensor | None, *sizes: int) -> Group:
+    """Return the rows of several groups in one, or `rows` [n] of all these, as `joined_rows` does."""
+    names = [each.name for each in fields(groups[0]) if each.init]
+    columns = {name: [getattr(group, name) for group in groups] for name in names}
+    return type(groups[0])(**{name: joined_rows(parts, rows, *sizes) for name, parts in columns.items()})
+
+
+def joined_rows(parts: Sequence[Tensor], rows: Tensor | None, *sizes: int) -> Tensor:
+    """Return `parts` below each other, or `rows` [n] of all these, with as many of `sizes` as they have further dimensions."""
+    whole = stacked(parts)
+    return fitted(whole if rows is None else whole[rows], *sizes[: whole.dim() - 1])
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Stack `parts` [B, ...] as [sum of all B, ...]; they may differ in all sizes. Zeros fill them up."""
+    sizes = [max(of_parts) for of_parts in zip(*(part.shape[1:] for part in parts), strict=True)]
+    return torch.cat([fitted(part, *sizes) for part in parts])
+
+
+def fitted(part: Tensor, *sizes: int) -> Tensor:
+    """Return [B, *sizes, ...] of `part` [B, ...], each dimension cut or padded with zeros at its end."""
+    for dim, size in enumerate(sizes, start=1):
+        if size > part.shape[dim]:  # PyTorch 2.9 pads no tensor whose last dimension is empty
+            missing = part.new_zeros((*part.shape[:dim], size - part.shape[dim], *part.shape[dim + 1 :]))
+            part = torch.cat([part, missing], dim=dim)
+        part = part.narrow(dim, 0, size)
+    return part

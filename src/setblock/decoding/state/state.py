@@ -9,7 +9,7 @@ its own position, in its own pass.
 
 Between a row's first pass of a block and its last, committed equals block_start. Rows may join a state and leave it between
 passes. Nobody else moves `committed`. Shapes: B rows, k the largest block size, C positions, a block past the last limit, E the
-most ids that end an answer.
+most ids that end an answer, n alternatives of a token.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,99 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.answer.generation import PassCounts
-from setblock.decoding.state.groups import Answer, Block, Cached, Record
 from setblock.decoding.state.terms import Terms
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.facts import SBDFacts
 
 NEVER = torch.iinfo(torch.long).max
+
+
+@dataclass
+class Cached:
+    """Say what the cache holds of each row, [B] each.
+
+    Attributes:
+        committed: how many positions it holds exactly.
+        prefill_end: how many it has to hold before the block is fed: the prompt, or what it held before it was evicted.
+        prefilled: bool, rows whose prompt was fed to its end at least once; what they are fed again reveals nothing.
+    """
+
+    committed: Tensor
+    prefill_end: Tensor
+    prefilled: Tensor
+
+
+@dataclass
+class Block:
+    """Hold the current block of each row.
+
+    Attributes:
+        start, end: [B]; empty where only a check of the last draft is left.
+        needed_end: [B] the position past the last that is still needed: `end`, or just behind the block's first end-of-text.
+        fed_size: [B] how many of its tokens a row is fed behind what is committed; 0 where none: rows of `ntp`, all rows of a
+            model that was not trained for blocks, and exact rows that draft without it.
+        passes: [B] how many passes have filled it.
+        revealed: [B, k] bool, which of its positions are fixed.
+        kinds: [B, k] of exact rows, where each drafted token came from (`drafts.gains`). Column 0 is position `committed`,
+            even after the block has moved.
+        positions: [B, k], running past `end` where the block is shorter than k.
+    """
+
+    start: Tensor
+    end: Tensor
+    needed_end: Tensor
+    fed_size: Tensor
+    passes: Tensor
+    revealed: Tensor
+    kinds: Tensor
+    positions: Tensor = field(init=False)
+
+
+@dataclass
+class Answer:
+    """Say how far the answer of each row goes, [B] each.
+
+    Attributes:
+        text_end: the end of the text that has no gap, drafts included.
+        stop_end: where the answer is complete: behind its end-of-text, drafts included; else its limit.
+        end: the end of the final text: it has no gap, and in exact rows it is next-token decoding's.
+        finished: bool.
+        stopped: bool, rows that `BatchState.finish` ended.
+        failed: bool, rows whose logits were not numbers, or left no token. Nothing more is revealed in them; what they have is
+            kept.
+    """
+
+    text_end: Tensor
+    stop_end: Tensor
+    end: Tensor
+    finished: Tensor
+    stopped: Tensor
+    failed: Tensor
+
+
+@dataclass
+class Record:
+    """Hold what passes have done to each row so far. [B] int64 unless stated.
+
+    Attributes:
+        prefill, commits: the number of passes of these kinds. Here, a pass of method `ntp` is a commit.
+        number: of the last pass: 0 is the prefill.
+        drafted, accepted: drafted tokens that were checked, and those of them that were right.
+        revealing: [B, C] int64, the pass that revealed each position, 0 for the prefill.
+        entropies: [B, C] float32, nats, of each position when it was revealed.
+        logprob: [B, C] float32, and top_logprobs, top_ids [B, C, n], where log-probabilities are kept.
+    """
+
+    prefill: Tensor
+    number: Tensor
+    commits: Tensor
+    drafted: Tensor
+    accepted: Tensor
+    revealing: Tensor
+    entropies: Tensor
+    logprob: Tensor
+    top_logprobs: Tensor
+    top_ids: Tensor
 
 
 @dataclass

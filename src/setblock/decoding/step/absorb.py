@@ -28,8 +28,7 @@ from setblock.decoding.companions.guidance import GuidedBlock, guided_block, gui
 from setblock.decoding.drafts.gains import kinds_of
 from setblock.decoding.drafts.lookup import Draft, with_copies
 from setblock.decoding.samplers.base import BlockView, Selection
-from setblock.decoding.state.groups import Record
-from setblock.decoding.state.state import BatchState
+from setblock.decoding.state.state import BatchState, Record
 from setblock.decoding.step.choice import Draws, Policy, choose_tokens
 from setblock.decoding.step.logits import Certainty, LogitRules, Logits, certainty_of, first_seen, read_logits
 from setblock.model.protocol.runtime import Compile, Feed, PassPlan, as_it_is
@@ -132,7 +131,11 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
         is_commit &= ~is_prefill
     given = read_logits(state, feed, logits)
     state.commit(ends, has_prefill=is_prefill is not None)
-    shaped, is_finite = _shaped(given, state, policy)
+    shaped = _ruled(state, given, policy.rules)
+    is_finite = shaped.is_finite
+    if policy.companions.constrained:
+        shaped = guided_check(state, shaped, policy.companions)
+        is_finite = is_finite & shaped.is_finite
     checked, check = shaped.checked, None
     predicted, usable = shaped.known[:, : given.width], is_finite[:, : given.width]
     if checked is not None:
@@ -278,19 +281,11 @@ def _keep_logprobs(record: Record, step: DecodingStep, alternatives: int) -> Non
         record.top_ids[rows, positions, : top.indices.shape[1]] = top.indices
 
 
-def _shaped(given: Logits, state: BatchState, policy: Policy) -> tuple[Logits, Tensor]:
-    """Return the logits that tokens are chosen from, before the companions of the rows are asked about the block; and
-    [B, k + m] bool, where they are finite and leave a token to choose."""
-    rules = policy.rules
+def _ruled(state: BatchState, given: Logits, rules: LogitRules) -> Logits:
+    """Return the logits with what requests ask of them; the same object where they ask for nothing."""
     seen = None if rules.penalty is None else first_seen(state, given.logits.shape[-1])
-    shaped = rules.apply(given.logits, positions=given.positions, first_seen=seen)
-    if shaped is not given.logits:
-        given = given.with_logits(shaped)
-    is_finite = given.is_finite
-    if policy.companions.constrained:
-        given = guided_check(state, given, policy.companions)
-        is_finite = is_finite & given.is_finite
-    return given, is_finite
+    logits = rules.apply(given.logits, positions=given.positions, first_seen=seen)
+    return given if logits is given.logits else given.with_logits(logits)
 
 
 # Exact mode
@@ -312,9 +307,7 @@ def _at_branch(
     """
     rows = rows & (place < state.terms.branches.clamp(max=plan.branches))
     branch = given.branch(place.clamp(max=plan.branches - 1), size=plan.branch_size)
-    seen = None if rules.penalty is None else first_seen(state, branch.logits.shape[-1])
-    logits = rules.apply(branch.logits, positions=branch.positions, first_seen=seen)
-    ruled = branch if logits is branch.logits else branch.with_logits(logits)
+    ruled = _ruled(state, branch, rules)
     drafted = pad(branch.known & ruled.is_finite & rows[:, None], (0, given.width - plan.branch_size))
     whole = given.with_block(rows, branch)
     return whole, whole if shaped is given and ruled is branch else shaped.with_block(rows, ruled), drafted

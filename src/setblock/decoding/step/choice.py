@@ -17,16 +17,14 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.companions.asking import Accompanied, Companions
-from setblock.decoding.companions.companion import Companion
 from setblock.decoding.samplers.base import BlockView, Memory, Sampler, Selection
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.state.groups import fitted, stacked
+from setblock.decoding.state.joining import fitted, joined_list, stacked
 from setblock.decoding.state.terms import RowTerms
-from setblock.decoding.step.logits import LogitRules, logit_rules, most_likely
+from setblock.decoding.step.logits import logit_rules, most_likely
 from setblock.errors import SetBlockError
 
 
-@dataclass(frozen=True)
 class Policy:
     """Hold the policy of the rows of a batch.
 
@@ -38,64 +36,50 @@ class Policy:
         vocab_size: V.
     """
 
-    rules: LogitRules
-    samplers: "RowSamplers"
-    draws: "Draws"
-    companions: Companions
-    vocab_size: int
+    def __init__(
+        self,
+        terms: Sequence[RowTerms],
+        companions: Sequence[Accompanied],
+        *,
+        vocab_size: int,
+        device: torch.device,
+        memories: Sequence[Memory] | None = None,
+    ) -> None:
+        """Take what each row has; `memories` are those of its sampler, if it was asked before."""
+        settings = [each.settings for each in terms]
+        self.rules = logit_rules(terms, vocab_size=vocab_size, device=device)
+        self.samplers = RowSamplers([each.sampler for each in settings], device=device, memories=memories)
+        self.draws = draws_of(settings, vocab_size=vocab_size, device=device)
+        self.companions, self.vocab_size, self._device = Companions(companions), vocab_size, device
 
     @classmethod
-    def joined(cls, parts: Sequence["Policy"], terms: Sequence[RowTerms]) -> "Policy":
-        """Return the rows of several policies in one. `terms` are of all of them."""
-        samplers = RowSamplers.joined([part.samplers for part in parts])
-        companions = Companions.joined([part.companions for part in parts])
-        return _policy(terms, samplers, companions, vocab_size=parts[0].vocab_size)
-
-    def taken(self, rows: Sequence[int], terms: Sequence[RowTerms]) -> "Policy":
-        """Return the policy of `rows` only, which have these `terms`."""
-        return _policy(terms, self.samplers.taken(rows), self.companions.taken(rows), vocab_size=self.vocab_size)
-
-
-def open_policy(
-    terms: Sequence[RowTerms],
-    companions: Sequence[tuple[Companion, ...]],
-    *,
-    vocab_size: int,
-    device: torch.device,
-) -> Policy:
-    """Return the policy of requests before their first pass. The last of a row's companions is the last to hear."""
-    samplers = RowSamplers([each.settings.sampler or EveryCandidate() for each in terms], device=device)
-    return _policy(terms, samplers, Companions([Accompanied(each) for each in companions]), vocab_size=vocab_size)
-
-
-def _policy(terms: Sequence[RowTerms], samplers: "RowSamplers", companions: Companions, *, vocab_size: int) -> Policy:
-    rules = logit_rules(terms, vocab_size=vocab_size, device=samplers.device)
-    draws = draws_of([each.settings for each in terms], vocab_size=vocab_size, device=samplers.device)
-    return Policy(rules, samplers, draws, companions, vocab_size)
+    def joined(
+        cls, parts: Sequence["Policy"], terms: Sequence[RowTerms], rows: Sequence[int] | None = None
+    ) -> "Policy":
+        """Return the rows of several policies in one, or `rows` of all these. They have these `terms`."""
+        return cls(
+            terms,
+            joined_list([part.companions.rows for part in parts], rows),
+            vocab_size=parts[0].vocab_size,
+            device=parts[0]._device,
+            memories=joined_list([part.samplers.memories() for part in parts], rows),
+        )
 
 
 # Which positions
 
 
-@dataclass(frozen=True)
-class EveryCandidate:
-    """Replace a sampler where a pass has one candidate, as in method `ntp`."""
-
-    def select(self, block: BlockView) -> Selection:
-        """See `setblock.decoding.samplers.base.Sampler`."""
-        return Selection(block.candidates)
-
-
 class RowSamplers:
-    """Hold one sampler for each row; rows of equal samplers are asked together."""
+    """Hold one sampler for each row; rows of equal samplers are asked together. None reveals every candidate, of which there is
+    one a pass in method `ntp`."""
 
     def __init__(
-        self, samplers: Sequence[Sampler], *, device: torch.device, memories: Sequence[Memory] | None = None
+        self, samplers: Sequence[Sampler | None], *, device: torch.device, memories: Sequence[Memory] | None = None
     ) -> None:
         """Take each row's sampler and its memory from earlier passes, if any."""
-        self._samplers, self.device = list(samplers), device
-        different = [each for row, each in enumerate(self._samplers) if each not in self._samplers[:row]]
-        groups = [[row for row, each in enumerate(self._samplers) if each == sampler] for sampler in different]
+        self._num_rows = len(samplers)
+        different = [each for row, each in enumerate(samplers) if each not in samplers[:row]]
+        groups = [[row for row, each in enumerate(samplers) if each == sampler] for sampler in different]
         self._groups = [
             (sampler, torch.tensor(rows, device=device)) for sampler, rows in zip(different, groups, strict=True)
         ]
@@ -103,23 +87,9 @@ class RowSamplers:
             {} if memories is None else _below([memories[row] for row in rows]) for rows in groups
         ]
 
-    @classmethod
-    def joined(cls, parts: Sequence["RowSamplers"]) -> "RowSamplers":
-        """Return the rows of several batches, each with its memory."""
-        samplers = [sampler for part in parts for sampler in part._samplers]
-        memories = [memory for part in parts for memory in part._of_rows()]
-        return cls(samplers, device=parts[0].device, memories=memories)
-
-    def taken(self, rows: Sequence[int]) -> "RowSamplers":
-        """Return the samplers of `rows` only."""
-        samplers, memories = self._samplers, self._of_rows()
-        return RowSamplers(
-            [samplers[row] for row in rows], device=self.device, memories=[memories[row] for row in rows]
-        )
-
-    def _of_rows(self) -> list[Memory]:
+    def memories(self) -> list[Memory]:
         """Return each row's memory: tensors [1, k, ...], none of rows that no sampler was asked for."""
-        found: list[Memory] = [{} for _ in self._samplers]
+        found: list[Memory] = [{} for _ in range(self._num_rows)]
         for (_, rows), memory in zip(self._groups, self._memories, strict=True):
             for place, row in enumerate(rows.tolist()):
                 found[row] = {name: kept[place : place + 1] for name, kept in memory.items()}
@@ -155,6 +125,8 @@ class RowSamplers:
 
     def _ask(self, index: int, block: BlockView, passes: Tensor, is_asked: Tensor) -> Selection:
         sampler, size = self._groups[index][0], block.candidates.shape[1]
+        if sampler is None:
+            return Selection(block.candidates)
         kept = {
             name: fitted(each, size).masked_fill(_beside(each, passes) == 0, 0)
             for name, each in self._memories[index].items()

@@ -4,7 +4,7 @@ Knows which output predicts which position, and one row of rules for each reques
 `generate`: bias, repetition penalty, bans; temperature and the cuts of the distribution come after, in `choice`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -63,25 +63,24 @@ class Logits:
     @property
     def block(self) -> "Logits":
         """Return the logits of the block. A pass that only commits knows none."""
-        return self._columns(slice(0, self.width), width=self.width)
+        return self.changed(lambda each: each[:, : self.width], width=self.width)
 
     @property
     def checked(self) -> "Logits | None":
         """Return the logits that check drafts; None where no row commits more than its first token."""
-        return self._columns(slice(self.width, None), width=0) if self.known.shape[1] > self.width else None
+        return self.changed(lambda each: each[:, self.width :], width=0) if self.known.shape[1] > self.width else None
 
-    def _columns(self, here: slice, *, width: int) -> "Logits":
-        best = MostLikely(self.best.logits[:, here], self.best.token_ids[:, here])
-        return Logits(self.logits[:, here], self.positions[:, here], self.known[:, here], best, width)
+    def changed(self, change: Callable[[Tensor], Tensor], *, width: int) -> "Logits":
+        """Return what `change` makes of each of their tensors."""
+        best = MostLikely(*map(change, self.best))
+        return Logits(change(self.logits), change(self.positions), change(self.known), best, width)
 
     def branch(self, place: Tensor, *, size: int) -> "Logits":
         """Return the logits of one branch of each row, of `size` tokens: of that at `place` [B] of the draft."""
         assert self.branches is not None
         columns = place[:, None] * size + torch.arange(size, device=place.device)
-        every = columns[..., None].expand(-1, -1, self.logits.shape[-1])
-        best = MostLikely(*(each.gather(1, columns) for each in self.branches.best))
-        known, positions = self.branches.known.gather(1, columns), self.branches.positions.gather(1, columns)
-        return Logits(self.branches.logits.gather(1, every), positions, known, best, size)
+        rows = torch.arange(len(place), device=place.device)[:, None]
+        return self.branches.changed(lambda each: each[rows, columns], width=size)
 
     def with_block(self, rows: Tensor, block: "Logits") -> "Logits":
         """Return them with another block in `rows` [B] bool, of at most w tokens; no more are known of it."""
@@ -115,9 +114,8 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
 
     branches, own = None, size + plan.checked
     if plan.branches:
-        of_logits, positions, known = (plan.put(each[:, own:]) for each in (logits, feed.targets, feed.wanted))
-        of_best = MostLikely(*(plan.put(each[:, own:]) for each in best))
-        branches = Logits(of_logits, positions, known, of_best, width=0)
+        whole = Logits(logits, feed.targets, feed.wanted, best, width=0)
+        branches = whole.changed(lambda each: plan.put(each[:, own:]), width=0)
         logits, best = logits[:, :own], MostLikely(*(each[:, :own] for each in best))
 
     # 1. The block's first token may come from a causal logit of an earlier pass, in which it was fed or committed

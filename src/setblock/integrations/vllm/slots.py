@@ -15,14 +15,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from setblock.decoding.companions.asking import Accompanied
 from setblock.decoding.companions.companion import companions_of
 from setblock.decoding.settings.asked import decided
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.state.joining import joined, open_state, taken
+from setblock.decoding.state.joining import joined, open_state
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.absorb import absorb
-from setblock.decoding.step.choice import Policy, open_policy
+from setblock.decoding.step.choice import Policy
 from setblock.decoding.step.feed import next_feed
 from setblock.integrations.vllm.parameters import width_of
 from setblock.model.protocol.facts import SBDFacts
@@ -77,8 +78,8 @@ class BlockSlots:
             ends=tuple(each for each in ends if 0 <= each < self.vocab_size),
         )
         state = open_state([written], [terms], facts=self.facts, device=self.device, records=False)
-        companions = companions_of(terms, vocab_size=self.vocab_size)
-        policy = open_policy([terms], [companions], vocab_size=self.vocab_size, device=self.device)
+        companions = Accompanied(companions_of(terms, vocab_size=self.vocab_size))
+        policy = Policy([terms], [companions], vocab_size=self.vocab_size, device=self.device)
         policy.companions.hear(state)
         if self._state is not None and self._policy is not None:
             state = joined([self._state, state])
@@ -97,8 +98,8 @@ class BlockSlots:
         rows = [row for row, each in enumerate(self._slots) if each != slot]
         self._slots = [self._slots[row] for row in rows]
         if rows:
-            self._state = taken(self._state, torch.tensor(rows, device=self.device))
-            self._policy = self._policy.taken(rows, self._state.terms.rows)
+            self._state = joined([self._state], rows)
+            self._policy = Policy.joined([self._policy], self._state.terms.rows, rows)
         else:
             self._state = self._policy = None
 

@@ -1,9 +1,12 @@
-"""Implement a bound on each position's entropy."""
+"""Implement a bound on each position's entropy.
+
+setblock generate --method sbd --sampler examples/samplers/entropy_threshold.py:EntropyThreshold "PROMPT"
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from setblock.decoding.samplers.base import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.samplers import BlockView, Dial, Selection, at_least_one
 from setblock.decoding.settings.setting import check_range
 
 

@@ -1,9 +1,12 @@
-"""Reveal in the order of next-token decoding."""
+"""Reveal in the order of next-token decoding.
+
+setblock generate --method sbd --sampler examples/samplers/left_to_right.py:LeftToRight "PROMPT"
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from setblock.decoding.samplers.base import BlockView, Dial, Selection
+from setblock.decoding.samplers import BlockView, Dial, Selection
 from setblock.decoding.settings.setting import check_range
 
 

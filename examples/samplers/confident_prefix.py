@@ -1,11 +1,14 @@
-"""Reveal from left to right as far as the model is confident, since a draft is kept up to its first error."""
+"""Reveal from left to right as far as the model is confident, since a draft is kept up to its first error.
+
+setblock generate --method sbd --sampler examples/samplers/confident_prefix.py:ConfidentPrefix "PROMPT"
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from setblock.decoding.samplers.base import BlockView, Dial, Selection, at_least_one
+from setblock.decoding.samplers import BlockView, Dial, Selection, at_least_one
 from setblock.decoding.settings.setting import check_range
 
 
