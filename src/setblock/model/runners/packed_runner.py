@@ -149,7 +149,7 @@ def rectangles_of(queries: Sequence[int], keys: Sequence[int], *, of_one: int) -
     return best[-1][1]
 
 
-_OF_KEYS = 8
+_OF_KEYS = 16
 """Queries that cost as much as it does to take a key and its value from the cache."""
 
 ON_CPU, ON_GPU = 5_000, 1 << 15
