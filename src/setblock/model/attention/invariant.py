@@ -9,7 +9,7 @@ of summation depends on the shapes give texts that differ.
 PyTorch's own kernel (SDPA) sums in one order on most CPUs, if a call has `ROWS` queries or a multiple of them, and whole chunks
 of keys. Whether it does is tried once (`sdpa_keeps_bits`). Where it doesn't, every sum has one order here:
 
-    scores     q k^T in float32: the sum is over D, which is fixed, by kernels of at least 4 rows and at most `_PART` of D
+    scores     q k^T in float32: the sum is over D, which is fixed, of at least `_LEAST_ROWS` and at most `_PART` of D at once
     weights    softmax in float32 over whole chunks of keys: what is masked adds exact zeros at the end
     values     one product for each chunk of `CHUNK` keys, then the sum over chunks, in order, in float32
 """
@@ -21,8 +21,10 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from setblock.masks import added
 
 ROWS = 16
-"""Queries of a call are a multiple of so many. AMX computes 16 rows at once, and float32 kernels sum fewer than 4 in another
-order."""
+"""Queries of a call of SDPA are a multiple of so many: AMX computes 16 rows at once."""
+
+_LEAST_ROWS = 4
+"""Queries of a float32 product at least. With fewer, its kernels sum in another order."""
 
 CHUNK = 64
 """Keys whose values are summed by one product. Its size is the same for every length of the cache. Where the keys are whole
@@ -49,7 +51,8 @@ def invariant_attention(
         scale: what the scores are multiplied with; by default 1 / √D.
     """
     rows, size, keys = *query.shape[2:], key.shape[2]
-    more, rest = -rows % ROWS, -keys % CHUNK
+    has_sdpa = value.shape[3] == size and _KEEPS_BITS.get((query.dtype, size), False)
+    more, rest = -rows % ROWS if has_sdpa else max(0, _LEAST_ROWS - rows), -keys % CHUNK
     bias = query.new_zeros((1, 1, 1, keys)) if mask is None else mask
     if bias.dtype != query.dtype:
         bias = added(bias).to(query.dtype)
@@ -61,7 +64,6 @@ def invariant_attention(
         key, value = pad(key, (0, 0, 0, rest)), pad(value, (0, 0, 0, rest))
         bias = pad(bias, (0, rest), value=-torch.inf)
     bias = bias[:, :, : rows + more].expand(-1, -1, rows + more, -1)
-    has_sdpa = value.shape[3] == size and _KEEPS_BITS.get((query.dtype, size), False)
     attend = scaled_dot_product_attention if has_sdpa else _attention_in_order
     return attend(query, key, value, bias, scale=size**-0.5 if scale is None else scale)[:, :, :rows]
 

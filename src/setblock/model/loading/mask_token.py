@@ -79,5 +79,6 @@ def _start_from_mean(model: PreTrainedModel, token_id: int) -> None:
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         for values in (layer.weight, getattr(layer, "bias", None)):
             if values is not None:
-                others = torch.cat([values[:token_id], values[token_id + 1 :]])  # which tensors without storage have, too
+                # No mask of tokens: processes that load no weights have tensors without storage
+                others = torch.cat([values[:token_id], values[token_id + 1 :]])
                 values[token_id] = others.float().mean(dim=0).to(values.dtype)
