@@ -155,6 +155,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "recursion": ({"$ref": "#"}, "schema at $ can't be used: no text satisfies it"),
     "nowhere": ({"$ref": "#/$defs/x"}, "schema at $ can't be used: Pointer '/$defs/x' does not exist"),
     "elsewhere": ({"$ref": "http://example.com/x"}, "Resource 'http://example.com/x' is not present"),
+    "many repetitions": ({"type": "string", "pattern": "a{1000000}"}, "must repeat at most 10000 times, not {1000000}"),
     "a long number": ({"enum": [2**53 + 1]}, "whole numbers of schema must be within 2**53 of 0, not 9007199254740993"),
 }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
 from setblock.errors import ParameterError, shown
-from setblock.structure.schema import MAX_CHOICES, check_schema, check_size, close
+from setblock.structure.schema import MAX_CHOICES, check_counts, check_schema, check_size, close
 
 
 @dataclass(frozen=True)
@@ -172,3 +172,4 @@ def _check_text(name: str, value: Any) -> None:
     except UnicodeEncodeError as error:
         raise ParameterError(f"{name} must be valid Unicode") from error
     check_size(name, value)
+    check_counts(name, value)

@@ -4,6 +4,7 @@ Knows JSON schemas. Knows nothing of tokenizers. Keywords that the engine does n
 engine refuses.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ MAX_VALUES = 1000
 MAX_CHOICES = 1000
 MAX_TARGETS = 200
 """Places of a schema that are referred to."""
+MAX_COUNT = 10_000
+"""Of repetitions in a regular expression."""
 
 
 def check_size(name: str, text: str) -> None:
@@ -23,6 +26,14 @@ def check_size(name: str, text: str) -> None:
     size = len(text.encode(errors="surrogatepass"))
     if size > MAX_BYTES:
         raise ParameterError(f"{name} must be at most {MAX_BYTES} bytes, not {size}")
+
+
+def check_counts(name: str, pattern: str) -> None:
+    """Raise `ParameterError` if a regular expression repeats something too often."""
+    for found in re.finditer(r"\{(\d+)(?:,(\d*))?\}", pattern):
+        for count in filter(None, found.groups()):
+            if len(count) > 9 or int(count) > MAX_COUNT:
+                raise ParameterError(f"{name} must repeat at most {MAX_COUNT} times, not {found[0]}")
 
 
 def check_schema(schema: Any) -> None:
@@ -40,6 +51,8 @@ def check_schema(schema: Any) -> None:
         for count, what in ((values, "values of enum"), (properties, "properties")):
             if count > MAX_VALUES:
                 raise ParameterError(f"schema must have at most {MAX_VALUES} {what}, and has more at {place}")
+        if isinstance(node.get("pattern"), str):
+            check_counts(f"pattern of schema at {place}", node["pattern"])
         if "$ref" in node:
             targets.add(str(node["$ref"]))
     if len(targets) > MAX_TARGETS:
