@@ -40,7 +40,6 @@ def test_every_example_is_shown():
 
 
 def test_the_demo_is_what_the_readme_shows():
-    """So CI runs it without `make demo`."""
     makefile = (ROOT / "Makefile").read_text()
     recipe = re.search(r"^demo:.*\n((?:\t.*\n)+)", makefile, flags=re.MULTILINE)[1]
     prompt = re.search(r"^PROMPT \?= (.*)$", makefile, flags=re.MULTILINE)[1]
@@ -66,6 +65,7 @@ def test_block_runs(block, monkeypatch):
     """Commands of `setblock` run in this process, which has imported PyTorch; programs in one of their own."""
     monkeypatch.chdir(ROOT)
     (ROOT / "answers.jsonl").unlink(missing_ok=True)  # of an earlier run: the command writes over nothing
+    printed = ""
     for command in [block.content] if block.language == "python" else block.commands:
         program, *words = ["python", "-c", command] if block.language == "python" else shlex.split(command)
         if program == "setblock":
@@ -75,4 +75,6 @@ def test_block_runs(block, monkeypatch):
             assert program == "python", command
             done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
+        printed += done.stdout
         assert done.stdout.strip() or done.stderr.strip(), command
+    assert printed.strip()
