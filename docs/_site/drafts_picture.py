@@ -14,7 +14,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from setblock.decoding.drafts.control import DraftControl, RowDrafts
-from setblock.decoding.drafts.costs import TimedPass
+from setblock.decoding.drafts.costs import LearnedCosts, TimedPass
 from setblock.decoding.drafts.gains import DraftChoice, Prospects
 from setblock.model.protocol.runtime import Span
 from setblock.roofline.cost import Precision
@@ -31,11 +31,15 @@ PREDICTION = Prediction(shape=PRESETS["llama-3.1-8b"], hardware=HARDWARE["h100"]
 Decide = Callable[[DraftControl, Sequence[Prospects]], list[DraftChoice]]
 
 
-class RooflineCosts:
+class RooflineCosts(LearnedCosts):
     """Say what passes cost by the roofline. Weights are read once a pass, whatever the number of rows; the cache once a row."""
 
+    def __init__(self) -> None:
+        """Begin with what the roofline says, and stay with it."""
+        super().__init__(free_tokens=1.0)
+
     def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
-        """See `setblock.decoding.drafts.costs.CostModel`."""
+        """See `LearnedCosts.seconds`."""
         of_rows = PREDICTION.seconds(1, batch=rows, kv_length=CACHED) - PREDICTION.seconds(1, batch=rows, kv_length=0)
         return [PREDICTION.seconds(1, batch=each, kv_length=0) + of_rows for each in tokens]
 
