@@ -132,7 +132,7 @@ class Rows:
         feed = compiled(next_feed)(self.state, plan)
         logits, self.next_spans, self.old_ends = runner.logits(feed), None, self.state.answer.end
         step = absorb(self.state, feed, logits, self.policy, compiled=compiled)
-        if self.state.terms.adapts_drafts and plan.is_prefill is None and not is_ahead:
+        if self.state.terms.adapts_drafts and not is_ahead:
             for timed in control.clock.stop(self.state.tokens.device, timed_pass(plan, spans, runner)):
                 control.learn(timed)
         return step

@@ -48,6 +48,7 @@ def test_any_block_costs_what_it_does_once() -> None:
     """Where other rows have one, it costs no more; and passes with one count as what they are."""
     for reached, has_block, fed in ((0.4, False, 0), (0.4, True, 2), (0.9, False, 2)):
         control = DraftControl(costs={"any": DearBlocks(lambda tokens, rows: 1.0)})
+        control._here = "any", 0
         rows, before = [Prospects([], [reached], 2)], 0.98 * control._gain_here.spent
         (choice,) = control.decide(rows, "any", others=0, prompts=0, padded_rows=1, cached=0, has_block=has_block)
         assert choice.fed == fed

@@ -21,8 +21,9 @@ def learn(
     seconds: float,
     uneven: int = 0,
     has_block: bool = False,
+    prompts: int = 0,
 ) -> None:
-    costs.learn(TimedPass("any", tokens, rows, cached, uneven, has_block, seconds))
+    costs.learn(TimedPass("any", tokens, rows, cached, uneven, has_block, seconds, prompts))
 
 
 @pytest.mark.parametrize("disturbed", [0.0, 0.1])
@@ -88,6 +89,22 @@ def test_what_a_block_costs_is_learned() -> None:
     assert costs.of_block() == pytest.approx(0.009, rel=0.15)
 
 
+def test_prompts_say_what_many_tokens_cost_before_so_many_were_drafted() -> None:
+    """As in a server's first seconds: prompts, alone and beside rows of one token, of which each has an output."""
+    costs, numbers = LearnedCosts(free_tokens=24.0), random.Random(0)
+
+    def seconds(tokens: int, prompts: int) -> float:
+        return (0.05 + 0.001 * tokens + 0.0005 * (tokens - prompts)) * (1 + 0.1 * numbers.random())
+
+    for _ in range(40):
+        rows, prompts = 32, numbers.choice([0, 0, numbers.randrange(100, 900)])
+        tokens = rows + prompts
+        learn(costs, tokens, rows=rows, cached=6400, seconds=seconds(tokens, prompts), prompts=prompts)
+    plain, many = costs.seconds([32, 288], rows=32, cached=6400)
+    assert many - plain == pytest.approx(1.05 * 256 * 0.0015, rel=0.35)
+    assert plain == pytest.approx(1.05 * (0.05 + 32 * 0.0015), rel=0.1)
+
+
 def test_a_step_beyond_some_size_is_learned() -> None:
     """As where kernels compute 32 tokens at a time: 58 ms for up to 32 tokens of 8 rows, and 19 ms more beyond."""
     costs = LearnedCosts(free_tokens=24.0)
@@ -102,12 +119,12 @@ def test_seconds_are_the_sum_that_the_coefficients_say(seen: list[tuple[int, flo
     costs = LearnedCosts(free_tokens=24.0)
     for tokens, seconds in seen:
         learn(costs, tokens, rows=7, cached=900, seconds=seconds)
-    start, *others, per_row, per_cached, _, _ = costs._coefficients
+    start, *others, per_output, per_row, per_cached, _, _ = costs._coefficients
     slopes, steps = others[: len(KNOTS)], others[len(KNOTS) :]
     for tokens in (1, 3, 7, 8, 33, 1024, 1025, 2500):
         inside = [max(0, min(tokens, end) - knot) for knot, end in itertools.pairwise([*KNOTS, 10**9])]
         expected = start + sum(a * b for a, b in zip(slopes, inside, strict=True))
-        expected += per_row * 7 + per_cached * 900 / MOST_CACHED
+        expected += per_output * tokens + per_row * 7 + per_cached * 900 / MOST_CACHED
         expected += sum(step for step, most in zip(steps, STEPS, strict=True) if tokens > most)
         least = 0.1 * min(seconds for _, seconds in seen)
         assert costs.seconds([tokens], rows=7, cached=900) == pytest.approx([max(least, expected)])

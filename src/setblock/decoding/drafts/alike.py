@@ -3,19 +3,12 @@
 Knows what `gains` knows.
 """
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
-from setblock.decoding.drafts.gains import (
-    DraftChoice,
-    Prospects,
-    Seconds,
-    Usual,
-    block_sizes,
-    gain_of_block,
-    gain_of_branches,
-    worths,
-)
+import numpy as np
+
+from setblock.decoding.drafts.gains import DraftChoice, Prospects, Seconds, Usual, block_sizes, worths
 
 
 def choose_drafts_alike(
@@ -35,59 +28,55 @@ def choose_drafts_alike(
         padded_rows: how many rows the pass computes.
         seconds, block, rate, usual: as in `choose_drafts`.
     """
-    cost = [rate * each for each in seconds([width * padded_rows for width in (*widths, widths[-1] + 1)])]
-    worth = [(worths(row.reached, usual), worths(row.expected, usual)) for row in rows]
-    best, found = float("-inf"), [DraftChoice(0, 0)] * len(rows)
-    for place, width in enumerate(widths):
-        one_more = (cost[place + 1] - cost[place]) / ((*widths, widths[-1] + 1)[place + 1] - width) / padded_rows
-        value, of_blocks, chosen = -cost[place], -rate * block, []
-        for row, (of_draft, of_next) in zip(rows, worth, strict=True):
-            drafted = min(len(row.reached), width - 1)
-            fed = min(row.size, width - 1 - drafted)
-            gain = gain_of_block(row, drafted, of_next[: fed - 1], one_more) if fed > 1 else 0.0
-            value, of_blocks = value + sum(of_draft[:drafted]), of_blocks + max(0.0, gain)
-            chosen.append(DraftChoice(drafted, fed if gain > 0 else 0))
-        if of_blocks > 0:
-            value += of_blocks
-        else:
-            chosen = [choice._replace(fed=0) for choice in chosen]
-        if value > best:
-            best, found = value, chosen
-    return _with_branches(rows, found, seconds, block=block, padded_rows=padded_rows, rate=rate, usual=usual)
+    # 1. Drafted places and blocks, for each of the W widths
+    ends = np.asarray([*widths, widths[-1] + 1])
+    cost = rate * np.asarray(seconds((ends * padded_rows).tolist()))
+    one_more = np.diff(cost) / np.diff(ends) / padded_rows
+    room = ends[:-1, None] - 1  # [W, 1]
+    drafted = np.minimum([len(row.reached) for row in rows], room)  # [W, R]
+    fed = np.minimum([row.size for row in rows], room - drafted)
+    each, all_right = np.arange(len(rows)), _table([1.0, *row.reached] for row in rows)
+    of_draft = _table([0.0, *accumulate(worths(row.reached, usual))] for row in rows)[each, drafted]
+    of_next = _table(worths(row.expected, usual) for row in rows)  # [R, k - 1]
+    parts = _of_first(of_next - one_more[:, None, None])  # [W, R, k]
+    gains = all_right[each, drafted] * parts[np.arange(len(widths))[:, None], each, (fed - 1).clip(0, of_next.shape[1])]
+    of_blocks = gains.sum(axis=1) - rate * block
+    best = (of_draft.sum(axis=1) - cost[:-1] + of_blocks.clip(0)).argmax()
+    fed = np.where((gains[best] > 0) & (of_blocks[best] > 0), fed[best], 0)
+    chosen = [DraftChoice(*choice) for choice in zip(drafted[best].tolist(), fed.tolist(), strict=True)]
 
-
-def _with_branches(
-    rows: Sequence[Prospects],
-    chosen: list[DraftChoice],
-    seconds: Seconds,
-    *,
-    block: float,
-    padded_rows: int,
-    rate: float,
-    usual: Usual,
-) -> list[DraftChoice]:
-    """Return the choices with as many branches as pay where all rows have room for as many, of one size."""
-    places = [min(row.branches, each.drafted) if row.expected else 0 for row, each in zip(rows, chosen, strict=True)]
-    if not any(places):
+    # 2. As many branches as pay where all rows have room for as many, of one size
+    most = np.asarray([min(row.branches, n) if row.expected else 0 for row, n in zip(rows, drafted[best], strict=True)])
+    if not most.any():
         return chosen
     width = 1 + max(each.tokens for each in chosen)
-    pairs = [
-        (count, size) for size in block_sizes(max(row.size for row in rows)) for count in range(1, max(places) + 1)
-    ]
-    pairs.sort(key=lambda pair: pair[0] * pair[1])
-    now, one, *costs = [rate * each for each in seconds([padded_rows * (width + n) for n in (0, 1, *map(prod, pairs))])]
-    start = 0.0 if any(each.fed for each in chosen) else rate * block
-    drafts = [worths(row.expected, usual) for row in rows]
-    best, found = 0.0, (0, 0)
-    for (count, size), cost in zip(pairs, costs, strict=True):
-        value = now - cost - start
-        for row, draft, most in zip(rows, drafts, places, strict=True):
-            if most:
-                value += gain_of_branches(row, min(count, most), draft[: size - 1], (one - now) / padded_rows)
-        if value > best:
-            best, found = value, (count, size)
-    count, size = found
-    return [
-        each._replace(branches=min(count, most), branch_size=size if min(count, most) else 0)
-        for each, most in zip(chosen, places, strict=True)
-    ]
+    sizes, counts = block_sizes(max(row.size for row in rows)), range(1, int(most.max()) + 1)
+    pairs = sorted(((count, size) for size in sizes for count in counts), key=lambda pair: pair[0] * pair[1])
+    more = [0, 1, *(count * size for count, size in pairs)]
+    now, one, *costs = (rate * each for each in seconds([padded_rows * (width + tokens) for tokens in more]))
+    start = 0.0 if fed.any() else rate * block
+    parts = _of_first(of_next - (one - now) / padded_rows)  # [R, k]
+    wrong = {count: (1.0 - all_right[each, np.minimum(count, most)]) * (most > 0) for count in counts}
+    most_worth, (count, size) = 0.0, (0, 0)
+    for pair, of_pair in zip(pairs, costs, strict=True):
+        value = now - of_pair - start + wrong[pair[0]] @ parts[:, min(pair[1], parts.shape[1]) - 1]
+        if value > most_worth:
+            most_worth, (count, size) = value, pair
+    branches = [min(count, room) for room in most.tolist()]
+    return [one._replace(branches=n, branch_size=size if n else 0) for one, n in zip(chosen, branches, strict=True)]
+
+
+def _table(of_rows: Iterable[Sequence[float]]) -> np.ndarray:
+    """Return [rows, the most numbers of a row], filled with zeros."""
+    numbers = list(of_rows)
+    table = np.zeros((len(numbers), max(map(len, numbers))))
+    for row, of_row in enumerate(numbers):
+        table[row, : len(of_row)] = of_row
+    return table
+
+
+def _of_first(gains: np.ndarray) -> np.ndarray:
+    """Return [..., 1 + n], what the first 0, 1, 2, ... of [..., n] bring together where none is less than 0."""
+    table = np.zeros((*gains.shape[:-1], 1 + gains.shape[-1]))
+    np.cumsum(gains.clip(0), axis=-1, out=table[..., 1:])
+    return table

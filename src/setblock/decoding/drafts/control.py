@@ -66,9 +66,9 @@ class _Gain:
     and how many drafted places of these they checked; how many were right, and how many should have been. `refused`: rows
     whose drafts were not worth their cost, since the last one that was."""
 
-    gained: float = 64.0
-    spent: float = 64.0
-    rows: float = 64.0
+    gained: float
+    spent: float
+    rows: float
     checked: float = 0.0
     right: float = 0.0
     hoped: float = 0.0
@@ -93,6 +93,7 @@ _MARGIN = 1.1
 _FREE_ON_CPU, _FREE_ON_GPU = 48.0, 512.0  # tokens; where a prior is wrong, a few passes correct it
 _BETTER = 0.01  # of a block's draft is better than a copy, at least: so it is fed where that costs nothing
 _HOPED = 8.0  # drafted tokens: what full trust is worth a priori
+_PLAIN = 32  # plain passes that count a priori
 _FADING = 0.98  # of what is known of passes, after one more
 _REFUSED, _REST = 64, 3  # rows whose drafts were refused, and the passes that then follow without one
 
@@ -155,7 +156,8 @@ class DraftControl:
 
     @property
     def _gain_here(self) -> _Gain:
-        return self._gains.setdefault(self._here, _Gain())
+        some = float(_PLAIN << self._here[1])
+        return self._gains.setdefault(self._here, _Gain(gained=some, spent=some, rows=some))
 
     def observe(self, row: RowDrafts, committed: int, kinds: Sequence[int], *, copied: int = 0) -> None:
         """Learn what became of the draft that a row's last pass was fed.
@@ -365,15 +367,16 @@ def _decided(
 def timed_pass(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> TimedPass:
     """Return a pass whose time is not known yet."""
     fed = [span for span in spans if span.tokens]
-    rows, is_padded = len(plan.rows), runner.pads or plan.is_fixed
+    rows, is_padded, width = len(plan.rows), runner.pads or plan.is_fixed, plan.queries + plan.branched
     return TimedPass(
         kind=pass_kind(runner),
-        tokens=rows * (plan.queries + plan.branched) if is_padded else sum(span.tokens for span in fed),
+        tokens=rows * width if is_padded else sum(span.tokens for span in fed),
         rows=rows,
         cached=sum(span.start for span in fed),
-        uneven=0 if is_padded else unevenness(span.tokens - 1 for span in fed),
+        uneven=0 if is_padded else unevenness(span.tokens - 1 for span in fed if not span.is_prefill),
         has_block=plan.branches > 0 or any(span.in_block for span in fed),
         seconds=0.0,
+        prompts=sum(width if is_padded else span.tokens for span in fed if span.is_prefill),
     )
 
 

@@ -3,12 +3,13 @@
 Knows numbers, clocks and devices. Knows nothing of models or drafts.
 
     seconds = start + sum of slope_i * (tokens within segment i) + sum of step_j, if tokens > `STEPS`[j]
-              + per_row * rows + per_cached * cached + uneven * `unevenness` of the rows' tokens
-              + block, if any row is fed a future block
+              + per_output * tokens that are not of prompts + per_row * rows + per_cached * cached
+              + uneven * `unevenness` of the rows' tokens + block, if any row is fed a future block
 
 The segments lie between `KNOTS`, so that a pass may cost the same up to some size, as on a GPU, or rise from the first token
 on. A step is what it costs more beyond some size: kernels compute so many tokens at a time. Rows of uneven lengths need
-further parts of attention, and a block needs the products of an adapter, where there is one. All coefficients are at least 0.
+further parts of attention, and a block needs the products of an adapter, where there is one. Tokens of prompts have no
+output. They say what many tokens cost before so many were ever drafted. All coefficients are at least 0.
 They minimise the relative error over recent passes, with a weak prior; a pass that was disturbed, and took long, counts for
 little, and so does the first one of its size, which prepares its products.
 """
@@ -56,9 +57,10 @@ class TimedPass(NamedTuple):
         tokens: tokens that it computed, padding included.
         rows: rows that took part.
         cached: positions that they had in the cache together.
-        uneven: `unevenness` of its rows.
+        uneven: `unevenness` of its rows, those that were fed a prompt left out.
         has_block: whether any row was fed a future block.
         seconds: its time.
+        prompts: how many of the tokens were of prompts.
     """
 
     kind: str
@@ -68,6 +70,7 @@ class TimedPass(NamedTuple):
     uneven: int
     has_block: bool
     seconds: float
+    prompts: int = 0
 
 
 class LearnedCosts:
@@ -93,14 +96,16 @@ class LearnedCosts:
             weight = _TAKEN_OVER * (1 - FADING) / (1 - FADING**like.num_passes)
             self._products, self._sums = weight * like._products, weight * like._sums
             self._coefficients, self._fastest = like._coefficients, like._fastest
-        self._curve: list[float] | None = None  # what 0, 1, 2, ... tokens cost, but for the last four terms
+        self._curve: list[float] | None = None  # what 0, 1, 2, ... tokens cost, but for what follows their steps
 
     def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
         """Return the seconds of passes of these numbers of `tokens`, ascending, over `rows` with `cached` positions together.
-        Rows have about as many tokens each. Before the first pass, in any unit."""
-        slope, (per_row, per_cached, *_) = float(self._coefficients[len(KNOTS)]), self._coefficients[-4:].tolist()
+        None is of a prompt, and rows have about as many tokens each. Before the first pass, in any unit."""
+        per_output, per_row, per_cached, *_ = self._coefficients[-_OTHERS:].tolist()
+        slope = float(self._coefficients[len(KNOTS)]) + per_output
         if self._curve is None:  # asked for every pass, and of many sizes: so it is computed once for each fit
-            self._curve = (_OF_TOKENS @ self._coefficients[:-4]).tolist()
+            outputs = per_output * np.arange(len(_OF_TOKENS))
+            self._curve = (_OF_TOKENS @ self._coefficients[:-_OTHERS] + outputs).tolist()
         curve, last = self._curve, KNOTS[-1]
         same, least = per_row * rows + per_cached * cached / MOST_CACHED, _LEAST * self._fastest
         if tokens[-1] <= last and curve[0] + same >= least:  # as a rule
@@ -118,16 +123,16 @@ class LearnedCosts:
     def learn(self, timed: TimedPass) -> None:
         """Take the time of a pass into account."""
         seconds = timed.seconds
-        about = (timed.rows, timed.cached / MOST_CACHED, timed.uneven, timed.has_block)
+        about = (timed.tokens - timed.prompts, timed.rows, timed.cached / MOST_CACHED, timed.uneven, timed.has_block)
         features, size = np.append(_of_tokens(timed.tokens), about) / seconds, -(-timed.tokens // _OF_A_SIZE)
-        weight = 1.0 if size in self._sizes else _FIRST_OF_A_SIZE
+        weight = (1.0 if size in self._sizes else _FIRST_OF_A_SIZE) * (_WITH_PROMPTS if timed.prompts else 1.0)
         self._sizes.add(size)
         self._products = FADING * self._products + weight * np.outer(features, features)
         self._sums = FADING * self._sums + weight * features
         self._fastest = seconds if self.num_passes == 0 else min(self._fastest, seconds)
         self.num_passes += 1
         if self.num_passes <= _EARLY or self.num_passes % _EARLY == 0:
-            same = np.append(_of_tokens(1), (*about[:2], False, False))
+            same = np.append(_of_tokens(1), (1, *about[1:3], False, False))
             prior = (self._prior - np.outer(self._of_same, same)) / self._fastest
             products = self._products + PRIOR * prior.T @ prior
             self._coefficients, self._curve = _non_negative(products, self._sums, fallback=seconds), None
@@ -137,10 +142,12 @@ _TAKEN_OVER = 2.0  # observations that those of other passes count for together
 # What a pass takes at least, of the fastest one: a few uneven times may all be put down to what a plain pass hasn't
 _LEAST = 0.1
 _OF_A_SIZE, _FIRST_OF_A_SIZE = 8, 0.25  # tokens, and what the first pass of a size counts
+_WITH_PROMPTS = 0.25  # what a pass counts that prompts are in: their tokens need other attention
 _EARLY = 8  # passes after each of which costs are fitted; later, after each so many
 
 
 _SLOPES = slice(1, 1 + len(KNOTS))
+_OTHERS = 5  # coefficients behind those of tokens: per output, row and unit of the cache, of uneven rows, of blocks
 
 
 def _of_tokens(tokens: int) -> np.ndarray:
@@ -163,18 +170,28 @@ _OF_TOKENS = _table()
 
 
 def _prior(free_tokens: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return [n, segments + steps + 5] and [n]: products of coefficients, and what they are a priori, as parts of all that does
+    """Return [n, segments + steps + 6] and [n]: products of coefficients, and what they are a priori, as parts of all that does
     not depend on tokens. Each segment's slope is what makes `free_tokens` more cost as much as that, so is that of rows, and a
-    few units of the cache cost as much; there are no steps, uneven lengths and blocks cost nothing; and each segment is like
-    the next."""
+    few units of the cache cost as much; there are no steps; outputs, uneven lengths and blocks cost nothing; and each segment
+    is like the next."""
     segments, steps = len(KNOTS), len(STEPS)
+    count = 1 + segments + steps + _OTHERS
     ends = np.asarray([*KNOTS[1:], 2 * KNOTS[-1]], dtype=float)
     parts = ends / (1 + ends / free_tokens)
-    own = np.diag([0.0, *parts, *[1.0] * (steps + 4)])[1:]
-    alike = np.zeros((segments - 1, segments + steps + 5))
+    own = np.diag([0.0, *parts, *[1.0] * steps, free_tokens, *[1.0] * (_OTHERS - 1)])[1:]
+    alike = np.zeros((segments - 1, count))
     between = np.arange(segments - 1)
     alike[between, 1 + between], alike[between, 2 + between] = -parts[:-1], parts[:-1]
-    of_same = [*parts / free_tokens, *[0.0] * steps, 1 / free_tokens, 1 / _FREE_CACHED, 0.0, 0.0, *[0.0] * len(alike)]
+    of_same = [
+        *parts / free_tokens,
+        *[0.0] * steps,
+        0.0,
+        1 / free_tokens,
+        1 / _FREE_CACHED,
+        0.0,
+        0.0,
+        *[0.0] * len(alike),
+    ]
     return np.concatenate([own, alike]), np.asarray(of_same)
 
 
