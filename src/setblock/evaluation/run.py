@@ -191,18 +191,15 @@ class Exam:
     ) -> Result:
         """Judge and count; `ntp` is NTP's result, None where these are its answers."""
         generations = answers.generations
-        own = [each.token_ids for each in generations]
-        reference = own if ntp is None else ntp.token_ids
-        assert reference is not None
         verdicts = verdicts_on(self.task, self.examples, [each.text for each in generations])
         return Result(
             run=run,
             point=point,
-            outcomes=outcomes_of(generations, ntp=reference, verdicts=verdicts),
+            outcomes=outcomes_of(generations, ntp=None if ntp is None else ntp.token_ids, verdicts=verdicts),
             seconds=answers.seconds,
             ntp=ntp,
             made=provenance(),
-            token_ids=own if ntp is None else None,
+            token_ids=[each.token_ids for each in generations] if ntp is None else None,
         )
 
 

@@ -77,7 +77,9 @@ class LlamaRunner:
         # 1. What each row is fed, and how
         causal: list[_Placed] = []
         blocks: list[list[_Placed]] = []  # of each row
-        outputs = _outputs(feed)
+        places, columns = feed.wanted.nonzero(as_tuple=True)
+        # The row and column of the token that gives each output that is wanted, in the order of `Feed.spread`
+        outputs = list(zip(places.tolist(), feed.outputs[places, columns].tolist(), strict=True))
         wanted = set(outputs)
         fed = zip(feed.plan.rows.tolist(), feed.tokens.tolist(), feed.positions.tolist(), strict=True)
         lengths, in_block = feed.is_real.sum(dim=1).tolist(), feed.in_block.sum(dim=1).tolist()
@@ -131,12 +133,6 @@ class LlamaRunner:
             if self._held[helper] > start:
                 self.context.keep(helper, start)
                 self._held[helper] = start
-
-
-def _outputs(feed: Feed) -> list[tuple[int, int]]:
-    """Return the row and column of the token that gives each output that is wanted, in the order of `Feed.spread`."""
-    places, outputs = feed.wanted.nonzero(as_tuple=True)
-    return list(zip(places.tolist(), feed.outputs[places, outputs].tolist(), strict=True))
 
 
 def _joined(blocks: Sequence[list[_Placed]], most: int) -> list[list[_Placed]]:
