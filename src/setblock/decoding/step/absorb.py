@@ -36,21 +36,14 @@ from setblock.model.protocol.runtime import Compile, Feed, PassPlan, as_it_is
 
 @dataclass(frozen=True)
 class DecodingStep:
-    """Hold what one forward pass did. B rows, k the largest block size; all tensors [B, k] unless said otherwise.
+    """Hold what one forward pass did. B rows, k the largest block size; all tensors [B, k] unless said otherwise."""
 
-    Attributes:
-        reading: what it predicted.
-        positions: int64, absolute positions of the block.
-        token_ids: int64, the tokens chosen for them.
-        revealed: bool, positions that this pass revealed.
-        entropy: [B, k + m] float32, nats, of the distribution at each of the k block positions, then at the m that were checked
-            (of use where `check` replaced a draft).
-    """
-
-    reading: "Reading"
-    positions: Tensor
-    token_ids: Tensor
-    revealed: Tensor
+    reading: "Reading"  # what it predicted
+    positions: Tensor  # int64, absolute, of the block
+    token_ids: Tensor  # int64, the tokens chosen for them
+    revealed: Tensor  # bool, positions that this pass revealed
+    # [B, k + m] float32, nats, of the distribution at each of the k block positions, then at the m that were checked (of use
+    # where `check` replaced a draft)
     entropy: Tensor
 
 
