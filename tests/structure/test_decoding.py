@@ -179,10 +179,10 @@ def test_a_grammar_that_gives_up_allows_nothing(shifted: SBDModel) -> None:
     allowed = torch.ones(shifted.vocab_size, dtype=torch.bool)
     matcher.fill(allowed)
     assert allowed.any()
-    matcher.advance(shifted.tokenizer("x").input_ids)
+    matcher.reveal(shifted.tokenizer("x").input_ids)
     matcher.fill(allowed)
     assert not allowed.any()
-    matcher.go_back(1)
+    matcher.retract(1)
     matcher.fill(allowed)
     assert not allowed.any()
 

@@ -91,38 +91,26 @@ def tolerance_of(text: str, *, confidence: float) -> Tolerance:
 
 @dataclass(frozen=True)
 class Tested:
-    """Hold one test of the sequence; or exact mode, which loses nothing and needs none.
-
-    Attributes:
-        loss: the mean loss on the examples of the test.
-        p_value: of the claim that the setting loses more than is tolerated; None for exact mode.
-        passed: whether that was rejected, and all before it.
-    """
+    """Hold one test of the sequence; or exact mode, which loses nothing and needs none."""
 
     point: DecodingSettings
-    loss: float
-    p_value: float | None
-    passed: bool
+    loss: float  # the mean on the examples of the test
+    p_value: float | None  # of the claim that the setting loses more than is tolerated; None for exact mode
+    passed: bool  # whether that was rejected, and all before it
     nfe_speedup: float
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Hold what a calibration found.
-
-    Attributes:
-        tests: in their order; the last one failed, unless all passed.
-        passed: the fastest setting that passed, or None.
-        exact: the fastest setting of method `exact`, which keeps any tolerance by what it is; None where the sweep has none.
-        num_ordering, num_testing: how many examples the order was found on, and how many were tested on.
-    """
+    """Hold what a calibration found."""
 
     tolerance: Tolerance
-    tests: Sequence[Tested]
-    passed: Tested | None
+    tests: Sequence[Tested]  # in their order; the last one failed, unless all passed
+    passed: Tested | None  # the fastest setting that passed
+    # The fastest setting of method `exact`, which keeps any tolerance by what it is; None where the sweep has none
     exact: Tested | None
-    num_ordering: int
-    num_testing: int
+    num_ordering: int  # how many examples the order was found on
+    num_testing: int  # how many were tested on
 
     @property
     def chosen(self) -> Tested | None:
@@ -242,15 +230,13 @@ def _speedup(result: Result, examples: Sequence[int]) -> float:
 
 @lru_cache(maxsize=4096)
 def paired_p_value(worse: int, better: int, examples: int, *, tolerance: float) -> float:
-    """Return the p-value of the claim that P(loss = 1) - P(loss = -1) is at least `tolerance`: an exact unconditional
-    test for paired counts, valid for every number of examples that are independent and identically distributed.
+    """Return the p-value of the claim that P(loss = 1) - P(loss = -1) is at least `tolerance`, where `worse` examples have loss
+    1, `better` ones -1, and the others lost nothing: an exact unconditional test for paired counts, valid for every number of
+    examples that are independent and identically distributed.
 
     The statistic is the score statistic of paired proportions (Tango 1998). Its distribution depends on one nuisance
     parameter, q = P(loss = -1); the p-value is the largest over a confidence interval of q, plus what that interval may miss
     (Berger and Boos 1994). Where nothing was gained, it is the binomial test's.
-
-    Args:
-        worse, better: examples with loss 1, and with loss -1; the others lost nothing.
     """
     n = examples
     assert 0 < tolerance < 1 and min(worse, better) >= 0 and worse + better <= n

@@ -17,15 +17,10 @@ _WARM_UP_PASSES = 8
 
 @dataclass(frozen=True)
 class Comparison:
-    """Hold the same request, decoded by two methods.
+    """Hold the same request, decoded by two methods."""
 
-    Attributes:
-        ntp: the answer one token a pass.
-        blocks: the answer in blocks, by method `sbd` or `exact`.
-    """
-
-    ntp: Generation
-    blocks: Generation
+    ntp: Generation  # one token a pass
+    blocks: Generation  # in blocks, by method `sbd` or `exact`
 
     @property
     def identical(self) -> bool:

@@ -137,20 +137,16 @@ def _example(record: "SourceRecord") -> RecordExample:
     if ("prompt" in columns) == ("messages" in columns):
         raise SetBlockError(f"{where} must have either prompt or messages, not {', '.join(columns) or 'nothing'}")
     if "messages" in columns:
-        return _chat(columns["messages"], where)
+        from setblock.decoding.answer.text import messages_at
+
+        chat = messages_at(columns["messages"], where)
+        reference = str(chat.pop()["content"]) if chat[-1]["role"] == "assistant" else None
+        if not chat:
+            raise SetBlockError(f"{where}: messages has an assistant's message alone, which answers nothing")
+        return RecordExample(json.dumps(chat), reference, chat=tuple(chat))
     prompt, completion = columns["prompt"], columns.get("completion")
     if not isinstance(prompt, str) or not prompt.strip():
         raise SetBlockError(f'{where} must have a text under "prompt", not {prompt!r}')
     if not isinstance(completion, str | None):
         raise SetBlockError(f'{where} must have a text under "completion", not {completion!r}')
     return RecordExample(prompt, completion)
-
-
-def _chat(messages: Any, where: str) -> RecordExample:
-    from setblock.decoding.answer.text import messages_at
-
-    chat = messages_at(messages, where)
-    reference = str(chat.pop()["content"]) if chat[-1]["role"] == "assistant" else None
-    if not chat:
-        raise SetBlockError(f"{where}: messages has an assistant's message alone, which answers nothing")
-    return RecordExample(json.dumps(chat), reference, chat=tuple(chat))

@@ -22,24 +22,18 @@ from setblock.errors import SetBlockError, one_line
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Hold one number for each example, in the order of the task, in every column.
+    """Hold one number for each example, in the order of the task, in every column."""
 
-    Attributes:
-        tokens: length of the answer, its end-of-text included.
-        prefill, block, commit: forward passes by kind, as in `PassCounts`: those of each request on its own, so that a batch's
-            pass counts once for every row that takes part in it.
-        differing: at how many positions the answer is not NTP's. What one answer has past the end of the other differs.
-        correct: 1 for a right answer, else 0; None where nobody can say.
-        scores: further scores by name, in 0..1.
-    """
-
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # length of the answer, its end-of-text included
+    # Forward passes by kind, as in `PassCounts`: those of each request on its own, so that a batch's pass counts once for every
+    # row that takes part in it
     prefill: tuple[int, ...]
     block: tuple[int, ...]
     commit: tuple[int, ...]
+    # At how many positions the answer is not NTP's. What one answer has past the end of the other differs
     differing: tuple[int, ...]
-    correct: tuple[int, ...] | None = None
-    scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    correct: tuple[int, ...] | None = None  # 1 for a right answer, else 0; None where nobody can say
+    scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # further scores by name, in 0..1
 
     @property
     def decoding(self) -> tuple[int, ...]:

@@ -145,58 +145,61 @@ class TimedAnswers:
     seconds: float
 
 
+def answers_to(
+    model: LanguageModel,
+    prompts: Sequence[Prompt],
+    settings: Sequence[DecodingSettings],
+    *,
+    batch_size: int,
+    raw: bool = False,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> TimedAnswers:
+    """Answer prompts, each by its `settings`. Those of like length share a batch, the longest come first; `on_progress` hears
+    how many are answered so far."""
+    started = time.perf_counter()
+    order = sorted(range(len(prompts)), key=lambda index: len(str(prompts[index])), reverse=True)
+    answers: dict[int, Generation] = {}
+    for first in range(0, len(order), batch_size):
+        batch = order[first : first + batch_size]
+        asked, how = [prompts[index] for index in batch], [settings[index] for index in batch]
+        answers.update(zip(batch, generate_batch(model, asked, settings=how, raw=raw), strict=True))
+        on_progress(len(answers))
+    return TimedAnswers([answers[index] for index in range(len(order))], time.perf_counter() - started)
+
+
 @dataclass(frozen=True)
 class Exam:
-    """Hold what a model is asked; made by `exam_of`.
-
-    Attributes:
-        identity: of task and examples; see `task_identity`.
-        prompts: how the examples are asked.
-        raw: whether prompts are gone on with as they stand, without a chat template.
-        batch_size: how many examples are decoded at once.
-    """
+    """Hold what a model is asked; made by `exam_of`."""
 
     model: LanguageModel
     task: Task[Any]
-    identity: Mapping[str, Any]
+    identity: Mapping[str, Any]  # of task and examples; see `task_identity`
     examples: Sequence[Example]
-    prompts: Sequence[Prompt]
-    raw: bool
-    batch_size: int
+    prompts: Sequence[Prompt]  # how the examples are asked
+    raw: bool  # whether prompts are gone on with as they stand, without a chat template
+    batch_size: int  # how many examples are decoded at once
 
     def decode(
         self, settings: DecodingSettings, on_progress: Callable[[int], None] = lambda done: None
     ) -> TimedAnswers:
-        """Answer all examples. Prompts of like length share a batch; `on_progress` hears how many are answered so far."""
-        started = time.perf_counter()
-        order = sorted(range(len(self.prompts)), key=lambda index: len(str(self.prompts[index])))
-        answers: dict[int, Generation] = {}
-        for first in range(0, len(order), self.batch_size):
-            batch = order[first : first + self.batch_size]
-            together = generate_batch(
-                self.model, [self.prompts[index] for index in batch], settings=settings, raw=self.raw
-            )
-            answers.update(zip(batch, together, strict=True))
-            on_progress(len(answers))
-        return TimedAnswers([answers[index] for index in range(len(order))], time.perf_counter() - started)
+        """Answer all examples, as `answers_to` does."""
+        same, size = [settings] * len(self.prompts), self.batch_size
+        return answers_to(self.model, self.prompts, same, raw=self.raw, batch_size=size, on_progress=on_progress)
 
     def result(
         self, run: Mapping[str, Any], point: DecodingSettings, answers: TimedAnswers, *, ntp: Result | None
     ) -> Result:
         """Judge and count; `ntp` is NTP's result, None where these are its answers."""
         generations = answers.generations
-        own = [each.token_ids for each in generations]
-        reference = own if ntp is None else ntp.token_ids
-        assert reference is not None
         verdicts = verdicts_on(self.task, self.examples, [each.text for each in generations])
         return Result(
             run=run,
             point=point,
-            outcomes=outcomes_of(generations, ntp=reference, verdicts=verdicts),
+            outcomes=outcomes_of(generations, ntp=None if ntp is None else ntp.token_ids, verdicts=verdicts),
             seconds=answers.seconds,
             ntp=ntp,
             made=provenance(),
-            token_ids=own if ntp is None else None,
+            token_ids=[each.token_ids for each in generations] if ntp is None else None,
         )
 
 

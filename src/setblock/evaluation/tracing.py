@@ -22,64 +22,41 @@ Kind = Literal["prefill", "token", "block", "commit"]
 
 @dataclass(frozen=True)
 class TracedToken:
-    """Hold a token that a pass revealed.
+    """Hold a token that a pass revealed."""
 
-    Attributes:
-        index: its place in the answer, from 0.
-        text: the text that it adds. A token that is part of a character may be a replacement character.
-        entropy: the entropy in nats of the distribution that it was chosen from.
-        is_end: whether it ends the answer.
-    """
-
-    index: int
-    text: str
-    entropy: float
-    is_end: bool
+    index: int  # its place in the answer, from 0
+    text: str  # what it adds. A token that is part of a character may be a replacement character
+    entropy: float  # in nats, of the distribution that it was chosen from
+    is_end: bool  # whether it ends the answer
 
 
 @dataclass(frozen=True)
 class TracedPass:
-    """Describe one forward pass.
+    """Describe one forward pass. It is over the prompt (`prefill`), the open block (`block`), the finished one too, which it
+    writes to the cache causally (`commit`), or one token, in method `ntp` (`token`)."""
 
-    Attributes:
-        number: 0 for the prefill, then 1, 2, ...
-        kind: `prefill`: over the prompt. `block`: over the open block. `commit`: over the finished one too, which it writes to
-            the cache causally. `token`: over one token, in method `ntp`.
-        start: the first position of the open block. All earlier positions are in the cache after the pass.
-        size: the number of its positions that are revealed or were computed, including gaps.
-        revealed: the tokens that it revealed, from left to right.
-        masked: the place and entropy of each position that it computed and left masked.
-        corrected: in method `exact`, the place where a draft was wrong, and its new token.
-        dropped: places of tokens that stood before the pass and are void now: right of the correction, or, in method `exact`,
-            behind the gap at which a draft ended.
-    """
-
-    number: int
+    number: int  # 0 for the prefill, then 1, 2, ...
     kind: Kind
-    start: int
-    size: int
-    revealed: list[TracedToken]
-    masked: list[tuple[int, float]]
-    corrected: TracedToken | None
+    start: int  # the first position of the open block. All earlier positions are in the cache after the pass
+    size: int  # the number of its positions that are revealed or were computed, including gaps
+    revealed: list[TracedToken]  # from left to right
+    masked: list[tuple[int, float]]  # the place and entropy of each position that it computed and left masked
+    corrected: TracedToken | None  # in method `exact`, the place where a draft was wrong, and its new token
+    # Places of tokens that stood before the pass and are void now: right of the correction, or, in method `exact`, behind the
+    # gap at which a draft ended
     dropped: list[int]
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Hold one answer, pass by pass.
-
-    Attributes:
-        tokens: the text of each token of the answer, including its end-of-text.
-        finish_reason: as in `Generation`.
-        block_size: 1 in method `ntp`.
-    """
+    """Hold one answer, pass by pass."""
 
     prompt: Prompt
     text: str
-    tokens: list[str]
-    finish_reason: str
+    tokens: list[str]  # the text of each token of the answer, including its end-of-text
+    finish_reason: str  # as in `Generation`
     method: str
-    block_size: int
+    block_size: int  # 1 in method `ntp`
     passes: list[TracedPass]
 
 

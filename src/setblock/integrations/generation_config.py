@@ -28,15 +28,13 @@ drawn from PyTorch's global generator, which `set_seed` sets."""
 
 
 def settings_from(config: GenerationConfig, options: Mapping[str, Any], *, prompt_length: int) -> DecodingSettings:
-    """Return the settings that a prepared config asks for.
+    """Return the settings that a prepared config asks for, or raise `ParameterError` if it asks for something else, or a value
+    is not valid.
 
     Args:
         config: as `generate` hands it over: `max_length` and `min_length` count the prompt.
         options: some of `OPTIONS`.
         prompt_length: of the batch, padding included.
-
-    Raises:
-        ParameterError: the config asks for something else, or a value is not valid.
     """
     _refuse_fields(config)
     max_new_tokens = config.max_length - prompt_length
@@ -44,14 +42,24 @@ def settings_from(config: GenerationConfig, options: Mapping[str, Any], *, promp
     biases = {_single("sequence_bias", sequence): bias for sequence, bias in given.items()}
     never = {token_id for token_id, bias in biases.items() if bias == -torch.inf}
     asked = dict(options)
+    sampling: dict[str, Any] = {}
+    if config.do_sample:
+        sampling = {
+            "temperature": 1.0 if config.temperature is None else config.temperature,
+            "top_k": config.top_k or 0,
+            "top_p": 1.0 if config.top_p is None else config.top_p,
+            "min_p": config.min_p or 0.0,
+        }
+    words = {_single("bad_words_ids", word) for word in config.bad_words_ids or ()}
+    words -= {*end_of_text_ids(config)}  # as Transformers does
     base = DecodingSettings(
         max_new_tokens=max_new_tokens,
         min_new_tokens=min(max((config.min_length or 0) - prompt_length, 0), max_new_tokens),
         repetition_penalty=config.repetition_penalty or 1.0,
         logit_bias={token_id: bias for token_id, bias in biases.items() if token_id not in never},
-        banned_tokens=sorted(never | _banned(config)),
+        banned_tokens=sorted({*never, *words, *(_plain(config.suppress_tokens) or ())}),
         stop=asked.pop("stop_strings", None) or (),
-        **(_sampling(config) if config.do_sample else {}),
+        **sampling,
     )
     if config.do_sample and asked.get("seed") is None:
         asked["seed"] = int(torch.randint(2**62, ()))
@@ -76,7 +84,9 @@ def refuse_own(config: GenerationConfig, *, logits_processor: Iterable[Any], sto
             )
         known.add(kind)
     for criterion in stopping_criteria:
-        if not _is_length_or_end(config, criterion):
+        is_length = type(criterion) is criteria.MaxLengthCriteria and criterion.max_length == config.max_length
+        ends = {*criterion.eos_token_id.tolist()} if type(criterion) is criteria.EosTokenCriteria else None
+        if not is_length and ends != {*end_of_text_ids(config)}:
             raise ParameterError(
                 f"stopping_criteria {type(criterion).__name__} can't be applied: it is made to be asked after each token, and "
                 "a pass adds several; max_new_tokens, eos_token_id and stop_strings can end an answer"
@@ -117,24 +127,10 @@ def _refuse_fields(config: GenerationConfig) -> None:
             raise ParameterError(f"{name}={value!r} is not supported in set block decoding: {reason}")
 
 
-def _sampling(config: GenerationConfig) -> dict[str, Any]:
-    return {
-        "temperature": 1.0 if config.temperature is None else config.temperature,
-        "top_k": config.top_k or 0,
-        "top_p": 1.0 if config.top_p is None else config.top_p,
-        "min_p": config.min_p or 0.0,
-    }
-
-
 def _sequence_bias(given: Any) -> dict[tuple[int, ...], float]:
     """Return the biases by token ids: Transformers takes a dictionary, or a list of pairs."""
     pairs = given.items() if isinstance(given, Mapping) else given or ()
     return {tuple(sequence): float(bias) for sequence, bias in pairs}
-
-
-def _banned(config: GenerationConfig) -> set[int]:
-    words = {_single("bad_words_ids", word) for word in config.bad_words_ids or ()}
-    return {*(_plain(config.suppress_tokens) or ()), *words.difference(end_of_text_ids(config))}  # as Transformers does
 
 
 def _single(field: str, sequence: Sequence[int]) -> int:
@@ -171,14 +167,6 @@ def _is_built_from(config: GenerationConfig, processor: Any) -> bool:
     if field == "sequence_bias":
         return _sequence_bias(held) == _sequence_bias(asked)
     return bool(_plain(held) == _plain(asked))
-
-
-def _is_length_or_end(config: GenerationConfig, criterion: Any) -> bool:
-    if type(criterion) is criteria.MaxLengthCriteria:
-        return bool(criterion.max_length == config.max_length)
-    if type(criterion) is criteria.EosTokenCriteria:
-        return {*criterion.eos_token_id.tolist()} == {*end_of_text_ids(config)}
-    return False
 
 
 def _plain(value: Any) -> Any:

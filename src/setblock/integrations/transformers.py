@@ -8,6 +8,7 @@ import copy
 import inspect
 from collections.abc import Iterable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -163,16 +164,10 @@ def _refuse_model_kwargs(model_kwargs: dict[str, Any], attention_mask: Tensor) -
             raise ParameterError(f"{name} is not supported in set block decoding: leave it out")
 
 
-class _NoTokenizer:
-    """Replace a tokenizer where there are only tokens."""
-
-    eos_token_id = None
-
-
 def _sbd_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, *, ends: tuple[int, ...]) -> SBDModel:
     refuse_unsupported(model.config)
     plan_attention(model)
-    sbd = SBDModel(model, tokenizer or _NoTokenizer(), facts=read_facts(model.config))
+    sbd = SBDModel(model, tokenizer or SimpleNamespace(eos_token_id=None), facts=read_facts(model.config))
     sbd.end_of_text_ids = ends
     return sbd
 

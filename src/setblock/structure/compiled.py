@@ -113,7 +113,7 @@ class Matcher:
         self._ends, self._own_ends = list(ends), grammars.vocabulary.eos_tokens
         self._beyond = 0  # tokens that were received from the one on that ended the answer
 
-    def advance(self, token_ids: Sequence[int]) -> None:
+    def reveal(self, token_ids: Sequence[int]) -> None:
         """Append these tokens to the text."""
         for token_id in token_ids:
             if self._beyond or token_id in self._ends:
@@ -121,7 +121,7 @@ class Matcher:
             else:
                 self._matcher.consume_token(token_id)
 
-    def go_back(self, count: int) -> None:
+    def retract(self, count: int) -> None:
         """Drop the last `count` tokens."""
         ended = min(count, self._beyond)
         self._beyond -= ended

@@ -20,37 +20,24 @@ from setblock.model.protocol.runtime import Span
 
 @dataclass(frozen=True)
 class RowNews:
-    """Hold what a pass did to one row, and where the row stands now.
+    """Hold what a pass did to one row, and where the row stands now."""
 
-    Attributes:
-        took_part: whether it was in the pass.
-        number: 0 for the prefill (for each pass of one that is cut into several), then 1, 2, ...
-        kind: as it is counted in `PassCounts`.
-        revealed: what the pass revealed, from left to right. May lie past the end of the answer, where that becomes known
-            later.
-        corrected: in method `exact`, where a draft was wrong, and what is there now; everything that was revealed to the
-            right of it before this pass is void. None where the draft was right.
-        span: what the next pass feeds it.
-        prefilled: as in `Cached`.
-        finished, failed, text_end: as in `Answer`.
-        answer_end: where the answer ends now.
-        tokens: its tokens from position `tokens_start` on, as far as they may have changed.
-        tokens_start: where the answer ended before the pass.
-    """
-
-    took_part: bool
-    number: int
-    kind: Kind
+    took_part: bool  # whether it was in the pass
+    number: int  # 0 for the prefill (for each pass of one that is cut into several), then 1, 2, ...
+    kind: Kind  # as it is counted in `PassCounts`
+    # What the pass revealed, from left to right. May lie past the end of the answer, where that becomes known later
     revealed: Sequence[Reveal]
+    # In method `exact`, where a draft was wrong, and what is there now; everything that was revealed to the right of it before
+    # this pass is void. None where the draft was right
     corrected: Reveal | None
-    span: Span
-    prefilled: bool
-    finished: bool
+    span: Span  # what the next pass feeds it
+    prefilled: bool  # as in `Cached`
+    finished: bool  # as in `Answer`, and the following two
     failed: bool
     text_end: int
-    answer_end: int
-    tokens: Sequence[int]
-    tokens_start: int
+    answer_end: int  # where the answer ends now
+    tokens: Sequence[int]  # from position `tokens_start` on, as far as they may have changed
+    tokens_start: int  # where the answer ended before the pass
 
     def tokens_between(self, start: int, end: int) -> list[int] | None:
         """Return the row's tokens from `start` to `end`, or None where they are not among those that were read."""
@@ -59,12 +46,8 @@ class RowNews:
 
 
 def read_news(state: BatchState, step: DecodingStep, *, fuses_commit: bool, since: Tensor) -> list[RowNews]:
-    """Return the news of all rows after a step. Waits for the device, once.
-
-    Args:
-        fuses_commit: as in `BatchState.next_end`.
-        since: [B] int64, where answers ended before the step.
-    """
+    """Return the news of all rows after a step. Waits for the device, once. `fuses_commit` is as in `BatchState.next_end`, and
+    `since` [B] int64 where answers ended before the step."""
     read, record = step.reading, state.record
     assert record is not None
     width = 2 * state.terms.block_width  # of a draft that was checked and the block behind it

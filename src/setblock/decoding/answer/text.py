@@ -50,7 +50,9 @@ def encode_prompt(
         if raw or tokenizer.chat_template is None:
             return list(tokenizer(text, split_special_tokens=True).input_ids)
         return _encode_chat(tokenizer, [{"role": "user", "content": text}])
-    parts = _listed(prompt)
+    parts: Any = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor or an array holds token ids
+    if not isinstance(parts, list | tuple | range):
+        raise SetBlockError(f"prompt must be a text, token ids or chat messages, not {prompt!r}")
     if not parts:
         raise SetBlockError("prompt must not be empty")
     if isinstance(parts[0], str):
@@ -64,11 +66,8 @@ def encode_prompt(
 
 
 def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return chat messages whose contents are plain texts.
-
-    Raises:
-        SetBlockError: one is no object with a `role` and a `content`; the message names it, from 1.
-    """
+    """Return chat messages whose contents are plain texts, or raise `SetBlockError` if one is no object with a `role` and a
+    `content`; it names the message, from 1."""
     checked = []
     for number, message in enumerate(messages, start=1):
         where = f"message {number} of the prompt"
@@ -84,11 +83,8 @@ def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def messages_at(found: Any, where: str) -> list[dict[str, Any]]:
-    """Return the chat messages that a file has at some place.
-
-    Raises:
-        SetBlockError: it is no list of one or more messages, or as in `checked_messages`; the message names the place.
-    """
+    """Return the chat messages that a file has at some place, or raise `SetBlockError`, which names the place, if it is no list
+    of one or more messages, or as `checked_messages` does."""
     if not isinstance(found, list) or not found:
         raise SetBlockError(f"{where}: messages must be a list of objects with role and content")
     try:
@@ -108,14 +104,6 @@ def _checked_text(text: str, name: str) -> str:
     except UnicodeEncodeError as error:
         raise SetBlockError(f"{name} must be valid Unicode, and has {text[error.start]!r} at {error.start}") from error
     return text
-
-
-def _listed(prompt: Any) -> list[Any]:
-    """Return the parts of a prompt that is no text; a tensor or an array holds token ids."""
-    found = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if not isinstance(found, list | tuple | range):
-        raise SetBlockError(f"prompt must be a text, token ids or chat messages, not {prompt!r}")
-    return list(found)
 
 
 def _encode_chat(
@@ -198,7 +186,8 @@ class AnswerText(Companion):
         """
         self.read([], final=final)
         is_whole = final or self.stop_length is not None
-        certain = len(self.text) if is_whole else len(self.text) - self._held_back()
+        begun = (n for each in self._stop for n in range(1, len(each)) if self.text.endswith(each[:n]))
+        certain = len(self.text) - (0 if is_whole else max(begun, default=0))
         piece = self.text[self._given : certain]
         self._given = max(certain, self._given)
         return piece
@@ -218,13 +207,6 @@ class AnswerText(Companion):
         if any(place >= 0 for place in found):
             self.text = self.text[: min(place for place in found if place >= 0)]
             self.stop_length = len(self._token_ids)
-
-    def _held_back(self) -> int:
-        """Return the number of characters at the end of the text that are the beginning of a stop string."""
-        return max(
-            (n for each in self._stop for n in range(1, len(each)) if self.text.endswith(each[:n])),
-            default=0,
-        )
 
 
 def decode_tokens(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:

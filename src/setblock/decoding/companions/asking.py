@@ -20,24 +20,16 @@ if TYPE_CHECKING:  # which knows steps
 
 @dataclass(eq=False)
 class Accompanied:
-    """Hold one row's companions and what they have heard.
-
-    Attributes:
-        companions: all of them.
-        heard: the tokens of the answer that they have received, as far as it goes without a gap.
-        num_read: how many of them were certain.
-        allowed: by place in the answer, what was allowed there when a token was put in its place; of places that are not
-            certain.
-        is_over: whether they know that no more will come.
-        is_stuck: whether no token that may be chosen is one that they allow, so that the answer ends in an error.
-    """
+    """Hold one row's companions and what they have heard."""
 
     companions: Sequence[Companion]
+    # The tokens of the answer that they have received, as far as it goes without a gap
     heard: list[int] = field(default_factory=list)
-    num_read: int = 0
+    num_read: int = 0  # how many of them were certain
+    # By place in the answer, what was allowed there when a token was put in its place; of places that are not certain
     allowed: dict[int, Tensor] = field(default_factory=dict)
-    is_over: bool = False
-    is_stuck: bool = False
+    is_over: bool = False  # whether they know that no more will come
+    is_stuck: bool = False  # whether they allow no token that may be chosen, so that the answer ends in an error
 
     @property
     def guides(self) -> list[Companion]:
@@ -45,26 +37,19 @@ class Accompanied:
         return [each for each in self.companions if each.constrains]
 
     def tell(self, token_ids: Sequence[int], *, certain: int, ends: Sequence[int], final: bool) -> int | None:
-        """Report what has changed, and return where the answer is to stop, in tokens, if it is.
-
-        Args:
-            token_ids: the answer from `num_read` on, as far as it goes without a gap.
-            certain: how long the answer is that will not change.
-        """
+        """Report what has changed, and return where the answer is to stop, in tokens, if it is. `token_ids` are the answer from
+        `num_read` on, as far as it goes without a gap; up to length `certain` it will not change."""
         end = next((place + 1 for place, each in enumerate(token_ids) if each in ends), len(token_ids))
         now, before = list(token_ids[:end]), self.heard[self.num_read :]
-        same = next((place for place, pair in enumerate(zip(now, before, strict=False)) if pair[0] != pair[1]), None)
-        same = min(len(now), len(before)) if same is None else same
+        differs = (place for place, (new, old) in enumerate(zip(now, before, strict=False)) if new != old)
+        same = next(differs, min(len(now), len(before)))
         for each in self.companions:
             if same < len(before):
                 each.retract(len(before) - same)
             if same < len(now):
                 each.reveal(now[same:])
         self.heard[self.num_read :] = now
-        return self._read(certain, ends=ends, final=final)
-
-    def _read(self, certain: int, *, ends: Sequence[int], final: bool) -> int | None:
-        read = self.heard[self.num_read : certain]
+        read = now[: max(0, certain - self.num_read)]
         if read and read[-1] in ends:
             read.pop()
         stop: int | None = None
@@ -81,20 +66,15 @@ class Accompanied:
 
 
 class Companions:
-    """Hold the companions of the rows of a batch.
-
-    Attributes:
-        rows: those of each.
-        listens: whether any companion has to hear of each pass at once.
-        constrained: rows with a companion that says what may come next.
-    """
+    """Hold the companions of the rows of a batch."""
 
     def __init__(self, rows: Sequence[Accompanied]) -> None:
         self.rows = list(rows)
         self._listening = [
             row for row, each in enumerate(self.rows) if not all(companion.is_lazy for companion in each.companions)
         ]
-        self.listens = bool(self._listening)
+        self.listens = bool(self._listening)  # whether any companion has to hear of each pass at once
+        # Rows with a companion that says what may come next
         self.constrained = [row for row, each in enumerate(self.rows) if each.guides]
 
     def hear(

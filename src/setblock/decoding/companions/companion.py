@@ -55,9 +55,5 @@ class CompanionMaker(Protocol):
 
 
 def companions_of(terms: RowTerms, *, vocab_size: int) -> list[Companion]:
-    """Return new companions for a request's row.
-
-    Raises:
-        SetBlockError: one is not possible with this model.
-    """
+    """Return new companions for a request's row, or raise `SetBlockError` if one is not possible with this model."""
     return [maker.companion(terms, vocab_size=vocab_size) for maker in terms.settings.companions]

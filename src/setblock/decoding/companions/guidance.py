@@ -40,19 +40,14 @@ def guided_check(state: BatchState, given: Logits, companions: Companions) -> Lo
 
 @dataclass(frozen=True)
 class GuidedBlock:
-    """Hold a block's logits and candidates under what companions allow.
+    """Hold a block's logits and candidates under what companions allow."""
 
-    Attributes:
-        logits: those of the block; of constrained rows, -inf where a token may not come.
-        candidates: [B, k] bool, those that are left: of constrained rows, as far as it is known what may come; and those that
-            only one token fits.
-        is_constrained: [B, 1] bool.
-        tentative: [B, k] int64, of constrained rows, the token that each candidate was given so that the next could be asked.
-    """
-
-    logits: Logits
+    logits: Logits  # of constrained rows, -inf where a token may not come
+    # [B, k] bool, those that are left: of constrained rows, as far as it is known what may come; and those that only one token
+    # fits
     candidates: Tensor
-    is_constrained: Tensor
+    is_constrained: Tensor  # [B, 1] bool
+    # [B, k] int64, of constrained rows, the token that each was given so that the next could be asked
     tentative: Tensor
 
     def kept(self, reveal: Tensor, chosen: Tensor, *, revealed: Tensor, entropy: Tensor) -> Tensor:
@@ -72,10 +67,7 @@ def guided_block(
     state: BatchState, block: Logits, candidates: Tensor, companions: Companions, *, draws: Draws
 ) -> GuidedBlock:
     """Ask constrained rows' companions, position by position and all rows at once, giving each position a token on the way.
-
-    Args:
-        candidates: [B, k] bool, masked positions of which the pass says something.
-    """
+    `candidates` [B, k] bool are masked positions of which the pass says something."""
     logits, tentative = block.logits.clone(), torch.zeros_like(block.positions)
     left = candidates.clone()
     left[companions.constrained] = False
@@ -135,12 +127,8 @@ def guided_block(
 
 
 def guided_copies(state: BatchState, draft: Draft, copied: Draft, companions: Companions, *, vocab_size: int) -> Draft:
-    """Return what is copied into constrained rows: as far as companions allow it, with the tokens that they force.
-
-    Args:
-        draft: what the pass reveals without copies.
-        copied: the same with copies, as if any token were allowed.
-    """
+    """Return what is copied into constrained rows: as far as companions allow it, with the tokens that they force. `draft` is
+    what the pass reveals without copies, and `copied` the same with copies, as if any token were allowed."""
     token_ids, reveal = copied.token_ids.clone(), copied.reveal.clone()
     token_ids[companions.constrained] = draft.token_ids[companions.constrained]
     reveal[companions.constrained] = draft.reveal[companions.constrained]

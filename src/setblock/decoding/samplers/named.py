@@ -32,12 +32,6 @@ class Samplers(UserDict[str, type[Any]]):
         """Return the classes of `samplers/`."""
         return {name: point.load() for name, point in _files().items()}
 
-    def name_of(self, kind: type[Any]) -> str | None:
-        """Return the name of a class, or None if it has none."""
-        own = getattr(kind, "name", None)
-        names = [own] if isinstance(own, str) and own in self else self.data
-        return next((name for name in names if self[name] is kind), None)
-
     def __missing__(self, name: str) -> type[Any]:
         kind: type[Any] = (_files().get(name) or _plug_ins()[name]).load()
         return kind
@@ -70,15 +64,12 @@ def _plug_ins() -> dict[str, EntryPoint]:
 
 
 def name_of(sampler: "Sampler") -> str:
-    """Return the name of a sampler's class.
-
-    Raises:
-        ParameterError: it has none.
-    """
-    name = SAMPLERS.name_of(type(sampler))
-    if name is None:
-        raise ParameterError(f"sampler {sampler} has no name: put its class into setblock.decoding.samplers.SAMPLERS")
-    return name
+    """Return the name of a sampler's class, or raise `ParameterError` if it has none."""
+    own = getattr(type(sampler), "name", None)
+    for name in [own] if isinstance(own, str) and own in SAMPLERS else SAMPLERS.data:
+        if SAMPLERS[name] is type(sampler):
+            return name
+    raise ParameterError(f"sampler {sampler} has no name: put its class into setblock.decoding.samplers.SAMPLERS")
 
 
 def options_of(sampler: "Sampler") -> dict[str, Any]:
@@ -92,11 +83,7 @@ def defaults_of(name: str) -> dict[str, Any]:
 
 
 def parameters_of(name: Any) -> list[str]:
-    """Return the names of the hyperparameters of the sampler of a name.
-
-    Raises:
-        ParameterError: there is no such sampler.
-    """
+    """Return the names of the hyperparameters of the sampler of a name, or raise `ParameterError` if there is none."""
     if not isinstance(name, str) or name not in SAMPLERS:
         near = did_you_mean(name, SAMPLERS) if isinstance(name, str) else ""
         raise ParameterError(f"sampler must be one of {', '.join(SAMPLERS)}, not {name!r}{near}")
@@ -105,11 +92,7 @@ def parameters_of(name: Any) -> list[str]:
 
 def sampler_named(name: Any, options: Mapping[str, Any]) -> "Sampler":
     """Return the sampler of a name with these hyperparameters, others at their defaults; a number may be text, as `inf`
-    is.
-
-    Raises:
-        ParameterError: there is no such sampler or hyperparameter, or a value is not valid.
-    """
+    is. Raise `ParameterError` if there is no such sampler or hyperparameter, or a value is not valid."""
     from pydantic import TypeAdapter, ValidationError  # a tenth of a second, which --help has no use for
 
     known = parameters_of(name)
@@ -130,15 +113,9 @@ def sampler_named(name: Any, options: Mapping[str, Any]) -> "Sampler":
 
 
 def sampler_asked(chosen: Any, options: Mapping[str, Any], *, default: "Sampler") -> "Sampler":
-    """Return the sampler that a caller asks for.
-
-    Args:
-        chosen: its name, or a sampler; None for the class and hyperparameters of `default`.
-        options: hyperparameters that are to be others.
-
-    Raises:
-        ParameterError: as in `sampler_named`, or `options` are given with a sampler that has options.
-    """
+    """Return the sampler that a caller has chosen by its name, or a sampler itself; None is the class and hyperparameters of
+    `default`. `options` are hyperparameters that are to be others. Raise `ParameterError` as `sampler_named` does, or if there
+    are options with a sampler that has its own."""
     if chosen is None:
         return sampler_named(name_of(default), {**options_of(default), **options}) if options else default
     if hasattr(chosen, "select"):

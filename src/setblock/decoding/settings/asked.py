@@ -84,14 +84,9 @@ DRAFT_GAMMA = float("inf")  # a draft is the whole block: what is checked in vai
 
 def decided(settings: DecodingSettings, facts: "SBDFacts | None", *, has_draft_text: bool = False) -> DecodingSettings:
     """Return the settings with those of the operating point decided: what is open follows from the model, and what has no
-    effect in the method is as where nothing is said. The block size is 1 in method `ntp`.
-
-    Args:
-        has_draft_text: whether the model has a text to copy drafts from.
-
-    Raises:
-        SetBlockError: the model was never trained for blocks, and the request asks for blocks that nothing checks.
-    """
+    effect in the method is as where nothing is said. The block size is 1 in method `ntp`. `has_draft_text`: whether the model
+    has a text to copy drafts from. Raise `SetBlockError` if the model was never trained for blocks, and the request asks for
+    blocks that nothing checks."""
     method = settings.method
     if facts is None and method == "sbd":
         raise SetBlockError(

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.companions.asking import Accompanied
-from setblock.decoding.companions.companion import Companion, companions_of
+from setblock.decoding.companions.companion import companions_of
+from setblock.decoding.companions.grammar import guides_of
 from setblock.decoding.settings.asked import DEFAULT_MAX_NEW_TOKENS, decided
 from setblock.decoding.settings.operating_point import with_calibration
-from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.settings.table import MAX_TOKENS, DecodingSettings
 from setblock.decoding.state.terms import RowTerms
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning, warn
 from setblock.model.protocol.runtime import LanguageModel
@@ -20,28 +21,22 @@ class BlockSizeNotTrained(SetBlockWarning):
 
 
 def limit_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> int:
-    """Return the position after the last one that an answer may have.
-
-    Raises:
-        SetBlockError: the prompt is empty, or it and the answer don't fit the model's context.
-    """
+    """Return the position after the last one that an answer may have, or raise `SetBlockError` if the prompt is empty, or it
+    and the answer don't fit the model's context."""
     context, wanted = model.context_length, settings.max_new_tokens
+    room = MAX_TOKENS if context is None else context - prompt_length
     if prompt_length == 0:
         raise SetBlockError("prompt must not be empty")
-    if context is None:
-        return prompt_length + (wanted or DEFAULT_MAX_NEW_TOKENS)
-    if prompt_length >= context:
+    if room <= 0:
         raise SetBlockError(
             f"prompt has {prompt_length} tokens; this model's context holds {context}, answer included: shorten the prompt"
         )
-    if wanted is None:
-        return min(prompt_length + DEFAULT_MAX_NEW_TOKENS, context)
-    if prompt_length + wanted > context:
+    if wanted is not None and wanted > room:
         raise SetBlockError(
-            f"max_new_tokens must be at most {context - prompt_length} after a prompt of {prompt_length} tokens "
-            f"(the context holds {context}), not {wanted}"
+            f"max_new_tokens must be at most {room} after a prompt of {prompt_length} tokens (the context holds {context}), "
+            f"not {wanted}"
         )
-    return prompt_length + wanted
+    return prompt_length + (min(DEFAULT_MAX_NEW_TOKENS, room) if wanted is None else wanted)
 
 
 def check_token_ids(
@@ -66,49 +61,34 @@ def check_that_tokens_are_left(
         raise ParameterError(f"banned_tokens must leave the model a token{before}, not ban all {vocab_size}")
 
 
-def warn_if_not_trained(model: LanguageModel, block_size: int) -> None:
-    """Warn where a block that nothing checks is larger than any that the model was trained with."""
-    trained = model.facts.block_sizes if model.facts else ()
-    if trained and block_size > trained[-1]:
-        warn(
-            f"block_size {block_size} is larger than any this model was trained with (at most {trained[-1]}): "
-            "expect worse text",
-            BlockSizeNotTrained,
-        )
-
-
 @dataclass(frozen=True)
 class CheckedRows:
-    """Hold requests that a model can answer, before their rows are opened. Nothing of them is on the device yet.
-
-    Attributes:
-        prompts: token ids.
-        terms: what is fixed of each row: settings with what the model was calibrated to.
-        companions: of each row; the last is its text, which is also in `texts`.
-        started: `time.perf_counter()` when they were checked.
-    """
+    """Hold requests that a model can answer, before their rows are opened. Nothing of them is on the device yet."""
 
     model: LanguageModel
-    prompts: Sequence[Sequence[int]]
-    terms: Sequence[RowTerms]
-    companions: Sequence[Accompanied]
+    prompts: Sequence[Sequence[int]]  # token ids
+    terms: Sequence[RowTerms]  # what is fixed of each row: settings with what the model was calibrated to
+    companions: Sequence[Accompanied]  # of each row; the last is its text, which is also in `texts`
     texts: list[AnswerText]
-    started: float
+    started: float  # `time.perf_counter()` when they were checked
 
 
 def check_rows(
     model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]
 ) -> CheckedRows:
     """Check requests against the model; each is one answer. A row that names neither sampler nor block size gets the model's
-    calibrated ones, if there are any.
-
-    Raises:
-        SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.
-    """
+    calibrated ones, if there are any. Raise `SetBlockError` if a prompt is empty or too long, or a row asks for what the model
+    can't do."""
     started = time.perf_counter()
     asked = [with_calibration(model, each) for each in settings]
     terms = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, asked, strict=True)]
-    warn_if_not_trained(model, max([each.block_size for each in terms if each.settings.method == "sbd"], default=0))
+    # A block that nothing checks may be larger than any that the model was trained with
+    largest = max((each.block_size for each in terms if each.settings.method == "sbd"), default=0)
+    if model.facts and model.facts.block_sizes and largest > (most := model.facts.block_sizes[-1]):
+        told = (
+            f"block_size {largest} is larger than any this model was trained with (at most {most}): expect worse text"
+        )
+        warn(told, BlockSizeNotTrained)
     for prompt, row in zip(prompts, terms, strict=True):
         check_token_ids("the prompt", prompt, model.vocab_size, error=SetBlockError)
         for name in ("logit_bias", "banned_tokens", "stop_token_ids"):
@@ -116,27 +96,15 @@ def check_rows(
         check_that_tokens_are_left(model, row.settings, ends=row.ends, vocab_size=model.vocab_size)
     texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in asked]
     companions = [
-        Accompanied([*_guides(model, row), *companions_of(row, vocab_size=model.vocab_size), text])
+        Accompanied([*guides_of(row, model.tokenizer), *companions_of(row, vocab_size=model.vocab_size), text])
         for row, text in zip(terms, texts, strict=True)
     ]
     return CheckedRows(model, prompts, terms, companions, texts, started)
 
 
-def _guides(model: LanguageModel, terms: RowTerms) -> list[Companion]:
-    """Return the companion that holds the answer to its form, where one is asked for."""
-    if terms.settings.structure is None:
-        return []
-    from setblock.decoding.companions.grammar import grammar_guide
-
-    return [grammar_guide(terms.settings.structure, model.tokenizer, ends=terms.ends)]
-
-
 def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> RowTerms:
-    """Return what is fixed of a request's row.
-
-    Raises:
-        SetBlockError: the prompt is empty or too long, or the model can't decode in blocks.
-    """
+    """Return what is fixed of a request's row, or raise `SetBlockError` if the prompt is empty or too long, or the model can't
+    decode in blocks."""
     limit = limit_of(model, prompt_length, settings)
     room = 1 << (limit - prompt_length - 1).bit_length()  # rounded up, so that a compiled model meets few block sizes
     settings = decided(settings, model.facts, has_draft_text=model.draft_text is not None)

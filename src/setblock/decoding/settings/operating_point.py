@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from setblock.decoding.samplers.named import defaults_of, name_of, options_of, sampler_named
-from setblock.decoding.settings.asked import decided
+from setblock.decoding.settings.asked import decided, sampler_told
 from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
 
@@ -26,11 +26,8 @@ _KEYS = ("method", "sampler", "sampler_options", *(name for name in POINT if nam
 
 
 def point_of(model: "LanguageModel", settings: DecodingSettings) -> DecodingSettings:
-    """Return the operating point of a request's settings, with open settings filled in.
-
-    Raises:
-        SetBlockError: the model can't be decoded so, or the sampler has no name.
-    """
+    """Return the operating point of a request's settings, with open settings filled in, or raise `SetBlockError` if the model
+    can't be decoded so, or the sampler has no name."""
     point = at_point(decided(settings, model.facts, has_draft_text=model.draft_text is not None))
     if point.sampler is not None:
         name_of(point.sampler)
@@ -65,23 +62,15 @@ def label_of(point: DecodingSettings) -> str:
 def point_to_json(point: DecodingSettings) -> dict[str, Any]:
     """Return the point as JSON, with the sampler's name in `SAMPLERS` and all of its hyperparameters. JSON has no infinity, so
     it becomes the text `inf`."""
-    sampler = point.sampler
-    options = {} if sampler is None else options_of(sampler)
-    told = {
-        "sampler": None if sampler is None else name_of(sampler),
-        "sampler_options": {
-            name: "inf" if isinstance(value, float) and math.isinf(value) else value for name, value in options.items()
-        },
-    }
+    told = sampler_told(point)
+    options = (told["sampler_options"] or {}).items()
+    told["sampler_options"] = {name: "inf" if value == math.inf else value for name, value in options}
     return {key: told[key] if key in told else getattr(point, key) for key in _KEYS}
 
 
 def point_from_json(recorded: Any) -> DecodingSettings:
-    """Return the point that `point_to_json` wrote. What an earlier release did not know stays open.
-
-    Raises:
-        ParameterError: it is none, or none that this release knows.
-    """
+    """Return the point that `point_to_json` wrote, or raise `ParameterError` if it is none, or none that this release knows.
+    What an earlier release did not know stays open."""
     if not isinstance(recorded, Mapping) or not {"method"} <= recorded.keys() <= {*_KEYS}:
         raise ParameterError(f"an operating point must have the keys {', '.join(sorted(_KEYS))}, not be {recorded!r}")
     values = dict(recorded)
@@ -109,12 +98,8 @@ class Trained(Protocol):
 def with_calibration(
     model: Trained, settings: DecodingSettings | None = None, *, domain: str | None = None
 ) -> DecodingSettings:
-    """Return the settings at the calibrated point of their method, where there is one and they leave the point open.
-
-    Args:
-        settings: by default those of a request that gives none.
-        domain: as in `calibration_for`.
-    """
+    """Return the settings at the calibrated point of their method, where there is one and they leave the point open. They are
+    by default those of a request that gives none; `domain` is as in `calibration_for`."""
     settings = settings or DecodingSettings()
     if not leaves_point_open(settings):
         return settings
@@ -128,12 +113,10 @@ def leaves_point_open(settings: DecodingSettings) -> bool:
 
 
 def calibration_for(model: Trained, *, method: Method, domain: str | None = None) -> "CalibratedSetting | None":
-    """Return the calibrated setting of a method that a request gets, or None where there is none.
+    """Return the calibrated setting of a method that a request gets, or None where there is none. Raise `ParameterError` if the
+    model was not calibrated for the domain.
 
     Where no domain is given and the model was calibrated for several, it is the most careful of theirs, the slowest.
-
-    Raises:
-        ParameterError: the model was not calibrated for the domain.
     """
     known = () if model.facts is None else model.facts.calibrations
     domains = list(dict.fromkeys(each.domain for each in known))
@@ -148,11 +131,8 @@ def calibration_for(model: Trained, *, method: Method, domain: str | None = None
 
 
 def at_calibration(found: "CalibratedSetting", settings: DecodingSettings) -> DecodingSettings:
-    """Return the settings with the operating point of a calibrated setting.
-
-    Raises:
-        SetBlockError: this release does not know the point.
-    """
+    """Return the settings with the operating point of a calibrated setting, or raise `SetBlockError` if this release does not
+    know the point."""
     try:
         point = point_from_json(found.point)
     except ParameterError as error:

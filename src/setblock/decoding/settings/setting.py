@@ -16,21 +16,13 @@ from setblock.errors import ParameterError
 
 @dataclass(frozen=True)
 class Range:
-    """Hold the numbers between `low` and `high`. Not a number is in no range.
-
-    Attributes:
-        low: the least number.
-        high: the greatest, included.
-        above: whether `low` itself is left out.
-        far: whether `high` is so large that only an error for a greater number names it.
-        words: what an error says of the range, after `must be`. By default its bounds; empty where it has none.
-    """
+    """Hold the numbers between `low` and `high`. Not a number is in no range."""
 
     low: float = -math.inf
-    high: float = math.inf
-    above: bool = False
-    far: bool = False
-    words: str = ""
+    high: float = math.inf  # included
+    above: bool = False  # whether `low` itself is left out
+    far: bool = False  # whether `high` is so large that only an error for a greater number names it
+    words: str = ""  # what an error says of the range, after `must be`. By default its bounds; empty where it has none
 
     def __contains__(self, value: float) -> bool:
         return (self.low < value if self.above else self.low <= value) and value <= self.high
@@ -45,11 +37,7 @@ class Range:
         return f"at least {self.low:g}" if self.high == math.inf else f"between {self.low:g} and {self.high:g}"
 
     def check(self, name: str, value: float) -> None:
-        """Refuse a value outside.
-
-        Raises:
-            ParameterError: says what `name` must be.
-        """
+        """Raise `ParameterError` for a value outside. It says what `name` must be."""
         if not isinstance(value, Real) or isinstance(value, bool):
             raise ParameterError(f"{name} must be a number, not {value!r}")
         if self.far and value > self.high:
@@ -59,11 +47,7 @@ class Range:
 
 
 def check_range(name: str, value: float, low: float, high: float = math.inf) -> None:
-    """Refuse a `value` that is not between `low` and `high`, both included.
-
-    Raises:
-        ParameterError: says so.
-    """
+    """Raise `ParameterError` for a `value` that is not between `low` and `high`, both included."""
     Range(low, high).check(name, value)
 
 
@@ -74,44 +58,27 @@ are drawn, or what is reported."""
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Describe one decoding setting, a row of the table.
+    """Describe one decoding setting, a row of the table."""
 
-    Attributes:
-        name: the field of `DecodingSettings`.
-        type: what JSON holds for it: `int`, `float`, `str`, a Literal, `list[int]`, `list[str]`, `dict[int, float]`.
-        default: where nothing is said; None where it follows from the model or from other settings.
-        help: one or two sentences.
-        range: of its numbers.
-        most: of a list, how many at most.
-        metavar: the value's name in the command line's help.
-        group: what it is about.
-        short: its name in tables of results, where it is another.
-        only_in: of the operating point, the one method that it has an effect in; by default all but `ntp`.
-        is_python: whether only Python can hold it, so that no caller offers it.
-    """
-
-    name: str
-    type: Any
-    default: Any
-    help: str
-    range: Range
+    name: str  # the field of `DecodingSettings`
+    type: Any  # what JSON holds: `int`, `float`, `str`, a Literal, `list[int]`, `list[str]`, `dict[int, float]`
+    default: Any  # where nothing is said; None where it follows from the model or from other settings
+    help: str  # one or two sentences
+    range: Range  # of its numbers
     group: Group
-    most: int | None = None
-    metavar: str = "N"
-    short: str = ""
-    only_in: str | None = None
-    is_python: bool = False
+    most: int | None = None  # of a list, how many at most
+    metavar: str = "N"  # the value's name in the command line's help
+    short: str = ""  # its name in tables of results, where it is another
+    only_in: str | None = None  # of the operating point, the one method that it acts in; by default all but `ntp`
+    is_python: bool = False  # whether only Python can hold it, so that no caller offers it
 
     def acts_in(self, method: str) -> bool:
         """Return whether it has an effect in a method, as a setting of the operating point."""
         return method == self.only_in if self.only_in else method != "ntp"
 
     def plain(self, value: Any) -> Any:
-        """Return a valid value as Python's own numbers and tuples, in place of NumPy's, lists and sets.
-
-        Raises:
-            ParameterError: the value is not valid.
-        """
+        """Return a valid value as Python's own numbers and tuples, in place of NumPy's, lists and sets, or raise
+        `ParameterError`."""
         if value is None and (self.default is None or self.default in ((), {})):  # as where nothing is said
             return self.default
         return _PLAIN.get(self.type, _any)(self, value)
@@ -142,11 +109,7 @@ def table_of(settings: type[Any]) -> dict[str, Setting]:
 
 
 def whole(name: str, value: Any) -> int:
-    """Return a whole number as Python's own int.
-
-    Raises:
-        ParameterError: it is none.
-    """
+    """Return a whole number as Python's own int, or raise `ParameterError` if it is none."""
     try:
         return operator.index(value)
     except TypeError:

@@ -253,12 +253,7 @@ HYPERPARAMETERS = {
 
 def offered(*, but_not: Collection[str] = (), names: Mapping[str, str] | None = None) -> dict[str, Setting]:
     """Return the rows that a caller offers, by the caller's names: those of settings and, behind the sampler's, of
-    hyperparameters.
-
-    Args:
-        but_not: settings that it does not offer.
-        names: settings that it knows by another name.
-    """
+    hyperparameters. It offers all `but_not` some, and knows those of `names` by another name."""
     names, found = names or {}, {}
     assert {*but_not, *names} <= SETTINGS.keys()
     for name, row in SETTINGS.items():
@@ -269,10 +264,5 @@ def offered(*, but_not: Collection[str] = (), names: Mapping[str, str] | None = 
     return found
 
 
-def _documented(row: Setting) -> str:
-    return f"    {row.name}: {row.help}" + (f" Valid: {row.range}." if str(row.range) else "")
-
-
-DecodingSettings.__doc__ = "\n".join(
-    [f"{DecodingSettings.__doc__}\n\nAttributes:", *map(_documented, SETTINGS.values())]
-)
+_ROWS = [f"    {row.name}: {row.help}" + f" Valid: {row.range}." * bool(str(row.range)) for row in SETTINGS.values()]
+DecodingSettings.__doc__ = "\n".join([f"{DecodingSettings.__doc__}\n\nAttributes:", *_ROWS])

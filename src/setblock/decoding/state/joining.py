@@ -28,12 +28,8 @@ def open_state(
     draft_text: DraftText | None = None,
     records: bool = True,
 ) -> BatchState:
-    """Return the state of requests before their prefill.
-
-    Args:
-        records: whether to record what passes do.
-        written: of each its prompt and, where it continues after an interruption, what it has been given of its answer.
-    """
+    """Return the state of requests before their prefill. `written` is of each its prompt and, where it continues after an
+    interruption, what it has been given of its answer. `records`: whether to record what passes do."""
     terms = Terms(rows, facts, device=device)
     tokens = torch.full((len(rows), terms.capacity), terms.mask_token)
     for row, token_ids in enumerate(written):
@@ -62,6 +58,7 @@ def open_state(
             stopped=none.clone(),
             failed=none.clone(),
         ),
+        first_logits=places[:, :0].float(),
         record=_open_record(terms) if records else None,
         draft_text=None if draft_text is None else draft_text.to(device),
     )
@@ -91,12 +88,6 @@ def joined(states: Sequence[BatchState], rows: Sequence[int] | None = None) -> B
     first, device = states[0], states[0].tokens.device
     here = None if rows is None else torch.tensor(rows, device=device)
     terms = Terms(joined_list([state.terms.rows for state in states], rows), first.facts, device=device)
-    first_logits = None
-    if kept := [state.first_logits for state in states if state.first_logits is not None]:
-        zeros = [kept[0].new_zeros((1, kept[0].shape[1])).expand(each.batch, -1) for each in states]
-        given = [each.first_logits for each in states]
-        parts = [zero if own is None else own for zero, own in zip(zeros, given, strict=True)]
-        first_logits = joined_rows(parts, here)
     records = [each.record for each in states if each.record is not None]
     return BatchState(
         terms=terms,
@@ -105,7 +96,7 @@ def joined(states: Sequence[BatchState], rows: Sequence[int] | None = None) -> B
         block=joined_group([state.block for state in states], here, terms.block_width),
         answer=joined_group([state.answer for state in states], here),
         record=joined_group(records, here, terms.capacity, terms.num_alternatives or 0) if records else None,
-        first_logits=first_logits,
+        first_logits=joined_rows([state.first_logits for state in states], here),
         draft_text=first.draft_text,
         may_prefill=any(state.may_prefill for state in states),
     )

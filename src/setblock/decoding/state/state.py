@@ -28,123 +28,82 @@ NEVER = torch.iinfo(torch.long).max
 
 @dataclass
 class Cached:
-    """Say what the cache holds of each row, [B] each.
+    """Say what the cache holds of each row, [B] each."""
 
-    Attributes:
-        committed: how many positions it holds exactly.
-        prefill_end: how many it has to hold before the block is fed: the prompt, or what it held before it was evicted.
-        prefilled: bool, rows whose prompt was fed to its end at least once; what they are fed again reveals nothing.
-    """
-
-    committed: Tensor
+    committed: Tensor  # how many positions it holds exactly
+    # How many it has to hold before the block is fed: the prompt, or what it held before it was evicted
     prefill_end: Tensor
+    # bool, rows whose prompt was fed to its end at least once; what they are fed again reveals nothing
     prefilled: Tensor
 
 
 @dataclass
 class Block:
-    """Hold the current block of each row.
-
-    Attributes:
-        start, end: [B]; empty where only a check of the last draft is left.
-        needed_end: [B] the position past the last that is still needed: `end`, or just behind the block's first end-of-text.
-        fed_size: [B] how many of its tokens a row is fed behind what is committed; 0 where none: rows of `ntp`, all rows of a
-            model that was not trained for blocks, and exact rows that draft without it.
-        passes: [B] how many passes have filled it.
-        revealed: [B, k] bool, which of its positions are fixed.
-        kinds: [B, k] of exact rows, where each drafted token came from (`drafts.gains`). Column 0 is position `committed`,
-            even after the block has moved.
-        positions: [B, k], running past `end` where the block is shorter than k.
-    """
+    """Hold the current block of each row, [B] each unless stated. It is empty where only a check of the last draft is left."""
 
     start: Tensor
     end: Tensor
+    # The position past the last that is still needed: `end`, or just behind the block's first end-of-text
     needed_end: Tensor
+    # How many of its tokens a row is fed behind what is committed; 0 where none: rows of `ntp`, all rows of a model that was
+    # not trained for blocks, and exact rows that draft without it
     fed_size: Tensor
-    passes: Tensor
-    revealed: Tensor
+    passes: Tensor  # how many passes have filled it
+    revealed: Tensor  # [B, k] bool, which of its positions are fixed
+    # [B, k] of exact rows, where each drafted token came from (`drafts.gains`). Column 0 is position `committed`, even after
+    # the block has moved
     kinds: Tensor
-    positions: Tensor = field(init=False)
+    positions: Tensor = field(init=False)  # [B, k], running past `end` where the block is shorter than k
 
 
 @dataclass
 class Answer:
-    """Say how far the answer of each row goes, [B] each.
+    """Say how far the answer of each row goes, [B] each."""
 
-    Attributes:
-        text_end: the end of the text that has no gap, drafts included.
-        stop_end: where the answer is complete: behind its end-of-text, drafts included; else its limit.
-        end: the end of the final text: it has no gap, and in exact rows it is next-token decoding's.
-        finished: bool.
-        stopped: bool, rows that `BatchState.finish` ended.
-        failed: bool, rows whose logits were not numbers, or left no token. Nothing more is revealed in them; what they have is
-            kept.
-    """
-
-    text_end: Tensor
-    stop_end: Tensor
-    end: Tensor
-    finished: Tensor
-    stopped: Tensor
+    text_end: Tensor  # the end of the text that has no gap, drafts included
+    stop_end: Tensor  # where the answer is complete: behind its end-of-text, drafts included; else its limit
+    end: Tensor  # the end of the final text: it has no gap, and in exact rows it is next-token decoding's
+    finished: Tensor  # bool
+    stopped: Tensor  # bool, rows that `BatchState.finish` ended
+    # bool, rows whose logits were not numbers, or left no token. Nothing more is revealed in them; what they have is kept
     failed: Tensor
 
 
 @dataclass
 class Record:
-    """Hold what passes have done to each row so far. [B] int64 unless stated.
+    """Hold what passes have done to each row so far. [B] int64 unless stated."""
 
-    Attributes:
-        prefill, commits: the number of passes of these kinds. Here, a pass of method `ntp` is a commit.
-        number: of the last pass: 0 is the prefill.
-        drafted, accepted: drafted tokens that were checked, and those of them that were right.
-        revealing: [B, C] int64, the pass that revealed each position, 0 for the prefill.
-        entropies: [B, C] float32, nats, of each position when it was revealed.
-        logprob: [B, C] float32, and top_logprobs, top_ids [B, C, n], where log-probabilities are kept.
-    """
-
-    prefill: Tensor
-    number: Tensor
+    prefill: Tensor  # the number of passes of this kind, as `commits`; a pass of method `ntp` is a commit here
+    number: Tensor  # of the last pass: 0 is the prefill
     commits: Tensor
-    drafted: Tensor
-    accepted: Tensor
-    revealing: Tensor
-    entropies: Tensor
-    logprob: Tensor
-    top_logprobs: Tensor
-    top_ids: Tensor
+    drafted: Tensor  # drafted tokens that were checked
+    accepted: Tensor  # those of them that were right
+    revealing: Tensor  # [B, C] int64, the pass that revealed each position, 0 for the prefill
+    entropies: Tensor  # [B, C] float32, nats, of each position when it was revealed
+    logprob: Tensor  # [B, C] float32, where log-probabilities are kept, as the following two
+    top_logprobs: Tensor  # [B, C, n] float32
+    top_ids: Tensor  # [B, C, n]
 
 
 @dataclass
 class BatchState:
-    """Hold the mutable state of a batch; tensors have the batch as their first dimension, and are int64 unless stated.
+    """Hold the mutable state of a batch; tensors have the batch as their first dimension, and are int64 unless stated."""
 
-    Attributes:
-        terms: what is fixed of each row.
-        tokens: [B, C] the token at each position; the mask token where none is revealed, up to the row's limit.
-        cache, block, answer: of each row.
-        record: what passes have done to each row; None where nobody asks.
-        first_logits: [B, V] float32 or None, the causal logits of the block's first token, from its first pass.
-        draft_text: what drafts may be copied from, besides each row's own text; None where there is nothing.
-        may_prefill: for the host, whether any row may have to be fed its prompt, or what was evicted.
-        may_draft: for the host, whether the next pass may check drafts, so that this one looks for them.
-        columns, rows: [C] and [B], 0, 1, 2, ...
-        nobody, everybody: [B] bool, no row, and all.
-    """
-
-    terms: Terms
-    tokens: Tensor
+    terms: Terms  # what is fixed of each row
+    tokens: Tensor  # [B, C] the token at each position; the mask token where none is revealed, up to the row's limit
     cache: Cached
     block: Block
     answer: Answer
-    record: Record | None = None
-    first_logits: Tensor | None = None
-    draft_text: DraftText | None = None
-    may_prefill: bool = True
-    may_draft: bool = True
-    columns: Tensor = field(init=False)
-    rows: Tensor = field(init=False)
-    nobody: Tensor = field(init=False)
-    everybody: Tensor = field(init=False)
+    # [B, V] float32, the causal logits of the block's first token, from its first pass; [B, 0] before any is needed
+    first_logits: Tensor
+    record: Record | None = None  # what passes have done to each row; None where nobody asks
+    draft_text: DraftText | None = None  # what drafts may be copied from, besides each row's own text
+    may_prefill: bool = True  # for the host, whether any row may have to be fed its prompt, or what was evicted
+    may_draft: bool = True  # for the host, whether the next pass may check drafts, so that this one looks for them
+    columns: Tensor = field(init=False)  # [C], 0, 1, 2, ...
+    rows: Tensor = field(init=False)  # [B], the same
+    nobody: Tensor = field(init=False)  # [B] bool, no row
+    everybody: Tensor = field(init=False)  # [B] bool, all rows
 
     def __post_init__(self) -> None:
         """Derive the numbers that passes count with."""
@@ -176,12 +135,8 @@ class BatchState:
 
     def next_end(self, *, fuses_commit: bool, commits_answers: bool = False) -> Tensor:
         """Return [B] the position up to which a full next pass feeds each row; `committed` where there is nothing to
-        feed.
-
-        Args:
-            fuses_commit: whether the tokens to commit are fed together with the block behind them, or alone.
-            commits_answers: whether an answer that has ended is committed to its end, which reading it does not need.
-        """
+        feed. `fuses_commit`: whether the tokens to commit are fed together with the block behind them, or alone.
+        `commits_answers`: whether an answer that has ended is committed to its end, which reading it does not need."""
         cache, block = self.cache, self.block
         end = block.start
         if self.terms.feeds_whole:
@@ -201,11 +156,8 @@ class BatchState:
         return ~block.revealed & (block.positions < block.needed_end[:, None])
 
     def write(self, chosen: Tensor, where: Tensor, *, positions: Tensor) -> Tensor:
-        """Put `chosen` [B, n] tokens at `positions` [B, n] where `where` [B, n] bool says so.
-
-        Returns:
-            [B, n] int64 where they stand: their positions, or else a column that nobody reads.
-        """
+        """Put `chosen` [B, n] tokens at `positions` [B, n] where `where` [B, n] bool says so. Return [B, n] int64 where they
+        stand: their positions, or else a column that nobody reads."""
         at = positions.where(where, self.columns[-1])
         self.tokens.scatter_(1, at, chosen)
         return at
@@ -217,15 +169,13 @@ class BatchState:
 
     def settle(self) -> tuple[Tensor, Tensor | None]:
         """Find how far the text goes without a gap, how much of it is certain, and which answers are whole. A second call
-        changes nothing.
-
-        Returns:
-            [B] bool, rows whose block is complete; [B] bool, rows whose block has its first token and all before it in the
-            cache, or None where no row is exact.
-        """
+        changes nothing. Return [B] bool, rows whose block is complete; and [B] bool, rows whose block has its first token and
+        all before it in the cache, or None where no row is exact."""
         block, answer, terms = self.block, self.answer, self.terms
         # 1. Is the block whole, and does it end in an end-of-text?
-        first_stop = self._first_stop()
+        here, ends = self.tokens.gather(1, block.positions), terms.ends
+        is_end = here == ends if ends.shape[1] == 1 else (here[..., None] == ends[:, None]).any(dim=-1)
+        first_stop = (block.positions + 1).where(is_end & block.revealed, NEVER).amin(dim=1)
         block.needed_end = torch.minimum(first_stop, block.end)
         gap = block.end[:, None].where(block.revealed, block.positions).amin(dim=1)
         end = torch.minimum(gap, block.needed_end)
@@ -245,9 +195,8 @@ class BatchState:
     def advance(self, *, fuses_commit: bool = True) -> None:
         """Finish rows whose answer is whole after a pass, and open the next block of rows that have finished theirs.
 
-        Args:
-            fuses_commit: as in `next_end`. If so, exact rows open a new block behind the draft as soon as the block's first
-                token is known, and the next pass checks the draft. Otherwise a block that is fed gets a separate pass first.
+        With `fuses_commit`, as in `next_end`, exact rows open a new block behind the draft as soon as the block's first token
+        is known, and the next pass checks the draft. Otherwise a block that is fed gets a separate pass first.
         """
         done, has_first = self.settle()
         if has_first is not None:
@@ -257,12 +206,9 @@ class BatchState:
         self._open_blocks(done | self.answer.finished, self.answer.text_end)
 
     def shorten_drafts(self, drafted: Sequence[int], fed: Sequence[int]) -> None:
-        """Shorten drafts before the next pass, and say how much of the blocks behind them it is fed.
-
-        Args:
-            drafted: [B] of each row's drafted tokens, how many are checked, not counting the first, which is right; -1 for all.
-            fed: [B] as `fed_size`; -1 to leave it as it is.
-        """
+        """Shorten drafts before the next pass, and say how much of the blocks behind them it is fed. Of each row's drafted
+        tokens, `drafted` [B] are checked, not counting the first, which is right; -1 for all. `fed` [B] is as `fed_size`; -1 to
+        leave it as it is."""
         answer = self.answer
         asked = torch.tensor([drafted, fed], device=self.tokens.device)
         start = self.cache.committed + 1 + asked[0]
@@ -365,12 +311,3 @@ class BatchState:
         """Return whether a finished row ended with an end-of-text or a stop string. Waits for the device."""
         last = self.answer_of(row)[-1:].tolist()
         return bool(self.answer.stopped[row]) or any(token_id in self.terms.rows[row].ends for token_id in last)
-
-    def _first_stop(self) -> Tensor:
-        """Return [B] the position past the first end-of-text revealed in the block; `NEVER` where none is."""
-        block, terms = self.block, self.terms
-        here = self.tokens.gather(1, block.positions)
-        is_end = (
-            here == terms.ends if terms.ends.shape[1] == 1 else (here[..., None] == terms.ends[:, None]).any(dim=-1)
-        )
-        return (block.positions + 1).where(is_end & block.revealed, NEVER).amin(dim=1)

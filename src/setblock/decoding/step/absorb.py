@@ -36,53 +36,33 @@ from setblock.model.protocol.runtime import Compile, Feed, PassPlan, as_it_is
 
 @dataclass(frozen=True)
 class DecodingStep:
-    """Hold what one forward pass did. B rows, k the largest block size; all tensors [B, k] unless said otherwise.
+    """Hold what one forward pass did. B rows, k the largest block size; all tensors [B, k] unless said otherwise."""
 
-    Attributes:
-        reading: what it predicted.
-        positions: int64, absolute positions of the block.
-        token_ids: int64, the tokens chosen for them.
-        revealed: bool, positions that this pass revealed.
-        entropy: [B, k + m] float32, nats, of the distribution at each of the k block positions, then at the m that were checked
-            (of use where `check` replaced a draft).
-    """
-
-    reading: "Reading"
-    positions: Tensor
-    token_ids: Tensor
-    revealed: Tensor
+    reading: "Reading"  # what it predicted
+    positions: Tensor  # int64, absolute, of the block
+    token_ids: Tensor  # int64, the tokens chosen for them
+    revealed: Tensor  # bool, positions that this pass revealed
+    # [B, k + m] float32, nats, of the distribution at each of the k block positions, then at the m that were checked (of use
+    # where `check` replaced a draft)
     entropy: Tensor
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Hold what a pass predicts, before any token is revealed. Shapes as in `DecodingStep`.
-
-    Attributes:
-        plan: of the pass.
-        given: the model's logits.
-        block: those that the block's tokens are chosen from.
-        certainty: of the distributions of the block's first w places; then of those where a draft was checked.
-        known: [B, w + m] bool, where `certainty` counts: `candidates`, then `check.replaced`.
-        is_asked: [B] bool, rows whose sampler is asked: the pass predicts something of their block.
-        candidates: [B, w] bool, masked positions that may be revealed.
-        is_prefill: [B] bool, rows that were fed their prompt, or a part of it.
-        took_part: [B] bool, rows that were in the pass.
-        is_commit: [B] bool, rows whose previous tokens the pass wrote to the cache causally (never so in the prefill).
-        check: in method `exact`, what became of the drafts that the pass committed; None where it committed none.
-    """
+    """Hold what a pass predicts, before any token is revealed. Shapes as in `DecodingStep`."""
 
     plan: PassPlan
-    given: Logits
-    block: Logits
-    certainty: Certainty
-    known: Tensor
-    is_asked: Tensor
-    candidates: Tensor
-    is_prefill: Tensor
-    took_part: Tensor
+    given: Logits  # the model's
+    block: Logits  # those that the block's tokens are chosen from
+    certainty: Certainty  # of the distributions of the block's first w places; then of those where a draft was checked
+    known: Tensor  # [B, w + m] bool, where `certainty` counts: `candidates`, then `check.replaced`
+    is_asked: Tensor  # [B] bool, rows whose sampler is asked: the pass predicts something of their block
+    candidates: Tensor  # [B, w] bool, masked positions that may be revealed
+    is_prefill: Tensor  # [B] bool, rows that were fed their prompt, or a part of it
+    took_part: Tensor  # [B] bool, rows that were in the pass
+    # [B] bool, rows whose previous tokens the pass wrote to the cache causally (never so in the prefill)
     is_commit: Tensor
-    check: "Check | None"
+    check: "Check | None"  # what became of the drafts that the pass committed; None where it committed none
 
 
 def absorb(
@@ -294,17 +274,9 @@ def _ruled(state: BatchState, given: Logits, rules: LogitRules) -> Logits:
 def _at_branch(
     state: BatchState, plan: PassPlan, given: Logits, shaped: Logits, rules: LogitRules, *, rows: Tensor, place: Tensor
 ) -> tuple[Logits, Logits, Tensor]:
-    """Return the logits of a pass with those of a branch as the block's, where a draft was wrong and there is one.
-
-    Args:
-        given, shaped: the model's logits, and those that tokens are chosen from.
-        rows: [B] bool, rows whose draft was wrong.
-        place: [B] int64, the first wrong place.
-
-    Returns:
-        Both with the branch's, and [B, w] bool, which places of the block the branch predicts. What is not finite there drafts
-        nothing.
-    """
+    """Return the logits of a pass with those of a branch as the block's, where a draft was wrong and there is one: the model's,
+    those that tokens are chosen from, and [B, w] bool, which places of the block the branch predicts. What is not finite there
+    drafts nothing. `rows` [B] bool are those whose draft was wrong, first at `place` [B] int64."""
     rows = rows & (place < state.terms.branches.clamp(max=plan.branches))
     branch = given.branch(place.clamp(max=plan.branches - 1), size=plan.branch_size)
     ruled = _ruled(state, branch, rules)
@@ -315,23 +287,14 @@ def _at_branch(
 
 @dataclass(frozen=True)
 class Check:
-    """Hold the result of checking the drafts that a pass committed.
+    """Hold the result of checking the drafts that a pass committed."""
 
-    Attributes:
-        token_ids: [B, m] next-token decoding's choices at the positions that were checked.
-        known: [B, m] bool, which of them were checked.
-        first_wrong: [B] the first column where the draft is rejected; m where there is none.
-        replaced: [B, m] bool, that column, if its logits are finite: it has next-token decoding's token now.
-        rejected: [B] bool, rows whose draft was cut.
-        failed: [B] bool, those of them whose logits are not finite in that column.
-    """
-
-    token_ids: Tensor
-    known: Tensor
-    first_wrong: Tensor
-    replaced: Tensor
-    rejected: Tensor
-    failed: Tensor
+    token_ids: Tensor  # [B, m] next-token decoding's choices at the positions that were checked
+    known: Tensor  # [B, m] bool, which of them were checked
+    first_wrong: Tensor  # [B] the first column where the draft is rejected; m where there is none
+    replaced: Tensor  # [B, m] bool, that column, if its logits are finite: it has next-token decoding's token now
+    rejected: Tensor  # [B] bool, rows whose draft was cut
+    failed: Tensor  # [B] bool, those of them whose logits are not finite in that column
 
     @property
     def accepted(self) -> Tensor:
@@ -343,12 +306,9 @@ class Check:
 def check_drafts(state: BatchState, checked: Logits, *, is_finite: Tensor, draws: Draws) -> Check:
     """Compare drafts with next-token decoding, and correct the state where they differ.
 
-    A draft's first token is not checked: it came from a causal logit, and so is right.
-
-    Args:
-        checked: the logits that tokens are chosen from.
-        is_finite: [B, m] bool, where they are finite. Logits behind a wrong token are ignored: next-token decoding never has
-            them.
+    A draft's first token is not checked: it came from a causal logit, and so is right. `checked` are the logits that tokens are
+    chosen from, and `is_finite` [B, m] bool says where they are finite. Those behind a wrong token are ignored: next-token
+    decoding never has them.
     """
     best = checked.best.token_ids
     chosen = choose_tokens(checked.logits, draws, positions=checked.positions, best=best)  # [B, m]

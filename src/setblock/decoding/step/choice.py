@@ -10,8 +10,8 @@ conditioned on when it is used, and the draw is exact.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,15 +26,7 @@ from setblock.errors import SetBlockError
 
 
 class Policy:
-    """Hold the policy of the rows of a batch.
-
-    Attributes:
-        rules: what they ask of the logits before anything is chosen.
-        samplers: which positions are revealed; they remember passes.
-        draws: which tokens they get.
-        companions: what goes along with the rows, and may say what comes next.
-        vocab_size: V.
-    """
+    """Hold the policy of the rows of a batch."""
 
     def __init__(
         self,
@@ -47,10 +39,12 @@ class Policy:
     ) -> None:
         """Take what each row has; `memories` are those of its sampler, if it was asked before."""
         settings = [each.settings for each in terms]
+        self.vocab_size, self._device = vocab_size, device
+        # What they ask of the logits, which positions are revealed, which tokens these get, and what may say what comes next
         self.rules = logit_rules(terms, vocab_size=vocab_size, device=device)
         self.samplers = RowSamplers([each.sampler for each in settings], device=device, memories=memories)
         self.draws = draws_of(settings, vocab_size=vocab_size, device=device)
-        self.companions, self.vocab_size, self._device = Companions(companions), vocab_size, device
+        self.companions = Companions(companions)
 
     @classmethod
     def joined(
@@ -62,7 +56,7 @@ class Policy:
             joined_list([part.companions.rows for part in parts], rows),
             vocab_size=parts[0].vocab_size,
             device=parts[0]._device,
-            memories=joined_list([part.samplers.memories() for part in parts], rows),
+            memories=joined_list([part.samplers.memories for part in parts], rows),
         )
 
 
@@ -71,87 +65,76 @@ class Policy:
 
 class RowSamplers:
     """Hold one sampler for each row; rows of equal samplers are asked together. None reveals every candidate, of which there is
-    one a pass in method `ntp`."""
+    one a pass in method `ntp`.
+
+    Attributes:
+        memories: of each row, what its sampler has left for the next pass: tensors [1, k, ...], none before it is asked.
+    """
 
     def __init__(
         self, samplers: Sequence[Sampler | None], *, device: torch.device, memories: Sequence[Memory] | None = None
     ) -> None:
         """Take each row's sampler and its memory from earlier passes, if any."""
-        self._num_rows = len(samplers)
         different = [each for row, each in enumerate(samplers) if each not in samplers[:row]]
         groups = [[row for row, each in enumerate(samplers) if each == sampler] for sampler in different]
         self._groups = [
-            (sampler, torch.tensor(rows, device=device)) for sampler, rows in zip(different, groups, strict=True)
+            (sampler, rows, torch.tensor(rows, device=device)) for sampler, rows in zip(different, groups, strict=True)
         ]
-        self._memories: list[Memory] = [
-            {} if memories is None else _below([memories[row] for row in rows]) for rows in groups
-        ]
-
-    def memories(self) -> list[Memory]:
-        """Return each row's memory: tensors [1, k, ...], none of rows that no sampler was asked for."""
-        found: list[Memory] = [{} for _ in range(self._num_rows)]
-        for (_, rows), memory in zip(self._groups, self._memories, strict=True):
-            for place, row in enumerate(rows.tolist()):
-                found[row] = {name: kept[place : place + 1] for name, kept in memory.items()}
-        return found
+        self.memories = list(memories or [{}] * len(samplers))
 
     def select(self, block: BlockView, *, passes: Tensor, is_asked: Tensor) -> Selection:
-        """Ask each row's sampler, and keep what it remembers, which is not returned.
+        """Ask each row's sampler, and keep what it remembers, which is not returned. Raise `SetBlockError` if a sampler reveals
+        nothing where there are candidates, or what is none.
 
         Args:
             block: of all rows, without memory.
             passes: [B] int64, how many have filled each row's block; where none, what was remembered is forgotten.
             is_asked: [B] bool, rows of which the pass says anything; what is remembered of others stays.
-
-        Raises:
-            SetBlockError: a sampler reveals nothing where there are candidates, or what is none.
         """
         if len(self._groups) == 1:
-            return self._ask(0, block, passes, is_asked)
+            sampler, everyone, _ = self._groups[0]
+            return self._ask(sampler, everyone, block, passes, is_asked)
         reveal, changed = torch.zeros_like(block.candidates), None
-        for index, (_, rows) in enumerate(self._groups):
-            of_rows = BlockView(
-                logits=block.logits[rows],
-                candidates=block.candidates[rows],
-                revealed=block.revealed[rows],
-                entropy=block.entropy[rows],
-                confidence=block.confidence[rows],
-            )
-            selection = self._ask(index, of_rows, passes[rows], is_asked[rows])
+        for sampler, numbers, rows in self._groups:
+            columns = (block.logits, block.candidates, block.revealed, block.entropy, block.confidence)
+            logits, candidates, revealed, entropy, confidence = (each[rows] for each in columns)
+            of_rows = BlockView(logits, candidates, revealed, entropy, confidence)
+            selection = self._ask(sampler, numbers, of_rows, passes[rows], is_asked[rows])
             reveal[rows] = selection.reveal
             if selection.logits is not None:
                 changed = (block.logits if changed is None else changed).index_copy(0, rows, selection.logits)
         return Selection(reveal, changed)
 
-    def _ask(self, index: int, block: BlockView, passes: Tensor, is_asked: Tensor) -> Selection:
-        sampler, size = self._groups[index][0], block.candidates.shape[1]
+    def _ask(
+        self, sampler: Sampler | None, rows: Sequence[int], block: BlockView, passes: Tensor, is_asked: Tensor
+    ) -> Selection:
         if sampler is None:
             return Selection(block.candidates)
-        kept = {
-            name: fitted(each, size).masked_fill(_beside(each, passes) == 0, 0)
-            for name, each in self._memories[index].items()
-        }
+        size, memories = block.candidates.shape[1], [self.memories[row] for row in rows]
+        names = {name: each for memory in memories for name, each in memory.items()}
+        kept = {}
+        for name, example in names.items():  # zeros where a row has none
+            whole = stacked([memory.get(name, torch.zeros_like(example)) for memory in memories])
+            kept[name] = fitted(whole, size).masked_fill(_beside(whole, passes) == 0, 0)
         selection = sampler.select(replace(block, memory=kept))
         if not isinstance(selection, Selection):
             raise SetBlockError(f"sampler {sampler} must return Selection(reveal), not a {type(selection).__name__}")
-        is_own = type(sampler).__module__.startswith("setblock.decoding.")
-        if not is_own and _breaks_rules(selection, block):
-            # The one would decode for ever, the other write over what is fixed.
-            raise SetBlockError(
-                f"sampler {sampler} must reveal at least one candidate of each row, and candidates only"
-            )
-        self._memories[index] = {
+        # The samplers of this package are not asked, since tests hold them to it: this waits for the device
+        if not type(sampler).__module__.startswith("setblock.decoding."):
+            chosen = selection.reveal & block.candidates
+            reveals_none = block.candidates.any(dim=1) ^ chosen.any(dim=1)  # such a row would decode for ever
+            if bool(reveals_none.any() | (selection.reveal ^ chosen).any()):  # or write over what is fixed
+                raise SetBlockError(
+                    f"sampler {sampler} must reveal at least one candidate of each row, and candidates only"
+                )
+        left = {
             name: torch.where(_beside(each, is_asked), each, kept.get(name, torch.zeros_like(each)))
             for name, each in selection.memory.items()
         }
+        if left or names:
+            for place, row in enumerate(rows):
+                self.memories[row] = {name: each[place : place + 1] for name, each in left.items()}
         return Selection(selection.reveal, selection.logits)
-
-
-def _breaks_rules(selection: Selection, block: BlockView) -> bool:
-    """Return whether a sampler reveals a position that is no candidate, or nothing of a row that has candidates. Waits
-    for the device; the samplers of this package are not asked, since tests hold them to it."""
-    chosen = selection.reveal & block.candidates
-    return bool((block.candidates.any(dim=1) ^ chosen.any(dim=1)).any() | (selection.reveal ^ chosen).any())
 
 
 def _beside(each: Tensor, of_rows: Tensor) -> Tensor:
@@ -159,43 +142,23 @@ def _beside(each: Tensor, of_rows: Tensor) -> Tensor:
     return of_rows.view(-1, *[1] * (each.dim() - 1))
 
 
-def _below(memories: Sequence[Memory]) -> Memory:
-    """Stack the memories of several rows, with zeros where a row has none."""
-    examples = {name: each for memory in memories for name, each in memory.items()}
-    return {
-        name: stacked([memory.get(name, torch.zeros_like(each)) for memory in memories])
-        for name, each in examples.items()
-    }
-
-
 # Which tokens
 
 
-@dataclass(frozen=True)
-class Draws:
-    """Hold how each row of a batch draws its tokens.
+class Draws(NamedTuple):
+    """Hold how each row of a batch draws its tokens. A bound is None where no row has it."""
 
-    Attributes:
-        temperature: [B] float32, at least 0; 0 is exactly argmax (the smallest id of a tie).
-        top_k: [B] int64 (V where there is none), or None where no row has one. So with the following two.
-        top_p: [B] float32.
-        min_p: [B] float32.
-        seeds: [B] int64.
-        is_greedy: whether all temperatures are 0.
-    """
-
-    temperature: Tensor
-    top_k: Tensor | None
-    top_p: Tensor | None
-    min_p: Tensor | None
-    seeds: Tensor
-    is_greedy: bool
+    temperature: Tensor  # [B] float32, at least 0; 0 is exactly argmax (the smallest id of a tie)
+    top_k: Tensor | None  # [B] int64, V in rows that have none
+    top_p: Tensor | None  # [B] float32
+    min_p: Tensor | None  # [B] float32
+    seeds: Tensor  # [B] int64
+    is_greedy: bool  # whether all temperatures are 0
 
     def taken(self, rows: Tensor) -> "Draws":
         """Return the draws of `rows` [n] only."""
-        columns = {each.name: getattr(self, each.name) for each in fields(self)}
-        taken: dict[str, Any] = {name: each[rows] for name, each in columns.items() if isinstance(each, Tensor)}
-        return replace(self, **taken)
+        taken: dict[str, Any] = {name: each[rows] for name, each in self._asdict().items() if isinstance(each, Tensor)}
+        return self._replace(**taken)
 
 
 def draws_of(settings: Sequence[DecodingSettings], *, vocab_size: int, device: torch.device) -> Draws:
@@ -217,16 +180,8 @@ def _unless_all(values: list[float], off: float, device: torch.device) -> Tensor
 
 
 def choose_tokens(logits: Tensor, draws: Draws, *, positions: Tensor, best: Tensor | None = None) -> Tensor:
-    """Choose a token for each position.
-
-    Args:
-        logits: [B, k, V] float32.
-        positions: [B, k] int64, absolute.
-        best: [B, k] int64, the token of the greatest logit (the smallest id of a tie), where it is known already.
-
-    Returns:
-        [B, k] int64 token ids.
-    """
+    """Return [B, k] int64, the token that is chosen for each of the absolute `positions` [B, k] int64 by its logits [B, k, V]
+    float32. `best` [B, k] int64 is the token of the greatest (the smallest id of a tie), where it is known already."""
     greedy = most_likely(logits).token_ids if best is None else best
     if draws.is_greedy:
         return greedy

@@ -158,12 +158,8 @@ def plan_pass(
 
 
 def _branch_sizes(spans: Sequence[Span], terms: Sequence[RowTerms], *, is_ahead: bool, room: int) -> tuple[int, int]:
-    """Return the most branches of a row, and their tokens; 0 and 0 where there are none.
-
-    Args:
-        is_ahead: as in `plan_pass`.
-        room: the most tokens that a row may be fed in branches.
-    """
+    """Return the most branches of a row, and their tokens; 0 and 0 where there are none. `room` is the most tokens that a row
+    may be fed in them, and `is_ahead` as in `plan_pass`."""
     count = size = 0
     for span, row in zip(spans, terms, strict=True):
         # Whether they pay is known only where passes are read before the next one

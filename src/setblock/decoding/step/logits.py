@@ -31,24 +31,16 @@ def most_likely(logits: Tensor) -> MostLikely:
 
 @dataclass(frozen=True)
 class Logits:
-    """Hold what a pass predicts for some positions of each row.
+    """Hold what a pass predicts for some positions of each row."""
 
-    Attributes:
-        logits: [B, m, V] float32; -inf for the mask token. Anything where not known.
-        positions: [B, m] int64, the absolute positions they predict.
-        known: [B, m] bool, where the logits are valid; False where a token is revealed already.
-        best: the most likely token of each position, found once: a vocabulary is long.
-        width: w. The first w positions are those of each row's block (ẑ). The others are drafted positions that exact rows
-            commit in this pass, all but each row's first (z).
-        branches: what branches predict, [B, n c] in place of [B, m]; None where there are none.
-    """
-
-    logits: Tensor
-    positions: Tensor
-    known: Tensor
-    best: MostLikely
+    logits: Tensor  # [B, m, V] float32; -inf for the mask token. Anything where not known
+    positions: Tensor  # [B, m] int64, the absolute positions they predict
+    known: Tensor  # [B, m] bool, where the logits are valid; False where a token is revealed already
+    best: MostLikely  # the most likely token of each position, found once: a vocabulary is long
+    # w. The first w positions are those of each row's block (ẑ). The others are drafted positions that exact rows commit in
+    # this pass, all but each row's first (z)
     width: int
-    branches: "Logits | None" = None
+    branches: "Logits | None" = None  # what branches predict, [B, n c] in place of [B, m]
 
     @property
     def is_finite(self) -> Tensor:
@@ -122,7 +114,7 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
     block_start = plan.of(state.block.start)
     is_at_once = plan.fuses_commit and not plan.may_be_cut and state.terms.takes_first_at_once
     if state.terms.first_is_causal is not None and not is_at_once:
-        if state.first_logits is None:
+        if state.first_logits.shape[1] == 0:
             state.first_logits = logits.new_zeros((state.batch, logits.shape[-1]))
         fresh = feed.wanted[:, 0] & (plan.of(state.cache.committed) < block_start)
         first = torch.where(fresh[:, None], logits[:, 0], plan.of(state.first_logits))  # [A, V]
@@ -160,7 +152,12 @@ def certainty_of(logits: Tensor, greatest: Tensor, candidates: Tensor, *, in_til
     if logits.numel() <= _FEW_NUMBERS:
         found = _tiled_certainty(logits, greatest)
     else:
-        found = _certainty_of_candidates(logits, greatest, candidates)
+        # Arithmetic is slow on a CPU, and reading a value is not. The temporaries of a tile stay in the caches. Those of a
+        # whole vocabulary would be memory that is asked of the system anew each time, which takes longer than the arithmetic.
+        found = Certainty(torch.empty_like(greatest), torch.empty_like(greatest))
+        for few in torch.split(candidates.nonzero(), _TILE_ROWS):
+            here = few.unbind(dim=1)
+            found.entropy[here], found.confidence[here] = _tiled_certainty(logits[here], greatest[here])
     # The rest as if sure, so that they don't depend on how many rows there are
     return Certainty(found.entropy.where(candidates, 0), found.confidence.where(candidates, 1))
 
@@ -188,48 +185,22 @@ def _tiled_certainty(logits: Tensor, greatest: Tensor) -> Certainty:
 _NEVER = -1e4  # exp of it is 0; of a banned token's -inf, w d would not be a number
 
 
-def _certainty_of_candidates(logits: Tensor, greatest: Tensor, candidates: Tensor) -> Certainty:
-    """Return `_tiled_certainty` [B, k] of the candidates on a CPU; other values are arbitrary. Arithmetic is slow there, and
-    reading a value is not.
-
-    The temporaries of a tile stay in the caches. Those of a whole vocabulary would be memory that is asked of the system anew
-    each time, which takes longer than the arithmetic.
-    """
-    entropy, confidence = torch.empty_like(greatest), torch.empty_like(greatest)
-    for few in torch.split(candidates.nonzero(), _TILE_ROWS):
-        here = few.unbind(dim=1)
-        entropy[here], confidence[here] = _tiled_certainty(logits[here], greatest[here])
-    return Certainty(entropy, confidence)
-
-
 _TILE_ROWS, _TILE_COLUMNS = 16, 16384  # a megabyte
 _FEW_NUMBERS = _TILE_ROWS * _TILE_COLUMNS  # of a tile: so many are read at once, candidates or not
 
 
 @dataclass(frozen=True)
 class LogitRules:
-    """Hold the rules of a batch; each is None where no request of the batch has it.
+    """Hold the rules of a batch; each is None where no request of the batch has it."""
 
-    Attributes:
-        bias: [B, V] float32, added; -inf for banned tokens.
-        penalty: [B] float32, the repetition penalty.
-        ends: [B, V] bool, tokens that end a row's answer, with `first_end`.
-        first_end: [B] int64, the first position at which they may stand.
-    """
-
-    bias: Tensor | None
-    penalty: Tensor | None
-    ends: Tensor | None
-    first_end: Tensor | None
+    bias: Tensor | None  # [B, V] float32, added; -inf for banned tokens
+    penalty: Tensor | None  # [B] float32, the repetition penalty
+    ends: Tensor | None  # [B, V] bool, tokens that end a row's answer
+    first_end: Tensor | None  # [B] int64, the first position at which they may stand
 
     def apply(self, logits: Tensor, *, positions: Tensor, first_seen: Tensor | None) -> Tensor:
-        """Return the logits that tokens are chosen from.
-
-        Args:
-            logits: [B, m, V] float32, as the model gave them.
-            positions: [B, m] int64, the absolute positions they are for.
-            first_seen: [B, V] int64, where each token first stands; needed for a penalty only.
-        """
+        """Return the logits that tokens are chosen from. The model's own, [B, m, V] float32, are for absolute `positions` [B,
+        m] int64. `first_seen` [B, V] int64 says where each token first stands, and is needed for a penalty only."""
         if self.bias is not None:
             logits = logits + self.bias[:, None]
         if self.penalty is not None:

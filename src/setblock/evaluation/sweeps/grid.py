@@ -57,7 +57,11 @@ def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[st
         used |= blocks.keys()
         grids.append({"method": ["exact"], **blocks})
     for key in values.keys() - used:
-        raise ParameterError(f"grid key {key!r} fits nothing that is swept: {_told(methods, samplers)}")
+        swept = samplers if "sbd" in methods else ()
+        known = [f"{name} has {', '.join(parameters_of(name)) or 'nothing'}; " for name in swept]
+        raise ParameterError(
+            f"grid key {key!r} fits nothing that is swept: {''.join(known)}all have {', '.join(_KINDS)}"
+        )
     return grids
 
 
@@ -80,17 +84,14 @@ def points_of(model: SBDModel, grids: Iterable[Grid]) -> list[DecodingSettings]:
 
 
 def _settings(grid: Grid) -> Iterator[DecodingSettings]:
-    for key, values in grid.items():
-        if not values:
+    for key, given in grid.items():
+        if not given:
             raise ParameterError(f"grid key {key!r} must have at least one value")
-    for values in product(*grid.values()):
-        yield _setting(dict(zip(grid, values, strict=True)))
-
-
-def _setting(values: dict[str, Any]) -> DecodingSettings:
-    _check_method(values.setdefault("method", "sbd"))
-    known = {key: _converted(key, value) if key in _KINDS else value for key, value in values.items()}
-    return settings_asked(known, offered=("method", *POINT), told="grid key")
+    for chosen in product(*grid.values()):
+        values = {"method": "sbd", **dict(zip(grid, chosen, strict=True))}
+        _check_method(values["method"])
+        known = {key: _converted(key, value) if key in _KINDS else value for key, value in values.items()}
+        yield settings_asked(known, offered=("method", *POINT), told="grid key")
 
 
 def _check_method(method: Any) -> None:
@@ -103,10 +104,3 @@ def _converted(key: str, value: Any) -> Any:
         return TypeAdapter(_KINDS[key]).validate_python(value)
     except ValidationError as error:
         raise ParameterError(fault_of(f"grid key {key}", error.errors()[0])) from error
-
-
-def _told(methods: Sequence[str], samplers: Sequence[str]) -> str:
-    known = (
-        [f"{name} has {', '.join(parameters_of(name)) or 'nothing'}" for name in samplers] if "sbd" in methods else []
-    )
-    return "; ".join([*known, f"all have {', '.join(_KINDS)}"])

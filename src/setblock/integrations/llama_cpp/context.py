@@ -23,36 +23,22 @@ _PADDING = 256  # cells; llama.cpp rounds up to it
 
 @dataclass(frozen=True)
 class Fed:
-    """Describe a token of a pass.
-
-    Attributes:
-        sequences: those that its cell will belong to.
-        is_wanted: whether its logits are.
-    """
+    """Describe a token of a pass."""
 
     token_id: int
     position: int
-    sequences: Sequence[int]
-    is_wanted: bool
+    sequences: Sequence[int]  # those that its cell will belong to
+    is_wanted: bool  # whether its logits are
 
 
 class Context:
-    """Hold a context with an empty cache.
-
-    Attributes:
-        most_tokens: how many one pass over blocks may feed.
-        sequences: how many there are.
-    """
+    """Hold a context with an empty cache."""
 
     def __init__(self, file: ModelFile, options: LlamaOptions, *, cells: int, sequences: int | None = None) -> None:
-        """Make the context, or raise `SetBlockError` if llama.cpp can't.
-
-        Args:
-            cells: positions of the cache, for all sequences together.
-            sequences: by default as many as llama.cpp allows with these options.
-        """
+        """Make the context, or raise `SetBlockError` if llama.cpp can't. `cells` are the positions of the cache, for all
+        sequences together; there are by default as many sequences as llama.cpp allows with these options."""
         self._file, lib = file, file.lib
-        self.most_tokens = options.n_ubatch
+        self.most_tokens = options.n_ubatch  # that one pass over blocks may feed
         self.sequences = sequences or min(int(lib.llama_max_parallel_sequences()), options.n_ubatch)
         wanted = lib.llama_context_default_params()
         wanted.n_ctx = -(-cells // _PADDING) * _PADDING
@@ -78,12 +64,8 @@ class Context:
         self._file.lib.llama_memory_seq_cp(self._memory, source, target, start, end)
 
     def logits(self, tokens: Sequence[Fed], *, is_causal: bool) -> Tensor:
-        """Return [M, V] float32, the logits of the M tokens that want them, in order.
-
-        Args:
-            tokens: at most `most_tokens`; those of a sequence continue where it ends, in order.
-            is_causal: whether a token sees nothing behind it.
-        """
+        """Return [M, V] float32, the logits of the M tokens that want them, in order. The tokens are at most `most_tokens`, and
+        those of a sequence continue where it ends, in order. `is_causal`: whether a token sees nothing behind it."""
         lib, count = self._file.lib, len(tokens)
         lists = [(lib.llama_seq_id * len(each.sequences))(*each.sequences) for each in tokens]
         pointer = ctypes.POINTER(lib.llama_seq_id)

@@ -64,15 +64,7 @@ def last_error() -> str:
 
 
 class ModelFile:
-    """Hold a GGUF file that llama.cpp has loaded.
-
-    Attributes:
-        lib: the module of low-level functions.
-        handle: llama.cpp's model.
-        vocab: llama.cpp's vocabulary.
-        vocab_size: V.
-        context_length: the positions that the model was trained for.
-    """
+    """Hold a GGUF file that llama.cpp has loaded."""
 
     def __init__(self, path: Path, options: LlamaOptions) -> None:
         """Load the file, or raise `SetBlockError` if llama.cpp can't, or can't run such a model in blocks."""
@@ -87,7 +79,7 @@ class ModelFile:
         self._close = weakref.finalize(self, lib.llama_model_free, self.handle)
         self.vocab = lib.llama_model_get_vocab(self.handle)
         self.vocab_size = int(lib.llama_vocab_n_tokens(self.vocab))
-        self.context_length = int(lib.llama_model_n_ctx_train(self.handle))
+        self.context_length = int(lib.llama_model_n_ctx_train(self.handle))  # the positions that it was trained for
         for reason, is_so in (
             ("keeps a recurrent state", lib.llama_model_is_recurrent(self.handle)),
             ("keeps a recurrent state in some layers", lib.llama_model_is_hybrid(self.handle)),

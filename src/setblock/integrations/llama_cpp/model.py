@@ -28,16 +28,7 @@ class TokenizerDiffers(SetBlockWarning):
 
 @dataclass(eq=False)
 class LlamaModel:
-    """Implement `LanguageModel` of `setblock.model.protocol.runtime` by llama.cpp.
-
-    Attributes:
-        facts: its SBD facts; None where it was never trained for blocks.
-        end_of_text_ids: ids that end an answer.
-        draft_text: texts that method `exact` copies drafts from, besides each request's own; None at first.
-        vocab_size: V, the number of logits of a position.
-        context_length: the most positions of a prompt and its answer.
-        device: the CPU: llama.cpp gives its logits there, whatever computes them.
-    """
+    """Implement `LanguageModel` of `setblock.model.protocol.runtime`, which describes its attributes, by llama.cpp."""
 
     path: Path
     file: ModelFile
@@ -46,7 +37,7 @@ class LlamaModel:
     end_of_text_ids: tuple[int, ...]
     options: LlamaOptions
     draft_text: DraftText | None = None
-    device: ClassVar[torch.device] = torch.device("cpu")
+    device: ClassVar[torch.device] = torch.device("cpu")  # llama.cpp gives its logits there, whatever computes them
 
     def __post_init__(self) -> None:
         self.vocab_size = self.file.vocab_size
@@ -65,6 +56,11 @@ class LlamaModel:
         return LlamaRunner(Context(self.file, self.options, cells=pages * page_tokens), own=self._own, rows=rows)
 
 
+_SAMPLE = (
+    "Hello world, it's 2024!\n\n\tdef f(x): return x**2  # naïve café, 中文 🙂 ...   don't \"quote\" <tag/> 3.14159"
+)
+
+
 def load(path: str | Path, options: LlamaOptions | None = None) -> LlamaModel:
     """Load a GGUF file into llama.cpp, and warn where it was never trained for blocks. Raise `SetBlockError` if llama.cpp is
     not installed, or the file is missing, damaged, of a family that llama.cpp does not know, or can't be decoded in blocks."""
@@ -74,22 +70,13 @@ def load(path: str | Path, options: LlamaOptions | None = None) -> LlamaModel:
     file = ModelFile(path, options)
     facts = facts_in(file.metadata, path, vocab_size=file.vocab_size)
     tokenizer = tokenizer_in(file.metadata, path)
-    _compare_tokenizers(path, tokenizer, file)
-    ends = end_of_text_in(file.metadata, path) or file.end_of_text_ids()
-    model = LlamaModel(path, file, tokenizer, facts=facts, end_of_text_ids=ends, options=options)
-    warn_if_untrained(str(path), facts)
-    return model
-
-
-_SAMPLE = (
-    "Hello world, it's 2024!\n\n\tdef f(x): return x**2  # naïve café, 中文 🙂 ...   don't \"quote\" <tag/> 3.14159"
-)
-
-
-def _compare_tokenizers(path: Path, tokenizer: PreTrainedTokenizerBase, file: ModelFile) -> None:
     ours = tokenizer(_SAMPLE, add_special_tokens=False, split_special_tokens=True).input_ids
     if list(ours) != file.tokens_of(_SAMPLE):
         warn(
             f"{path}: setblock and llama.cpp split a text into different tokens; answers may differ from llama.cpp's own",
             TokenizerDiffers,
         )
+    ends = end_of_text_in(file.metadata, path) or file.end_of_text_ids()
+    model = LlamaModel(path, file, tokenizer, facts=facts, end_of_text_ids=ends, options=options)
+    warn_if_untrained(str(path), facts)
+    return model

@@ -16,7 +16,6 @@ fifteen passes over one or two tokens find out (`own_sequence`).
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,19 +23,6 @@ from torch import Tensor
 from setblock.errors import SetBlockError
 from setblock.integrations.llama_cpp.context import Context, Fed
 from setblock.model.protocol.runtime import Feed, as_it_is
-
-
-@dataclass
-class _Sequence:
-    """Hold a row's sequence, and its helpers with the number of positions that each holds, in the order above.
-
-    Their numbers follow each other: llama.cpp may keep a token's sequences in a hash table, whose order is then the same for
-    all rows.
-    """
-
-    sequence: int
-    helpers: dict[int, int]
-
 
 _Placed = tuple[tuple[int, int], Fed]
 """A token, and its place in the feed: row and column."""
@@ -56,22 +42,22 @@ class LlamaRunner:
     shares_pages = False
 
     def __init__(self, context: Context, *, own: int | None, rows: int) -> None:
-        """Make a runner with an empty cache and no rows.
+        """Make a runner with an empty cache and no rows, or raise `SetBlockError` if llama.cpp has not so many sequences.
 
         Args:
             own: -1 where a token sees the cells of the last of its sequences, 0 where of the first; None where of neither, so
                 that passes can't be fused.
             rows: the most rows at once.
-
-        Raises:
-            SetBlockError: llama.cpp has not so many sequences.
         """
         if rows > context.sequences:
             raise SetBlockError(f"llama.cpp decodes at most {context.sequences} requests at once, not {rows}")
         self.context, self.fuses_commit, self._own = context, own is not None, own
         self._width = min(context.sequences // rows, 1 + MOST_HELPERS)
+        # Of each row by its id, its sequence. Those of its helpers have the numbers that follow: llama.cpp may keep a token's
+        # sequences in a hash table, whose order is then the same for all rows
+        self._rows: dict[int, int] = {}
         self._free = [row * self._width for row in reversed(range(rows))]
-        self._rows: dict[int, _Sequence] = {}
+        self._held = [0] * (rows * self._width)  # how many positions each helper holds
         self._ids: list[int] = []
 
     def place(self, pages: Sequence[Sequence[int]], ids: Iterable[int]) -> None:
@@ -80,11 +66,10 @@ class LlamaRunner:
         for gone in self._rows.keys() - set(self._ids):
             row = self._rows.pop(gone)
             self._take_back(row, 0)
-            self._free.append(row.sequence)
+            self._free.append(row)
         for each in self._ids:
             if each not in self._rows:
-                first = self._free.pop()
-                self._rows[each] = _Sequence(first, dict.fromkeys(range(first + 1, first + self._width), 0))
+                self._rows[each] = self._free.pop()
 
     def logits(self, feed: Feed) -> Tensor:
         """Run one pass over what is causal only, and one over blocks and what is committed with them; more if they are
@@ -92,7 +77,9 @@ class LlamaRunner:
         # 1. What each row is fed, and how
         causal: list[_Placed] = []
         blocks: list[list[_Placed]] = []  # of each row
-        outputs = _outputs(feed)
+        places, columns = feed.wanted.nonzero(as_tuple=True)
+        # The row and column of the token that gives each output that is wanted, in the order of `Feed.spread`
+        outputs = list(zip(places.tolist(), feed.outputs[places, columns].tolist(), strict=True))
         wanted = set(outputs)
         fed = zip(feed.plan.rows.tolist(), feed.tokens.tolist(), feed.positions.tolist(), strict=True)
         lengths, in_block = feed.is_real.sum(dim=1).tolist(), feed.in_block.sum(dim=1).tolist()
@@ -124,34 +111,28 @@ class LlamaRunner:
             found.append(self.context.logits([each for _, each in part], is_causal=is_causal))
         return torch.cat(found)[[number[at] for at in outputs]]
 
-    def _sequences(self, row: _Sequence, start: int, *, commits: int, block: int) -> list[list[int]]:
+    def _sequences(self, row: int, start: int, *, commits: int, block: int) -> list[list[int]]:
         """Return the sequences of each token that a row is fed from `start` on: `commits` causal ones and a block
         behind them."""
-        alone = [[row.sequence]] * (commits + block)
+        alone = [[row]] * (commits + block)
         is_fused = bool(commits and block) and self.fuses_commit
-        if not is_fused or commits > len(row.helpers) or commits + block > self.context.most_tokens:
+        if not is_fused or commits >= self._width or commits + block > self.context.most_tokens:
             return alone
-        helpers = list(row.helpers)[:commits]
+        helpers = range(row + 1, row + 1 + commits)
         for number, helper in enumerate(helpers):
-            if row.helpers[helper] < start:
-                self.context.copy(row.sequence, helper, row.helpers[helper], start)
-            row.helpers[helper] = start + commits - number
-        causal = [[row.sequence, *helpers[: commits - place]] for place in range(commits)]
+            if self._held[helper] < start:
+                self.context.copy(row, helper, self._held[helper], start)
+            self._held[helper] = start + commits - number
+        causal = [[row, *helpers[: commits - place]] for place in range(commits)]
         return [each if self._own else each[::-1] for each in causal] + alone[commits:]
 
-    def _take_back(self, row: _Sequence, start: int) -> None:
+    def _take_back(self, row: int, start: int) -> None:
         """Let a row hold what stands before `start` alone: what a block has left there is noise, and drafts may be wrong."""
-        self.context.keep(row.sequence, start)
-        for helper, length in row.helpers.items():
-            if length > start:
+        self.context.keep(row, start)
+        for helper in range(row + 1, row + self._width):
+            if self._held[helper] > start:
                 self.context.keep(helper, start)
-                row.helpers[helper] = start
-
-
-def _outputs(feed: Feed) -> list[tuple[int, int]]:
-    """Return the row and column of the token that gives each output that is wanted, in the order of `Feed.spread`."""
-    places, outputs = feed.wanted.nonzero(as_tuple=True)
-    return list(zip(places.tolist(), feed.outputs[places, outputs].tolist(), strict=True))
+                self._held[helper] = start
 
 
 def _joined(blocks: Sequence[list[_Placed]], most: int) -> list[list[_Placed]]:
@@ -174,14 +155,8 @@ _LISTS = (2, 3, 4, 8, 13, 14, 17, 29, 30, 1 + MOST_HELPERS)
 
 def own_sequence(context: Context, *, vocab_size: int) -> int | None:
     """Return -1 where a token sees the cells of the last of its sequences, 0 where of the first, None where neither is
-    always so.
-
-    Args:
-        context: an empty one of `PROBED_SEQUENCES` sequences; it is empty again afterwards.
-
-    Raises:
-        SetBlockError: llama.cpp can't let a block's tokens see each other in this model.
-    """
+    always so. Raise `SetBlockError` if llama.cpp can't let a block's tokens see each other in this model. The context has
+    `PROBED_SEQUENCES` sequences, empty before and afterwards."""
     one, other, last, changed = ((7 + 11 * number) % vocab_size for number in range(4))
     seen, unseen = (_pass(context, [one, each], is_causal=False)[0] for each in (last, changed))
     if torch.equal(seen, unseen):

@@ -116,13 +116,9 @@ class SetBlockModelState(vllm_api.DefaultModelState):
 
 
 class BlockSampler:
-    """Sample after each pass, as vLLM calls it. What follows from it is decided by the core, through `BlockSlots`.
+    """Sample after each pass, as vLLM calls it. What follows from it is decided by the core, through `BlockSlots`."""
 
-    Attributes:
-        penalties_state: what the model runner asks every sampler for; there are none.
-    """
-
-    penalties_state = SimpleNamespace(output_bin_counts=None)
+    penalties_state = SimpleNamespace(output_bin_counts=None)  # the model runner asks for them; there are none
 
     def __init__(self, slots: BlockSlots, req_states: Any) -> None:
         self.slots = slots
@@ -136,11 +132,8 @@ class BlockSampler:
 
     @torch.inference_mode()
     def __call__(self, logits: Tensor, input_batch: Any, draft_logits: Tensor | None = None) -> Any:
-        """Return what a pass did.
-
-        Args:
-            logits: [N, V], the rows of each request's block one after the other, then one row for each prompt that has ended.
-        """
+        """Return what a pass did. `logits` [N, V] are the rows of each request's block one after the other, then one row for
+        each prompt that has ended."""
         device, num_reqs = logits.device, input_batch.num_reqs
         # Blocks have their own logits in vLLM's order; those of prompts that have ended were asked for behind them.
         fed = np.diff(input_batch.cu_num_logits_np[: num_reqs + 1]).astype(np.int64)

@@ -53,17 +53,12 @@ def _biases(text: str) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Served:
-    """Describe the model that is served.
+    """Describe the model that is served."""
 
-    Attributes:
-        facts: of its training.
-        canvas_length: the largest block.
-        here: the one of this process, set by `SetBlockConfig` before any request: vLLM asks whether parameters are valid
-            without saying for which model.
-    """
-
-    facts: SBDFacts
-    canvas_length: int
+    facts: SBDFacts  # of its training
+    canvas_length: int  # the largest block
+    # The one of this process, set by `SetBlockConfig` before any request: vLLM asks whether parameters are valid without saying
+    # for which model
     here: ClassVar["Served | None"] = None
 
 

@@ -31,19 +31,15 @@ from setblock.model.protocol.runtime import PassPlan
 
 
 class BlockSlots:
-    """Keep up to S requests.
-
-    Attributes:
-        width: w, twice the largest block size where a pass commits a block and begins the next one.
-        causal: [S] int32, whether the next pass of a request is causal: its prompt's or a commit, or any of causal blocks.
-    """
+    """Keep up to S requests."""
 
     def __init__(
         self, facts: SBDFacts, *, slots: int, block_size: int, vocab_size: int, device: torch.device | str
     ) -> None:
         self.facts, self.vocab_size = facts, vocab_size
-        self.width = width_of(facts, block_size)
+        self.width = width_of(facts, block_size)  # w
         self.device = torch.device(device)
+        # [S] int32, whether the next pass of a request is causal: its prompt's or a commit, or any of causal blocks
         self.causal = torch.ones(slots, dtype=torch.int32, device=self.device)
         self._slots: list[int] = []  # of each row
         self._state: BatchState | None = None
@@ -105,15 +101,13 @@ class BlockSlots:
 
     @torch.inference_mode()
     def absorb(self, slots: Sequence[int], logits: Tensor, *, fed: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Apply a pass to the requests in some slots.
+        """Apply a pass to the requests in some slots. Return [R, w] int64 tokens, and [R] int64 how many of them, from the
+        left, the pass has committed.
 
         Args:
             logits: [N, V], the model's outputs along each request's block, one request behind the other; of a prompt that has
                 been fed to its end, the last one.
             fed: [R] how many of them each request has.
-
-        Returns:
-            [R, w] int64 tokens, and [R] int64 how many of them, from the left, the pass has committed.
         """
         assert self._state is not None
         assert self._policy is not None
@@ -123,9 +117,8 @@ class BlockSlots:
         order = sorted(range(len(slots)), key=lambda index: row_of[slots[index]])
         counts = torch.tensor([fed[index] for index in order], device=self.device)
         first = torch.tensor([sum(fed[:index]) for index in order], device=self.device)
-        plan = self._plan(
-            state, torch.tensor([row_of[slots[index]] for index in order], device=self.device), fed=counts
-        )
+        rows = torch.tensor([row_of[slots[index]] for index in order], device=self.device)
+        plan = self._plan(state, rows, fed=counts)
         before, was_prefill, is_over = plan.of(state.cache.committed), plan.of(state.is_prefill), _is_over(state, plan)
         feed = next_feed(state, plan)
 
@@ -135,12 +128,14 @@ class BlockSlots:
         count = torch.where(was_prefill, 0, plan.of(state.cache.committed) - before)
         columns = before[:, None] + torch.arange(self.width, device=self.device)
         tokens = plan.of(state.tokens).gather(1, columns.clamp(max=state.tokens.shape[1] - 1))
-        tokens = torch.where(is_over[:, None], _filler(state, plan)[:, None], tokens)
+        tokens = _filled(tokens, state, plan, where=is_over)
         count = torch.where(is_over & ~was_prefill, counts, count)
 
         # 3. As vLLM has ordered them
         at = torch.tensor(order, device=self.device)
-        self.causal[torch.tensor(slots, device=self.device)[at]] = self._is_causal(state, plan).to(self.causal.dtype)
+        is_causal = state.is_prefill | (state.cache.committed < state.block.start) | state.answer.finished
+        is_causal = plan.of(is_causal | self.facts.causal_block)
+        self.causal[torch.tensor(slots, device=self.device)[at]] = is_causal.to(self.causal.dtype)
         return torch.zeros_like(tokens).index_copy(0, at, tokens), torch.zeros_like(count).index_copy(0, at, count)
 
     @torch.inference_mode()
@@ -153,7 +148,7 @@ class BlockSlots:
         plan = self._plan(state, state.rows, fed=torch.full_like(state.rows, self.width))
         feed = next_feed(state, plan)
         tokens = torch.where(feed.is_real, feed.tokens, self.facts.mask_token_id or 0)
-        tokens = torch.where(_is_over(state, plan)[:, None], _filler(state, plan)[:, None], tokens)
+        tokens = _filled(tokens, state, plan, where=_is_over(state, plan))
         return tokens[torch.tensor([row_of[slot] for slot in slots], device=self.device)]
 
     def _plan(self, state: BatchState, rows: Tensor, *, fed: Tensor) -> PassPlan:
@@ -185,11 +180,6 @@ class BlockSlots:
         banned = [token_id for token_id in settings.banned_tokens if token_id in own]
         return replace(settings, logit_bias=bias, banned_tokens=banned, drafts="fixed")
 
-    def _is_causal(self, state: BatchState, plan: PassPlan) -> Tensor:
-        """Return [A] bool, whether the next pass of each row is causal."""
-        is_causal = state.is_prefill | (state.cache.committed < state.block.start) | state.answer.finished
-        return plan.of(is_causal | self.facts.causal_block)
-
 
 def _is_over(state: BatchState, plan: PassPlan) -> Tensor:
     """Return [A] bool, requests whose answer has ended and was handed over, and which vLLM still serves: their logits were
@@ -197,7 +187,7 @@ def _is_over(state: BatchState, plan: PassPlan) -> Tensor:
     return plan.of(state.answer.finished & (state.cache.committed >= state.answer.end))
 
 
-def _filler(state: BatchState, plan: PassPlan) -> Tensor:
-    """Return [A] what such a request is given, so that it ends: an end-of-text if it has any, and anything up to its limit
-    if not."""
-    return plan.of(state.terms.ends[:, 0].clamp(min=0))
+def _filled(tokens: Tensor, state: BatchState, plan: PassPlan, *, where: Tensor) -> Tensor:
+    """Return `tokens` [A, w] with what such requests, `where` [A] bool, are given, so that they end: an end-of-text if there is
+    any, and anything up to the limit if not."""
+    return torch.where(where[:, None], plan.of(state.terms.ends[:, :1].clamp(min=0)), tokens)
