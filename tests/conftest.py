@@ -1,5 +1,6 @@
 """What all tests share: a small tokenizer and prompts to give to random models."""
 
+import gc
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -19,6 +20,12 @@ from setblock.decoding.drafts import control
 settings.register_profile("setblock", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("setblock")
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that is there by now out of garbage collections. Each run of the trainer does one, half a second long else."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
