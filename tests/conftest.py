@@ -1,25 +1,32 @@
 """What all tests share: a small tokenizer and prompts to give to random models."""
 
+import copy
 import gc
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from hypothesis import settings
-from torch.nn import functional
-from transformers import PreTrainedTokenizerBase
 
-from given_costs import GivenCosts, free
-from setblock.data.packing import Document, encode_pairs
-from setblock.data.tasks.word_problems import WordProblem, word_problems
-from setblock.data.tokenizer import train_tokenizer
-from setblock.decoding.drafts import control
+if TYPE_CHECKING:  # xdist's controller reads this file before its workers start: PyTorch is imported where it is used
+    from transformers import PreTrainedTokenizerBase
+
+    from setblock.data.packing import Document
+    from setblock.data.tasks.word_problems import WordProblem
 
 settings.register_profile("setblock", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("setblock")
-torch.set_num_threads(1)
+
+
+LONGEST = ("training/test_fsdp.py", "decoding/test_pairs.py", "decoding/test_compiled.py")
+"""Files that take longest: they are begun first, so that no worker is left with one of them at the end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # xdist's order is that of the number of tests in a file
 
 
 def pytest_collection_finish() -> None:
@@ -33,6 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test marked `in_turn`, leave to the nightly run all but a part of its parameters' combinations, in which each value
     of each parameter is: with modes A, B, C and families 1, 2, 3, ... those are A1, C2, B3, ... Notebooks are guides."""
     tests = defaultdict[str, list[pytest.Function]](list)
+    items.sort(key=lambda item: next((n for n, name in enumerate(LONGEST) if item.path.match(name)), len(LONGEST)))
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker(pytest.mark.readme)
@@ -61,8 +69,14 @@ def numbers_of(cases: list[pytest.Function], names: list[str]) -> list[int]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _passes_are_free() -> Iterator[None]:
+def _one_thread_whose_passes_are_free() -> Iterator[None]:
     """Whatever may be drafted is, and counts of passes depend on no clock."""
+    import torch
+
+    from given_costs import GivenCosts, free
+    from setblock.decoding.drafts import control
+
+    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(control, "LearnedCosts", lambda **_: GivenCosts(free))
         yield
@@ -71,6 +85,8 @@ def _passes_are_free() -> Iterator[None]:
 @pytest.fixture
 def lay_heads_innermost(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Make attention's results lie in memory as [B, Q, H, D], as a GPU gives them in float32; from the call on."""
+    from torch.nn import functional
+
     attend = functional.scaled_dot_product_attention
     return lambda: monkeypatch.setattr(
         functional,
@@ -93,30 +109,36 @@ TEXTS = (
 
 
 @pytest.fixture(scope="session")
-def problems() -> list[WordProblem]:
+def problems() -> "list[WordProblem]":
+    from setblock.data.tasks.word_problems import word_problems
+
     return list(itertools.islice(word_problems("train"), 60))
 
 
 @pytest.fixture(scope="session")
-def trained_tokenizer() -> PreTrainedTokenizerBase:
+def trained_tokenizer() -> "PreTrainedTokenizerBase":
     """Shared: tests that change their tokenizer take `tokenizer`."""
+    from setblock.data.tokenizer import train_tokenizer
+
     return train_tokenizer(TEXTS, vocab_size=300)
 
 
 @pytest.fixture
-def tokenizer() -> PreTrainedTokenizerBase:
-    return train_tokenizer(TEXTS, vocab_size=300)
+def tokenizer(trained_tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
+    return copy.deepcopy(trained_tokenizer)
 
 
 @pytest.fixture(scope="session")
-def prompts(trained_tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+def prompts(trained_tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
     """Token ids of three prompts of different lengths."""
     return [trained_tokenizer(text).input_ids[:n] for text, n in zip(TEXTS, (9, 23, 40), strict=False)]
 
 
 @pytest.fixture(scope="session")
-def documents(trained_tokenizer: PreTrainedTokenizerBase) -> list[Document]:
+def documents(trained_tokenizer: "PreTrainedTokenizerBase") -> "list[Document]":
     """Six short documents."""
+    from setblock.data.packing import Document, encode_pairs
+
     whole = list(encode_pairs(trained_tokenizer, zip(TEXTS[:4], TEXTS[4:], strict=True))) * 2
     return [
         Document(d.token_ids[-n:], d.carries_loss[-n:]) for d, n in zip(whole, (19, 33, 8, 26, 14, 21), strict=False)
