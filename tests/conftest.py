@@ -50,9 +50,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         given = [names_of(mark) for mark in cases[0].iter_markers("parametrize")]
         of_fixtures = [[name] for name in cases[0].callspec.params if not any(name in names for names in given)]
         numbers = [numbers_of(cases, names) for names in given + of_fixtures]
-        counts = [1 + max(each) for each in numbers if any(each)]
+        last = sorted(max(each) for each in numbers)
+        # Whatever the value of one parameter is, the others' numbers add up to all that may be missing to a multiple of this.
+        step = 1 + sum(last[:-1])
         for case, *of_case in zip(cases, *numbers, strict=True):
-            if len(counts) > 1 and sum(of_case) % min(counts):
+            if sum(of_case) % step:
                 case.add_marker(pytest.mark.nightly)
 
 
