@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # xdist's controller reads this file before its workers start
     from setblock.data.packing import Document
     from setblock.data.tasks.word_problems import WordProblem
 
-settings.register_profile("setblock", deadline=None, max_examples=40, derandomize=True)
-settings.load_profile("setblock")
+for name, examples in (("usual", 20), ("nightly", 40)):
+    settings.register_profile(name, deadline=None, max_examples=examples, derandomize=True)
 
 
 LONGEST = ("training/test_fsdp.py", "decoding/test_pairs.py", "decoding/test_compiled.py")
@@ -27,6 +27,7 @@ LONGEST = ("training/test_fsdp.py", "decoding/test_pairs.py", "decoding/test_com
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False  # xdist's order is that of the number of tests in a file
+    settings.load_profile("usual" if "not nightly" in config.option.markexpr else "nightly")
 
 
 def pytest_collection_finish() -> None:
