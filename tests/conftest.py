@@ -1,24 +1,39 @@
 """What all tests share: a small tokenizer and prompts to give to random models."""
 
+import copy
+import gc
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from hypothesis import settings
-from torch.nn import functional
-from transformers import PreTrainedTokenizerBase
 
-from given_costs import GivenCosts, free
-from setblock.data.packing import Document, encode_pairs
-from setblock.data.tasks.word_problems import WordProblem, word_problems
-from setblock.data.tokenizer import train_tokenizer
-from setblock.decoding.drafts import control
+if TYPE_CHECKING:  # xdist's controller reads this file before its workers start: PyTorch is imported where it is used
+    from transformers import PreTrainedTokenizerBase
 
-settings.register_profile("setblock", deadline=None, max_examples=40, derandomize=True)
-settings.load_profile("setblock")
-torch.set_num_threads(1)
+    from setblock.data.packing import Document
+    from setblock.data.tasks.word_problems import WordProblem
+
+for name, examples in (("usual", 20), ("nightly", 40)):
+    settings.register_profile(name, deadline=None, max_examples=examples, derandomize=True)
+
+
+LONGEST = ("training/test_fsdp.py", "decoding/test_pairs.py", "decoding/test_compiled.py")
+"""Files that take longest: they are begun first, so that no worker is left with one of them at the end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # xdist's order is that of the number of tests in a file
+    settings.load_profile("usual" if "not nightly" in config.option.markexpr else "nightly")
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that is there by now out of garbage collections. Each run of the trainer does one, half a second long else."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -26,6 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test marked `in_turn`, leave to the nightly run all but a part of its parameters' combinations, in which each value
     of each parameter is: with modes A, B, C and families 1, 2, 3, ... those are A1, C2, B3, ... Notebooks are guides."""
     tests = defaultdict[str, list[pytest.Function]](list)
+    items.sort(key=lambda item: next((n for n, name in enumerate(LONGEST) if item.path.match(name)), len(LONGEST)))
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker(pytest.mark.readme)
@@ -35,9 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         given = [names_of(mark) for mark in cases[0].iter_markers("parametrize")]
         of_fixtures = [[name] for name in cases[0].callspec.params if not any(name in names for names in given)]
         numbers = [numbers_of(cases, names) for names in given + of_fixtures]
-        counts = [1 + max(each) for each in numbers if any(each)]
+        last = sorted(max(each) for each in numbers)
+        # Whatever the value of one parameter is, the others' numbers add up to all that may be missing to a multiple of this.
+        step = 1 + sum(last[:-1])
         for case, *of_case in zip(cases, *numbers, strict=True):
-            if len(counts) > 1 and sum(of_case) % min(counts):
+            if sum(of_case) % step:
                 case.add_marker(pytest.mark.nightly)
 
 
@@ -54,8 +72,14 @@ def numbers_of(cases: list[pytest.Function], names: list[str]) -> list[int]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _passes_are_free() -> Iterator[None]:
+def _one_thread_whose_passes_are_free() -> Iterator[None]:
     """Whatever may be drafted is, and counts of passes depend on no clock."""
+    import torch
+
+    from given_costs import GivenCosts, free
+    from setblock.decoding.drafts import control
+
+    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(control, "LearnedCosts", lambda **_: GivenCosts(free))
         yield
@@ -64,6 +88,8 @@ def _passes_are_free() -> Iterator[None]:
 @pytest.fixture
 def lay_heads_innermost(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Make attention's results lie in memory as [B, Q, H, D], as a GPU gives them in float32; from the call on."""
+    from torch.nn import functional
+
     attend = functional.scaled_dot_product_attention
     return lambda: monkeypatch.setattr(
         functional,
@@ -86,30 +112,36 @@ TEXTS = (
 
 
 @pytest.fixture(scope="session")
-def problems() -> list[WordProblem]:
+def problems() -> "list[WordProblem]":
+    from setblock.data.tasks.word_problems import word_problems
+
     return list(itertools.islice(word_problems("train"), 60))
 
 
 @pytest.fixture(scope="session")
-def trained_tokenizer() -> PreTrainedTokenizerBase:
+def trained_tokenizer() -> "PreTrainedTokenizerBase":
     """Shared: tests that change their tokenizer take `tokenizer`."""
+    from setblock.data.tokenizer import train_tokenizer
+
     return train_tokenizer(TEXTS, vocab_size=300)
 
 
 @pytest.fixture
-def tokenizer() -> PreTrainedTokenizerBase:
-    return train_tokenizer(TEXTS, vocab_size=300)
+def tokenizer(trained_tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
+    return copy.deepcopy(trained_tokenizer)
 
 
 @pytest.fixture(scope="session")
-def prompts(trained_tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+def prompts(trained_tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
     """Token ids of three prompts of different lengths."""
     return [trained_tokenizer(text).input_ids[:n] for text, n in zip(TEXTS, (9, 23, 40), strict=False)]
 
 
 @pytest.fixture(scope="session")
-def documents(trained_tokenizer: PreTrainedTokenizerBase) -> list[Document]:
+def documents(trained_tokenizer: "PreTrainedTokenizerBase") -> "list[Document]":
     """Six short documents."""
+    from setblock.data.packing import Document, encode_pairs
+
     whole = list(encode_pairs(trained_tokenizer, zip(TEXTS[:4], TEXTS[4:], strict=True))) * 2
     return [
         Document(d.token_ids[-n:], d.carries_loss[-n:]) for d, n in zip(whole, (19, 33, 8, 26, 14, 21), strict=False)

@@ -23,7 +23,7 @@ WINDOW = 12  # smaller than the texts the tests use, so that sliding windows sli
 _SHAPE = {
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": CONTEXT,
@@ -58,9 +58,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {
         "sliding_window": WINDOW,
         "query_pre_attn_scalar": 8,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "layer_types": ["sliding_attention", "full_attention"],
     },
-    "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": CONTEXT},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT},
     "phi3": _SHAPE | {"sliding_window": None},
     "olmo2": _SHAPE,
     "mixtral": _SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},

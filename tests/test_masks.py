@@ -94,29 +94,6 @@ def test_train_mask_is_the_papers_table(rows: list[list[Token]], window: int | N
     assert dense(rows, window).tolist() == expected
 
 
-@given(layouts())
-def test_clean_half_is_causal_within_each_document(rows: list[list[Token]]) -> None:
-    for row, allowed in zip(rows, dense(rows), strict=True):
-        for document in {t.document for t in row} - {-1}:
-            clean = [i for i, t in enumerate(row) if t.document == document and t.block is None]
-            assert torch.equal(allowed[clean][:, clean], torch.ones(len(clean), len(clean), dtype=torch.bool).tril())
-            others = sorted(set(range(len(row))) - set(clean))
-            assert not allowed[clean][:, others].any()
-
-
-@given(layouts())
-def test_noisy_tokens_see_their_whole_block_and_strictly_earlier_clean_tokens(rows: list[list[Token]]) -> None:
-    for row, allowed in zip(rows, dense(rows), strict=True):
-        for i, token in enumerate(row):
-            if token.block is None:
-                continue
-            seen = [row[j] for j in allowed[i].nonzero()[:, 0].tolist()]
-            assert all(t.document == token.document for t in seen)
-            noisy = [t for t in seen if t.block is not None]
-            assert noisy == [t for t in row if t.block == token.block]
-            assert [t.position for t in seen if t.block is None] == list(range(token.block_start))
-
-
 @given(layouts(), st.one_of(st.none(), st.integers(1, 6)))
 def test_no_query_is_left_without_a_key(rows: list[list[Token]], window: int | None) -> None:
     assert dense(rows, window).any(dim=-1).all()

@@ -33,15 +33,16 @@ CONTEXT = 512
 Run = Callable[..., Outcome]
 
 
+def run_app(*args: object, stdin: str | bytes | None = None) -> Outcome:
+    result = CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Outcome(result.exit_code, result.stdout, result.stderr)
+
+
 @pytest.fixture
 def run() -> Run:
-    def run(*args: object, stdin: str | bytes | None = None) -> Outcome:
-        result = CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return Outcome(result.exit_code, result.stdout, result.stderr)
-
-    return run
+    return run_app
 
 
 @pytest.fixture(autouse=True)

@@ -45,6 +45,7 @@ assert not {"torch", "transformers", "numpy"} & sys.modules.keys()
     assert (process.returncode, process.stderr) == (0, "")
 
 
+@pytest.mark.nightly  # a process takes long to import all that a model needs; CI also runs the command as the README shows it
 def test_python_m_setblock_streams(sbd_folder):
     process = _process("-m", "setblock", "generate", "Tom", "--model", sbd_folder, "--max-new-tokens", 8)
     assert process.returncode == 0

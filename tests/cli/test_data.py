@@ -3,6 +3,9 @@
 import json
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ from setblock.training.inspection import inspected_row
 from setblock.training.recipe import load_recipe
 from setblock.training.trainer.trainer import SBDTrainer
 
+from .conftest import run_app
+
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path, monkeypatch):
@@ -28,9 +33,8 @@ def _cache(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
-@pytest.fixture
-def chats(tmp_path) -> Path:
-    path = tmp_path / "chats.jsonl"
+def write_chats(folder: Path) -> Path:
+    path = folder / "chats.jsonl"
     messages = (
         [{"role": "user", "content": f"What is {i}?"}, {"role": "assistant", "content": f"It is {i}." * (1 + i % 3)}]
         for i in range(40)
@@ -39,13 +43,12 @@ def chats(tmp_path) -> Path:
     return path
 
 
-@pytest.fixture
-def recipe(tmp_path, chats, sbd_folder) -> Path:
+def write_recipe(folder: Path, chats: Path, model: Path) -> Path:
     content = {
-        "model": {"path": str(sbd_folder)},
+        "model": {"path": str(model)},
         "data": {"source": str(chats), "row_length": 64, "evaluation_fraction": 0.2},
         "training": {
-            "output_dir": str(tmp_path / "model"),
+            "output_dir": str(folder / "model"),
             "block_sizes": [4],
             "logit_shift": True,
             "noise_on": "targets",
@@ -58,9 +61,59 @@ def recipe(tmp_path, chats, sbd_folder) -> Path:
             "report_to": "none",
         },
     }
-    path = tmp_path / "recipe.yaml"
+    path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
+
+
+@pytest.fixture
+def chats(tmp_path) -> Path:
+    return write_chats(tmp_path)
+
+
+@pytest.fixture
+def recipe(tmp_path, chats, sbd_folder) -> Path:
+    return write_recipe(tmp_path, chats, sbd_folder)
+
+
+@contextmanager
+def rows_noted() -> Iterator[dict[int, list[list[int]]]]:
+    """The rows of each step that is trained meanwhile."""
+    rows: dict[int, list[list[int]]] = {}
+    compute_loss = SBDTrainer.compute_loss
+
+    def spy(self, model, inputs, *args, **kwargs):
+        if model.training:
+            rows.setdefault(self.state.global_step, []).extend(inputs["input_ids"].tolist())
+        return compute_loss(self, model, inputs, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SBDTrainer, "compute_loss", spy)
+        yield rows
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A recipe, its run without an interruption, with all of its checkpoints, and the rows of each step."""
+
+    recipe: Path
+    folder: Path
+    rows: dict[int, list[list[int]]]
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return load_file(self.folder / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, sbd_folder) -> Whole:
+    folder = tmp_path_factory.mktemp("whole")
+    path = write_recipe(folder, write_chats(folder), sbd_folder)
+    with pytest.MonkeyPatch.context() as patch, rows_noted() as rows:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+        assert run_app("train", path, "--set", "training.save_total_limit=null").code == 0
+    assert len(rows) == 6
+    return Whole(path, folder / "model", rows)
 
 
 def test_a_row_as_json(run, recipe, chats):
@@ -197,40 +250,20 @@ def test_no_rows_to_evaluate_on(run, recipe):
     assert (outcome.code, "the recipe has no data to evaluate on" in outcome.message) == (1, True)
 
 
-def test_a_run_goes_on_in_the_middle_of_an_epoch(run, recipe, tmp_path, monkeypatch):
+def test_a_run_goes_on_in_the_middle_of_an_epoch(run, tmp_path, whole):
     """The rows of each step, and the weights in the end, are those of a run that was not interrupted."""
-    rows: dict[int, list[list[int]]] = {}
-    compute_loss = SBDTrainer.compute_loss
-
-    def spy(self, model, inputs, *args, **kwargs):
-        if model.training:
-            rows.setdefault(self.state.global_step, []).extend(inputs["input_ids"].tolist())
-        return compute_loss(self, model, inputs, *args, **kwargs)
-
-    monkeypatch.setattr(SBDTrainer, "compute_loss", spy)
-    assert run("train", recipe, "--output", tmp_path / "whole").code == 0
-    expected = dict(rows)
-    assert len(expected) == 6
-    rows.clear()
-
-    # 1. A run that was stopped after the third step: only its checkpoint of the second is left
-    assert run("train", recipe, "--set", "training.save_total_limit=null").code == 0
-    for left in (tmp_path / "model").glob("*"):
-        if left.name not in ("checkpoint-2", "recipe.json"):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
-    rows.clear()
-
-    # 2. Goes on with the third
-    outcome = run("train", recipe)
+    shutil.copytree(whole.folder / "checkpoint-2", tmp_path / "model" / "checkpoint-2")
+    shutil.copy(whole.folder / "recipe.json", tmp_path / "model")
+    with rows_noted() as rows:
+        outcome = run("train", whole.recipe, "--output", tmp_path / "model")
     assert outcome.message == "setblock: going on from step 2"
-    assert rows == {step: expected[step] for step in range(2, 6)}
-    weights, found = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "model"))
-    assert all(torch.equal(weights[name], found[name]) for name in weights)
+    assert rows == {step: whole.rows[step] for step in range(2, 6)}
+    found = load_file(tmp_path / "model" / "model.safetensors")
+    assert all(torch.equal(weights, found[name]) for name, weights in whole.weights.items())
 
 
-def test_tokenised_data_trains_what_the_file_does(run, recipe, chats, tmp_path, monkeypatch):
+def test_tokenised_data_trains_what_the_file_does(run, recipe, chats, tmp_path, monkeypatch, whole):
     """And a run goes on by skipping: no row that was learned is read again."""
-    assert run("train", recipe, "--output", tmp_path / "whole").code == 0
     outcome = run("data", "tokenise", recipe, "--output", tmp_path / "tokens", "--processes", 2)
     assert outcome.code == 0, outcome.stderr
     tokenised = f"data.tokenised={tmp_path / 'tokens'}"
@@ -238,8 +271,8 @@ def test_tokenised_data_trains_what_the_file_does(run, recipe, chats, tmp_path, 
     chats.unlink()
     monkeypatch.setattr(datasets.Dataset, "from_generator", None)  # nothing is tokenised
     assert run("train", recipe, "--set", tokenised, "--set", "training.save_total_limit=null").code == 0
-    weights, found = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "model"))
-    assert all(torch.equal(weights[name], found[name]) for name in weights)
+    found = load_file(tmp_path / "model" / "model.safetensors")
+    assert all(torch.equal(weights, found[name]) for name, weights in whole.weights.items())
 
     for left in (tmp_path / "model").glob("*"):
         if left.name not in ("checkpoint-4", "recipe.json"):
@@ -250,7 +283,7 @@ def test_tokenised_data_trains_what_the_file_does(run, recipe, chats, tmp_path, 
     outcome = run("train", recipe, "--set", tokenised)
     assert outcome.message == "setblock: going on from step 4"
     found = load_file(tmp_path / "model" / "model.safetensors")
-    assert all(torch.equal(weights[name], found[name]) for name in weights)
+    assert all(torch.equal(weights, found[name]) for name, weights in whole.weights.items())
     assert read.count(read[0]) <= 2 * 4 + 2, "two steps of four rows, and a batch read ahead"
 
 

@@ -42,17 +42,6 @@ def test_a_folder_with_a_gguf_file_says_what_to_name(run, copied):
     assert outcome.message.endswith(f"has no safetensors file: to load its GGUF file, name that, {copied}/model.gguf")
 
 
-def test_a_model_without_a_tokenizer(run, copied):
-    for path in copied.glob("token*"):
-        path.unlink()
-    outcome = run("generate", "Tom", "--model", copied)
-    assert (outcome.code, outcome.stdout) == (1, "")
-    assert (
-        outcome.message
-        == f"setblock: error: model {copied} has no tokenizer: the folder has no tokenizer.json; save the tokenizer there"
-    )
-
-
 def _started(arguments, **how):
     return subprocess.Popen(
         [sys.executable, "-m", "setblock", *map(str, arguments)],

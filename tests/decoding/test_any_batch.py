@@ -69,7 +69,7 @@ def requests(draw: st.DrawFn, vocab_size: int) -> DecodingSettings:
 
 
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_answers_and_passes_are_the_plain_twins(data: st.DataObject, sbd: SBDModel) -> None:
     sbd.end_of_text_ids = tuple(data.draw(st.sets(st.integers(2, WORDS - 1), max_size=3), "ends"))
     rows = data.draw(st.lists(st.tuples(PROMPTS, requests(sbd.vocab_size)), min_size=1, max_size=4), "rows")

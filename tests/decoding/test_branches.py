@@ -50,7 +50,7 @@ def test_tokens_and_passes_are_those_of_the_naive_twin(
 def test_a_wrong_draft_costs_no_pass_of_its_own(
     trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
-    sbd = model(trained_tokenizer, "llama", "shifted")
+    sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted", dtype=torch.float64, num_hidden_layers=3)
     sbd.end_of_text_ids = ()
 
     def passes(branches: int) -> int:

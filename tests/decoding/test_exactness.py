@@ -64,22 +64,6 @@ def test_cached_equals_naive_and_commits_exactly(
     assert_committed_is_exact(sbd, batch)
 
 
-@pytest.mark.in_turn
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2"])
-def test_cached_equals_naive_at_a_temperature(
-    family: str, mode: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
-) -> None:
-    sbd = tiny_sbd(family, trained_tokenizer, mode=mode)
-    settings = [
-        DecodingSettings(method="sbd", block_size=6, max_new_tokens=15, temperature=t, seed=s)
-        for t, s in ((1, 3), (0.5, -7))
-    ]
-    batch = decoded(sbd, prompts[:2], settings)
-    for row in range(2):
-        assert_equals_naive(sbd, prompts[row], settings[row], batch, row)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ntp_mode_is_the_models_own_generate(
     family: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
@@ -93,31 +77,6 @@ def test_ntp_mode_is_the_models_own_generate(
             assert generation.token_ids == transformers_answer(sbd.model, prompt, max_new_tokens=20)
             assert generation.tokens_per_forward == 1
         assert_committed_is_exact(sbd, batch)
-
-
-@pytest.mark.in_turn
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_each_row_of_a_batch_is_what_it_is_alone(
-    family: str, mode: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
-) -> None:
-    """Rows that differ in prompt, method, block size, limit, temperature and seed; the same prompt twice."""
-    sbd = tiny_sbd(family, trained_tokenizer, mode=mode)
-    rows = [
-        (prompts[2], DecodingSettings(method="sbd", block_size=16, max_new_tokens=19)),
-        (prompts[0], DecodingSettings(method="ntp", max_new_tokens=11)),
-        (prompts[1], DecodingSettings(method="sbd", block_size=3, max_new_tokens=25, temperature=0.8, seed=5)),
-        (prompts[1], DecodingSettings(method="sbd", block_size=7, max_new_tokens=1)),
-        (prompts[2], DecodingSettings(method="ntp", max_new_tokens=23, temperature=1.0, seed=6)),
-    ]
-    together = decoded(sbd, [prompt for prompt, _ in rows], [settings for _, settings in rows])
-    for row, (prompt, settings) in enumerate(rows):
-        ours, alone = together.generation(row), decoded(sbd, [prompt], [settings]).generation(0)
-        assert ours.token_ids == alone.token_ids
-        assert ours.passes == alone.passes
-        assert ours.revealed_by == alone.revealed_by
-        assert ours.finish_reason == alone.finish_reason
-        assert ours.entropy == pytest.approx(alone.entropy, abs=1e-3)
 
 
 @pytest.mark.in_turn

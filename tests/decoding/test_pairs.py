@@ -153,7 +153,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: PreTrain
 
 
 def asked(features: frozenset[str], tokenizer: PreTrainedTokenizerBase) -> DecodingSettings:
-    settings = DecodingSettings(block_size=8, max_new_tokens=64, sampler=EntropyBounded(4.0), draft_lookup=0)
+    settings = DecodingSettings(block_size=8, max_new_tokens=40, sampler=EntropyBounded(4.0), draft_lookup=0)
     if "structure" in features:
         settings = replace(settings, structure=TOOL)
     if "tools" in features:
@@ -212,7 +212,7 @@ def with_draft_text(model: LanguageModel, features: frozenset[str]) -> Iterator[
 
 def marked(pair: tuple[str, str]) -> Any:
     """A pair; nightly, those of what is compiled with what a model or a request asks for, which take seconds each."""
-    slow = pair[0] == "compiled" and pair[1] not in ("adapter", "copies", "structure", "draft text")
+    slow = pair[0] == "compiled" and pair[1] not in ("adapter", "structure")
     return pytest.param(pair, id=" + ".join(pair), marks=pytest.mark.nightly if slow else [])
 
 

@@ -21,6 +21,8 @@ SOME = EntropyBounded(4.0)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"method": "ar"}, "method must be one of sbd, exact, ntp, not 'ar'"),
+        ({"block_size": 0}, "block_size must be at least 1, not 0"),
         ({"block_size": 2.5}, "block_size must be a whole number, not 2.5"),
         ({"draft_lookup": -1}, "draft_lookup must be at least 0, not -1"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
@@ -32,6 +34,8 @@ SOME = EntropyBounded(4.0)
             "min_new_tokens must be at most max_new_tokens, 5, not 6",
         ),
         ({"temperature": -0.1}, "temperature must be a finite number of at least 0, not -0.1"),
+        ({"temperature": math.nan}, "temperature must be a finite number of at least 0, not nan"),
+        ({"temperature": math.inf}, "temperature must be a finite number of at least 0, not inf"),
         ({"temperature": "hot"}, "temperature must be a number, not 'hot'"),
         ({"top_k": -1}, "top_k must be at least 1, or 0 for all, not -1"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, not 0.0"),

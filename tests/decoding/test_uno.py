@@ -55,7 +55,7 @@ def model(
 
 
 def settings_of(method: Any, **others: Any) -> DecodingSettings:
-    return DecodingSettings(method=method, max_new_tokens=40, **({"block_size": 6} | others))
+    return DecodingSettings(method=method, **({"max_new_tokens": 40, "block_size": 6} | others))
 
 
 @pytest.mark.in_turn
@@ -63,7 +63,7 @@ def settings_of(method: Any, **others: Any) -> DecodingSettings:
 def test_exact_text_is_plain_decodings_alone_and_in_batches_and_in_the_engine(
     model: SBDModel, prompts: list[list[int]], temperature: float
 ) -> None:
-    of = {"temperature": temperature, "seed": 5}
+    of = {"temperature": temperature, "seed": 5, "max_new_tokens": 24}
     plain = [each.token_ids for each in generate_batch(model, prompts, settings=settings_of("ntp", **of))]
     for drafts in ("fixed", "adaptive"):
         exact = settings_of("exact", drafts=drafts, **of)
@@ -74,7 +74,7 @@ def test_exact_text_is_plain_decodings_alone_and_in_batches_and_in_the_engine(
         if drafts == "fixed":
             assert [each.num_forwards for each in together] == [each.num_forwards for each in alone]
             requests = [Request(str(n), prompt, exact) for n, prompt in enumerate(prompts)]
-            limits = EngineLimits(kv_tokens=128, page_tokens=4, max_num_seqs=3)
+            limits = EngineLimits(kv_tokens=112, page_tokens=4, max_num_seqs=3)
             check_that_rows_come_and_go_as_alone(model, requests, limits)
 
 

@@ -9,6 +9,7 @@ import json
 import pytest
 from torch import nn
 
+from families import FAMILIES
 from family_sweep.cases import REFUSED, REPRESENTATIVE, SLOW, cases
 from family_sweep.runs import run_case
 from family_sweep.table import PAGE, RESULTS, summary, write_results
@@ -16,7 +17,11 @@ from setblock.model.attention.attention import AttentionPlan, plan_of
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=pytest.mark.nightly if each in SLOW else []) for each in REPRESENTATIVE]
+    "name",
+    [
+        pytest.param(each, marks=pytest.mark.nightly if each in (*SLOW, *FAMILIES) else [])  # other tests have FAMILIES
+        for each in REPRESENTATIVE
+    ],
 )
 def test_right_or_refused(name: str) -> None:
     outcome = run_case(name, every_path=False)

@@ -13,7 +13,7 @@ REPRESENTATIVE = (
 )  # fmt: skip
 """The cases that are in `make test`, but for those of `SLOW`."""
 
-SLOW = ("qwen2_vl", "gemma4_text", "gemma3")
+SLOW = ("qwen2_vl", "gemma4_text", "gemma3", "deepseek_v3")
 """Cases that take five seconds or more."""
 
 REFUSED = ("electra (encoder)", "bart (more decoder layers)", "doge (window of 16)")

@@ -272,6 +272,7 @@ class TestCommand:
         assert "word_problems_gsm8k" in json.loads(written.read_text())["results"]
 
 
+@pytest.mark.nightly  # the harness takes long to start
 def test_a_mistake_in_the_command_is_one_line(tmp_path, monkeypatch, capsys):
     task = write_tasks(tmp_path, problems=1) / "0.yaml"
     words = ["run", "--model", "setblock", "--model_args", "gamma=-1", "--tasks", str(task)]

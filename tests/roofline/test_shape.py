@@ -54,7 +54,7 @@ def test_one_token_goes_through_its_own_experts_only():
 
 def test_windows_are_those_of_the_layers():
     shape = shape_of(made("gemma3_text")[0])
-    assert {layer.window: layer.count for layer in shape.layers} == {12: 2, None: 1}
+    assert {layer.window: layer.count for layer in shape.layers} == {12: 1, None: 1}
     assert [layer.window for layer in shape_of(made("mistral")[0]).layers] == [12]
     assert [layer.window for layer in shape_of(made("qwen2", sliding_window=12)[0]).layers] == [None]  # switched off
 

@@ -4,7 +4,6 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-import torch
 
 from setblock import DecodingSettings
 from setblock.engine.engine import Engine
@@ -118,22 +117,3 @@ def test_stopping_tells_those_who_wait(engine):
                 await waiting
 
     asyncio.run(main())
-
-
-def test_answers_do_not_depend_on_company(engine, served_model):
-    from setblock import generate_batch
-
-    wanted = [request(str(seed), method="sbd", temperature=1.0, seed=seed, max_new_tokens=20) for seed in range(4)]
-
-    async def main():
-        async with working(engine) as worker:
-            together = await asyncio.gather(*[worker.submit([each]) for each in wanted])
-            return [(await finished(answers))[0].token_ids for answers in together]
-
-    with torch.inference_mode():
-        text = served_model.tokenizer.decode(PROMPT)
-        prompt = served_model.tokenizer(text).input_ids
-    if prompt != PROMPT:
-        pytest.skip("the tokens of the prompt don't survive their text")
-    expected = generate_batch(served_model, [text] * 4, settings=[each.settings for each in wanted], raw=True)
-    assert asyncio.run(main()) == [each.token_ids for each in expected]

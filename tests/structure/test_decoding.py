@@ -90,7 +90,7 @@ def test_the_engine_gives_what_a_request_gives_alone(method: str, shifted: SBDMo
     """Grammars come and go with their rows, which lose their cache on the way."""
     asked = of_kinds(method)[:14]
     wanted = [Request(str(place), prompts[place % 3], each) for place, each in enumerate(asked)]
-    limits = EngineLimits(max_num_seqs=5, kv_tokens=240, page_tokens=8, max_num_batched_tokens=40)
+    limits = EngineLimits(max_num_seqs=5, kv_tokens=160, page_tokens=8, max_num_batched_tokens=40)
     check_that_rows_come_and_go_as_alone(shifted, wanted, limits)
 
 

@@ -63,8 +63,9 @@ def test_no_held_out_wording_is_a_near_copy_of_one_of_training(kind):
     words = {wording.name: re.findall(r"\w+|[^\w\s\[\]]", wording.text) for wording in kind.wordings}
     held_out, trained = ([w for w in kind.wordings if (w.split == "train") is own] for own in (False, True))
     for one, other in itertools.product(held_out, trained):
-        alike = SequenceMatcher(None, words[one.name], words[other.name], autojunk=False).ratio()
-        assert alike < 0.6, f"{one.name} is {alike:.0%} {other.name}"
+        alike = SequenceMatcher(None, words[one.name], words[other.name], autojunk=False)
+        # Quick bounds of the ratio first
+        assert any(bound() < 0.6 for bound in (alike.real_quick_ratio, alike.quick_ratio, alike.ratio)), (one, other)
 
 
 def test_other_kinds_are_as_a_whole_of_one_split_and_no_key_has_two_meanings():
@@ -110,12 +111,12 @@ def test_messages_are_the_same_for_a_seed_and_differ_otherwise():
 
 @pytest.mark.parametrize("kind", ALL_KINDS, ids=lambda kind: kind.name)
 def test_wordings_name_fields_that_are_there_and_leave_no_marks(kind):
-    for wording in kind.wordings:
+    for number, wording in enumerate(kind.wordings):
         for slot in _SLOT.finditer(wording.text):
             assert {slot[1], slot[2] or slot[1]} <= kind.fields.keys(), wording.name
         assert wording.unclear <= kind.fields.keys()
         assert wording.flags <= {"typos", "lower"}
-        for seed, locale in enumerate(locales()):
+        for seed, locale in list(enumerate(locales()))[number % 3 :: 3]:
             text = written(kind, wording, locale, seed)[1].text
             assert not set("{}¦\1\2") & set(text), text
             assert "None" not in text
@@ -191,7 +192,7 @@ def test_what_is_left_out_is_null_and_what_is_told_in_part_is_not_asked_for():
         frozenset({"name", "other"}),
     }
     assert all(each.partly == {"company"} for each in messages)
-    partly_told = [each for each in some("test", 3000, own_wordings=True) if each.wording == "invoice-9"]
+    partly_told = [each for each in some("test", 1500, own_wordings=True) if each.wording == "invoice-9"]
     assert partly_told
     assert all("vendor" not in each.wanted for each in partly_told)
 

@@ -142,22 +142,17 @@ def plain_logits(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Tensor:
         return model(torch.tensor([tokenizer(PROMPTS[0]).input_ids])).logits
 
 
-EACH_ONCE = pytest.mark.parametrize(
+ONE_PAIR = pytest.mark.parametrize(
     ("base", "only_noisy"),
-    [
-        ("llama", False),
-        ("gpt2", True),
-        pytest.param("llama", True, marks=pytest.mark.nightly),
-        pytest.param("gpt2", False, marks=pytest.mark.nightly),
-    ],
+    [("llama", True), *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in [("gpt2", True), ("llama", False)])],
     indirect=["base"],
 )
-"""Each kind of layer and of adapter once, for what depends on the two apart; nightly, all pairs."""
+"""A kind of layer and of adapter; nightly, the others."""
 
 ONE_BASE = pytest.mark.parametrize("base", ["llama", pytest.param("gpt2", marks=pytest.mark.nightly)], indirect=True)
 
 
-@EACH_ONCE
+@ONE_PAIR
 def test_an_adapter_trains_under_autocast(base: Path, tmp_path: Path, only_noisy: bool) -> None:
     """Half precision must reach every layer of PEFT's, that of the mask token's embedding among them."""
     folder = trained(base, tmp_path, training={"bf16": True}, only_noisy=only_noisy)
@@ -272,7 +267,7 @@ def test_a_model_with_such_an_adapter_is_told_from_its_base(noisy: Watched, tmp_
         SBDModel(alone, adapted.tokenizer, facts=adapted.facts)
 
 
-@EACH_ONCE
+@ONE_PAIR
 def test_an_interrupted_run_ends_in_the_adapter_of_one_that_was_not(
     base: Path, run: Runs, tmp_path: Path, only_noisy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

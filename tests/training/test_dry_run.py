@@ -36,7 +36,7 @@ SIZES: dict[str, dict[str, Any]] = {
 def recipe_of(folder: Path, size: str, **training: Any) -> Path:
     content = {
         "model": {"config": {"model_type": "llama", "max_position_embeddings": 512} | SIZES[size], "vocab_size": 300},
-        "data": {"source": "word-problems", "documents": 400, "row_length": 256},
+        "data": {"source": "word-problems", "documents": 40, "row_length": 256},
         "training": {
             "output_dir": str(folder / "out"),
             "block_sizes": [8],
@@ -96,7 +96,8 @@ def test_the_estimate_is_what_a_step_holds(tmp_path: Path, size: str, checkpoint
 
 def test_an_adapter_on_the_future_block_is_sharded_like_all_else(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(TEXTS, vocab_size=300)
-    tiny_model("llama", vocab_size=len(tokenizer), max_position_embeddings=512).save_pretrained(tmp_path / "model")
+    shape = {"num_hidden_layers": 3, "max_position_embeddings": 512}
+    tiny_model("llama", vocab_size=len(tokenizer), **shape).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     content = yaml.safe_load(recipe_of(tmp_path, "deep").read_text())
     content |= {"model": {"path": str(tmp_path / "model")}, "adapter": {"r": 8, "only_noisy": True}}

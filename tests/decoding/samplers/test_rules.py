@@ -25,7 +25,7 @@ AdaptiveConfidence, ConfidentPrefix, CreditDecoding, Dilated, DistancePenalty, _
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=100, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=5 * settings.default.max_examples // 2, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
 def test_is_the_rule_of_its_definition(name: str, data: st.DataObject) -> None:
     """In every pass, with what it remembers."""

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from setblock.cli.answering.generate import GenerateOptions
-from setblock.cli.options import decoding_options
 from setblock.decoding.samplers import EntropyBounded, Factor
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.setting import Setting
@@ -75,10 +73,6 @@ def test_a_value_outside_the_range_is_refused_by_name(row: Setting) -> None:
     for value in wrong:
         with pytest.raises(ParameterError, match=f"^{row.name} must be .*, not "):
             DecodingSettings(**{row.name: value})
-
-
-def test_the_command_line_has_an_option_for_each() -> None:
-    assert {row.name for row in decoding_options.OFFERED.values()} <= {each.name for each in fields(GenerateOptions)}  # type: ignore[arg-type]
 
 
 @rows_of(limits)

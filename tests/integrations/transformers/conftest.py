@@ -29,7 +29,7 @@ def _own_modules_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(scope="module")
 def folder(trained_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoint")
-    tiny_sbd("llama", trained_tokenizer).save(path)
+    tiny_sbd("llama", trained_tokenizer, num_hidden_layers=3).save(path)
     return path
 
 

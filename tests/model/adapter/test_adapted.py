@@ -36,6 +36,12 @@ def checkpoint(tmp_path, tokenizer):
     return saved(tmp_path, tokenizer)
 
 
+@pytest.fixture
+def of_one_layer(tmp_path, tokenizer):
+    """To be compiled, which takes long for each layer."""
+    return saved(tmp_path, tokenizer, num_hidden_layers=1)[0]
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2", "phi3"])
 def test_computes_what_peft_does(tmp_path, tokenizer, family):
     folder, by_peft = saved(tmp_path, tokenizer, family)
@@ -166,10 +172,10 @@ def answers(sbd, prompts, *, k=8):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_prepacked_and_compiled_it_decodes_the_same(checkpoint, prompts, compiled):
-    expected = answers(load(checkpoint[0]), prompts)
+def test_prepacked_and_compiled_it_decodes_the_same(of_one_layer, prompts, compiled):
+    expected = answers(load(of_one_layer), prompts)
     assert expected[0][: len(prompts)] == expected[0][2 * len(prompts) :], "exact is not plain"
-    sbd = load(checkpoint[0])
+    sbd = load(of_one_layer)
     if is_supported(torch.float32):
         sbd.prepack()
         assert not [each for each in sbd.model.modules() if isinstance(each, Update) or type(each) is nn.Linear]
@@ -180,7 +186,7 @@ def test_prepacked_and_compiled_it_decodes_the_same(checkpoint, prompts, compile
     assert answers(sbd, prompts) == expected
 
 
-def test_a_pass_without_a_block_compiles_nothing_anew(checkpoint, prompts):
+def test_a_pass_without_a_block_compiles_nothing_anew(of_one_layer, prompts):
     """An answer may end with one, which the adapter has no part in."""
     graphs = []
 
@@ -189,7 +195,7 @@ def test_a_pass_without_a_block_compiles_nothing_anew(checkpoint, prompts):
             graphs.append(graph)
         return graph.forward
 
-    sbd = load(checkpoint[0])
+    sbd = load(of_one_layer)
     sbd.compile(backend=backend)
     for prompt in prompts[:2]:
         for tokens in range(3, 12, 2):
@@ -211,8 +217,8 @@ def test_exact_is_plain_to_the_bit_in_half_precision(tmp_path, tokenizer, prompt
         found = [
             [each.token_ids for each in generate_batch(sbd, prompts, settings=settings)]
             for settings in (
-                DecodingSettings(method="ntp", max_new_tokens=60),
-                DecodingSettings(method="exact", block_size=8, max_new_tokens=60),
+                DecodingSettings(method="ntp", max_new_tokens=40),
+                DecodingSettings(method="exact", block_size=8, max_new_tokens=40),
             )
         ]
         assert found[0] == found[1]

@@ -64,7 +64,7 @@ def test_an_exported_adapter_comes_back_equal_through_peft(folder: Path) -> None
     assert found.keys() == ours.keys()
     assert all(torch.equal(found[name].float(), weight.bfloat16().float()) for name, weight in ours.items())
     layers = [each for each in wrapped.modules() if isinstance(each, peft.tuners.lora.LoraLayer)]
-    assert len(layers) == 7 * 3
+    assert len(layers) == 7 * sbd.model.config.num_hidden_layers
     assert {each.scaling["default"] for each in layers} == {16.0}
     with pytest.raises(SetBlockError, match="exists already"):
         write_adapter(folder / "model" / ADAPTER_FOLDER, sbd.facts, folder / "uno")
@@ -197,6 +197,7 @@ def settings_of(**others: Any) -> DecodingSettings:
     )
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("temperature", [0.0, 4.0])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_drafts_are_those_of_two_passes_and_a_right_block_saves_one(
@@ -207,10 +208,10 @@ def test_drafts_are_those_of_two_passes_and_a_right_block_saves_one(
     settings = settings_of(block_size=4, temperature=temperature, seed=seed)
     plain = DecodingSettings(method="ntp", max_new_tokens=40, temperature=temperature, seed=seed)
     expected = [answer.token_ids for answer in generate_batch(sbd, prompts, settings=plain)]
-    saved = 0
+    model, saved = by_peft(folder / "base", folder / "trained"), 0
     for prompt, tokens in zip(prompts, expected, strict=True):
         (answer,) = generate_batch(sbd, [prompt], settings=settings)
-        twin = TwoPasses(by_peft(folder / "base", folder / "trained"), settings, drops_last=True)
+        twin = TwoPasses(model, settings, drops_last=True)
         assert list(answer.token_ids) == list(tokens) == twin.answer(prompt, 40)
         assert answer.passes.decoding == twin.passes - twin.saved
         saved += twin.saved
@@ -218,12 +219,12 @@ def test_drafts_are_those_of_two_passes_and_a_right_block_saves_one(
 
 
 def test_passes_beside_unos_own(folder: Path, prompts: list[list[int]]) -> None:
-    """Fewer together, at each temperature and block size. One answer may take more: the draft behind a right block does not
+    """Fewer together, at any temperature and block size. One answer may take more: the draft behind a right block does not
     know the token that UNO's check says."""
     sbd = load(folder / "base", adapter=folder / "trained")
     sbd.end_of_text_ids = ()
     model, counts = by_peft(folder / "base", folder / "trained"), []
-    for temperature, block_size in itertools.product([2.0, 8.0], [2, 4, 6]):
+    for temperature, block_size in ((2.0, 2), (8.0, 4), (2.0, 6)):
         for seed, prompt in itertools.product(range(2), prompts):
             settings = settings_of(block_size=block_size, temperature=temperature, seed=seed)
             (answer,) = generate_batch(sbd, [prompt], settings=settings)
