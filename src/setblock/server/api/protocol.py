@@ -7,7 +7,7 @@ not is refused by name, never ignored.
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, create_model, model_validator
 
@@ -259,17 +259,3 @@ class CompletionBody(DecodingBody):
     def num_logprobs(self) -> int | None:
         """See `ChatBody`."""
         return self.logprobs
-
-
-class TokenizeBody(Body):
-    """Hold the body of POST /tokenize."""
-
-    model: str | None = None
-    prompt: str | None = Field(default=None, description="A text, encoded without a chat template.")
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
-
-    @model_validator(mode="after")
-    def _either(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either prompt or messages, and not both")
-        return self

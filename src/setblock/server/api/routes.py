@@ -3,7 +3,6 @@ this package and nowhere else.
 """
 
 import time
-from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from fastapi.security import HTTPBearer
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
-from setblock.server.api.protocol import ChatBody, CompletionBody, DecodingBody, Message, TokenizeBody
+from setblock.server.api.protocol import ChatBody, CompletionBody, DecodingBody
 from setblock.server.api.shapes import ChatShape, CompletionShape, tokens_json, usage_of
 from setblock.server.api.streaming import EventStream, frames, wait_for_answers
 from setblock.server.api.tools import callable_tools, calls_grammar
@@ -62,7 +61,7 @@ async def chat(body: ChatBody, request: Request, serving: Served) -> Any:
         grammar = calls_grammar(form, tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
         described = [tool.model_dump(exclude_none=True) for tool in tools]
         shape = ChatShape(form)
-    prompt = await serving.codec.encode_chat(_plain(body.messages), tools=described)
+    prompt = await serving.codec.encode_chat([each.plain() for each in body.messages], tools=described)
     if serving.config.logs_text:
         _account(request).fields["messages"] = [message.model_dump() for message in body.messages]
     return await _answer(request, serving, body, [prompt], shape, grammar=grammar)
@@ -89,23 +88,6 @@ async def model(name: str, serving: Served) -> Any:
     """Describe the model of this id."""
     serving.check_model(name)
     return _card(serving)
-
-
-@api.post("/tokenize")
-async def tokenize(body: TokenizeBody, serving: Served) -> Any:
-    """Return the tokens of a prompt."""
-    serving.check_model(body.model)
-    if body.messages is not None:
-        ids = await serving.codec.encode_chat(_plain(body.messages))
-    else:
-        assert body.prompt is not None
-        ids = await serving.codec.encode_text(body.prompt)
-    return {
-        "count": len(ids),
-        "max_model_len": serving.context_length,
-        "tokens": ids,
-        "token_strs": [serving.codec.text(token_id) for token_id in ids],
-    }
 
 
 @operations.get("/health", responses={500: {"description": "The engine has failed."}})
@@ -160,10 +142,6 @@ async def _answer(
 def _account(request: Request) -> Account:
     account: Account = request.scope["account"]
     return account
-
-
-def _plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    return [message.plain() for message in messages]
 
 
 def _card(serving: Serving) -> dict[str, Any]:

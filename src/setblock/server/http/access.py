@@ -19,6 +19,7 @@ from setblock.server.http.errors import ApiError, bad_request, unavailable
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _LEAST_KEY = 8
+_API = "/v1/"  # what keys protect
 
 
 class Keys:
@@ -86,7 +87,7 @@ class Admission:
 
 
 class AccessControl:
-    """Refuse requests that may not come in, as ASGI middleware. Only what decodes or encodes takes a place."""
+    """Refuse requests that may not come in, as ASGI middleware. Only what decodes takes a place."""
 
     def __init__(self, app: ASGIApp, *, hosts: Collection[str], keys: Keys, admission: Admission) -> None:
         self._app, self._hosts, self._keys, self._admission = app, hosts, keys, admission
@@ -96,7 +97,7 @@ class AccessControl:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        takes_place = is_api(scope["path"]) and scope["method"] == "POST"
+        takes_place = scope["path"].startswith(_API) and scope["method"] == "POST"
         try:
             self._check(scope)
             if takes_place:
@@ -119,17 +120,12 @@ class AccessControl:
                 f"this server does not answer to the host name {shown(host)}: --allowed-host allows it",
                 code="invalid_host",
             )
-        if self._keys and is_api(scope["path"]):
+        if self._keys and scope["path"].startswith(_API):
             scheme, _, key = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not key.strip():
                 raise ApiError(401, "an API key is required: Authorization: Bearer KEY")
             if not self._keys.know(key.strip()):
                 raise ApiError(401, "the API key is not one of this server's")
-
-
-def is_api(path: str) -> bool:
-    """Return whether a path is part of what keys protect."""
-    return path.startswith("/v1/") or path == "/tokenize"
 
 
 _DISCARDED = 64  # times the limit: how much of a body that is too large is read, so that its sender gets to the answer
