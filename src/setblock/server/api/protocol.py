@@ -6,7 +6,7 @@ not is refused by name, never ignored.
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, create_model, model_validator
@@ -95,26 +95,19 @@ Stop = Annotated[
 ]
 
 
-def _number(told: str, low: float | None = None, high: float | None = None) -> Any:
-    """Return a field whose range is shown in the schema, and checked by `DecodingSettings`."""
-    bounds = {name: value for name, value in (("minimum", low), ("maximum", high)) if value is not None}
-
-    def with_bounds(schema: dict[str, Any]) -> None:
-        next(each for each in schema.get("anyOf", [schema]) if each.get("type") != "null").update(bounds)
-
-    extra: Callable[[dict[str, Any]], None] = with_bounds
-    return Field(default=None, description=told, json_schema_extra=extra)
+# Ranges are shown in the schema, and checked by `DecodingSettings`
+Limit = Annotated[int, Field(json_schema_extra={"minimum": 1})]
+Logprobs = Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": MAX_LOGPROBS})]
 
 
 def _field(row: Setting) -> tuple[Any, Any]:
     """Return the type of a setting in a body, and its field. What is null is as if it were not there."""
+    kind = Stop if row.name == "stop" else row.type
     if row.type in (int, float):
         high = MOST.get(row.name, row.range.high)
-        return row.type | None, _number(
-            row.help, row.range.low, None if high in (math.inf, sys.float_info.max) else high
-        )
-    kind = Stop if row.name == "stop" else row.type
-    if row.name in MOST_LISTED:
+        bounds = {"minimum": row.range.low} | ({} if high in (math.inf, sys.float_info.max) else {"maximum": high})
+        kind = Annotated[kind, Field(json_schema_extra=bounds)]
+    elif row.name in MOST_LISTED:
         kind = Annotated[kind, Field(max_length=MOST_LISTED[row.name])]
     return kind | None, Field(default=None, description=row.help)
 
@@ -159,10 +152,11 @@ class Message(Body):
 
 
 _fields: dict[str, Any] = {called: _field(row) for called, row in OFFERED.items()}
-_fields["max_tokens"] = int | None, _number(
+_most_tokens = (
     "Maximum number of tokens to generate, including the end of text. Default: as many as the model's context and the server's "
-    "cache have room for.", 1,
-)  # fmt: skip
+    "cache have room for."
+)
+_fields["max_tokens"] = Limit | None, Field(default=None, description=_most_tokens)
 _Settings: Any = create_model("_Settings", __base__=Body, **_fields)
 
 
@@ -210,7 +204,7 @@ class ChatBody(DecodingBody):
     prompt_name = "messages"
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: int | None = _number("The newer name of max_tokens.", 1)
+    max_completion_tokens: Limit | None = Field(default=None, description="The newer name of max_tokens.")
     logprobs: bool | None = Field(default=None, description="Report the log-probability of each token.")
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
         default=None, description="Functions that the answer may call."
@@ -222,7 +216,9 @@ class ChatBody(DecodingBody):
     parallel_tool_calls: bool | None = Field(
         default=None, description="Whether the answer may call several functions. Default: true."
     )
-    top_logprobs: int | None = _number("Also report this many of the most likely tokens in its place.", 0, MAX_LOGPROBS)
+    top_logprobs: Logprobs | None = Field(
+        default=None, description="Also report this many of the most likely tokens in its place."
+    )
 
     @property
     def limit(self) -> tuple[str, int | None]:
@@ -251,8 +247,9 @@ class CompletionBody(DecodingBody):
     prompt: Prompts = Field(
         description="One prompt or several: texts, continued without a chat template, or token ids."
     )
-    logprobs: int | None = _number(
-        "Report the log-probability of each token, and this many of its most likely alternatives.", 0, MAX_LOGPROBS
+    logprobs: Logprobs | None = Field(
+        default=None,
+        description="Report the log-probability of each token, and this many of its most likely alternatives.",
     )
 
     @property

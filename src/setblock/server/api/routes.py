@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from setblock.server.api.protocol import ChatBody, CompletionBody, DecodingBody
 from setblock.server.api.shapes import ChatShape, CompletionShape, tokens_json, usage_of
-from setblock.server.api.streaming import EventStream, frames, wait_for_answers
+from setblock.server.api.streaming import EventStream, frames, is_done
 from setblock.server.api.tools import callable_tools, calls_grammar
 from setblock.server.http.errors import unavailable
 from setblock.server.http.logs import Account
@@ -127,7 +127,7 @@ async def _answer(
     if body.stream:
         with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return EventStream(reply, frames(reply, shape, head, with_usage=with_usage, with_events=bool(body.events)))
-    if not await wait_for_answers(request.receive, reply):
+    if not await is_done(request.receive, reply, reply.finish()):
         return Response(status_code=499)
     choices = []
     for place, generation in enumerate(reply.done):
