@@ -13,7 +13,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, create_model, model
 
 from setblock.decoding.settings.setting import Setting
 from setblock.decoding.settings.table import MAX_LOGPROBS, MAX_STOP_STRINGS
-from setblock.server.api.tools import MAX_TOOLS, Body, Tool, ToolCall, ToolChoice
+from setblock.section import Section
+from setblock.server.api.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
 from setblock.server.http.errors import bad_request, unsupported
 from setblock.server.http.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHARACTERS, MOST, MOST_LISTED, OFFERED
 
@@ -112,14 +113,14 @@ def _field(row: Setting) -> tuple[Any, Any]:
     return kind | None, Field(default=None, description=row.help)
 
 
-class StreamOptions(Body):
+class StreamOptions(Section):
     """Choose how an answer is streamed."""
 
     include_usage: bool | None = Field(default=None, description="Send the usage in a separate chunk, the last one.")
     include_obfuscation: bool | None = Field(default=None, description="Changes nothing: chunks are not padded.")
 
 
-class Message(Body):
+class Message(Section):
     """Hold a message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -157,7 +158,7 @@ _most_tokens = (
     "cache have room for."
 )
 _fields["max_tokens"] = Limit | None, Field(default=None, description=_most_tokens)
-_Settings: Any = create_model("_Settings", __base__=Body, **_fields)
+_Settings: Any = create_model("_Settings", __base__=Section, **_fields)
 
 
 class DecodingBody(_Settings):

@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from setblock.errors import fault_of
+from setblock.section import UNKNOWN_KEY
 
-UNKNOWN = "unknown_parameter"
 _LATER = {"Retry-After": "1"}  # passes take milliseconds; a place is free soon, or the queue is far too long
 # OpenAI's `type`, its `code` where nothing else is said, and headers to send along.
 _OF_STATUS: dict[int, tuple[str, str | None, Mapping[str, str]]] = {
@@ -90,7 +90,8 @@ def from_validation(errors: Iterable[Mapping[str, Any]]) -> ApiError:
         return bad_request(f"{param or 'a JSON body'} is required", param=param, code="missing_required_parameter")
     if isinstance(error.get("input"), bytes):  # FastAPI has not read it
         return bad_request("the body must be JSON: send the header Content-Type: application/json", code="invalid_json")
-    if kind == UNKNOWN:
-        param = ".".join([*place, error["ctx"]["name"]])
-        return bad_request(f"unknown parameter: {param!r}{error['ctx']['near']}", param=param, code=UNKNOWN)
+    if kind == UNKNOWN_KEY:
+        param = ".".join([*place, error["ctx"]["key"]])
+        told = f"unknown parameter: {param!r}{error['ctx']['near']}"
+        return bad_request(told, param=param, code="unknown_parameter")
     return bad_request(fault_of(param or "the body", error), param=param)
