@@ -216,7 +216,7 @@ def test_host_names_are_compared_without_case_and_port(host, is_known):
         pass
 
     hosts = host_patterns(("ME.example", "*.Example.com"))
-    control = AccessControl(app, hosts=hosts, keys=Keys([]), admission=Admission(1))
+    control = AccessControl(app, hosts=hosts, keys=Keys([]), admission=Admission(1), limits=ServerLimits())
     scope = {"type": "http", "method": "GET", "path": "/health", "headers": [(b"host", host.encode())]}
     asyncio.run(control(scope, None, send))
     assert bool(reached) is is_known

@@ -20,7 +20,7 @@ from setblock.engine.engine import Engine
 from setblock.model.protocol.runtime import LanguageModel
 from setblock.server.api.routes import api, operations, page
 from setblock.server.codec import Codec
-from setblock.server.http.access import AccessControl, Admission, BoundedBody, host_patterns
+from setblock.server.http.access import AccessControl, Admission, host_patterns
 from setblock.server.http.errors import ApiError, from_validation
 from setblock.server.http.logs import Account, RequestLog
 from setblock.server.http.metrics import Metrics
@@ -61,8 +61,8 @@ def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callab
     for kind in (RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _response_to)
     # From the inside out.
-    app.add_middleware(BoundedBody, max_bytes=config.limits.max_body_bytes, seconds=config.limits.body_seconds)
-    app.add_middleware(AccessControl, hosts=host_patterns(config.hosts), keys=config.keys, admission=serving.admission)
+    hosts, admission = host_patterns(config.hosts), serving.admission
+    app.add_middleware(AccessControl, hosts=hosts, keys=config.keys, admission=admission, limits=config.limits)
     app.add_middleware(RequestLog, on_done=partial(_count, serving.metrics))
     return app
 

@@ -16,30 +16,16 @@ from setblock.server.api.protocol import ChatBody, CompletionBody, DecodingBody
 from setblock.server.api.shapes import ChatShape, CompletionShape, tokens_json, usage_of
 from setblock.server.api.streaming import EventStream, frames, is_done
 from setblock.server.api.tools import callable_tools, calls_grammar
-from setblock.server.http.errors import unavailable
+from setblock.server.http.errors import DESCRIBED, unavailable
 from setblock.server.http.logs import Account
 from setblock.server.serving import Serving
 from setblock.structure.kinds import Structure
 
 # The check itself is the gate's, before a body is read; here it is named in the schema.
 _KEY = Depends(HTTPBearer(auto_error=False, description="An API key, where the server was given any."))
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": told}
-    for status, told in (
-        (400, "A parameter is wrong; `param` names it."),
-        (401, "No API key, or none of this server's."),
-        (404, "No such model."),
-        (408, "The body took too long to arrive."),
-        (413, "The body is too large."),
-        (429, "No room at the moment; see Retry-After."),
-        (500, "The model or the server failed."),
-        (503, "The server is shutting down."),
-        (504, "The answer took too long."),
-    )
-}
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 
-api = APIRouter(dependencies=[_KEY], responses=_ERRORS)
+api = APIRouter(dependencies=[_KEY], responses=DESCRIBED)
 operations = APIRouter()
 
 
