@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.corpus.corpus import CorpusRows, DocumentLimits
-from setblock.data.packing import IGNORE
+from setblock.data.corpus.corpus import DocumentLimits
+from setblock.data.packing import IGNORE, RowDataset
 from setblock.data.rows import rows_of
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.facts import read_facts
@@ -29,7 +29,7 @@ def inspected_row(
     # 1. The rows
     config, tokenizer = starting_tokenizer(recipe.model, recipe.data)
     facts, context_length = read_facts(config), context_length_of(config)
-    both = rows_of(
+    found = rows_of(
         recipe.data,
         tokenizer,
         DocumentLimits(
@@ -38,12 +38,11 @@ def inspected_row(
             mask_token_id=facts.mask_token_id if facts else None,
         ),
     )
-    rows = both.evaluation if evaluation else both.train
+    rows = found.get("evaluation" if evaluation else "train")
     if rows is None:
         raise SetBlockError("the recipe has no data to evaluate on: set data.evaluation or data.evaluation_fraction")
     if row >= len(rows):
         raise ParameterError(f"--row must be in 0..{len(rows) - 1}, not {row}")
-    assert isinstance(rows.rows, CorpusRows)
 
     # 2. As the first step doubles it
     mask_token_id = 1 + max(config.get_text_config().vocab_size, len(tokenizer))
@@ -51,7 +50,7 @@ def inspected_row(
         args, mask_token_id=mask_token_id, end_of_text_id=tokenizer.eos_token_id, context_length=context_length
     )
     block_size = drawn_block_size(args, step=0, max_steps=args.max_steps)
-    batch = collator.rows([rows[row]])
+    batch = collator.rows([RowDataset(rows)[row]])
     inputs = collator.inputs(batch, step=0, block_size=block_size)
     predicts = torch.full((inputs.input_ids.shape[1],), -1)
     for targets in (inputs.ntp, inputs.matp):
@@ -80,9 +79,9 @@ def inspected_row(
     shown = {
         "row": row,
         "block_size": None if args.objective == "ntp" else block_size,
-        "where": rows.rows.where(row),
+        "where": rows.where(row),
         "clean": clean,
         "noisy": None if args.objective == "ntp" else noisy,
-        "statistics": {**vars(rows.rows.census), "rows": len(rows), "padding": rows.rows.padding},
+        "statistics": {**vars(rows.census), "rows": len(rows), "padding": rows.padding},
     }
     return shown, tokenizer
