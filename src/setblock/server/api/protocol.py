@@ -106,7 +106,8 @@ def _field(row: Setting) -> tuple[Any, Any]:
     kind = Stop if row.name == "stop" else row.type
     if row.type in (int, float):
         high = MOST.get(row.name, row.range.high)
-        bounds = {"minimum": row.range.low} | ({} if high in (math.inf, sys.float_info.max) else {"maximum": high})
+        bounds: dict[str, Any] = {"minimum": row.range.low}
+        bounds |= {} if high in (math.inf, sys.float_info.max) else {"maximum": high}
         kind = Annotated[kind, Field(json_schema_extra=bounds)]
     elif row.name in MOST_LISTED:
         kind = Annotated[kind, Field(max_length=MOST_LISTED[row.name])]

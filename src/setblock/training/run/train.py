@@ -97,9 +97,9 @@ def train(
 
     # 3. Train
     data = {name: RowDataset(each) for name, each in rows.items()}
-    sets = {"train_dataset": data["train"], "eval_dataset": data.get("evaluation")}
-    trainer = SBDTrainer(sbd, args, adapter=recipe.adapter, peak=peak, **sets)
-    at_the_end = [_EvaluationAtTheEnd()] if "evaluation" in rows else []
+    given, held_out = data["train"], data.get("evaluation")
+    trainer = SBDTrainer(sbd, args, adapter=recipe.adapter, peak=peak, train_dataset=given, eval_dataset=held_out)
+    at_the_end = [] if held_out is None else [_EvaluationAtTheEnd()]
     more = [] if callbacks is None else callbacks(trainer, sbd)
     for callback in (MetricsFile(), *at_the_end, *more):
         trainer.add_callback(callback)
