@@ -41,8 +41,8 @@ def task_named(name: str) -> Task[Any]:
         own = path.resolve().parent.name if path.name == "__init__.py" else path.stem
         name = name or (next(iter(tasks)) if len(tasks) == 1 else own)
         if name not in tasks and not found[1]:
-            known = ", ".join(sorted(tasks))
-            raise ParameterError(f"task must be {path}:NAME, since the file has {len(tasks)} tasks: {known}")
+            told = f"since the file has {len(tasks)} tasks: {', '.join(sorted(tasks))}"
+            raise ParameterError(f"task must be {path}:NAME, {told}")
     if name not in tasks:
         known = sorted(tasks)
         raise ParameterError(f"there is no task {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
