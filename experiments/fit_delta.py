@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 
 from deltas.shipping import FORM, FORMS, rows_of_facts, ship_changes
 from deltas.trained import hold_changes
+from setblock.data.packing import RowDataset
 from setblock.heap import keep_freed_memory
 from setblock.model.loading.named import DELTA_FILE, resolved
 from setblock.training.recipe import load_recipe, parse_override
@@ -87,10 +88,15 @@ def main() -> None:
 
     output = Path(args.output_dir)
     output.mkdir(parents=True, exist_ok=True)
-    claim(output, recipe, documents=rows.fingerprint)
+    claim(output, recipe, documents=rows["train"].fingerprint)
     checkpoint = newest_checkpoint(output)
+    data = {name: RowDataset(each) for name, each in rows.items()}
     DeltaTrainer(
-        sbd, args, train_dataset=rows.train, eval_dataset=rows.evaluation, callbacks=[MetricsFile(), Writes()]
+        sbd,
+        args,
+        train_dataset=data["train"],
+        eval_dataset=data.get("evaluation"),
+        callbacks=[MetricsFile(), Writes()],
     ).train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     print(f"{sum(file.stat().st_size for file in options.to.iterdir()):,} bytes in {options.to}")
 

@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "own_text": CORE | {"model", "decoding"},
     "integrations": CORE | {"model", "decoding", "evaluation"},
     "assets": {"integrations"},  # the few lines that every checkpoint carries
-    "server": CORE | {"model", "decoding", "engine", "structure"},
+    "server": CORE | {"model", "decoding", "engine", "structure", "section"},
     "cli": CORE
     | {
         "structure",

@@ -119,11 +119,11 @@ def recipe_decoded(recipe: Path, gamma: float, options: argparse.Namespace) -> d
     has them."""
     section, args = load_recipe(recipe, overrides=dict(map(parse_override, options.set)))
     sbd = setblock.load(options.runs / args.output_dir, dtype=None if options.quick else torch.bfloat16)
-    rows = rows_of(section.data, sbd.tokenizer, DocumentLimits(context_length_of(sbd.model.config))).evaluation
+    rows = rows_of(section.data, sbd.tokenizer, DocumentLimits(context_length_of(sbd.model.config))).get("evaluation")
     if rows is None:
         raise ValueError(f"{recipe} holds out no documents to evaluate on")
     tokens, prompt = (8, 8) if options.quick else (128, 128)
-    texts = [rows[i]["input_ids"] for i in range(min(len(rows), 2 if options.quick else 16))]
+    texts = [rows[i].input_ids for i in range(min(len(rows), 2 if options.quick else 16))]
     prompts = [list(map(int, ids[:prompt])) for ids in texts]
     limit: dict[str, Any] = {"block_size": options.block_size, "max_new_tokens": tokens}
     contenders = [

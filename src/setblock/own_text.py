@@ -7,7 +7,6 @@ its base model; TiDAR, arXiv 2511.08923, and speculative drafters on regenerated
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,32 +22,14 @@ from setblock.files import whole_lines
 from setblock.model.sbd_model import SBDModel
 
 
-@dataclass(frozen=True)
-class Question:
-    """Hold what is to be answered again: a text to continue, or the messages before the last answer."""
-
-    prompt: Prompt
-
-    def answered(self, text: str) -> dict[str, Any]:
-        """Return the record of an answer, in the shape that it was asked in."""
-        if isinstance(self.prompt, str):
-            return {"prompt": self.prompt, "completion": text}
-        return {"messages": [*self.prompt, {"role": "assistant", "content": text}]}
-
-    def asks(self, record: dict[str, Any]) -> bool:
-        """Return whether a record holds an answer to this."""
-        asked = record.get("prompt") if isinstance(self.prompt, str) else record.get("messages", [])[:-1]
-        return bool(asked == self.prompt)
-
-
-def questions_of(section: DataSection) -> Iterator[Question]:
-    """Yield the questions of a recipe's data; of chats, the last answer is asked for, or the first where there is none.
-    Raise `SetBlockError` if the data can't be read, or has no answers to ask for."""
+def questions_of(section: DataSection) -> Iterator[Prompt]:
+    """Yield the questions of a recipe's data: texts to continue, or the messages before the last answer (all
+    where there is none). Raise `SetBlockError` if the data can't be read, or has no answers to ask for."""
     for source in section.sources:
         shape, records = shaped(source, records_of(source))
         for record in records:
             try:
-                yield Question(_prompt([value_of(record, column, shape) for column in shape.columns]))
+                yield _prompt([value_of(record, column, shape) for column in shape.columns])
             except SetBlockError as error:
                 raise SetBlockError(f"{record.where}: {error}") from error
 
@@ -67,9 +48,16 @@ def _prompt(values: list[Any]) -> Prompt:
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
+def answered(question: Prompt, text: str) -> dict[str, Any]:
+    """Return the record of an answer, in the shape that it was asked in."""
+    if isinstance(question, str):
+        return {"prompt": question, "completion": text}
+    return {"messages": [*question, {"role": "assistant", "content": text}]}
+
+
 def regenerate(
     model: SBDModel,
-    questions: Iterable[Question],
+    questions: Iterable[Prompt],
     path: Path,
     *,
     settings: DecodingSettings,
@@ -94,7 +82,7 @@ def regenerate(
         raise SetBlockError(f"{path} was not written by this command: give another --output") from error
     if asked:
         last = next(islice(questions, asked - 1, None), None)
-        if last is None or not last.asks(written[-1]):
+        if last is None or last != written[-1].get("prompt", written[-1].get("messages", [])[:-1]):
             raise SetBlockError(f"{path} holds answers to other questions: delete it, or give another --output")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,10 +90,10 @@ def regenerate(
             while batch := list(islice(questions, batch_size)):
                 each = [settings.of_sample(asked + number) for number in range(len(batch))]
                 # `raw`: a text is gone on with as it stands. Messages are written by the template all the same.
-                answers = generate_batch(model, [question.prompt for question in batch], settings=each, raw=True)
+                answers = generate_batch(model, batch, settings=each, raw=True)
                 for number, (question, answer) in enumerate(zip(batch, answers, strict=True), start=asked):
                     if answer.finish_reason == "stop":
-                        record = {"question": number, **question.answered(answer.text)}
+                        record = {"question": number, **answered(question, answer.text)}
                         file.write(json.dumps(record, ensure_ascii=False) + "\n")
                         kept += 1
                 file.flush()

@@ -17,7 +17,7 @@ import yaml
 from safetensors.torch import load_file
 
 from setblock.data.corpus.corpus import CorpusRows
-from setblock.data.packing import PADDING
+from setblock.data.packing import IGNORE, PADDING
 from setblock.masks import CLEAN
 from setblock.training.inputs.collator import SBDCollator
 from setblock.training.inspection import inspected_row
@@ -189,11 +189,11 @@ def test_what_is_shown_is_what_is_trained_on(run, recipe, monkeypatch):
     for rows, inputs in of_first_step:
         masked = []  # of all rows' noisy tokens, in order, however they are laid out
         for b, index in enumerate(rows["row_ids"].tolist()):
-            shown = inspected_row(checked, arguments, row=index)
-            clean = shown.inputs.input_ids[shown.inputs.block_ids == CLEAN]
-            assert torch.equal(clean, rows["input_ids"][b][: len(clean)])
-            assert shown.labels.tolist() == rows["labels"][b].tolist()
-            masked.append(shown.inputs.input_ids[shown.inputs.block_ids != CLEAN] == shown.mask_token_id)
+            shown, _ = inspected_row(checked, arguments, row=index)
+            clean, noisy = shown["clean"], shown["noisy"]
+            assert clean["input_ids"] == rows["input_ids"][b][: len(clean["input_ids"])].tolist()
+            assert clean["labels"] == [None if label == IGNORE else label for label in rows["labels"][b].tolist()]
+            masked.append(torch.tensor([token is None for token in noisy["input_ids"]]))
         theirs = inputs.input_ids[inputs.block_ids != CLEAN] == 1
         assert theirs.any()
         assert torch.equal(torch.cat(masked), theirs)

@@ -50,15 +50,15 @@ def test_a_mixture_is_evaluated_on_another_split_of_its_sources(tokenizer):
     rows = rows_of(section, tokenizer, DocumentLimits(512, vocabulary=300, mask_token_id=1))
 
     def texts(side):
-        return {tokenizer.decode(item["input_ids"], skip_special_tokens=True) for item in side}
+        return {tokenizer.decode(row.input_ids, skip_special_tokens=True) for row in side}
 
     def expected(name, split, seed, count):
         return {e.prompt + e.completion for e in itertools.islice(TASKS[name].examples(split, seed=seed), count)}
 
     sources = (("word-problems", 0), ("word-problems", 5))
-    for side, split, count in ((rows.train, "train", 12), (rows.evaluation, "validation", 4)):
+    for side, split, count in ((rows["train"], "train", 12), (rows["evaluation"], "validation", 4)):
         assert texts(side) == set().union(*(expected(name, split, seed, count) for name, seed in sources))
-    assert not texts(rows.train) & texts(rows.evaluation)
+    assert not texts(rows["train"]) & texts(rows["evaluation"])
     with pytest.raises(ValueError, match="needs its own source or split"):
         DataSection(mixture=[{"source": "word-problems", "documents": 2}], evaluation={"documents": 2})
 

@@ -11,10 +11,9 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus import corpus
-from setblock.data.corpus.corpus import DocumentLimits
+from setblock.data.corpus.corpus import CorpusRows, DocumentLimits
 from setblock.data.corpus.tokenised import tokenise
-from setblock.data.packing import RowDataset
-from setblock.data.rows import RecipeRows, rows_of
+from setblock.data.rows import rows_of
 from setblock.data.section import DataSection
 from setblock.errors import SetBlockError
 
@@ -53,20 +52,17 @@ def tokenised(section: DataSection, tokenizer: PreTrainedTokenizerBase, folder: 
     return section.model_copy(update={"tokenised": str(folder)})
 
 
-def assert_same(ours: RecipeRows, theirs: RecipeRows) -> None:
-    assert ours.fingerprint == theirs.fingerprint is not None
-    for found, expected in ((ours.train, theirs.train), (ours.evaluation, theirs.evaluation)):
-        if expected is None:
-            assert found is None
-            continue
-        assert isinstance(found, RowDataset)
-        assert isinstance(expected, RowDataset)
+def assert_same(ours: dict[str, CorpusRows], theirs: dict[str, CorpusRows]) -> None:
+    assert ours.keys() == theirs.keys() >= {"train"}
+    for part, expected in theirs.items():
+        found = ours[part]
+        assert found.fingerprint == expected.fingerprint
         assert len(found) == len(expected)
-        for a, b in zip(found.rows, expected.rows, strict=True):
+        for a, b in zip(found, expected, strict=True):
             for name, column in vars(b).items():
                 np.testing.assert_array_equal(getattr(a, name), column)
-        assert found.rows.census == expected.rows.census
-        assert found.rows.where(len(found) - 1) == expected.rows.where(len(found) - 1)
+        assert found.census == expected.census
+        assert found.where(len(found) - 1) == expected.where(len(found) - 1)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +110,7 @@ def test_what_does_not_fit_is_refused_in_one_line(
     assert "was made with data.row_length 64, not 32" in refusal(there.model_copy(update={"row_length": 32}))
     assert "was made with longest_document 64, not 40" in refusal(context_length=40)
     assert "token id " in refusal(vocabulary=100, mask_token_id=None)
-    used = int(rows_of(there, tokenizer, DocumentLimits(**LIMITS)).train[0]["input_ids"][0])
+    used = int(rows_of(there, tokenizer, DocumentLimits(**LIMITS))["train"][0].input_ids[0])
     assert "spells the mask token" in refusal(mask_token_id=used)
     template, tokenizer.chat_template = tokenizer.chat_template, "{{ messages }}"
     assert "was made by another tokenizer or chat template" in refusal()
@@ -141,7 +137,7 @@ def test_a_row_is_read_alone(
     """Nothing is packed again, and no array of rows is in memory: each is mapped from its file."""
     there = tokenised(section(), tokenizer, tmp_path / "out")
     monkeypatch.setattr(corpus, "fill", None)
-    rows = rows_of(there, tokenizer, DocumentLimits(**LIMITS)).train.rows
+    rows = rows_of(there, tokenizer, DocumentLimits(**LIMITS))["train"]
     assert all(isinstance(values, np.memmap) for values in (rows.starts, rows.order, rows.lengths))
 
 

@@ -14,10 +14,10 @@ from setblock.decoding.generate import generate
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.model.sbd_model import SBDModel
-from setblock.own_text import Question, questions_of, regenerate
+from setblock.own_text import answered, questions_of, regenerate
 
 SETTINGS = DecodingSettings(method="ntp", max_new_tokens=6, temperature=3.0, seed=5)
-QUESTIONS = [Question(f"Question {i}:") for i in range(12)]
+QUESTIONS = [f"Question {i}:" for i in range(12)]
 
 
 @pytest.fixture
@@ -39,11 +39,11 @@ def test_answers_are_what_each_question_gets_alone(model: SBDModel, tmp_path: Pa
     numbers = {record["question"] for record in found}
     for number, question in enumerate(QUESTIONS):
         settings = DecodingSettings(method="ntp", max_new_tokens=6, temperature=3.0, seed=5 + number)
-        alone = generate(model, question.prompt, settings=settings, raw=True)
+        alone = generate(model, question, settings=settings, raw=True)
         assert (number in numbers) == (alone.finish_reason == "stop")
         if number in numbers:
             (record,) = (each for each in found if each["question"] == number)
-            assert record == {"question": number, "prompt": question.prompt, "completion": alone.text}
+            assert record == {"question": number, "prompt": question, "completion": alone.text}
 
 
 def test_an_interrupted_file_is_gone_on_with(model: SBDModel, tmp_path: Path) -> None:
@@ -76,22 +76,20 @@ def test_questions_of_every_shape(tmp_path: Path) -> None:
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"messages": chat}) + "\n")
     (question,) = questions_of(DataSection(source=str(path)))
-    assert question.prompt == chat[:3]
-    record = question.answered("Eight.")
-    assert record == {"messages": [*chat[:3], {"role": "assistant", "content": "Eight."}]}
-    assert question.asks(record)
+    assert question == chat[:3]
+    assert answered(question, "Eight.") == {"messages": [*chat[:3], {"role": "assistant", "content": "Eight."}]}
 
     path.write_text(json.dumps({"messages": chat[:1]}) + "\n")
     (question,) = questions_of(DataSection(source=str(path)))
-    assert question.prompt == chat[:1], "a message that nobody has answered"
+    assert question == chat[:1], "a message that nobody has answered"
 
     path.write_text(json.dumps({"q": "1 + 1 =", "a": " 3"}) + "\n")
     (question,) = questions_of(DataSection(source=str(path), prompt_column="q", completion_column="a"))
-    assert question.answered(" 2") == {"prompt": "1 + 1 =", "completion": " 2"}
+    assert answered(question, " 2") == {"prompt": "1 + 1 =", "completion": " 2"}
 
     problems = list(questions_of(DataSection(source="word-problems", documents=2)))
     assert len(problems) == 2
-    assert all(str(problem.prompt).endswith("\nAnswer:") for problem in problems)
+    assert all(str(problem).endswith("\nAnswer:") for problem in problems)
 
     for content, said in (
         ({"text": "a"}, "a text has no prompt"),

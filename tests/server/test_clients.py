@@ -164,7 +164,7 @@ def test_keys(served_model):
                 else:
                     with pytest.raises(openai.AuthenticationError, match="not one of this server's"):
                         client.models.list()
-        assert live.client.get("/v1/models").status_code == live.client.post("/tokenize").status_code == 401
+        assert live.client.get("/v1/models").status_code == live.client.post("/v1/completions").status_code == 401
         assert live.client.get("/v1/models").headers["www-authenticate"] == "Bearer"
         for path in ("/health", "/ready", "/metrics", "/", "/page/main.js"):
             assert live.client.get(path).status_code == 200

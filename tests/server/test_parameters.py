@@ -220,18 +220,11 @@ def test_messages_come_back_as_they_were_given(live):
 
 
 def test_parts_of_a_message_are_one_text(live):
-    def tokens(content):
-        return live.post("/tokenize", messages=[{"role": "user", "content": content}]).json()["tokens"]
+    def told(content):
+        reply = live.post(CHAT, messages=[{"role": "user", "content": content}], max_tokens=8).json()
+        return reply["choices"], reply["usage"]["prompt_tokens"]
 
-    assert tokens("Tom has") == tokens([{"type": "text", "text": "Tom"}, {"type": "text", "text": " has"}])
-
-
-def test_tokenize(live):
-    found = live.post("/tokenize", prompt="Tom has 12 apples").json()
-    assert found["tokens"] == live.model.tokenizer("Tom has 12 apples").input_ids
-    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
-    assert "".join(found["token_strs"]) == "Tom has 12 apples"
-    assert error_of(live.post("/tokenize", prompt="a", messages=MESSAGES))["message"].endswith("and not both")
+    assert told("Tom has") == told([{"type": "text", "text": "Tom"}, {"type": "text", "text": " has"}])
 
 
 def test_infinite_gamma_is_a_word(live):

@@ -3,45 +3,26 @@
 Knows which stage follows which: records -> documents -> corpus -> rows. Knows nothing of noise or models.
 """
 
-from dataclasses import dataclass
-
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus.corpus import CorpusRows, DocumentLimits, cached, packed_rows
 from setblock.data.corpus.tokenised import tokenised_rows
-from setblock.data.packing import RowDataset
 from setblock.data.section import DataSection
 from setblock.data.texts.chat import read_template
 from setblock.data.texts.encoding import encoders_of
 from setblock.data.texts.records import records_of
 
 
-@dataclass(frozen=True)
-class RecipeRows:
-    """Hold the rows to train on and those to evaluate on, if there are any."""
-
-    train: RowDataset
-    evaluation: RowDataset | None = None
-
-    @property
-    def fingerprint(self) -> str:
-        """Return a hash of the documents to train on."""
-        assert isinstance(self.train.rows, CorpusRows)
-        return self.train.rows.fingerprint
-
-
-def rows_of(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> RecipeRows:
-    """Return the rows of a recipe's data section. Chats are written by the template of the model's tokenizer. Raise
-    `SetBlockError` if the data can't be read, or is not as the section and the limits say."""
+def rows_of(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> dict[str, CorpusRows]:
+    """Return the rows of a recipe's data section: `train`, and `evaluation` if there are any. The tokenizer's template writes
+    chats. Raise `SetBlockError` if the data can't be read, or is not as the section and the limits say."""
     if section.tokenised is not None:
-        rows = tokenised_rows(section, tokenizer, limits)
-    else:
-        sources = {
-            part: [cached(encoder, records_of(encoder.section), limits) for encoder in encoders_of(own, tokenizer)]
-            for part, own in section.parts.items()
-        }
-        rows = packed_rows(section, limits, sources, pad_token_id=tokenizer.eos_token_id)
-    return RecipeRows(**{name: RowDataset(each) for name, each in rows.items()})
+        return tokenised_rows(section, tokenizer, limits)
+    sources = {
+        part: [cached(encoder, records_of(encoder.section), limits) for encoder in encoders_of(own, tokenizer)]
+        for part, own in section.parts.items()
+    }
+    return packed_rows(section, limits, sources, pad_token_id=tokenizer.eos_token_id)
 
 
 def use_chat_template(section: DataSection, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -102,20 +102,14 @@ class DataSection(_Texts):
     @property
     def parts(self) -> "dict[str, DataSection]":
         """Return this section, `train`, and that of the texts to evaluate on, `evaluation`, if there are separate ones."""
-        own = self.evaluation_texts
-        return {"train": self} if own is None else {"train": self, "evaluation": own}
-
-    @property
-    def evaluation_texts(self) -> "DataSection | None":
-        """Return the section of the texts to evaluate on, if there are separate ones."""
         if self.evaluation is None:
-            return None
+            return {"train": self}
         given = {name: getattr(self.evaluation, name) for name in self.evaluation.model_fields_set}
         if self.mixture is not None and self.evaluation.source is None:
             others = tuple(source.model_copy(update={"documents": None} | given) for source in self.mixture)
-            return self.model_copy(update={"mixture": others, "evaluation": None})
+            return {"train": self, "evaluation": self.model_copy(update={"mixture": others, "evaluation": None})}
         alone: dict[str, None] = {"mixture": None, "evaluation": None}
         # Where evaluation names columns, none is inherited: they may name another shape.
         if any(name.endswith("_column") for name in given):
             alone |= {name: None for name in _Texts.model_fields if name.endswith("_column")}
-        return self.model_copy(update=alone | {"documents": None} | given)
+        return {"train": self, "evaluation": self.model_copy(update=alone | {"documents": None} | given)}

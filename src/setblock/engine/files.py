@@ -60,22 +60,17 @@ def _line(content: str, number: int, where: str) -> PromptLine:
     if not isinstance(name, str | int | None) or isinstance(name, bool):
         raise SetBlockError(f"{where}: id must be a text or a whole number, not {name!r}")
     if "messages" in found:
-        return PromptLine(where, number, name, chat_at(found["messages"], where))
+        from setblock.decoding.answer.text import messages_at
+
+        chat = messages_at(found["messages"], where)
+        if chat[-1]["role"] == "assistant":
+            raise SetBlockError(f"{where}: messages end in an assistant's message: the last one must be one to answer")
+        return PromptLine(where, number, name, chat)
     prompt = found["prompt"]
     is_ids = isinstance(prompt, list) and bool(prompt) and all(type(each) is int for each in prompt)
     if not is_ids and not (isinstance(prompt, str) and prompt.strip()):
         raise SetBlockError(f"{where}: prompt must be a text that is not empty, or token ids, not {prompt!r}")
     return PromptLine(where, number, name, prompt)
-
-
-def chat_at(found: Any, where: str) -> list[dict[str, Any]]:
-    """Return the messages of a chat that can be answered, or raise `SetBlockError`, which names the place."""
-    from setblock.decoding.answer.text import messages_at
-
-    chat = messages_at(found, where)
-    if chat[-1]["role"] == "assistant":
-        raise SetBlockError(f"{where}: messages end in an assistant's message: the last one must be one to answer")
-    return chat
 
 
 Key = tuple[int, int]

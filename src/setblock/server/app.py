@@ -2,9 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from importlib.metadata import version
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,7 +18,7 @@ from setblock.engine.engine import Engine
 from setblock.model.protocol.runtime import LanguageModel
 from setblock.server.api.routes import api, operations, page
 from setblock.server.codec import Codec
-from setblock.server.http.access import AccessControl, Admission, BoundedBody, host_patterns
+from setblock.server.http.access import AccessControl, Admission, host_patterns
 from setblock.server.http.errors import ApiError, from_validation
 from setblock.server.http.logs import Account, RequestLog
 from setblock.server.http.metrics import Metrics
@@ -34,7 +32,16 @@ def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callab
     worker = Worker(Engine(model, config.engine), on_failure=on_failure)
     serving = Serving(
         config,
-        facts=_facts(model) | {"method": config.default.method, "example": config.example, "notice": config.notice},
+        facts={
+            "methods": [each for each in METHODS if model.facts or each != "sbd"],
+            "samplers": {name: dict.fromkeys(parameters_of(name)) | defaults_of(name) for name in SAMPLERS},
+            "block_sizes": list(model.facts.block_sizes if model.facts else ()),
+            "gammas": list(EntropyPrefix.dial.values),
+            "context_length": model.context_length,
+            "method": config.default.method,
+            "example": config.example,
+            "notice": config.notice,
+        },
         context_length=model.context_length,
         worker=worker,
         codec=Codec(model.tokenizer),
@@ -50,6 +57,12 @@ def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callab
         await worker.stop()
         serving.codec.close()
 
+    def count(scope: Scope, status: int, account: Account) -> None:
+        found = scope.get("route")
+        route = found.path if isinstance(found, APIRoute) else "other"
+        serving.metrics.requests.labels(route, status).inc()
+        serving.metrics.request_seconds.labels(route).observe(account.seconds)
+
     app = FastAPI(
         title="setblock", version=version("setblock"), lifespan=lifespan, docs_url=None, redoc_url=None,
         description="OpenAI's API, decoded in blocks. Parameters and fields beyond OpenAI's are this server's own.",
@@ -61,28 +74,10 @@ def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callab
     for kind in (RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _response_to)
     # From the inside out.
-    app.add_middleware(BoundedBody, max_bytes=config.limits.max_body_bytes, seconds=config.limits.body_seconds)
-    app.add_middleware(AccessControl, hosts=host_patterns(config.hosts), keys=config.keys, admission=serving.admission)
-    app.add_middleware(RequestLog, on_done=partial(_count, serving.metrics))
+    hosts, admission = host_patterns(config.hosts), serving.admission
+    app.add_middleware(AccessControl, hosts=hosts, keys=config.keys, admission=admission, limits=config.limits)
+    app.add_middleware(RequestLog, on_done=count)
     return app
-
-
-def _facts(model: LanguageModel) -> dict[str, Any]:
-    trained = model.facts.block_sizes if model.facts else ()
-    return {
-        "methods": [each for each in METHODS if model.facts or each != "sbd"],
-        "samplers": {name: dict.fromkeys(parameters_of(name)) | defaults_of(name) for name in SAMPLERS},
-        "block_sizes": list(trained),
-        "gammas": list(EntropyPrefix.dial.values),
-        "context_length": model.context_length,
-    }
-
-
-def _count(metrics: Metrics, scope: Scope, status: int, account: Account) -> None:
-    found = scope.get("route")
-    route = found.path if isinstance(found, APIRoute) else "other"
-    metrics.requests.labels(route, status).inc()
-    metrics.request_seconds.labels(route).observe(account.seconds)
 
 
 async def _response_to(request: Request, error: Exception) -> Response:

@@ -69,9 +69,9 @@ class Serving:
     admission: Admission
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def check_model(self, name: str | None) -> None:
+    def check_model(self, name: str) -> None:
         """Refuse a model that is not this one."""
-        if name not in (None, self.config.name):
+        if name != self.config.name:
             message = f"model must be {self.config.name!r}, the one that is served here, not {name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 

@@ -65,7 +65,7 @@ class Worker:
         self._answers |= {each.id: answers for each in requests}
         self._inbox.put(answers)
         try:
-            await answers.taken()
+            await answers.next()  # until the engine has taken the requests
         except BaseException:
             answers.close()
             raise
@@ -140,16 +140,12 @@ class Answers:
         self._open = set(self._places)
         self._made: asyncio.Queue[Progress | Exception | None] = asyncio.Queue()
 
-    async def taken(self) -> None:
-        """Wait until the engine has taken the requests, or raise why it has not."""
-        await self._next()
-
     async def progress(self, deadline: float | None = None) -> AsyncIterator[tuple[int, Progress]]:
         """Yield each request's index among those that were submitted, and what a pass did for it, until all are finished,
         or raise `EngineStopped`, or `TimeoutError` at `deadline` by the event loop's time."""
         while self._open:
             async with asyncio.timeout_at(deadline):
-                made = await self._next()
+                made = await self.next()
             assert made is not None
             if made.generation is not None:
                 self._open.discard(made.id)
@@ -165,7 +161,8 @@ class Answers:
             self._worker.give_up(request_id)
         self._open.clear()
 
-    async def _next(self) -> Progress | None:
+    async def next(self) -> Progress | None:
+        """Wait for what is handed over next, and return or raise it."""
         made = await self._made.get()
         if isinstance(made, Exception):
             raise made

@@ -6,7 +6,7 @@ and what it makes of it is how its model was taught to call.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -148,73 +148,59 @@ class Piece:
     call: int = 0
 
 
-@dataclass
 class CallReader:
-    """Separate calls from text, as an answer comes."""
+    """Separate calls from text, as an answer comes.
 
-    form: CallForm
-    calls: int = 0
-    _state: Literal["text", "name", "arguments", "after"] = "text"
-    _held: str = ""
-    _depth: int = 0
-    _in_string: bool = False
-    _escaped: bool = False
+    Attributes:
+        calls: how many have begun.
+    """
+
+    def __init__(self, form: CallForm) -> None:
+        self.calls = 0
+        self._form, self._held, self._is_final = form, "", False
+        self._pieces = self._separated()
 
     def read(self, text: str, *, final: bool = False) -> list[Piece]:
         """Return the pieces that became certain. `final`: nothing more will come."""
-        self._held += text
-        found: list[Piece] = []
-        while (piece := self._next(final=final)) is not None:
-            if piece.text:
-                found.append(piece)
-        return found
+        self._held, self._is_final = self._held + text, final
+        return [piece for piece in iter(lambda: next(self._pieces), None) if piece.text]
 
-    def _next(self, *, final: bool) -> Piece | None:
-        form, held = self.form, self._held
-        if not held:
-            return None
-        if self._state == "text":
-            mark = form.seen(form.before)
-            place = held.find(mark)
-            if place >= 0:
-                self._state, self._held = "name", held[place + len(mark) :]
-                return self._text(held[:place])
-            kept = 0 if final else max((n for n in range(1, len(mark)) if held.endswith(mark[:n])), default=0)
-            if kept == len(held):
-                return None
-            self._held = held[len(held) - kept :]
-            return self._text(held[: len(held) - kept])
-        if self._state == "name":
-            name, mark, rest = held.partition(form.seen(form.between))
-            if not mark:
-                return None
-            self._state, self._held, self.calls = "arguments", rest, self.calls + 1
-            return Piece("name", name, self.calls - 1)
-        if self._state == "arguments":
-            end = self._end_of_arguments(held)
-            self._held = held[end:]
-            return Piece("arguments", held[:end], self.calls - 1)
-        mark = form.seen(form.after)
-        if len(held) < len(mark):
-            return None
-        self._state, self._held = "text", held.removeprefix(mark)
-        return Piece("text", "")
+    def _separated(self) -> Iterator[Piece | None]:
+        """Yield pieces, and None where more has to come first."""
+        before, between, after = map(self._form.seen, (self._form.before, self._form.between, self._form.after))
+        while True:
+            while (place := self._held.find(before)) < 0:
+                begun = (n for n in range(1, len(before)) if self._held.endswith(before[:n]))
+                yield self._text(len(self._held) - (0 if self._is_final else max(begun, default=0)))
+                yield None
+            yield self._text(place)
+            self._taken(len(before))
+            while between not in self._held:
+                yield None
+            self.calls += 1
+            yield Piece("name", self._taken(self._held.index(between)), self.calls - 1)
+            self._taken(len(between))
+            depth, in_string, is_escaped, is_over = 0, False, False, False
+            while not is_over:
+                end = 0
+                while end < len(self._held) and not is_over:
+                    each, end = self._held[end], end + 1
+                    if in_string:
+                        in_string, is_escaped = is_escaped or each != '"', each == "\\" and not is_escaped
+                    else:
+                        in_string, depth = each == '"', depth + (each in "{[") - (each in "}]")
+                        is_over = depth == 0 and not in_string
+                yield Piece("arguments", self._taken(end), self.calls - 1)
+                if not is_over:
+                    yield None
+            while len(self._held) < len(after):
+                yield None
+            self._held = self._held.removeprefix(after)
 
-    def _text(self, text: str) -> Piece:
+    def _text(self, length: int) -> Piece:
+        text = self._taken(length)
         return Piece("text", "" if self.calls and not text.strip() else text)  # what separates calls is none
 
-    def _end_of_arguments(self, held: str) -> int:
-        for place, each in enumerate(held):
-            if self._in_string:
-                if self._escaped or each == "\\":
-                    self._escaped = not self._escaped
-                else:
-                    self._in_string = each != '"'
-            elif each == '"':
-                self._in_string = True
-            else:
-                self._depth += (each in "{[") - (each in "}]")
-                if self._depth == 0:
-                    self._state = "after"
-                    return place + 1
-        return len(held)
+    def _taken(self, length: int) -> str:
+        taken, self._held = self._held[:length], self._held[length:]
+        return taken

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from setblock.errors import ParameterError, SetBlockError
-from setblock.structure.kinds import JsonSchema, Structure
+from setblock.structure.kinds import WRITTEN, Choice, Grammar, JsonObject, JsonSchema, Regex, Structure
 from setblock.structure.schema import parts
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Grammars:
         return self._kept(structure).deep_copy()
 
     def _compiled(self, structure: Structure) -> "LLMatcher":
-        made, fault = self._tried(structure.grammar())
+        made, fault = self._tried(_grammar_of(structure))
         if fault:
             name = structure.word
             if isinstance(structure, JsonSchema):
@@ -89,6 +89,26 @@ class Grammars:
             if found:
                 place, fault, inner = where, found, list(parts(part, where))
         return place, fault
+
+
+def _grammar_of(form: Structure) -> Any:
+    """Return a form in llguidance's notation, an item of its `grammars`."""
+    from llguidance import LLMatcher
+
+    match form:
+        case JsonSchema(text):
+            schema = json.loads(text)
+            if isinstance(schema, bool):
+                schema = {} if schema else {"enum": []}
+            return {"json_schema": {**schema, "x-guidance": {**WRITTEN, **schema.get("x-guidance", {})}}}
+        case JsonObject():
+            return {"json_schema": {"type": "object", "x-guidance": WRITTEN}}
+        case Regex(pattern):
+            return json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]
+        case Choice(texts):
+            return {"lark_grammar": f"start: {' | '.join(json.dumps(each, ensure_ascii=False) for each in texts)}"}
+        case Grammar(lark):
+            return {"lark_grammar": lark}
 
 
 def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> "LLTokenizer":

@@ -28,23 +28,12 @@ class JsonSchema:
         """Raise `ParameterError` if it is no schema, or too large."""
         object.__setattr__(self, "schema", _schema_text(self.schema))
 
-    def grammar(self) -> Mapping[str, Any]:
-        """Return the grammar in llguidance's notation, an item of its `grammars`."""
-        schema = json.loads(self.schema)
-        if isinstance(schema, bool):
-            schema = {} if schema else {"enum": []}
-        return {"json_schema": {**schema, "x-guidance": {**WRITTEN, **schema.get("x-guidance", {})}}}
-
 
 @dataclass(frozen=True)
 class JsonObject:
     """Require any JSON object."""
 
     word: ClassVar[str] = "json_object"
-
-    def grammar(self) -> Mapping[str, Any]:
-        """Return the grammar in llguidance's notation, an item of its `grammars`."""
-        return {"json_schema": {"type": "object", "x-guidance": WRITTEN}}
 
 
 @dataclass(frozen=True)
@@ -57,13 +46,6 @@ class Regex:
     def __post_init__(self) -> None:
         """Raise `ParameterError` if it is no text, or too large."""
         _check_text("regex", self.pattern)
-
-    def grammar(self) -> Mapping[str, Any]:
-        """Return the grammar in llguidance's notation, an item of its `grammars`."""
-        from llguidance import LLMatcher
-
-        found: Mapping[str, Any] = json.loads(LLMatcher.grammar_from_regex(self.pattern))["grammars"][0]
-        return found
 
 
 @dataclass(frozen=True)
@@ -84,10 +66,6 @@ class Choice:
         object.__setattr__(self, "texts", tuple(self.texts))
         check_size("choice", "".join(self.texts))
 
-    def grammar(self) -> Mapping[str, Any]:
-        """Return the grammar in llguidance's notation, an item of its `grammars`."""
-        return {"lark_grammar": f"start: {' | '.join(json.dumps(each, ensure_ascii=False) for each in self.texts)}"}
-
 
 @dataclass(frozen=True)
 class Grammar:
@@ -99,10 +77,6 @@ class Grammar:
     def __post_init__(self) -> None:
         """Raise `ParameterError` if it is no text, or too large."""
         _check_text("grammar", self.lark)
-
-    def grammar(self) -> Mapping[str, Any]:
-        """Return the grammar in llguidance's notation, an item of its `grammars`."""
-        return {"lark_grammar": self.lark}
 
 
 Structure = JsonSchema | JsonObject | Regex | Choice | Grammar

@@ -138,7 +138,7 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
         )
     steps = args.max_steps
     if steps <= 0:
-        rows = len(rows_of(recipe.data, tokenizer, DocumentLimits(context)).train)
+        rows = len(rows_of(recipe.data, tokenizer, DocumentLimits(context))["train"])
         steps = math.ceil(rows * args.num_train_epochs / a_step)
     operations = float(cost.of(inputs)) * (a_step // batch) * steps
     weight_bytes = 2 if recipe.adapter is not None else 4

@@ -177,7 +177,7 @@ def _first_problem(error: ValidationError) -> str:
     where = ".".join(map(str, problem["loc"]))
     if problem["type"] == UNKNOWN_KEY:
         whole = ".".join(filter(None, (where, problem["ctx"]["key"])))
-        return f"unknown key {whole!r}{problem['ctx']['hint']}"
+        return f"unknown key {whole!r}{problem['ctx']['near'] or '; there are ' + problem['ctx']['known']}"
     if problem["type"] == "missing":
         return f"missing key {where!r}"
     return fault_of(where or "top level", problem)

@@ -150,7 +150,8 @@ def print_prediction(console: Console, prediction: Prediction, found: dict[str, 
         for batch, row in table.items():
             grid.add_row(str(batch), *(f"{value:.3f}" for value in row.values()))
         console.print(grid)
-    ends = "; ".join(f"NFE {nfe}x: {_batch(batch)}" for nfe, batch in found["last_paying_batch"].items())
+    last = {nfe: "no end" if batch is None else batch or "none" for nfe, batch in found["last_paying_batch"].items()}
+    ends = "; ".join(f"NFE {nfe}x: {batch}" for nfe, batch in last.items())
     memory = "" if (fits := found["batch_in_memory"]) is None else f" (in memory: {fits})"
     _line(console, f"largest batch that gains at k={block_size}, {cached}: {ends}{memory}")
     console.print(Text(f"Predictions of a roofline, not measurements. Left out: {'; '.join(LEFT_OUT)}.", style="dim"))
@@ -189,7 +190,3 @@ def _line(console: Console, text: str) -> None:
 
 def _millions(count: int) -> str:
     return f"{count / 1e9:.2f} billion" if count >= 1e9 else f"{count / 1e6:.1f} million"
-
-
-def _batch(batch: int | None) -> str:
-    return "no end" if batch is None else str(batch) if batch else "none"

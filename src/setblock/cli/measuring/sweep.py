@@ -42,16 +42,16 @@ def sweep(
     Plain decoding (ntp) runs once, and every setting is compared with it. Passes include commits and no prefills. Intervals
     are Wilson's, at 95%. `setblock calibrate --results` reads the file that --output writes.
     """
-    if results_file is None:
-        model.check()
-    from setblock.evaluation.sweeps.grid import points_of
-    from setblock.evaluation.sweeps.result_file import read_results
-
-    if results_file is not None and output is not None:
-        raise ParameterError("--results decodes nothing, so there is nothing for --output")
     if results_file is not None:
+        from setblock.evaluation.sweeps.result_file import read_results
+
+        if output is not None:
+            raise ParameterError("--results decodes nothing, so there is nothing for --output")
         results = read_results(results_file)
     else:
+        model.check()
+        from setblock.evaluation.sweeps.grid import points_of
+
         chosen, split, limit = task.chosen()
         grids = grid.grids()
         loaded = load_model(model, blocks=True)

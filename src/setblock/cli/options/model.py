@@ -217,16 +217,14 @@ class RuntimeOptions(ModelOptions):
             raise ParameterError(
                 f"--runtime-option {name} is not known{did_you_mean(name, OF_LLAMA)}; there are {', '.join(OF_LLAMA)}"
             )
-        return LlamaOptions(**{name: _value(name, text) for name, text in given.items()})
-
-
-def _value(name: str, text: str) -> Any:
-    if OF_LLAMA[name] not in (int, int | None):
-        return text
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ParameterError(f"--runtime-option {name} must be a whole number, not {text!r}") from error
+        values: dict[str, Any] = dict(given)
+        for name, text in given.items():
+            if OF_LLAMA[name] in (int, int | None):
+                try:
+                    values[name] = int(text)
+                except ValueError as error:
+                    raise ParameterError(f"--runtime-option {name} must be a whole number, not {text!r}") from error
+        return LlamaOptions(**values)
 
 
 def _refuse(names: list[str], runtime: str) -> None:

@@ -11,14 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from setblock.cli.messages import (
-    counted,
-    figures_table,
-    print_json,
-    progress,
-    resumable,
-    stdout_console,
-)
+from setblock.cli.messages import counted, figures_table, print_json, progress, resumable, stdout_console
 from setblock.cli.options.decoding_options import DecodingOptions
 from setblock.cli.options.groups import JSON, option, option_group
 from setblock.cli.options.model import ModelOptions, load_model
@@ -28,8 +21,6 @@ from setblock.errors import ParameterError, SetBlockError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from setblock.training.inspection import InspectedRow
 
 
 @option_group()
@@ -56,11 +47,11 @@ def inspect(
     from setblock.training.inspection import inspected_row
 
     checked, arguments = recipe.load()
-    inspected = inspected_row(checked, arguments, row=row, evaluation=evaluation)
+    shown, tokenizer = inspected_row(checked, arguments, row=row, evaluation=evaluation)
     if as_json:
-        print_json(row_json(inspected))
+        print_json(shown)
     else:
-        print_row(stdout_console(), inspected, limit=tokens or None)
+        print_row(stdout_console(), shown, tokenizer, limit=tokens or None)
 
 
 def tokenise(
@@ -111,7 +102,8 @@ def regenerate(
     from setblock.own_text import questions_of
     from setblock.own_text import regenerate as run
 
-    _check_records(output)
+    if not output.name.endswith(".jsonl"):
+        raise ParameterError(f"--output must end in .jsonl, not {output.name!r}")
     checked, _ = recipe.load()
     path = checked.model.path if model.path is None else model.path
     if path is None:
@@ -138,49 +130,22 @@ _MASK = Text("<mask>", style="yellow")
 _PADDING = Text("padding", style="dim")
 
 
-def row_json(row: "InspectedRow") -> dict[str, Any]:
-    """Return all of it; null means no label, nothing to predict, and the mask token."""
-    length, inputs = len(row.labels), row.inputs
-    columns: dict[str, Any] = {
-        "input_ids": inputs.input_ids[0],
-        "document_ids": inputs.document_ids[0],
-        "position_ids": inputs.position_ids[0],
-        "predicts": row.predicts,
-    }
-    of_blocks = {"block_starts": inputs.limits[0], "block_ids": inputs.block_ids[0]}
-    clean: dict[str, Any] = {name: column[:length].tolist() for name, column in columns.items()} | {
-        "labels": row.labels.tolist()
-    }
-    noisy = {name: column[length:].tolist() for name, column in (columns | of_blocks).items()}
-    for half in (clean, noisy):
-        half["predicts"] = [None if token < 0 else token for token in half["predicts"]]
-    clean["labels"] = [None if label < 0 else label for label in clean["labels"]]
-    noisy["input_ids"] = [None if token == row.mask_token_id else token for token in noisy["input_ids"]]
-    return {
-        "row": row.index,
-        "block_size": row.block_size,
-        "where": row.where,
-        "clean": clean,
-        "noisy": None if row.block_size is None else noisy,
-        "statistics": row.statistics,
-    }
-
-
-def print_row(console: Console, row: "InspectedRow", *, limit: int | None) -> None:
+def print_row(
+    console: Console, row: dict[str, Any], tokenizer: "PreTrainedTokenizerBase", *, limit: int | None
+) -> None:
     """Print the statistics of all rows, and one row: its clean half and its noisy half, a line for each token, of each half
     `limit` at most."""
-    found = row_json(row)
-    halves = [found["clean"]] if found["noisy"] is None else [found["clean"], found["noisy"]]
+    halves = [row["clean"]] if row["noisy"] is None else [row["clean"], row["noisy"]]
     lengths = [len(half["input_ids"]) for half in halves]
-    console.print(_statistics(row.statistics))
-    title = f"row {row.index}: {lengths[0]} clean tokens"
-    if row.block_size is not None:
-        title += f", {lengths[1]} noisy ones in blocks of {row.block_size}"
+    console.print(_statistics(row["statistics"]))
+    title = f"row {row['row']}: {lengths[0]} clean tokens"
+    if row["noisy"] is not None:
+        title += f", {lengths[1]} noisy ones in blocks of {row['block_size']}"
     console.print(Text(title, style="bold"))
-    for number, where in enumerate(row.where):
+    for number, where in enumerate(row["where"]):
         console.print(Text(f"  document {number}: {where}", style="dim"), soft_wrap=True)
     for half, length in zip(halves, lengths, strict=True):
-        console.print(_table(half, row.tokenizer, range(length)[:limit]))
+        console.print(_table(half, tokenizer, range(length)[:limit]))
         if limit is not None and length > limit:
             console.print(Text(f"… and {length - limit} more; --tokens 0 shows all", style="dim"))
 
@@ -228,9 +193,3 @@ def _table(half: dict[str, list[Any]], tokenizer: "PreTrainedTokenizerBase", pla
             end_section=bool(blocks) and blocks[i] != blocks[min(i + 1, len(blocks) - 1)],
         )
     return table
-
-
-def _check_records(path: Path) -> None:
-    """Raise `ParameterError` for a file of records whose name has another ending."""
-    if not path.name.endswith(".jsonl"):
-        raise ParameterError(f"--output must end in .jsonl, not {path.name!r}")

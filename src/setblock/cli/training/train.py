@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from setblock.cli.messages import figures_table, print_json, print_message, stdout_console
-from setblock.cli.options.groups import JSON, option
+from setblock.cli.options.groups import JSON, option, option_group
 from setblock.cli.options.recipe import RecipeOptions
 from setblock.errors import SetBlockError, check_one_of
 
@@ -25,14 +25,22 @@ if TYPE_CHECKING:
     from setblock.training.trainer.trainer import SBDTrainer
 
 
+@option_group()
+class EstimateOptions:
+    """Hold what `--dry-run` assumes."""
+
+    gpus: int = option(8, "With --dry-run: number of GPUs, over which weights are sharded.", min=1)
+    memory: float | None = option(None, "With --dry-run: GiB that a GPU has. Default: that of --hardware.", min=0)
+    hardware: str = option("h100", "With --dry-run: the GPU, a name of `setblock roofline`.")
+    share: float = option(0.4, "With --dry-run: share of the GPU's peak that training reaches.", min=0.01, max=1)
+
+
 def train(
     recipe: RecipeOptions,
     output: Path | None = option(None, "Output folder. Default: training.output_dir of the recipe.", metavar="DIR"),
     dry_run: bool = option(False, "Train nothing: estimate memory, disk space and time, without loading weights."),
-    gpus: int = option(8, "With --dry-run: number of GPUs, over which weights are sharded.", min=1),
-    memory: float | None = option(None, "With --dry-run: GiB that a GPU has. Default: that of --hardware.", min=0),
-    hardware: str = option("h100", "With --dry-run: the GPU, a name of `setblock roofline`."),
-    share: float = option(0.4, "With --dry-run: share of the GPU's peak that training reaches.", min=0.01, max=1),
+    *,
+    assumed: EstimateOptions,
     as_json: bool = JSON,
 ) -> None:
     """Train a model by a recipe.
@@ -51,10 +59,8 @@ def train(
     replaced = {} if output is None else {"training.output_dir": str(output)}
     if dry_run:  # a recipe for GPUs, on a machine that may have none
         checked, arguments = recipe.load(**replaced, **{"training.use_cpu": True})
-        check_one_of("hardware", hardware, HARDWARE)
-        show_dry_run(
-            checked, arguments, gpus=gpus, memory=memory, hardware=HARDWARE[hardware], share=share, as_json=as_json
-        )
+        check_one_of("hardware", assumed.hardware, HARDWARE)
+        show_estimate(checked, arguments, assumed, hardware=HARDWARE[assumed.hardware], as_json=as_json)
         return
     checked, arguments = recipe.load(**replaced)
     view = TrainView(bar=sys.stderr.isatty() and not checked.training.get("disable_tqdm"))
@@ -110,23 +116,15 @@ def _peak(arguments: "SBDConfig") -> float | None:
 _GIB = 2**30
 
 
-def show_dry_run(
-    recipe: "Recipe",
-    arguments: "SBDConfig",
-    *,
-    gpus: int,
-    memory: float | None,
-    hardware: "Hardware",
-    share: float,
-    as_json: bool,
+def show_estimate(
+    recipe: "Recipe", arguments: "SBDConfig", assumed: EstimateOptions, *, hardware: "Hardware", as_json: bool
 ) -> None:
-    """Print the estimate of a recipe, or raise `SetBlockError` if it needs more than the `memory` of a GPU, in GiB; None: what
-    the hardware has."""
+    """Print the estimate of a recipe, or raise `SetBlockError` if it needs more than the memory of a GPU."""
     from setblock.training.dry_run import LEFT_OUT, advice, dry_run
 
-    bits = 16 if arguments.bf16 or arguments.fp16 else 32
+    gpus, share, bits = assumed.gpus, assumed.share, 16 if arguments.bf16 or arguments.fp16 else 32
     found = dry_run(recipe, arguments, gpus=gpus, peak=hardware.peak(bits), share=share)
-    limit = (hardware.memory or float("inf")) / _GIB if memory is None else memory
+    limit = (hardware.memory or float("inf")) / _GIB if assumed.memory is None else assumed.memory
     if as_json:
         print_json({**asdict(found), "total": found.total, "hardware": hardware.name, "share": share, "memory": limit})
     else:

@@ -228,7 +228,7 @@ def packed_rows(
 
     Args:
         section: says what a row is and which share of the documents is held out.
-        sources: the documents of each source of the section, `train`, and of its `evaluation_texts`, `evaluation`.
+        sources: the documents of each source of the section, `train`, and of its texts to evaluate on, `evaluation`.
     """
     made = {}
     for part, own in section.parts.items():

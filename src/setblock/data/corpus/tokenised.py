@@ -69,7 +69,10 @@ def tokenise(
             for count in _write_shards(encoder, records, folder / stem, processes, shard_documents):
                 done += count
                 on_progress(done)
-        written = {part: [_documents([paths]) for paths in _shards(folder, part)] for part in section.parts}
+        written = {
+            part: [_documents(folder, stem) for stem in sources if stem.startswith(f"{part}-")]
+            for part in section.parts
+        }
         rows = packed_rows(section, limits, written, pad_token_id=tokenizer.eos_token_id)
         for name, each in rows.items():
             each.save(folder / f"rows-{name}")
@@ -120,9 +123,7 @@ def tokenised_rows(
         limits.refuse_ids(np.load(folder / "used-ids.npy"), f"data.tokenised {folder}")
         return {
             name: CorpusRows(
-                documents=_documents(
-                    _shards(folder, "evaluation" if name == "evaluation" and section.evaluation else "train")
-                ),
+                documents=_documents(folder, name if name in section.parts else "train"),
                 census=Census(**manifest["census"][name]),
                 fingerprint=fingerprint,
                 **CorpusRows.arrays(folder / f"rows-{name}"),
@@ -193,13 +194,7 @@ def _write_shard(encoder: Encoder, path: Path, records: list[SourceRecord]) -> i
     return len(records)
 
 
-def _shards(folder: Path, part: str) -> list[list[Path]]:
-    """Return the shards of each source of a part, in order."""
-    sources: dict[str, list[Path]] = {}
-    for path in sorted(folder.glob(f"{part}-*.arrow")):
-        sources.setdefault(path.name.rsplit("-", 1)[0], []).append(path)
-    return list(sources.values())
-
-
-def _documents(sources: list[list[Path]]) -> datasets.Dataset:
-    return datasets.concatenate_datasets([datasets.Dataset.from_file(str(path)) for paths in sources for path in paths])
+def _documents(folder: Path, stem: str) -> datasets.Dataset:
+    """Return the documents of a part or of one of its sources, in order."""
+    paths = sorted(folder.glob(f"{stem}-*.arrow"))
+    return datasets.concatenate_datasets([datasets.Dataset.from_file(str(path)) for path in paths])

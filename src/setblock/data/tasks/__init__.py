@@ -17,9 +17,9 @@ from setblock.data.tasks.task import (
     TextExample,
     Verdict,
     split_path,
-    task_of_file,
-    unknown_task,
+    tasks_of_file,
 )
+from setblock.errors import ParameterError, did_you_mean
 
 
 def _tasks_of_this_folder() -> Iterator[Task[Any]]:
@@ -31,13 +31,22 @@ TASKS: dict[str, Task[Any]] = {task.name: task for task in _tasks_of_this_folder
 
 
 def task_named(name: str) -> Task[Any]:
-    """Return the task of a name, or of a file: `PATH` or `PATH:NAME` as `setblock.data.tasks.task` reads it. Raise
-    `ParameterError`, which lists all, if there is none."""
-    if name in TASKS:
-        return TASKS[name]
-    if (found := split_path(name)) is not None:
-        return task_of_file(*found)
-    raise unknown_task(name, TASKS)
+    """Return the task of a name, or of a file: `PATH` or `PATH:NAME` as `setblock.data.tasks.task` reads it. Without a NAME:
+    the only task, or the one that is named like the file or the package. Raise `ParameterError`, which lists all, if there is
+    none, or several and no name, or the file's code fails."""
+    tasks = TASKS
+    if name not in TASKS and (found := split_path(name)) is not None:
+        path, name = found
+        tasks = tasks_of_file(path.resolve())
+        own = path.resolve().parent.name if path.name == "__init__.py" else path.stem
+        name = name or (next(iter(tasks)) if len(tasks) == 1 else own)
+        if name not in tasks and not found[1]:
+            told = f"since the file has {len(tasks)} tasks: {', '.join(sorted(tasks))}"
+            raise ParameterError(f"task must be {path}:NAME, {told}")
+    if name not in tasks:
+        known = sorted(tasks)
+        raise ParameterError(f"there is no task {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
+    return tasks[name]
 
 
 def is_task(source: str) -> bool:

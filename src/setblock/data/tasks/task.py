@@ -5,13 +5,13 @@ Knows the shape of a task. Knows nothing of any task in particular, of models, o
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from setblock.errors import ParameterError, did_you_mean
+from setblock.errors import ParameterError
 from setblock.files import module_of
 
 Split = Literal["train", "validation", "test"]
@@ -186,32 +186,11 @@ def split_path(source: str) -> tuple[Path, str] | None:
     return (package, name) if package.is_file() else None
 
 
-def task_of_file(path: Path, name: str) -> Task[Any]:
-    """Return the task of a name in the variable `TASKS` of a Python file, whose code is run. Where no name is given: the
-    only one, or the one that is named like the file or the package. Raise `ParameterError` if there is no such file, task or
-    variable, several tasks and no name, or the code fails."""
-    tasks = _tasks(path.resolve())
-    if not name and len(tasks) == 1:
-        return next(iter(tasks.values()))
-    if not name and (own := path.resolve().parent.name if path.name == "__init__.py" else path.stem) in tasks:
-        return tasks[own]
-    if not name:
-        known = ", ".join(sorted(tasks))
-        raise ParameterError(f"task must be {path}:NAME, since the file has {len(tasks)} tasks: {known}")
-    if name not in tasks:
-        raise unknown_task(name, tasks)
-    return tasks[name]
-
-
 @cache
-def _tasks(path: Path) -> dict[str, Task[Any]]:
+def tasks_of_file(path: Path) -> dict[str, Task[Any]]:
+    """Return the tasks in the variable `TASKS` of a Python file, whose code is run, by their names. Raise `ParameterError` if
+    there is no such file or variable, or the code fails."""
     tasks: tuple[Task[Any], ...] = getattr(module_of(path), "TASKS", ())
     if not tasks:
         raise ParameterError(f"{path} has no tasks: give it a variable TASKS, a tuple of setblock.data.Task")
     return {task.name: task for task in tasks}
-
-
-def unknown_task(name: str, known: Iterable[str]) -> ParameterError:
-    """Return the error for a name that is none of the `known` ones."""
-    known = sorted(known)
-    return ParameterError(f"there is no task {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")

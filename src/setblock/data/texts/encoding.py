@@ -101,12 +101,13 @@ class Encoder:
             carries = [flag for (_, flag), part in zip(pieces, parts, strict=True) for _ in part]
             token_ids = [*first, *(token for part in parts for token in part), *last]
             carries_loss = [pieces[0][1] if pieces else False] * len(first) + carries + [True] * len(last)
+            digest = hashlib.blake2b(np.asarray(token_ids, dtype="<i4").tobytes(), digest_size=4).digest()
             yield {
                 "token_ids": token_ids,
                 "carries_loss": carries_loss,
                 "where": record.where,
                 "spells_special": spells_special,
-                "bucket": _bucket(token_ids),
+                "bucket": int.from_bytes(digest),
                 "length": len(token_ids),
                 "targets": sum(carries_loss),
             }
@@ -272,11 +273,6 @@ def _tokenise(tokenizer: PreTrainedTokenizerBase, texts: list[str], *, plain: bo
         texts, add_special_tokens=False, split_special_tokens=plain, verbose=False
     ).input_ids
     return ids
-
-
-def _bucket(token_ids: list[int]) -> int:
-    digest = hashlib.blake2b(np.asarray(token_ids, dtype="<i4").tobytes(), digest_size=4).digest()
-    return int.from_bytes(digest)
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -6,14 +6,15 @@ not is refused by name, never ignored.
 
 import math
 import sys
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, create_model, model_validator
 
 from setblock.decoding.settings.setting import Setting
 from setblock.decoding.settings.table import MAX_LOGPROBS, MAX_STOP_STRINGS
-from setblock.server.api.tools import MAX_TOOLS, Body, Tool, ToolCall, ToolChoice
+from setblock.section import Section
+from setblock.server.api.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
 from setblock.server.http.errors import bad_request, unsupported
 from setblock.server.http.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHARACTERS, MOST, MOST_LISTED, OFFERED
 
@@ -95,38 +96,32 @@ Stop = Annotated[
 ]
 
 
-def _number(told: str, low: float | None = None, high: float | None = None) -> Any:
-    """Return a field whose range is shown in the schema, and checked by `DecodingSettings`."""
-    bounds = {name: value for name, value in (("minimum", low), ("maximum", high)) if value is not None}
-
-    def with_bounds(schema: dict[str, Any]) -> None:
-        next(each for each in schema.get("anyOf", [schema]) if each.get("type") != "null").update(bounds)
-
-    extra: Callable[[dict[str, Any]], None] = with_bounds
-    return Field(default=None, description=told, json_schema_extra=extra)
+# Ranges are shown in the schema, and checked by `DecodingSettings`
+Limit = Annotated[int, Field(json_schema_extra={"minimum": 1})]
+Logprobs = Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": MAX_LOGPROBS})]
 
 
 def _field(row: Setting) -> tuple[Any, Any]:
     """Return the type of a setting in a body, and its field. What is null is as if it were not there."""
+    kind = Stop if row.name == "stop" else row.type
     if row.type in (int, float):
         high = MOST.get(row.name, row.range.high)
-        return row.type | None, _number(
-            row.help, row.range.low, None if high in (math.inf, sys.float_info.max) else high
-        )
-    kind = Stop if row.name == "stop" else row.type
-    if row.name in MOST_LISTED:
+        bounds: dict[str, Any] = {"minimum": row.range.low}
+        bounds |= {} if high in (math.inf, sys.float_info.max) else {"maximum": high}
+        kind = Annotated[kind, Field(json_schema_extra=bounds)]
+    elif row.name in MOST_LISTED:
         kind = Annotated[kind, Field(max_length=MOST_LISTED[row.name])]
     return kind | None, Field(default=None, description=row.help)
 
 
-class StreamOptions(Body):
+class StreamOptions(Section):
     """Choose how an answer is streamed."""
 
     include_usage: bool | None = Field(default=None, description="Send the usage in a separate chunk, the last one.")
     include_obfuscation: bool | None = Field(default=None, description="Changes nothing: chunks are not padded.")
 
 
-class Message(Body):
+class Message(Section):
     """Hold a message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -159,11 +154,12 @@ class Message(Body):
 
 
 _fields: dict[str, Any] = {called: _field(row) for called, row in OFFERED.items()}
-_fields["max_tokens"] = int | None, _number(
+_most_tokens = (
     "Maximum number of tokens to generate, including the end of text. Default: as many as the model's context and the server's "
-    "cache have room for.", 1,
-)  # fmt: skip
-_Settings: Any = create_model("_Settings", __base__=Body, **_fields)
+    "cache have room for."
+)
+_fields["max_tokens"] = Limit | None, Field(default=None, description=_most_tokens)
+_Settings: Any = create_model("_Settings", __base__=Section, **_fields)
 
 
 class DecodingBody(_Settings):
@@ -210,7 +206,7 @@ class ChatBody(DecodingBody):
     prompt_name = "messages"
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: int | None = _number("The newer name of max_tokens.", 1)
+    max_completion_tokens: Limit | None = Field(default=None, description="The newer name of max_tokens.")
     logprobs: bool | None = Field(default=None, description="Report the log-probability of each token.")
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
         default=None, description="Functions that the answer may call."
@@ -222,7 +218,9 @@ class ChatBody(DecodingBody):
     parallel_tool_calls: bool | None = Field(
         default=None, description="Whether the answer may call several functions. Default: true."
     )
-    top_logprobs: int | None = _number("Also report this many of the most likely tokens in its place.", 0, MAX_LOGPROBS)
+    top_logprobs: Logprobs | None = Field(
+        default=None, description="Also report this many of the most likely tokens in its place."
+    )
 
     @property
     def limit(self) -> tuple[str, int | None]:
@@ -251,25 +249,12 @@ class CompletionBody(DecodingBody):
     prompt: Prompts = Field(
         description="One prompt or several: texts, continued without a chat template, or token ids."
     )
-    logprobs: int | None = _number(
-        "Report the log-probability of each token, and this many of its most likely alternatives.", 0, MAX_LOGPROBS
+    logprobs: Logprobs | None = Field(
+        default=None,
+        description="Report the log-probability of each token, and this many of its most likely alternatives.",
     )
 
     @property
     def num_logprobs(self) -> int | None:
         """See `ChatBody`."""
         return self.logprobs
-
-
-class TokenizeBody(Body):
-    """Hold the body of POST /tokenize."""
-
-    model: str | None = None
-    prompt: str | None = Field(default=None, description="A text, encoded without a chat template.")
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
-
-    @model_validator(mode="after")
-    def _either(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either prompt or messages, and not both")
-        return self

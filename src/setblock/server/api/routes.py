@@ -3,7 +3,6 @@ this package and nowhere else.
 """
 
 import time
-from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,34 +12,20 @@ from fastapi.security import HTTPBearer
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
-from setblock.server.api.protocol import ChatBody, CompletionBody, DecodingBody, Message, TokenizeBody
+from setblock.server.api.protocol import ChatBody, CompletionBody, DecodingBody
 from setblock.server.api.shapes import ChatShape, CompletionShape, tokens_json, usage_of
-from setblock.server.api.streaming import EventStream, frames, wait_for_answers
+from setblock.server.api.streaming import EventStream, frames, is_done
 from setblock.server.api.tools import callable_tools, calls_grammar
-from setblock.server.http.errors import unavailable
+from setblock.server.http.errors import DESCRIBED, unavailable
 from setblock.server.http.logs import Account
 from setblock.server.serving import Serving
 from setblock.structure.kinds import Structure
 
 # The check itself is the gate's, before a body is read; here it is named in the schema.
 _KEY = Depends(HTTPBearer(auto_error=False, description="An API key, where the server was given any."))
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": told}
-    for status, told in (
-        (400, "A parameter is wrong; `param` names it."),
-        (401, "No API key, or none of this server's."),
-        (404, "No such model."),
-        (408, "The body took too long to arrive."),
-        (413, "The body is too large."),
-        (429, "No room at the moment; see Retry-After."),
-        (500, "The model or the server failed."),
-        (503, "The server is shutting down."),
-        (504, "The answer took too long."),
-    )
-}
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 
-api = APIRouter(dependencies=[_KEY], responses=_ERRORS)
+api = APIRouter(dependencies=[_KEY], responses=DESCRIBED)
 operations = APIRouter()
 
 
@@ -62,7 +47,7 @@ async def chat(body: ChatBody, request: Request, serving: Served) -> Any:
         grammar = calls_grammar(form, tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
         described = [tool.model_dump(exclude_none=True) for tool in tools]
         shape = ChatShape(form)
-    prompt = await serving.codec.encode_chat(_plain(body.messages), tools=described)
+    prompt = await serving.codec.encode_chat([each.plain() for each in body.messages], tools=described)
     if serving.config.logs_text:
         _account(request).fields["messages"] = [message.model_dump() for message in body.messages]
     return await _answer(request, serving, body, [prompt], shape, grammar=grammar)
@@ -89,23 +74,6 @@ async def model(name: str, serving: Served) -> Any:
     """Describe the model of this id."""
     serving.check_model(name)
     return _card(serving)
-
-
-@api.post("/tokenize")
-async def tokenize(body: TokenizeBody, serving: Served) -> Any:
-    """Return the tokens of a prompt."""
-    serving.check_model(body.model)
-    if body.messages is not None:
-        ids = await serving.codec.encode_chat(_plain(body.messages))
-    else:
-        assert body.prompt is not None
-        ids = await serving.codec.encode_text(body.prompt)
-    return {
-        "count": len(ids),
-        "max_model_len": serving.context_length,
-        "tokens": ids,
-        "token_strs": [serving.codec.text(token_id) for token_id in ids],
-    }
 
 
 @operations.get("/health", responses={500: {"description": "The engine has failed."}})
@@ -145,7 +113,7 @@ async def _answer(
     if body.stream:
         with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return EventStream(reply, frames(reply, shape, head, with_usage=with_usage, with_events=bool(body.events)))
-    if not await wait_for_answers(request.receive, reply):
+    if not await is_done(request.receive, reply, reply.finish()):
         return Response(status_code=499)
     choices = []
     for place, generation in enumerate(reply.done):
@@ -160,10 +128,6 @@ async def _answer(
 def _account(request: Request) -> Account:
     account: Account = request.scope["account"]
     return account
-
-
-def _plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    return [message.plain() for message in messages]
 
 
 def _card(serving: Serving) -> dict[str, Any]:

@@ -27,15 +27,10 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         seconds = self._reply.serving.config.limits.request_seconds + _LAST_WORDS
-        await _is_done(receive, self._reply, self.stream_response(send), seconds=seconds)
+        await is_done(receive, self._reply, self.stream_response(send), seconds=seconds)
 
 
-async def wait_for_answers(receive: Receive, reply: Reply) -> bool:
-    """Wait for all answers, and return whether the client did so, too. Errors are those of `Reply.progress`."""
-    return await _is_done(receive, reply, reply.finish())
-
-
-async def _is_done(
+async def is_done(
     receive: Receive, reply: Reply, work: Coroutine[Any, Any, Any], *, seconds: float | None = None
 ) -> bool:
     """Wait until work on a reply is done, the client has left or time is over, and close the reply. Return whether it was

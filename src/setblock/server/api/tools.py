@@ -4,14 +4,14 @@ Knows OpenAI's words. Knows nothing of templates or grammars but that there are 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
-from setblock.errors import SetBlockError, did_you_mean
-from setblock.server.http.errors import UNKNOWN, bad_request
+from setblock.errors import SetBlockError
+from setblock.section import Section
+from setblock.server.http.errors import bad_request
 from setblock.structure.calls import CallForm
 from setblock.structure.kinds import Grammar, JsonSchema
 from setblock.structure.schema import close
@@ -20,24 +20,7 @@ MAX_TOOLS = 128
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-class Body(BaseModel):
-    """Accept the body of a request, with no unknown field in it."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known(cls, value: Any) -> Any:
-        """Refuse an unknown field, and suggest the one that was meant. Runs after the checks of the classes below."""
-        for name in value if isinstance(value, Mapping) else ():
-            if name not in cls.model_fields:
-                near = did_you_mean(str(name), cls.model_fields)
-                shown = str(name).encode(errors="backslashreplace").decode()  # it may be no Unicode
-                raise PydanticCustomError(UNKNOWN, "unknown parameter", {"name": shown, "near": near})
-        return value
-
-
-class Function(Body):
+class Function(Section):
     """Describe a function that may be called. Its arguments are held to the schema, strict or not."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -46,34 +29,34 @@ class Function(Body):
     strict: bool | None = None
 
 
-class Tool(Body):
+class Tool(Section):
     """Describe a tool."""
 
     type: Literal["function"]
     function: Function
 
 
-class Named(Body):
+class Named(Section):
     """Hold the name of a function."""
 
     name: str
 
 
-class NamedTool(Body):
+class NamedTool(Section):
     """Name the one tool that is to be called."""
 
     type: Literal["function"]
     function: Named
 
 
-class CalledFunction(Body):
+class CalledFunction(Section):
     """Hold a function with arguments, which are JSON in a text."""
 
     name: str
     arguments: str
 
 
-class ToolCall(Body):
+class ToolCall(Section):
     """Hold a call in a message that comes back."""
 
     id: str | None = None

@@ -16,9 +16,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from setblock.errors import SetBlockError, shown
 from setblock.files import read_text
 from setblock.server.http.errors import ApiError, bad_request, unavailable
+from setblock.server.http.limits import ServerLimits
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _LEAST_KEY = 8
+_API = "/v1/"  # what keys protect
 
 
 class Keys:
@@ -85,18 +87,24 @@ class Admission:
         self.active -= 1
 
 
-class AccessControl:
-    """Refuse requests that may not come in, as ASGI middleware. Only what decodes or encodes takes a place."""
+_DISCARDED = 64  # times the limit: how much of a body that is too large is read, so that its sender gets to the answer
 
-    def __init__(self, app: ASGIApp, *, hosts: Collection[str], keys: Keys, admission: Admission) -> None:
-        self._app, self._hosts, self._keys, self._admission = app, hosts, keys, admission
+
+class AccessControl:
+    """Refuse requests that may not come in, as ASGI middleware. Only what decodes takes a place. Whoever reads a body that is
+    too large, or takes too long, has status 413 or 408 raised."""
+
+    def __init__(
+        self, app: ASGIApp, *, hosts: Collection[str], keys: Keys, admission: Admission, limits: ServerLimits
+    ) -> None:
+        self._app, self._hosts, self._keys, self._admission, self._limits = app, hosts, keys, admission, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        takes_place = is_api(scope["path"]) and scope["method"] == "POST"
+        takes_place = scope["path"].startswith(_API) and scope["method"] == "POST"
         try:
             self._check(scope)
             if takes_place:
@@ -105,7 +113,7 @@ class AccessControl:
             await error.response()(scope, receive, send)
             return
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, self._bounded(receive), send)
         finally:
             if takes_place:
                 self._admission.leave()
@@ -119,32 +127,16 @@ class AccessControl:
                 f"this server does not answer to the host name {shown(host)}: --allowed-host allows it",
                 code="invalid_host",
             )
-        if self._keys and is_api(scope["path"]):
+        if self._keys and scope["path"].startswith(_API):
             scheme, _, key = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not key.strip():
                 raise ApiError(401, "an API key is required: Authorization: Bearer KEY")
             if not self._keys.know(key.strip()):
                 raise ApiError(401, "the API key is not one of this server's")
 
-
-def is_api(path: str) -> bool:
-    """Return whether a path is part of what keys protect."""
-    return path.startswith("/v1/") or path == "/tokenize"
-
-
-_DISCARDED = 64  # times the limit: how much of a body that is too large is read, so that its sender gets to the answer
-
-
-class BoundedBody:
-    """Answer 413 where a body is too large, and 408 where it takes too long, as ASGI middleware. It lets whoever reads the
-    body raise that."""
-
-    def __init__(self, app: ASGIApp, *, max_bytes: int, seconds: float) -> None:
-        self._app, self._max_bytes, self._seconds = app, max_bytes, seconds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
-        deadline: float | None = asyncio.get_running_loop().time() + self._seconds
+    def _bounded(self, receive: Receive) -> Receive:
+        most, seconds = self._limits.max_body_bytes, self._limits.body_seconds
+        deadline: float | None = asyncio.get_running_loop().time() + seconds
         size = 0
 
         async def bounded() -> Message:
@@ -153,17 +145,17 @@ class BoundedBody:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
                     size += len(message.get("body", b""))
-                    if size > self._max_bytes:
-                        while message.get("more_body", False) and size <= _DISCARDED * self._max_bytes:
+                    if size > most:
+                        while message.get("more_body", False) and size <= _DISCARDED * most:
                             message = await receive()
                             size += len(message.get("body", b""))
-                        raise ApiError(413, f"the body must be at most {self._max_bytes} bytes")
+                        raise ApiError(413, f"the body must be at most {most} bytes")
             except TimeoutError as error:
-                raise ApiError(408, f"the body took more than {self._seconds:g} seconds to arrive") from error
+                raise ApiError(408, f"the body took more than {seconds:g} seconds to arrive") from error
             if deadline is not None and message["type"] == "http.disconnect":
                 raise ApiError(499, "the client has left")
             if not message.get("more_body", False):
                 deadline = None
             return message
 
-        await self._app(scope, bounded if scope["type"] == "http" else receive, send)
+        return bounded

@@ -12,20 +12,25 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from setblock.errors import fault_of
+from setblock.section import UNKNOWN_KEY
 
-UNKNOWN = "unknown_parameter"
 _LATER = {"Retry-After": "1"}  # passes take milliseconds; a place is free soon, or the queue is far too long
-# OpenAI's `type`, its `code` where nothing else is said, and headers to send along.
-_OF_STATUS: dict[int, tuple[str, str | None, Mapping[str, str]]] = {
-    400: ("invalid_request_error", "invalid_value", {}),
-    401: ("authentication_error", "invalid_api_key", {"WWW-Authenticate": "Bearer"}),
-    408: ("invalid_request_error", "timeout", {"Connection": "close"}),
-    413: ("invalid_request_error", "request_too_large", {"Connection": "close"}),
-    429: ("rate_limit_error", "rate_limit_exceeded", _LATER),
-    500: ("server_error", None, {}),
-    503: ("server_error", "unavailable", _LATER),
-    504: ("server_error", "timeout", {}),
+_CLOSE = {"Connection": "close"}
+_NO_KEY = {"WWW-Authenticate": "Bearer"}
+_INVALID = "invalid_request_error"
+# What it says, OpenAI's `type`, its `code` where nothing else is said, and headers to send along.
+_OF_STATUS: dict[int, tuple[str, str, str | None, Mapping[str, str]]] = {
+    400: ("A parameter is wrong; `param` names it.", _INVALID, "invalid_value", {}),
+    401: ("No API key, or none of this server's.", "authentication_error", "invalid_api_key", _NO_KEY),
+    404: ("No such model.", _INVALID, None, {}),
+    408: ("The body took too long to arrive.", _INVALID, "timeout", _CLOSE),
+    413: ("The body is too large.", _INVALID, "request_too_large", _CLOSE),
+    429: ("No room at the moment; see Retry-After.", "rate_limit_error", "rate_limit_exceeded", _LATER),
+    500: ("The model or the server failed.", "server_error", None, {}),
+    503: ("The server is shutting down.", "server_error", "unavailable", _LATER),
+    504: ("The answer took too long.", "server_error", "timeout", {}),
 }
+DESCRIBED: dict[int | str, dict[str, Any]] = {status: {"description": row[0]} for status, row in _OF_STATUS.items()}
 
 
 class ApiError(HTTPException):
@@ -45,7 +50,7 @@ class ApiError(HTTPException):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self.kind, usual, own = _OF_STATUS.get(status, ("invalid_request_error", None, {}))
+        _, self.kind, usual, own = _OF_STATUS.get(status, ("", _INVALID, None, {}))
         super().__init__(status, message, {**own, **(headers or {})})
         self.code, self.param = code or usual, param
 
@@ -90,7 +95,8 @@ def from_validation(errors: Iterable[Mapping[str, Any]]) -> ApiError:
         return bad_request(f"{param or 'a JSON body'} is required", param=param, code="missing_required_parameter")
     if isinstance(error.get("input"), bytes):  # FastAPI has not read it
         return bad_request("the body must be JSON: send the header Content-Type: application/json", code="invalid_json")
-    if kind == UNKNOWN:
-        param = ".".join([*place, error["ctx"]["name"]])
-        return bad_request(f"unknown parameter: {param!r}{error['ctx']['near']}", param=param, code=UNKNOWN)
+    if kind == UNKNOWN_KEY:
+        param = ".".join([*place, error["ctx"]["key"]])
+        told = f"unknown parameter: {param!r}{error['ctx']['near']}"
+        return bad_request(told, param=param, code="unknown_parameter")
     return bad_request(fault_of(param or "the body", error), param=param)

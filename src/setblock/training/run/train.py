@@ -21,8 +21,9 @@ from transformers import (
 )
 from transformers.integrations import get_available_reporting_integrations
 
-from setblock.data.corpus.corpus import DocumentLimits
-from setblock.data.rows import RecipeRows, rows_of, use_chat_template
+from setblock.data.corpus.corpus import CorpusRows, DocumentLimits
+from setblock.data.packing import RowDataset
+from setblock.data.rows import rows_of, use_chat_template
 from setblock.data.section import DataSection
 from setblock.data.texts.encoding import corpus_texts
 from setblock.data.tokenizer import train_tokenizer
@@ -95,15 +96,15 @@ def train(
         rows = recipe_rows(recipe, sbd)
 
     # 3. Train
-    trainer = SBDTrainer(
-        sbd, args, adapter=recipe.adapter, peak=peak, train_dataset=rows.train, eval_dataset=rows.evaluation
-    )
-    at_the_end = [] if rows.evaluation is None else [_EvaluationAtTheEnd()]
+    data = {name: RowDataset(each) for name, each in rows.items()}
+    given, held_out = data["train"], data.get("evaluation")
+    trainer = SBDTrainer(sbd, args, adapter=recipe.adapter, peak=peak, train_dataset=given, eval_dataset=held_out)
+    at_the_end = [] if held_out is None else [_EvaluationAtTheEnd()]
     more = [] if callbacks is None else callbacks(trainer, sbd)
     for callback in (MetricsFile(), *at_the_end, *more):
         trainer.add_callback(callback)
     with args.main_process_first(local=args.save_on_each_node):  # one process for each folder
-        claim(output, recipe, documents=rows.fingerprint, global_batch_size=args.global_batch_size)
+        claim(output, recipe, documents=rows["train"].fingerprint, global_batch_size=args.global_batch_size)
     with telling_of_full_disks(output):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
 
@@ -185,7 +186,7 @@ def _refuse_missing_reporters(args: SBDConfig) -> None:
         )
 
 
-def recipe_rows(recipe: Recipe, sbd: SBDModel) -> RecipeRows:
+def recipe_rows(recipe: Recipe, sbd: SBDModel) -> dict[str, CorpusRows]:
     """Return the rows of a recipe's data that train and evaluate a prepared model."""
     limits = DocumentLimits(
         sbd.context_length or NO_LIMIT,
