@@ -136,14 +136,14 @@ def test_what_is_shown_is_what_is_trained_on(run, recipe, monkeypatch):
     for rows, inputs in of_first_step:
         masked = []  # of all rows' noisy tokens, in order, however they are laid out
         for b, index in enumerate(rows["row_ids"].tolist()):
-            shown = inspected_row(checked, arguments, row=index)
-            clean = shown.inputs.input_ids[shown.inputs.block_ids == CLEAN]
-            assert torch.equal(clean, rows["input_ids"][b][: len(clean)])
-            assert shown.labels.tolist() == rows["labels"][b].tolist()
-            masked.append(shown.inputs.input_ids[shown.inputs.block_ids != CLEAN] == shown.mask_token_id)
+            shown, _ = inspected_row(checked, arguments, row=index)
+            clean, noisy = shown["clean"], shown["noisy"]
+            assert clean["input_ids"] == rows["input_ids"][b].tolist()
+            assert [-100 if label is None else label for label in clean["labels"]] == rows["labels"][b].tolist()
+            masked += [token is None for token in noisy["input_ids"]]
         theirs = inputs.input_ids[inputs.block_ids != CLEAN] == 1
         assert theirs.any()
-        assert torch.equal(torch.cat(masked), theirs)
+        assert masked == theirs.tolist()
 
 
 @pytest.mark.parametrize(

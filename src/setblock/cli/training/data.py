@@ -29,8 +29,6 @@ from setblock.errors import ParameterError, SetBlockError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from setblock.training.inspection import InspectedRow
-
 
 @option_group()
 class RegenerateOptions(DecodingOptions):
@@ -56,11 +54,11 @@ def inspect(
     from setblock.training.inspection import inspected_row
 
     checked, arguments = recipe.load()
-    inspected = inspected_row(checked, arguments, row=row, evaluation=evaluation)
+    found, tokenizer = inspected_row(checked, arguments, row=row, evaluation=evaluation)
     if as_json:
-        print_json(row_json(inspected))
+        print_json(found)
     else:
-        print_row(stdout_console(), inspected, limit=tokens or None)
+        print_row(stdout_console(), found, tokenizer, limit=tokens or None)
 
 
 def tokenise(
@@ -138,49 +136,22 @@ _MASK = Text("<mask>", style="yellow")
 _PADDING = Text("padding", style="dim")
 
 
-def row_json(row: "InspectedRow") -> dict[str, Any]:
-    """Return all of it; null means no label, nothing to predict, and the mask token."""
-    length, inputs = len(row.labels), row.inputs
-    columns: dict[str, Any] = {
-        "input_ids": inputs.input_ids[0],
-        "document_ids": inputs.document_ids[0],
-        "position_ids": inputs.position_ids[0],
-        "predicts": row.predicts,
-    }
-    of_blocks = {"block_starts": inputs.limits[0], "block_ids": inputs.block_ids[0]}
-    clean: dict[str, Any] = {name: column[:length].tolist() for name, column in columns.items()} | {
-        "labels": row.labels.tolist()
-    }
-    noisy = {name: column[length:].tolist() for name, column in (columns | of_blocks).items()}
-    for half in (clean, noisy):
-        half["predicts"] = [None if token < 0 else token for token in half["predicts"]]
-    clean["labels"] = [None if label < 0 else label for label in clean["labels"]]
-    noisy["input_ids"] = [None if token == row.mask_token_id else token for token in noisy["input_ids"]]
-    return {
-        "row": row.index,
-        "block_size": row.block_size,
-        "where": row.where,
-        "clean": clean,
-        "noisy": None if row.block_size is None else noisy,
-        "statistics": row.statistics,
-    }
-
-
-def print_row(console: Console, row: "InspectedRow", *, limit: int | None) -> None:
+def print_row(
+    console: Console, found: dict[str, Any], tokenizer: "PreTrainedTokenizerBase", *, limit: int | None
+) -> None:
     """Print the statistics of all rows, and one row: its clean half and its noisy half, a line for each token, of each half
     `limit` at most."""
-    found = row_json(row)
     halves = [found["clean"]] if found["noisy"] is None else [found["clean"], found["noisy"]]
     lengths = [len(half["input_ids"]) for half in halves]
-    console.print(_statistics(row.statistics))
-    title = f"row {row.index}: {lengths[0]} clean tokens"
-    if row.block_size is not None:
-        title += f", {lengths[1]} noisy ones in blocks of {row.block_size}"
+    console.print(_statistics(found["statistics"]))
+    title = f"row {found['row']}: {lengths[0]} clean tokens"
+    if found["block_size"] is not None:
+        title += f", {lengths[1]} noisy ones in blocks of {found['block_size']}"
     console.print(Text(title, style="bold"))
-    for number, where in enumerate(row.where):
+    for number, where in enumerate(found["where"]):
         console.print(Text(f"  document {number}: {where}", style="dim"), soft_wrap=True)
     for half, length in zip(halves, lengths, strict=True):
-        console.print(_table(half, row.tokenizer, range(length)[:limit]))
+        console.print(_table(half, tokenizer, range(length)[:limit]))
         if limit is not None and length > limit:
             console.print(Text(f"… and {length - limit} more; --tokens 0 shows all", style="dim"))
 
