@@ -34,7 +34,7 @@ from setblock.heap import keep_freed_memory
 from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.document_attention import attends_runs, document_attention
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapter import AdapterSection, FrozenModel, add_adapter
+from setblock.training.adapter import AdapterSection, add_adapter, frozen_half
 from setblock.training.inputs.doubled import Targets, TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.inputs.noising import Noising
 from setblock.training.loss.forward import training_loss
@@ -94,7 +94,7 @@ def step_of(objective: str, share: float, options: argparse.Namespace) -> Callab
     model, frozen = sbd.model.train(), None
     if objective == "adapter":
         adapter = AdapterSection.model_validate({"r": options.rank, "alpha": options.rank, "only_noisy": True})
-        frozen = FrozenModel(add_adapter(sbd, adapter))
+        frozen = frozen_half(add_adapter(sbd, adapter))
     if options.activation_checkpointing:
         model.activation_checkpointing_enable()
     head = None if options.cross_entropy == "plain" else split_head(model)
@@ -121,7 +121,7 @@ def step_of(objective: str, share: float, options: argparse.Namespace) -> Callab
                     ntp_weight=1.0,
                     matp_weight=1.0,
                     always_chunked=options.cross_entropy == "chunked",
-                    clean_half=None if frozen is None else frozen.clean_half,
+                    clean_half=frozen,
                 )
             torch.autograd.backward(loss.total / targets)
         if gate is not None:

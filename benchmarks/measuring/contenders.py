@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from measuring.plain import transformers_answer
 from measuring.timing import synchronise
 from setblock.decoding.generate import open_batch
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.export.gguf_file import WeightType, write_model
+from setblock.export.gguf_file import WeightType, model_file
 from setblock.model.protocol.runtime import LanguageModel
 
 
@@ -124,8 +123,8 @@ def llama_cpp(
         if each is not None:
             end = each.config.eos_token_id
             ends = end if isinstance(end, list) else [each.config.vocab_size - 1 if end is None else end]
-            words = partial(_write_numbers, size=each.get_output_embeddings().weight.shape[0], end_of_text_id=ends[0])
-            write_model(each, path, weights=weights, write_words=words)
+            with model_file(each, path, weights=weights) as writer:
+                _write_numbers(writer, size=each.get_output_embeddings().weight.shape[0], end_of_text_id=ends[0])
     drafts = None if draft is None else paths[1]
     server = LlamaCpp(paths[0], build=build, threads=threads, context=context, draft=drafts, ngram=ngram)
 

@@ -22,8 +22,8 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.feed import next_feed, next_spans, plan_pass
 from setblock.decoding.step.logits import read_logits
 from setblock.masks import decode_mask
-from setblock.model.attention.attention import attention_mask
-from setblock.model.attention.grouped import grouped_attention
+from setblock.model.attention.attention import mask_form
+from setblock.model.attention.grouped import GroupedAttention
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.runners.forward import PaddedRunner, SlotCache, logits_at
 from setblock.model.sbd_model import SBDModel
@@ -220,21 +220,18 @@ def passes(
     positions = torch.arange(kv_length, fed, device=sbd.device).expand(batch, -1)  # [B, Q]
     in_block = positions >= start
     limits = torch.where(in_block, fed, positions + 1)
-    mask = attention_mask(
-        sbd.model.config.get_text_config(),
+    mask = mask_form(sbd.model, most=max(batch, fed), device=sbd.device).mask(
         lambda window: decode_mask(position_ids=positions, limits=limits, window=window),
         batch=batch,
         queries=positions.shape[1],
         keys=fed,
-        device=sbd.device,
-        dtype=sbd.model.dtype,
     )
     assert sbd.facts is not None
     assert sbd.facts.mask_token_id is not None  # no measured model is of UNO's form
     tokens = state.tokens[:, kv_length:fed].masked_fill(in_block, sbd.facts.mask_token_id)
     places = torch.arange(positions.numel(), device=sbd.device).view(batch, -1)[:, -block_size:]
     outputs = places.flatten()
-    wrapped, grouped = sbd.compiled.model if sbd.compiled else None, grouped_attention(sbd.model)
+    wrapped, grouped = sbd.compiled.model if sbd.compiled else None, GroupedAttention(sbd.model)
 
     @torch.inference_mode()
     def model() -> Tensor:

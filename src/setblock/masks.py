@@ -166,24 +166,24 @@ class MaskForm:
     def mask(
         self, mask_mod_for: Callable[[int | None], MaskMod], *, batch: int, queries: int, keys: int
     ) -> AttentionMask:
-        """Return the `attention_mask` argument that makes every layer follow `mask_mod_for(its window)`. Transformers leaves a
-        4D tensor or a `BlockMask` as it is, and takes a dict of them by layer type where a model mixes layer types."""
+        """Return the `attention_mask` argument that makes every layer follow `mask_mod_for(its window)`."""
+        sizes = {"batch": batch, "queries": queries, "keys": keys}
+        return by_layer_type(self.windows, lambda window: self.realised(mask_mod_for(window), **sizes))
 
-        def realise(window: int | None) -> Tensor | BlockMask:
-            mask_mod = mask_mod_for(window)
-            if self.implementation == "flex_attention":
-                return to_block_mask(mask_mod, batch=batch, queries=queries, keys=keys, device=self.index.device)
-            allowed = to_dense(mask_mod, batch=batch, queries=queries, keys=keys, index=self.index)  # [B, 1, Q, K]
-            if self.implementation == "sdpa":
-                return allowed
-            # Eager attention adds its mask to the scores.
-            return torch.zeros((), dtype=self.dtype, device=allowed.device).where(allowed, torch.finfo(self.dtype).min)
-
-        return by_layer_type(self.windows, realise)
+    def realised(self, mask_mod: MaskMod, *, batch: int, queries: int, keys: int) -> Tensor | BlockMask:
+        """Return the mask of the layers of one type, [batch, 1, queries, keys]."""
+        if self.implementation == "flex_attention":
+            return to_block_mask(mask_mod, batch=batch, queries=queries, keys=keys, device=self.index.device)
+        allowed = to_dense(mask_mod, batch=batch, queries=queries, keys=keys, index=self.index)
+        if self.implementation == "sdpa":
+            return allowed
+        # Eager attention adds its mask to the scores.
+        return torch.zeros((), dtype=self.dtype, device=allowed.device).where(allowed, torch.finfo(self.dtype).min)
 
 
 def by_layer_type(windows: dict[str, int | None], realise: Callable[[int | None], Tensor | BlockMask]) -> AttentionMask:
-    """Return the mask that `realise` makes for the window, or a dict of them by layer type where a model mixes them."""
+    """Return the mask that `realise` makes for the window, or a dict of them by layer type where a model mixes them.
+    Transformers takes either, and leaves a 4D tensor or a `BlockMask` as it is."""
     if len(windows) == 1:
         return realise(next(iter(windows.values())))
     return {kind: realise(window) for kind, window in windows.items()}

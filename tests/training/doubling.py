@@ -11,7 +11,7 @@ from setblock.data.packing import Document, RowCollator, RowDataset, pack
 from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs
 from setblock.training.inputs.noising import Noising
 from setblock.training.loss.forward import training_logits
-from setblock.training.loss.loss import Objective, SBDLoss, losses_at_once
+from setblock.training.loss.loss import SBDLoss, sbd_loss
 
 MASK, END, VOCABULARY = 1, 0, 60
 
@@ -45,4 +45,4 @@ def doubled(rows: dict[str, Tensor], **others: Any) -> TrainingInputs:
 def loss_of(model: PreTrainedModel, inputs: TrainingInputs) -> SBDLoss:
     """Eq. 14 as it stands, from all logits of one pass."""
     logits = training_logits(model, inputs, torch.cat([inputs.ntp.index, inputs.matp.index]))
-    return Objective(inputs.ntp.token_ids, inputs.matp.token_ids).loss(losses_at_once(logits))
+    return sbd_loss(logits, inputs.ntp.token_ids, inputs.matp.token_ids)

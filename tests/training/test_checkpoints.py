@@ -5,7 +5,7 @@ import pytest
 
 from setblock.errors import SetBlockError
 from setblock.training.recipe import Recipe
-from setblock.training.run.checkpoints import check_finished, claim, recorded_recipe
+from setblock.training.run.checkpoints import check_run, claim, recorded_recipe
 
 
 def recipe(documents: int = 10, **training: Any) -> Recipe:
@@ -34,16 +34,16 @@ def test_another_recipe_is_refused_by_the_name_of_what_differs(tmp_path: Path) -
     claim(tmp_path, recipe())
     with pytest.raises(SetBlockError, match=r"holds a run with data\.documents 10, not 20"):
         claim(tmp_path, recipe(documents=20))
-    for check in (claim, check_finished):
+    for check in (claim, check_run):
         with pytest.raises(SetBlockError, match=r"training\.learning_rate None, not 0\.1"):
             check(tmp_path, recipe(learning_rate=0.1))
 
 
 def test_a_finished_run_is_that_of_its_recipe(tmp_path: Path) -> None:
     """Whose data nobody has read again."""
-    check_finished(tmp_path, recipe())  # a model that no run has left
+    check_run(tmp_path, recipe())  # a model that no run has left
     claim(tmp_path, recipe(), documents="0123", global_batch_size=8)
-    check_finished(tmp_path, recipe(save_steps=9))
+    check_run(tmp_path, recipe(save_steps=9))
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,12 @@ def test_weights_and_scale_of_the_gradient() -> None:
     hidden.requires_grad_()
     weight.requires_grad_()
     total, losses = chunked_loss(
-        hidden, weights, cross_entropies(targets), head=lambda h: h @ weight.T, parameters=[weight], chunk=2
+        hidden,
+        weights,
+        lambda logits, here: cross_entropies(logits, targets[here]),
+        head=lambda h: h @ weight.T,
+        parameters=[weight],
+        chunk=2,
     )
     (total * 0.25).backward()
     found = hidden.grad, weight.grad

@@ -17,7 +17,7 @@ from families import FAMILIES, tiny_model
 from setblock.data.packing import PADDING, Document, RowDataset, pack
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN, train_mask
-from setblock.model.attention.attention import attention_mask
+from setblock.model.attention.attention import mask_form
 from setblock.model.attention.document_attention import RowRuns, Run
 from setblock.model.runners.forward import logits_at
 from setblock.training.inputs import doubled as inputs_module
@@ -70,7 +70,7 @@ def model_of(family: str, attention: str = "sdpa") -> PreTrainedModel:
 def test_a_mask_too_large_is_refused_before_it_is_made(
     family: str, attention: str, batch: int, length: int, needed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward, "attention_mask", _never)
+    monkeypatch.setattr(forward, "mask_form", _never)
     monkeypatch.setattr(forward, "document_masks", _never)
     with pytest.raises(SetBlockError, match=needed) as refusal:
         training_logits(model_of(family, attention), doubled_row_of(length, batch), torch.zeros(0, dtype=torch.long))
@@ -114,15 +114,8 @@ def over_whole_rows(model: PreTrainedModel, inputs: TrainingInputs, index: Tenso
     """`training_logits`, by one dense mask."""
     batch, length = inputs.input_ids.shape
     where = {name: getattr(inputs, name) for name in ("position_ids", "document_ids", "block_ids", "limits")}
-    mask = attention_mask(
-        model.config,
-        lambda window: train_mask(**where, window=window),
-        batch=batch,
-        queries=length,
-        keys=length,
-        device=model.device,
-        dtype=model.dtype,
-    )
+    form = mask_form(model, most=max(batch, length), device=model.device)
+    mask = form.mask(lambda window: train_mask(**where, window=window), batch=batch, queries=length, keys=length)
     return logits_at(model, index, input_ids=inputs.input_ids, position_ids=inputs.position_ids, attention_mask=mask)
 
 

@@ -12,7 +12,7 @@ from setblock.data.packing import Document, RowDataset, pack
 from setblock.masks import CLEAN
 from setblock.model.adapter.gate import Gate, gate_of
 from setblock.model.attention.document_attention import document_attention
-from setblock.training.adapter import AdapterSection, FrozenModel, add_adapter
+from setblock.training.adapter import AdapterSection, add_adapter, frozen_half
 from setblock.training.inputs import doubled as inputs_module
 from setblock.training.inputs.doubled import Targets, TrainingInputs
 from setblock.training.inputs.noising import Noising
@@ -77,7 +77,7 @@ def gradients(
 ) -> tuple[SBDLoss, dict[str, Tensor]]:
     model.zero_grad()
     gate.set(None)
-    head, clean_half = split_head(model), FrozenModel(model).clean_half
+    head, clean_half = split_head(model), frozen_half(model)
     if frozen:
         gate.open()
     else:

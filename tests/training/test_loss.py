@@ -13,7 +13,7 @@ from setblock.masks import CLEAN
 from setblock.model.attention.attention import layer_windows
 from setblock.training.inputs.doubled import TrainingInputs, ntp_inputs
 from setblock.training.inputs.noising import Noising
-from setblock.training.loss.loss import Objective, losses_at_once
+from setblock.training.loss.loss import sbd_loss
 from training.doubling import END, MASK, VOCABULARY, doubled, loss_of, packed_rows
 
 
@@ -135,5 +135,5 @@ def test_logits_are_computed_where_a_loss_is_only(rows: dict[str, Tensor]) -> No
 def test_no_masked_token_and_no_target() -> None:
     logits = torch.zeros(0, 7)
     none = torch.zeros(0, dtype=torch.long)
-    loss = Objective(none, none).loss(losses_at_once(logits))
+    loss = sbd_loss(logits, none, none)
     assert (float(loss.ntp_sum), float(loss.matp_sum), loss.ntp_count, loss.matp_count) == (0, 0, 0, 0)

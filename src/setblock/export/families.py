@@ -119,7 +119,8 @@ def tensors_of(model: PreTrainedModel, family: Family) -> Iterator[tuple[str, Te
         if found is None:
             raise SetBlockError(f"weight {name} can't be exported: GGUF has no name for it in {family.architecture}")
         if family.pairs_neighbours and (".q_proj." in name or ".k_proj." in name):
-            weight = _paired(weight, _head_dim(config))
+            heads = weight.shape[0] // _head_dim(config)  # each head's halves are interleaved, in a matrix or a bias
+            weight = weight.reshape(heads, 2, _head_dim(config) // 2, -1).transpose(1, 2).reshape(weight.shape)
         if family.adds_one and name.endswith("norm.weight"):
             weight = weight + 1
         yield found, weight
@@ -136,9 +137,3 @@ def _ropes(config: Any) -> dict[str, dict[str, Any]]:
 
 def _head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def _paired(weight: Tensor, head_dim: int) -> Tensor:
-    """Return a matrix [heads * head_dim, n] or a bias, with each head's halves interleaved."""
-    heads = weight.shape[0] // head_dim
-    return weight.reshape(heads, 2, head_dim // 2, -1).transpose(1, 2).reshape(weight.shape)

@@ -5,7 +5,8 @@ Knows the order of things in a file, and types of numbers. Knows nothing of any 
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -42,24 +43,18 @@ def write_gguf(sbd: SBDModel, path: Path, *, weights: WeightType = "f16") -> Non
         raise SetBlockError(
             "a model whose weights are quantised or prepacked can't be exported: load it without --quantization and --prepack"
         )
-    model = sbd.model
-
-    def write_words(writer: gguf.GGUFWriter) -> None:
-        facts = sbd.facts
-        write_vocabulary(
-            writer, sbd.tokenizer, size=sbd.vocab_size, mask_token_id=None if facts is None else facts.mask_token_id
-        )
+    facts = sbd.facts
+    with model_file(sbd.model, path, weights=weights) as writer:
+        mask_token_id = None if facts is None else facts.mask_token_id
+        write_vocabulary(writer, sbd.tokenizer, size=sbd.vocab_size, mask_token_id=mask_token_id)
         writer.add_string(END_OF_TEXT_KEY, json.dumps(list(sbd.end_of_text_ids)))
         if facts is not None:
             writer.add_string(FACTS_KEY, json.dumps(facts.to_json()))
 
-    write_model(model, path, weights=weights, write_words=write_words)
 
-
-def write_model(
-    model: PreTrainedModel, path: Path, *, weights: WeightType, write_words: Callable[[gguf.GGUFWriter], None]
-) -> None:
-    """Write config, what `write_words` writes of the vocabulary, and weights. Errors are those of `write_gguf`."""
+@contextmanager
+def model_file(model: PreTrainedModel, path: Path, *, weights: WeightType) -> Iterator[gguf.GGUFWriter]:
+    """Write config and weights, and between them what the caller writes of the vocabulary. Errors are those of `write_gguf`."""
     check_one_of("type", weights, get_args(WeightType))
     family = family_of(model)
     temporary = path.with_name(f".{path.name}.writing")
@@ -71,7 +66,7 @@ def write_model(
         writer.add_file_type(int(gguf.LlamaFileType[f"{'ALL' if weights == 'f32' else 'MOSTLY'}_{weights.upper()}"]))
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         write_config(writer, model, family)
-        write_words(writer)
+        yield writer
         for name, weight in tensors_of(model, family):
             values, kind = _stored(name, weight, weights)
             writer.add_tensor(name, values, raw_dtype=kind)

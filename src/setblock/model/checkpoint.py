@@ -22,17 +22,11 @@ Sums = dict[str, tuple[tuple[int, ...], float]]
 """The shape of each tensor and the sum of its elements in float64, by name."""
 
 
-def sums_of(tensors: Iterable[tuple[str, Tensor]], *, dtype: torch.dtype | None = None) -> Sums:
-    """Return shapes and sums. Of tensors that are sharded over processes (DTensor), every process must ask.
-
-    Args:
-        tensors: pairs of name and tensor.
-        dtype: the type that they are rounded to first, if any.
-    """
+def sums_of(tensors: Iterable[tuple[str, Tensor]]) -> Sums:
+    """Return shapes and sums of named tensors. Of those that are sharded over processes (DTensor), every process must ask."""
     found: Sums = {}
     for name, tensor in tensors:
-        rounded = tensor.detach() if dtype is None or not tensor.is_floating_point() else tensor.detach().to(dtype)
-        total = rounded.sum(dtype=torch.float64)
+        total = tensor.detach().sum(dtype=torch.float64)
         whole = getattr(total, "full_tensor", lambda total=total: total)()
         found[name] = (tuple(tensor.shape), float(whole))
     return found

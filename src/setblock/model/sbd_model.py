@@ -164,9 +164,7 @@ class SBDModel:
         """
         if reason := plan_of(self.model).untrainable:
             raise SetBlockError(f"{self.model.config.model_type} can be decoded in blocks, but not trained: {reason}")
-        if self.quantization != "nf4":
-            self._refuse_stored("trained")
-        self._refuse_adapter("trained")
+        self._refuse_changed("trained", allowed="nf4")
         mask_token_id = None if self.facts is None or noise == "uniform" else self.facts.mask_token_id
         if mask_token_id is None and noise == "mask":
             mask_token_id = add_mask_token(self.model, self.tokenizer)
@@ -209,16 +207,19 @@ class SBDModel:
             SetBlockError: its weights are quantised or prepacked, it has an adapter, the draft text can't be used, or a tensor
                 is not in what was written. Nothing in the folder has changed then.
         """
-        self._refuse_stored("saved")
-        self._refuse_adapter("saved")
+        self._refuse_changed("saved")
         texts = [] if draft_text is None else list(read_texts(draft_text))
         if draft_text is not None:
             draft_text_of(texts, self)  # refuses what could not be loaded
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as temporary:
-            runs_in = self.model.dtype if state is None else _dtype_of(state)
-            state = self.model.state_dict() if state is None else state
+            runs_in = self.model.dtype
+            if state is None:
+                state = self.model.state_dict()
+            else:  # that of most weights
+                kinds = Counter(weight.dtype for weight in state.values() if weight.is_floating_point())
+                runs_in = kinds.most_common(1)[0][0]
             if dtype is not None:
                 state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in state.items()}
             tied: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}
@@ -254,12 +255,10 @@ class SBDModel:
                 target.parent.mkdir(exist_ok=True)
                 os.replace(path, target)
 
-    def _refuse_stored(self, what: str) -> None:
+    def _refuse_changed(self, what: str, *, allowed: str | None = None) -> None:
         stored = "prepacked" if self.prepacked else self.quantization
-        if stored is not None:
+        if stored not in (None, allowed):
             raise SetBlockError(f"a model whose weights are {stored} can't be {what}: load it without")
-
-    def _refuse_adapter(self, what: str) -> None:
         if self.gate is not None:
             raise SetBlockError(
                 f"a model with an adapter on its future block can't be {what} again: take its base model"
@@ -278,12 +277,6 @@ def _with_own_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
         own[name] = weight.clone() if is_shared else weight
         seen.add(weight.data_ptr())
     return own
-
-
-def _dtype_of(state: dict[str, Tensor]) -> torch.dtype:
-    """Return the type of most of a model's floating-point weights."""
-    counts = Counter(weight.dtype for weight in state.values() if weight.is_floating_point())
-    return counts.most_common(1)[0][0]
 
 
 def _write_dtype(path: Path, dtype: torch.dtype) -> None:

@@ -3,6 +3,7 @@
 Knows LoRA's settings, how PEFT puts it into a model, and how models are run. Knows nothing of data or training loops.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from setblock.model.attention.document_attention import CleanKeys
 from setblock.model.sbd_model import SBDModel
 from setblock.section import Section
 from setblock.training.inputs.doubled import TrainingInputs
-from setblock.training.loss.forward import training_logits
+from setblock.training.loss.forward import CleanHalf, training_logits
 from setblock.training.loss.head import split_head
 from setblock.training.loss.loss import LogitsOf, logits_of_hidden
 
@@ -70,50 +71,35 @@ def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:
     return wrapped
 
 
-class FrozenModel:
-    """Hold a model whose adapter acts on noisy tokens alone, as it is without the adapter.
+def frozen_half(model: nn.Module) -> CleanHalf:
+    """Return what runs the clean half of inputs, for a model in PEFT's wrapper whose adapter acts on noisy tokens alone.
 
-    The clean half of every step is this model's: it needs no gradient, and all noisy copies attend to its keys. Its logits are
-    those of the teacher, where masked tokens have one (`setblock.training.loss.loss`).
+    The clean half of every step is the base model's: it needs no gradient, and all noisy copies attend to its keys. Its logits
+    are those of the teacher, where masked tokens have one (`setblock.training.loss.loss`). What is kept of the outputs whose
+    logits may be asked for are hidden states, where the head is known, and else all of the logits.
     """
-
-    def __init__(self, model: nn.Module) -> None:
-        """Take the model that is about to be trained, in PEFT's wrapper."""
-        wrapper: Any = model
-        self._model = wrapper.get_base_model()
-        self._head = split_head(self._model)
-        gate = gate_of(self._model)
-        assert gate is not None
-        self._gate = gate
+    wrapper: Any = model
+    base: PreTrainedModel = wrapper.get_base_model()
+    head, gate = split_head(base), gate_of(base)
+    assert gate is not None
 
     def clean_half(
-        self, inputs: TrainingInputs, causal: Tensor, *, wrapped: nn.Module | None = None
+        inputs: TrainingInputs, causal: Tensor, *, wrapped: nn.Module | None = None
     ) -> tuple[CleanKeys, LogitsOf]:
-        """Run over the clean half once.
-
-        Args:
-            causal: [M] of the flattened [B * T] outputs, clean ones, whose logits may be asked for. What is kept of them are
-                hidden states, where the head is known, and else all of the logits.
-            wrapped: what to call in the model's stead, where a trainer has wrapped it.
-        """
-        keys, head, training = CleanKeys(), self._head, self._model.training
+        keys: CleanKeys = {}
         kept: list[Tensor] = []
 
         def keep(hidden: Tensor) -> Tensor:
             kept.append(hidden)
             return hidden[:0]
 
+        take, training = None if head is None else keep, base.training
+        run = partial(training_logits, base.eval(), inputs, causal, wrapped=wrapped, take=take)
         try:
-            with torch.no_grad(), self._gate.closed():
-                logits = training_logits(
-                    self._model.eval(),
-                    inputs,
-                    causal,
-                    wrapped=wrapped,
-                    take=None if head is None else keep,
-                    half="clean",
-                    clean_keys=keys,
-                )
+            with torch.no_grad(), gate.closed():
+                logits = run(half="clean", clean_keys=keys)
         finally:
-            self._model.train(training)
+            base.train(training)
         return keys, logits.__getitem__ if head is None else logits_of_hidden(kept[0], head)
+
+    return clean_half

@@ -24,7 +24,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.data.corpus.corpus import DocumentLimits
 from setblock.data.corpus.tokenised import MANIFEST
-from setblock.data.packing import Document, RowDataset, pack
 from setblock.data.rows import rows_of
 from setblock.data.texts.records import check_texts
 from setblock.errors import SetBlockError
@@ -32,11 +31,11 @@ from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.attention import LAYERED
 from setblock.model.attention.document_attention import document_attention
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapter import FrozenModel, add_adapter
+from setblock.training.adapter import add_adapter, frozen_half
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.collator import SBDCollator
 from setblock.training.inputs.doubled import Targets, TrainingInputs
-from setblock.training.loss.forward import training_loss
+from setblock.training.loss.forward import CleanHalf, training_loss
 from setblock.training.loss.head import SplitHead
 from setblock.training.recipe import Recipe
 from setblock.training.run.train import context_length_of, starting_tokenizer
@@ -163,18 +162,17 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
 
 def _inputs(args: SBDConfig, *, rows: int, length: int, context_length: int) -> TrainingInputs:
     """Return the inputs of a pass over full rows, at the largest block size."""
-    document = min(DOCUMENT_LENGTH, length)
-    lengths = [document] * (length // document) + ([length % document] if length % document else [])
-    documents = [Document([0] * n, [True] * n) for _ in range(rows) for n in lengths]
-    dataset = RowDataset(pack(documents, row_length=length, pad_token_id=0))
+    places = torch.arange(length).expand(rows, -1)
+    batch = dict.fromkeys(("input_ids", "labels"), torch.zeros_like(places))
+    batch |= {"position_ids": places % DOCUMENT_LENGTH, "document_ids": places // DOCUMENT_LENGTH}
+    batch["row_ids"] = torch.arange(rows)
     collator = SBDCollator(args, mask_token_id=1, end_of_text_id=0, context_length=context_length, is_flat=True)
-    batch = collator.rows([dataset[row] for row in range(rows)])
     return collator.inputs(batch, step=0, block_size=max(args.block_sizes))
 
 
 def _model(
     recipe: Recipe, args: SBDConfig, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
-) -> tuple[Any, FrozenModel | None]:
+) -> tuple[Any, CleanHalf | None]:
     """Return the model to train, and what runs its clean half where that is frozen."""
     dtype = torch.float32 if recipe.adapter is None else torch.bfloat16
     dtype = dtype if recipe.model.dtype is None else getattr(torch, recipe.model.dtype)
@@ -184,7 +182,7 @@ def _model(
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
         if recipe.adapter is not None:
             wrapped = add_adapter(SBDModel(model, tokenizer), recipe.adapter)
-            frozen = FrozenModel(wrapped) if recipe.adapter.only_noisy else None
+            frozen = frozen_half(wrapped) if recipe.adapter.only_noisy else None
     if args.gradient_checkpointing or args.activation_checkpointing:
         model.activation_checkpointing_enable()
     return model.train(), frozen
@@ -234,7 +232,7 @@ class _LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._done += kept
 
 
-def _peak(model: Any, frozen: FrozenModel | None, args: SBDConfig, inputs: TrainingInputs, gpus: int) -> dict[str, int]:
+def _peak(model: Any, frozen: CleanHalf | None, args: SBDConfig, inputs: TrainingInputs, gpus: int) -> dict[str, int]:
     """Return the most that a device holds in a step, by kind."""
     is_half = args.bf16 or args.fp16
     weights, reduced = sum(p.nbytes for p in model.parameters()) // gpus, 0
@@ -264,7 +262,7 @@ def _peak(model: Any, frozen: FrozenModel | None, args: SBDConfig, inputs: Train
                     matp_weight=args.matp_weight,
                     masked_loss=args.masked_loss,
                     always_chunked=args.cross_entropy == "chunked",
-                    clean_half=None if frozen is None else frozen.clean_half,
+                    clean_half=frozen,
                 )
             torch.autograd.backward(loss.total)
     return {

@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from families import tiny_model
-from setblock.model.attention.grouped import GROUPED_SDPA, grouped_attention
+from setblock.model.attention.grouped import GROUPED_SDPA, GroupedAttention
 
 SIZE = 8
 
@@ -82,7 +82,7 @@ def test_takes_a_result_with_heads_innermost(lay_heads_innermost):
 def test_a_model_has_its_own_attention_back(usual, meanwhile):
     model = tiny_model("llama", vocab_size=32)
     model.config._attn_implementation = usual
-    with suppress(KeyboardInterrupt), grouped_attention(model).active():
+    with suppress(KeyboardInterrupt), GroupedAttention(model).active():
         assert model.config._attn_implementation == meanwhile
         raise KeyboardInterrupt
     assert model.config._attn_implementation == usual

@@ -17,7 +17,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, Request
 from setblock.engine.offline import answered
 from setblock.model.attention import invariant
-from setblock.model.attention.grouped import grouped_attention
+from setblock.model.attention.grouped import GroupedAttention
 from setblock.model.attention.invariant import _KEEPS_BITS, invariant_attention, sdpa_keeps_bits
 from setblock.model.weights import is_supported, keep_bits, prepack
 
@@ -115,7 +115,7 @@ def test_a_mask_made_once_for_a_pass_is_the_one_made_in_each_layer(of_group, que
     query = torch.randn(1, queries, groups * of_group, size).transpose(1, 2).bfloat16()
     key, value = torch.randn(2, 1, groups, keys, size).bfloat16()
     mask = (torch.rand(1, 1, queries, keys) < 0.5).index_fill(3, torch.tensor([0]), True)
-    attention = grouped_attention(model)
+    attention = GroupedAttention(model)
     made = attention.mask(mask, queries=queries)
     assert made.shape[2] == {1: 16, 9: 32, 600: 600}[queries]
     module = SimpleNamespace(num_key_value_groups=of_group, is_causal=True)

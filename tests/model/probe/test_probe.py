@@ -10,9 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBa
 
 from answers import answers
 from setblock import DecodingSettings, SetBlockError, load
+from setblock.errors import SetBlockWarning
 from setblock.model.attention.attention import AttentionPlan
 from setblock.model.attention.grouped import GROUPED_SDPA
-from setblock.model.loading.loading import NotTrainedForBlocks, ShorterContext
+from setblock.model.loading.loading import NotTrainedForBlocks
 from setblock.model.probe import probe
 from setblock.model.probe.probe import plan_attention
 from setblock.model.sbd_model import SBDModel
@@ -89,7 +90,7 @@ def test_rotary_tables_that_change_with_the_longest_position_limit_the_context(
 ) -> None:
     made("phi3", tokenizer, **LONGROPE).save(tmp_path)
     told = r"right for 40 tokens at most.*past original_max_position_embeddings 40"
-    with pytest.warns(NotTrainedForBlocks), pytest.warns(ShorterContext, match=told):
+    with pytest.warns(NotTrainedForBlocks), pytest.warns(SetBlockWarning, match=told):
         sbd = load(tmp_path)
     assert sbd.context_length == 40
     with pytest.raises(SetBlockError, match=r"max_new_tokens must be at most 10 after a prompt of 30 tokens"):
@@ -118,7 +119,9 @@ def test_eager_attention_is_taken_where_sdpa_is_wrong(
 def test_a_fault_of_grouped_attention_alone_is_found(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    functions = probe.PaddedRunner.__init__.__globals__["grouped_attention"].__globals__["ALL_ATTENTION_FUNCTIONS"]
+    functions = probe.PaddedRunner.__init__.__globals__["GroupedAttention"].__init__.__globals__[
+        "ALL_ATTENTION_FUNCTIONS"
+    ]
     sdpa = functions["sdpa"]
     monkeypatch.setitem(
         functions, GROUPED_SDPA, lambda module, q, k, v, mask, **how: sdpa(module, q, k, v, None, **how)

@@ -116,10 +116,7 @@ def load_adapter(model: PreTrainedModel, config: Mapping[str, Any], weights: Map
             outer = weights[key.removesuffix(INNER) + OUTER].float() * scaling
             bases[name] = _base(modules, name, {weight.shape[1], outer.shape[0]})
             factors[name] = weight.to(model.dtype), outer.t().to(model.dtype).contiguous()
-    checks = [base.register_forward_hook(lambda base, _, output: check_output(output, base)) for base in bases.values()]
     groups = sharing_input(model, bases)
-    for check in checks:
-        check.remove()
     gate = Gate(model)
     for group in groups:
         for is_linear in (True, False):  # what can be joined, and what can't
@@ -146,19 +143,20 @@ def _with_trained_row(token: int, base: Any, args: tuple[Tensor, ...], output: T
 @torch.inference_mode()
 def sharing_input(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> list[list[str]]:
     """Return the names of `layers`, in groups that are called one behind the other with one tensor. Each is in one
-    group.
+    group. Raise `SetBlockError` if one gives something else than a tensor.
 
     A layer that a short pass calls not once, such as an expert, is alone.
     """
     calls: list[tuple[Tensor, list[str]]] = []
 
-    def watch(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def watch(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        check_output(output, module)
         if args and calls and calls[-1][0] is args[0]:
             calls[-1][1].append(name)
         elif args:
             calls.append((args[0], [name]))
 
-    handles = [layer.register_forward_pre_hook(partial(watch, name)) for name, layer in layers.items()]
+    handles = [layer.register_forward_hook(partial(watch, name)) for name, layer in layers.items()]
     try:
         model(input_ids=torch.ones((1, 2), dtype=torch.long, device=model.device), use_cache=False)
     finally:

@@ -30,7 +30,7 @@ def gated(model: nn.Module) -> Gate:
     the base model's own. Of the mask token, the trained embedding is put in; the head stays the base model's. Raise
     `SetBlockError` if one of them changes a weight for all tokens at once, as PEFT's do in experts.
     """
-    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora import LoraLayer, ParamWrapper
     from peft.utils import TrainableTokensWrapper
 
     gate = Gate(model)
@@ -40,21 +40,14 @@ def gated(model: nn.Module) -> Gate:
             if layer.token_adapter.tied_adapter is None:
                 layer.original_module.register_forward_hook(partial(_embedded, layer.token_adapter))
         if isinstance(layer, LoraLayer):
-            _check_layer(layer, name)
+            if isinstance(layer, ParamWrapper) or not layer.lora_B:
+                raise SetBlockError(
+                    f"adapter.only_noisy does not work with {name}, whose weights PEFT changes for all tokens at once: name "
+                    "other layers in adapter.target_modules, such as [q_proj, k_proj, v_proj, o_proj]"
+                )
             switch_off(layer)
             layer.get_base_layer().register_forward_hook(partial(_updated, layer, gate))
     return gate
-
-
-def _check_layer(layer: Any, name: str) -> None:
-    """Raise `SetBlockError` where one of PEFT's layers can't act on some tokens only."""
-    from peft.tuners.lora import ParamWrapper
-
-    if isinstance(layer, ParamWrapper) or not layer.lora_B:
-        raise SetBlockError(
-            f"adapter.only_noisy does not work with {name}, whose weights PEFT changes for all tokens at once: name "
-            "other layers in adapter.target_modules, such as [q_proj, k_proj, v_proj, o_proj]"
-        )
 
 
 def _updated(layer: Any, gate: Gate, base: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:

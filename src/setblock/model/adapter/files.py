@@ -41,18 +41,16 @@ def read_lora(folder: Path, *, row: bool = False) -> tuple[dict[str, Any], dict[
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise SetBlockError(f"{folder}: the adapter must be LORA, not {kind}")
-    names = [*_MORE, *([] if row else ["trainable_token_indices"])]
-    more = next(
-        (name for name in names if config.get(name)), "bias" if config.get("bias") not in (None, "none") else None
-    )
-    ends = (INNER, OUTER, ROW) if row else (INNER, OUTER)
-    if more is None and not all(name.endswith(ends) for name in weights):
-        more = "other weights"
+    more = [name for name in (*_MORE, *([] if row else ["trainable_token_indices"])) if config.get(name)]
+    if config.get("bias") not in (None, "none"):
+        more.append("bias")
+    if not all(name.endswith((INNER, OUTER, ROW) if row else (INNER, OUTER)) for name in weights):
+        more.append("other weights")
     inner, outer = ({name.removesuffix(end) for name in weights if name.endswith(end)} for end in (INNER, OUTER))
-    if more is None and inner != outer:
-        more = f"only one of A and B of {min(inner ^ outer)}"
-    if more is not None:
-        raise SetBlockError(f"{folder}: the adapter must be plain LoRA, and has {more}")
+    if inner != outer:
+        more.append(f"only one of A and B of {min(inner ^ outer)}")
+    if more:
+        raise SetBlockError(f"{folder}: the adapter must be plain LoRA, and has {more[0]}")
     return config, weights
 
 

@@ -4,13 +4,12 @@ Knows layer types, sliding windows and attention implementations. Knows nothing 
 that makes the `mask_mod` for a window.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from setblock.masks import AttentionMask, MaskForm, MaskMod
+from setblock.masks import MaskForm
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -85,27 +84,11 @@ def layer_windows(config: PretrainedConfig) -> dict[str, int | None]:
     return {kind: window if kind == SLIDING else None for kind in sorted(set(layer_types))}
 
 
-def attention_mask(
-    config: PretrainedConfig,
-    mask_mod_for: Callable[[int | None], MaskMod],
-    *,
-    batch: int,
-    queries: int,
-    keys: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    implementation: str | None = None,
-) -> AttentionMask:
-    """Return the `attention_mask` argument that makes every layer follow `mask_mod_for(its window)`, for the attention
-    implementation that is named, or else for the model's. See `MaskForm.mask`."""
-    most = max(batch, queries, keys)
-    form = mask_form(config, device=device, dtype=dtype, implementation=implementation, most=most)
-    return form.mask(mask_mod_for, batch=batch, queries=queries, keys=keys)
-
-
 def mask_form(
-    config: PretrainedConfig, *, device: torch.device, dtype: torch.dtype, most: int, implementation: str | None = None
+    model: PreTrainedModel, *, most: int, device: torch.device, implementation: str | None = None
 ) -> MaskForm:
-    """Return the form for the attention implementation that is named, or else the model's, and sizes up to `most`."""
+    """Return the form of a model's masks up to `most` rows, queries or keys, for the attention implementation that is named, or
+    else the model's."""
+    config = model.config.get_text_config()
     index = torch.arange(most, device=device)
-    return MaskForm(layer_windows(config), implementation or config._attn_implementation, dtype, index)
+    return MaskForm(layer_windows(config), implementation or config._attn_implementation, model.dtype, index)

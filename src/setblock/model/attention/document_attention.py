@@ -4,18 +4,18 @@ Knows how rows are made of runs of tokens, and how Transformers calls attention.
 caller brings the runs, and the function that makes the `mask_mod` for a window.
 
 Without FlexAttention, a mask over whole rows forbids most of what is computed: a row of L clean tokens and as many noisy ones
-has 4 L² pairs. So a row is split into runs, and each run is attended by a separate call to Transformers' own `sdpa`: a clean
-document to itself, and a few noisy blocks of a document to each other and to the clean tokens before the last of them.
+has 4 L² pairs. So a row is split into runs, and each run is attended by a separate call: a clean document to itself by
+Transformers' own `sdpa`, and a few noisy blocks of a document to each other and to the clean tokens before the last of them by
+`grouped_sdpa`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from setblock.errors import SetBlockError
 from setblock.masks import AttentionMask, MaskMod, by_layer_type
 from setblock.model.attention.attention import LAYERED, layer_windows, plan_of
-from setblock.model.attention.grouped import attention_by
+from setblock.model.attention.grouped import attention_by, grouped_sdpa
 
 Half = Literal["both", "clean", "noisy"]
 
@@ -41,11 +41,6 @@ class Run(NamedTuple):
     document: int | None
     earlier: int = 0
 
-    @property
-    def pairs(self) -> int:
-        """Return the number of pairs of a query and a key."""
-        return self.length * (self.earlier + self.length)
-
 
 class RowRuns(NamedTuple):
     """Hold the runs of a row, in order: first the clean ones, documents by number and then padding, then the noisy
@@ -55,27 +50,13 @@ class RowRuns(NamedTuple):
     noisy: tuple[Run, ...] = ()
 
 
-class CleanKeys:
-    """Keep keys and values that a pass over clean tokens computes, for passes over noisy ones to read.
-
-    Not one of Transformers' caches: those are taken away from layers that are run again in the backward pass.
-    """
-
-    def __init__(self) -> None:
-        self._states: dict[nn.Module, tuple[Tensor, Tensor]] = {}
-
-    def keep(self, module: nn.Module, key: Tensor, value: Tensor) -> None:
-        """Store what an attention module of a model computed for the clean tokens, [B, H', L, D] each."""
-        self._states[module] = (key.detach(), value.detach())
-
-    def of(self, module: nn.Module) -> tuple[Tensor, Tensor]:
-        """Return what was stored for an attention module."""
-        return self._states[module]
+CleanKeys = dict[nn.Module, tuple[Tensor, Tensor]]
+"""Keys and values [B, H', L, D] of each attention module, which a pass over clean tokens computes, and passes over noisy ones
+read. Not one of Transformers' caches: those are taken away from layers that are run again in the backward pass."""
 
 
-@dataclass(frozen=True)
 class Layout:
-    """Hold what the attention function needs to know of a pass.
+    """Hold what the attention function needs to know of a pass in a model of some config.
 
     Attributes:
         rows: the runs of each row.
@@ -84,10 +65,17 @@ class Layout:
         clean_keys: where the keys of clean tokens are kept by a pass over these, and found by one over noisy tokens.
     """
 
-    rows: tuple[RowRuns, ...]
-    is_causal: bool
-    half: Half = "both"
-    clean_keys: CleanKeys | None = None
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        rows: Sequence[RowRuns],
+        *,
+        half: Half = "both",
+        clean_keys: CleanKeys | None = None,
+    ) -> None:
+        self.rows, self.half, self.clean_keys = rows, half, clean_keys
+        longest = max((run.length for row in rows for run in row.clean), default=0)
+        self.is_causal = all(window is None or window >= longest for window in layer_windows(config).values())
 
     def own(self, row: RowRuns) -> list[tuple[Run, bool]]:
         """Return the runs of a row that the pass computes, and for each whether it has a mask."""
@@ -98,17 +86,8 @@ class Layout:
     @property
     def mask_sizes(self) -> list[int]:
         """Return the number of pairs in each mask."""
-        return [run.pairs for row in self.rows for run, has_mask in self.own(row) if has_mask]
-
-
-def layout_of(
-    config: PretrainedConfig, rows: Sequence[RowRuns], *, half: Half = "both", clean_keys: CleanKeys | None = None
-) -> Layout:
-    """Return the layout of a pass over rows in a model of this config."""
-    longest = max((run.length for row in rows for run in row.clean), default=0)
-    windows = layer_windows(config).values()
-    is_causal = all(window is None or window >= longest for window in windows)
-    return Layout(tuple(rows), is_causal, half, clean_keys)
+        own = (each for row in self.rows for each in self.own(row))
+        return [run.length * (run.earlier + run.length) for run, has_mask in own if has_mask]
 
 
 def document_masks(
@@ -124,26 +103,17 @@ def document_masks(
         masks = [torch.zeros(0, dtype=torch.bool, device=device)]
         for number, row in enumerate(layout.rows):
             b = torch.full((1, 1), number, device=device)  # not a scalar: indexing by one reads it back
-            masks += [mask_mod(b, head, q[:, None], k[None]).flatten() for q, k in _places(layout, row, device)]
+            starts = [0, *accumulate(run.length for run in row.clean + row.noisy)]  # in the whole row
+            own_starts = starts[len(row.clean) if layout.half == "noisy" else 0 :]
+            for (run, has_mask), start in zip(layout.own(row), own_starts, strict=False):
+                if has_mask:
+                    q = torch.arange(start, start + run.length, device=device)
+                    first = starts[run.document or 0]
+                    k = torch.cat([torch.arange(first, first + run.earlier, device=device), q])
+                    masks.append(mask_mod(b, head, q[:, None], k[None]).flatten())
         return torch.cat(masks)[None, None, None]
 
     return by_layer_type(layer_windows(config), realise)
-
-
-def _places(layout: Layout, row: RowRuns, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield where in the whole row the queries and keys of each mask are: [q] and [k] int64."""
-    starts: list[int] = []
-    end = 0
-    for run in row.clean + row.noisy:
-        starts.append(end)
-        end += run.length
-    own = layout.own(row)
-    offset = len(row.clean) if layout.half == "noisy" else 0
-    for (run, has_mask), start in zip(own, starts[offset : offset + len(own)], strict=True):
-        if has_mask:
-            queries = torch.arange(start, start + run.length, device=device)
-            first = starts[run.document or 0]
-            yield queries, torch.cat([torch.arange(first, first + run.earlier, device=device), queries])
 
 
 def attends_runs(model: PreTrainedModel) -> bool:
@@ -187,7 +157,7 @@ def _document_sdpa(
         return result
     kept = layout.clean_keys
     if kept is not None and layout.half == "clean":
-        kept.keep(module, key, value)
+        kept[module] = key.detach(), value.detach()
     masks = iter(torch.split(attention_mask.flatten(), layout.mask_sizes))
     attended = []
     for number, row in enumerate(layout.rows):
@@ -198,7 +168,7 @@ def _document_sdpa(
         clean: tuple[Sequence[Tensor], Sequence[Tensor]] = (keys, values)
         if kept is not None and layout.half == "noisy":
             of_clean = [run.length for run in row.clean]
-            first, second = (torch.split(each[number, None], of_clean, dim=2) for each in kept.of(module))
+            first, second = (torch.split(each[number, None], of_clean, dim=2) for each in kept[module])
             clean = (first, second)
         outputs = []
         for (run, has_mask), q, k, v in zip(own, queries, keys, values, strict=True):
@@ -210,34 +180,14 @@ def _document_sdpa(
                     torch.cat([whole[run.document][:, :, : run.earlier], part], dim=2)
                     for whole, part in zip(clean, (k, v), strict=True)
                 )
-            mask = next(masks).view(1, 1, run.length, -1) if has_mask else None
-            outputs.append(_attended(module, q, k, v, mask, **kwargs))
+            if has_mask:
+                mask = next(masks).view(1, 1, run.length, -1)
+                output, _ = grouped_sdpa(module, q, k, v, mask, **kwargs)
+            else:
+                output, _ = sdpa(module, q, k, v, None, **{**kwargs, "is_causal": True})
+            outputs.append(output)  # [1, q, H, D]
         attended.append(torch.cat(outputs, dim=1))
     return torch.cat(attended), None
-
-
-def _attended(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
-) -> Tensor:
-    """Attend one run: query [1, H, q, D], key and value [1, H', k, D], mask [1, 1, q, k] or None for causal. Returns
-    [1, q, H, D].
-
-    Query heads that share keys go side by side, as more queries, where Transformers would repeat the keys for each.
-    """
-    heads, groups = query.shape[1], query.shape[1] // key.shape[1]
-    if mask is None or groups == 1:
-        how = {**kwargs, "is_causal": True} if mask is None else kwargs
-        result: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **how)
-        return result[0]
-    found = functional.scaled_dot_product_attention(
-        query.reshape(1, heads // groups, -1, query.shape[-1]),
-        key,
-        value,
-        attn_mask=mask.repeat(1, 1, groups, 1),
-        dropout_p=kwargs.get("dropout", 0.0),
-        scale=kwargs.get("scaling"),
-    )
-    return found.reshape(1, heads, -1, value.shape[-1]).transpose(1, 2)
 
 
 def _document_flex(
@@ -253,9 +203,9 @@ def _document_flex(
     """Attend by FlexAttention, whose `BlockMask` has all of a layout except where the clean half's keys are."""
     kept = None if layout is None else layout.clean_keys
     if layout is not None and kept is not None and layout.half == "clean":
-        kept.keep(module, key, value)
+        kept[module] = key.detach(), value.detach()
     elif kept is not None:
-        clean_key, clean_value = kept.of(module)
+        clean_key, clean_value = kept[module]
         key, value = torch.cat([clean_key, key], dim=2), torch.cat([clean_value, value], dim=2)
     return ALL_ATTENTION_FUNCTIONS["flex_attention"](module, query, key, value, attention_mask, **kwargs)
 

@@ -15,16 +15,16 @@ In half precision on a CPU, a query gets the same bits whatever else shares its 
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from setblock.masks import AttentionMask, added
+from setblock.masks import added
 from setblock.model.attention.attention import OURS, layer_windows, plan_of
 from setblock.model.attention.invariant import CHUNK, ROWS, invariant_attention, sdpa_keeps_bits
 from setblock.model.protocol.runtime import PROMPT_PART
@@ -34,7 +34,7 @@ GROUPED_SDPA, INVARIANT_SDPA = f"{OURS}grouped_sdpa", f"{OURS}invariant_sdpa"
 """Names of the attention functions below."""
 
 
-def _grouped_sdpa(
+def grouped_sdpa(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -93,7 +93,6 @@ MULTIPLE = 8
 number of rows that it meets first, which takes a fifth as long as the product. So new numbers are rare."""
 
 
-@dataclass(frozen=True)
 class GroupedAttention:
     """Call the attention above in a model's passes, if its plan allows it. A model and its config take long to ask, so each
     runner asks once.
@@ -109,14 +108,23 @@ class GroupedAttention:
         is_invariant: whether a token is to get the same bits in each pass.
     """
 
-    config: PretrainedConfig
-    name: str
-    is_used: bool
-    needs_masks: bool
-    of_group: int
-    most_queries: int
-    dtype: torch.dtype
-    is_invariant: bool
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.config, self.dtype = model.config.get_text_config(), model.dtype
+        self.is_used = plan_of(model).grouped
+        # Where layers differ in size, one stands for all: a layer with other groups takes the first Q of the mask
+        layer = self.config.per_layer_config[0] if getattr(self.config, "is_heterogeneous", False) else self.config
+        heads = getattr(layer, "num_attention_heads", 1)
+        groups = getattr(layer, "num_key_value_heads", None) or heads
+        size = getattr(layer, "head_dim", None) or getattr(layer, "hidden_size", 0) // heads
+        self.of_group: int = heads // groups
+        self.is_invariant = is_invariant(model.dtype, model.device)
+        if self.is_invariant:
+            sdpa_keeps_bits(model.dtype, size)
+        self.name = INVARIANT_SDPA if self.is_invariant else GROUPED_SDPA
+        is_full = set(layer_windows(self.config).values()) == {None}
+        self.needs_masks = not self.is_used or self.is_invariant or not is_full
+        repeats = self.is_used and (heads > groups or self.is_invariant)
+        self.most_queries = _most(groups, size, must_be_invariant=self.is_invariant) if repeats else 0
 
     def active(self) -> AbstractContextManager[None]:
         """Have the model's layers call it for a while."""
@@ -132,25 +140,20 @@ class GroupedAttention:
         """Return the keys that a pass reads to see so many: of whole chunks nothing is copied."""
         return -(-keys // CHUNK) * CHUNK if self.is_invariant else keys
 
-    def mask(self, mask: AttentionMask, *, queries: int) -> AttentionMask:
+    def mask(self, mask: Tensor | BlockMask, *, queries: int) -> Tensor | BlockMask:
         """Return what is added to the scores of a group's queries, [B, 1, `mask_rows`, K], of a mask [B, 1, Q, K] of where they
-        may look; or those of each layer type. Else every layer makes it. A layer with other groups takes the first Q."""
-        if queries > self.most_queries:
+        may look. Else every layer makes it. A layer with other groups takes the first Q."""
+        if queries > self.most_queries or not isinstance(mask, Tensor):
             return mask
-        if isinstance(mask, dict):
-            return {kind: self._repeated(part, queries) for kind, part in mask.items() if isinstance(part, Tensor)}
-        return self._repeated(mask, queries) if isinstance(mask, Tensor) else mask
+        mask, rows = added(mask).to(self.dtype), self.mask_rows(queries)
+        if mask.shape[2] == 1:
+            return mask.expand(-1, -1, rows, -1)
+        return mask.repeat(1, 1, -(-rows // queries), 1)[:, :, :rows]
 
     def mask_rows(self, queries: int) -> int:
         """Return the rows of a mask for a group's queries: G Q, filled up where each token is to get the same bits."""
         rows = self.of_group * queries
         return rows + (-rows % ROWS if self.is_invariant else 0)
-
-    def _repeated(self, mask: Tensor, queries: int) -> Tensor:
-        mask, rows = added(mask).to(self.dtype), self.mask_rows(queries)
-        if mask.shape[2] == 1:
-            return mask.expand(-1, -1, rows, -1)
-        return mask.repeat(1, 1, -(-rows // queries), 1)[:, :, :rows]
 
 
 @contextmanager
@@ -164,30 +167,6 @@ def attention_by(name: str, config: PretrainedConfig) -> Iterator[None]:
         config._attn_implementation = usual
 
 
-def grouped_attention(model: PreTrainedModel) -> GroupedAttention:
-    """Return how a model's passes call it."""
-    config, is_used = model.config.get_text_config(), plan_of(model).grouped
-    # Where layers differ in size, one stands for all: a layer with other groups takes the first Q of the mask
-    layer = config.per_layer_config[0] if getattr(config, "is_heterogeneous", False) else config
-    heads = getattr(layer, "num_attention_heads", 1)
-    groups = getattr(layer, "num_key_value_heads", None) or heads
-    size = getattr(layer, "head_dim", None) or getattr(layer, "hidden_size", 0) // heads
-    must_be_invariant = is_invariant(model.dtype, model.device)
-    if must_be_invariant:
-        sdpa_keeps_bits(model.dtype, size)
-    most = _most(groups, size, must_be_invariant=must_be_invariant)
-    return GroupedAttention(
-        config,
-        name=INVARIANT_SDPA if must_be_invariant else GROUPED_SDPA,
-        is_used=is_used,
-        needs_masks=not is_used or must_be_invariant or set(layer_windows(config).values()) != {None},
-        of_group=heads // groups,
-        most_queries=most if is_used and (heads > groups or must_be_invariant) else 0,
-        dtype=model.dtype,
-        is_invariant=must_be_invariant,
-    )
-
-
 def _most(groups: int, size: int, *, must_be_invariant: bool) -> int:
     """Return the queries for which the mask [Q, K] of each head of a group is less to write than keys and values [H', K, D].
 
@@ -199,5 +178,5 @@ def _most(groups: int, size: int, *, must_be_invariant: bool) -> int:
 _SPECIAL = ("position_bias", "softcap", "cache")
 """Arguments by which Transformers' `sdpa` does something else."""
 
-AttentionInterface.register(GROUPED_SDPA, _grouped_sdpa)
-AttentionInterface.register(INVARIANT_SDPA, partial(_grouped_sdpa, must_be_invariant=True))
+AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)
+AttentionInterface.register(INVARIANT_SDPA, partial(grouped_sdpa, must_be_invariant=True))

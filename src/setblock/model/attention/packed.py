@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from setblock.masks import AttentionMask, MaskMod
-from setblock.model.attention.attention import OURS, attention_mask
+from setblock.masks import AttentionMask, by_layer_type, decode_mask
+from setblock.model.attention.attention import OURS, mask_form
 from setblock.model.attention.grouped import GroupedAttention, attention_by
 
 _NAME = f"{OURS}packed"
@@ -36,14 +36,15 @@ class Rectangle:
     """Hold rows whose attention is computed together: a rows of at most Q queries and K keys.
 
     Attributes:
-        tokens: [a, Q] int64, the place of each query among the N; any of them where a row has fewer than Q.
         slots: [a, K] int64, the slot of the cache of each key.
-        mask_mod_for: makes the mask of these queries and keys for a sliding window, or for none.
+        tokens: [a, Q] int64, the place of each query among the N; any of them where a row has fewer than Q.
+        positions, limits: [a, Q] int64 of each query, see `masks.decode_mask`.
     """
 
-    tokens: Tensor
     slots: Tensor
-    mask_mod_for: Callable[[int | None], MaskMod]
+    tokens: Tensor
+    positions: Tensor
+    limits: Tensor
 
 
 @dataclass(frozen=True)
@@ -69,56 +70,36 @@ def packed_attention(
         attention: of the model.
         cells: [N] int64, where each token is a query, among the queries of all rectangles, one behind the other.
     """
-    implementation = _implementation(attention.config)
+    config = attention.config
+    implementation = str(config._attn_implementation)
+    # FlexAttention's block masks don't come in rectangles this small; SDPA has no soft-capping
+    if implementation == "flex_attention":
+        implementation = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
     for_groups = implementation == "sdpa" and all(each.tokens.shape[1] <= attention.most_queries for each in rectangles)
-    layout = _Layout(rectangles, cells, attention, implementation, for_groups)
-    mask = _flat_mask(layout, device=model.device, dtype=model.dtype)
-    reset = _LAYOUT.set(layout)
+    most = max(max(*each.tokens.shape, each.slots.shape[1]) for each in rectangles)
+    form = mask_form(model, most=most, device=model.device, implementation=implementation)
+
+    def flat(window: int | None) -> Tensor:
+        """Return the masks of all rectangles, one behind the other, [1, 1, 1, sum of a Q K], or of a `mask_rows` K for
+        groups, each filled up to a multiple of `_ALIGNED`."""
+        masks = []
+        for each in rectangles:
+            (rows, queries), keys = each.tokens.shape, each.slots.shape[1]
+            mask_mod = decode_mask(position_ids=each.positions, limits=each.limits, window=window)
+            mask = form.realised(mask_mod, batch=rows, queries=queries, keys=keys)
+            if for_groups:  # once, and not in each layer
+                mask = attention.mask(mask, queries=queries)
+            assert isinstance(mask, Tensor)
+            masks.append(pad(mask.flatten(), (0, -mask.numel() % _ALIGNED)))
+        return torch.cat(masks)[None, None, None]
+
+    reset = _LAYOUT.set(_Layout(rectangles, cells, attention, implementation, for_groups))
     try:
-        with attention_by(_NAME, attention.config):
+        mask = by_layer_type(form.windows, flat)
+        with attention_by(_NAME, config):
             yield mask
     finally:
         _LAYOUT.reset(reset)
-
-
-def _implementation(config: PretrainedConfig) -> str:
-    """Return what computes a rectangle. FlexAttention's block masks don't come in rectangles this small; SDPA has no
-    soft-capping."""
-    if config._attn_implementation == "flex_attention":
-        return "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
-    return str(config._attn_implementation)
-
-
-def _flat_mask(layout: _Layout, *, device: torch.device, dtype: torch.dtype) -> AttentionMask:
-    """Return the masks of all rectangles, one behind the other, [1, 1, 1, sum of a Q K], or of a `mask_rows` K for groups.
-
-    Each is filled up to a multiple of `_ALIGNED`. They are by layer type where a model mixes them.
-
-    Transformers hands a 4D tensor to the attention function as it is, whatever its shape.
-    """
-    masks = [
-        attention_mask(
-            layout.attention.config,
-            each.mask_mod_for,
-            batch=each.tokens.shape[0],
-            queries=each.tokens.shape[1],
-            keys=each.slots.shape[1],
-            device=device,
-            dtype=dtype,
-            implementation=layout.implementation,
-        )
-        for each in layout.rectangles
-    ]
-    if layout.for_groups:  # once, and not in each layer
-        sizes = [each.tokens.shape[1] for each in layout.rectangles]
-        masks = [layout.attention.mask(mask, queries=queries) for mask, queries in zip(masks, sizes, strict=True)]
-
-    def flat(parts: Sequence[Any]) -> Tensor:
-        return torch.cat([pad(part.flatten(), (0, -part.numel() % _ALIGNED)) for part in parts])[None, None, None]
-
-    if isinstance(masks[0], dict):
-        return {kind: flat([mask[kind] for mask in masks if isinstance(mask, dict)]) for kind in masks[0]}
-    return flat(masks)
 
 
 def _attend(
@@ -129,7 +110,12 @@ def _attend(
     Returns [1, N, H, D].
     """
     layout = _LAYOUT.get()
-    base = _attention_function(module, layout)
+    base: Callable[..., tuple[Tensor, Any]]
+    if layout.implementation == "eager":  # each model's own, next to its attention layer
+        base = sys.modules[type(module).__module__].eager_attention_forward
+    else:
+        name = layout.attention.name if layout.implementation == "sdpa" else layout.implementation
+        base = ALL_ATTENTION_FUNCTIONS[name]
     queries, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))  # [N or slots, H, D]
     attended, masks = [], attention_mask.flatten()
     mask_rows = layout.attention.mask_rows if layout.for_groups else int
@@ -160,15 +146,6 @@ def _taken(states: Tensor, places: Tensor, layout: _Layout) -> Tensor:
         each = torch.arange(heads, device=places.device)
         rows = layout.rows[id(places), heads] = (places[:, None] * heads + each[:, None]).flatten()
     return states.reshape(-1, states.shape[2]).index_select(0, rows).view(len(places), heads, -1, states.shape[2])
-
-
-def _attention_function(module: nn.Module, layout: _Layout) -> Callable[..., tuple[Tensor, Any]]:
-    if layout.implementation == "eager":  # each model's own, next to its attention layer
-        eager: Callable[..., tuple[Tensor, Any]] = sys.modules[type(module).__module__].eager_attention_forward
-        return eager
-    name = layout.attention.name if layout.implementation == "sdpa" else layout.implementation
-    function: Callable[..., tuple[Tensor, Any]] = ALL_ATTENTION_FUNCTIONS[name]
-    return function
 
 
 AttentionInterface.register(_NAME, _attend)

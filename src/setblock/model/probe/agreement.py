@@ -19,14 +19,14 @@ from transformers import PreTrainedModel
 
 from setblock.data.packing import PADDING
 from setblock.masks import CLEAN, MaskMod, decode_mask, train_mask
-from setblock.model.attention.attention import attention_mask
+from setblock.model.attention.attention import mask_form
 from setblock.model.attention.document_attention import (
+    Layout,
     RowRuns,
     Run,
     attends_runs,
     document_attention,
     document_masks,
-    layout_of,
 )
 from setblock.model.protocol.runtime import Feed, PassPlan, Runner, Span
 from setblock.model.runners.forward import logits_at
@@ -132,12 +132,11 @@ def check_training(model: PreTrainedModel, expected: Expected) -> None:
     config = model.config.get_text_config()
     more: dict[str, Any] = {}
     if attends_runs(model):
-        more["layout"] = layout_of(config, rows)
+        more["layout"] = Layout(config, rows)
         mask = document_masks(config, more["layout"], mask_mod_for, device=device)
     else:
-        mask = attention_mask(
-            config, mask_mod_for, batch=2, queries=length, keys=length, device=device, dtype=model.dtype
-        )
+        form = mask_form(model, most=length, device=device)
+        mask = form.mask(mask_mod_for, batch=2, queries=length, keys=length)
     every = torch.arange(2 * length, device=device)
     with document_attention(model):
         logits = logits_at(model, every, input_ids=ids, position_ids=positions, attention_mask=mask, **more)
@@ -206,14 +205,11 @@ def _masked(model: PreTrainedModel, row: Tensor, start: int) -> Tensor:
     """Return the logits [T, V] of one row whose tokens from `start` on see each other."""
     positions = torch.arange(len(row), device=row.device)[None]
     limits = torch.where(positions < start, positions + 1, len(row))
-    mask = attention_mask(
-        model.config.get_text_config(),
+    mask = mask_form(model, most=len(row), device=row.device).mask(
         lambda window: decode_mask(position_ids=positions, limits=limits, window=window),
         batch=1,
         queries=len(row),
         keys=len(row),
-        device=row.device,
-        dtype=model.dtype,
     )
     logits: Tensor = model(input_ids=row[None], position_ids=positions, attention_mask=mask, use_cache=False).logits[0]
     return logits.float()

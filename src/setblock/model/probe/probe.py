@@ -59,12 +59,11 @@ def check_stored(model: PreTrainedModel, store: Callable[[PreTrainedModel], None
     wanted = run_text(small)
     store(small)
     try:
-        found = run_text(small)
-    except Exception as error:
-        text = one_line(error)[:200] or type(error).__name__
-        raise SetBlockError(f"{model.config.model_type} can't be {how}: it then no longer runs ({text})") from error
-    if not float((found - wanted).norm()) <= _STORED_TOLERANCE * float(wanted.norm()):
-        raise SetBlockError(f"{model.config.model_type} can't be {how}: it then gives other logits")
+        found = _run(lambda: run_text(small), failure="it then no longer runs")
+        if not float((found - wanted).norm()) <= _STORED_TOLERANCE * float(wanted.norm()):
+            raise DisagreementError("it then gives other logits")
+    except DisagreementError as error:
+        raise SetBlockError(f"{model.config.model_type} can't be {how}: {error}") from error
 
 
 _SAME = 1e-3  # relative, of float32 logits

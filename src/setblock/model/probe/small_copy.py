@@ -7,6 +7,7 @@ import copy
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +88,16 @@ def with_low(
     small: PreTrainedModel, thresholds: Sequence[Threshold], *, value: int = SMALL_THRESHOLD
 ) -> PreTrainedModel:
     """Return the small copy again, with `thresholds` lowered to a `value` that a short text crosses."""
-    lowered = _made(type(small), _lowered(small.config, thresholds, value)).to(small.device)
+    low = copy.deepcopy(small.config)
+    for *above, last in (path for each in thresholds for path in each.paths):
+        here: Any = low.get_text_config()
+        for key in above:
+            here = here[key] if isinstance(here, dict) else getattr(here, key)
+        if isinstance(here, dict):
+            here[last] = value
+        else:
+            setattr(here, last, value)
+    lowered = _made(type(small), low).to(small.device)
     lowered.load_state_dict(small.state_dict())
     return lowered
 
@@ -189,21 +199,6 @@ def _numbers(values: dict[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tup
             yield (*path, name), value
 
 
-def _lowered(
-    config: PretrainedConfig, thresholds: Sequence[Threshold], value: int = SMALL_THRESHOLD
-) -> PretrainedConfig:
-    low = copy.deepcopy(config)
-    for path in (path for each in thresholds for path in each.paths):
-        here: Any = low.get_text_config()
-        for key in path[:-1]:
-            here = here[key] if isinstance(here, dict) else getattr(here, key)
-        if isinstance(here, dict):
-            here[path[-1]] = value
-        else:
-            setattr(here, path[-1], value)
-    return low
-
-
 def _runs(small: PreTrainedModel, threshold: Threshold) -> bool:
     """Return whether there is such a small copy with a threshold lowered. A number that shapes weights, or does not fit the
     others any more, was none."""
@@ -222,12 +217,12 @@ def run_text(small: PreTrainedModel) -> torch.Tensor:
     return logits
 
 
-class _quiet:  # noqa: N801
+@contextmanager
+def _quiet() -> Iterator[None]:
     """Silence Transformers' warnings, which would be about the copy's config."""
-
-    def __enter__(self) -> None:
-        self._level = logging.get_verbosity()
-        logging.set_verbosity_error()
-
-    def __exit__(self, *_: object) -> None:
-        logging.set_verbosity(self._level)
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)

@@ -127,17 +127,11 @@ def _texts_in(line: str, where: str) -> list[str]:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise SetBlockError(f"{where} is not JSON") from error
-    if isinstance(found, dict):
-        messages = found.get("messages")
-        if isinstance(messages, list):
-            said = [each for each in messages if isinstance(each, dict) and each.get("role") == "assistant"]
-            texts = [
-                each.get("content") for each in said if each.get("content") is not None or not each.get("tool_calls")
-            ]
-        else:
-            texts = [found.get("text", found.get("completion"))]
+    if isinstance(found, dict) and isinstance(messages := found.get("messages"), list):
+        said = [each for each in messages if isinstance(each, dict) and each.get("role") == "assistant"]
+        texts = [each.get("content") for each in said if each.get("content") is not None or not each.get("tool_calls")]
     else:
-        texts = [found]
+        texts = [found.get("text", found.get("completion")) if isinstance(found, dict) else found]
     if not all(isinstance(text, str) for text in texts):
         raise SetBlockError(f"{where} must be a text, or have a text in text, completion or messages")
     found = [str(text) for text in texts]

@@ -13,14 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from setblock import devices
-from setblock.masks import AttentionMask, decode_mask
+from setblock.masks import AttentionMask, by_layer_type, decode_mask
 from setblock.model.adapter.gate import block_only, gate_of
 from setblock.model.attention.attention import mask_form
-from setblock.model.attention.grouped import grouped_attention
+from setblock.model.attention.grouped import GroupedAttention
 from setblock.model.protocol.runtime import Compile, Feed, Function, as_it_is, fixed_capacity
 from setblock.model.weights import keep_bits
 
@@ -104,17 +105,20 @@ def logits_at(
     Args:
         model: the model itself.
         input_ids, position_ids: [B, T].
-        attention_mask: from `setblock.model.attention.attention.attention_mask`. None for none: the attention must be one of
+        attention_mask: from `setblock.masks.MaskForm.mask`. None for none: the attention must be one of
             ours, since Transformers makes one for its own.
         cache: where the keys and values go, and come from; None for a pass without a cache.
         wrapped: what to call in the model's stead, where a trainer has wrapped it, or it was compiled.
-        filled: returns how many outputs the head is given where so many are wanted, one or more.
+        filled: returns how many outputs the head is given where so many are wanted, one or more: the last is repeated where a
+            head is faster, or gives other bits, for so few.
         take: receives the hidden states at `index`; the logits are of those that it returns.
         more: for the attention function, to which Transformers hands what it does not know.
     """
     wanted = len(index)
-    given = index if take is not None else filled_up(index, filled)
-    with head_reads_only(model, given, take=take):
+    if take is None:
+        given = _FULL if _FEW < wanted < _FULL else filled(wanted)
+        index = torch.cat([index, index[-1:].expand(given - wanted)]) if given > wanted else index
+    with head_reads_only(model, index, take=take):
         output = (model if wrapped is None else wrapped)(
             input_ids=input_ids,
             position_ids=position_ids,
@@ -125,13 +129,6 @@ def logits_at(
         )
     logits: Tensor = output.logits[0]
     return logits[:wanted]
-
-
-def filled_up(index: Tensor, filled: Callable[[int], int]) -> Tensor:
-    """Return `index` [M], its last repeated where a head is faster, or gives other bits, for so few outputs."""
-    wanted = len(index)
-    given = _FULL if _FEW < wanted < _FULL else filled(wanted) if wanted else 0
-    return index if given == wanted else torch.cat([index, index[-1:].expand(given - wanted)])
 
 
 _MOST_SHAPES = 64
@@ -190,15 +187,15 @@ class PaddedRunner:
         """
         self._model, self._compiled = model, compiled
         # A model and its config take long to ask, so they are asked once
-        config, device, dtype = model.config.get_text_config(), model.device, model.dtype
-        self._attention = grouped_attention(model)
+        config, device = model.config.get_text_config(), model.device
+        self._attention = GroupedAttention(model)
         keep_bits(model)
         self.branched = branched if compiled is None else 0
         capacity = capacity + branched if compiled is None else fixed_capacity(capacity)
         capacity = self._attention.whole_chunks(capacity)
         self.cache = SlotCache(layers=config.num_hidden_layers, batch=rows, capacity=capacity)
         most = max(rows, 2 * capacity)  # a pass of padding feeds twice a block
-        self._form = mask_form(config, device=device, dtype=dtype, most=most)
+        self._form = mask_form(model, most=most, device=device)
         keep_hook(model)
         self._has_gate, self._waits = gate_of(model) is not None, devices.waits(device)
 
@@ -256,13 +253,13 @@ class PaddedRunner:
         if feed.plan.sees_all and not self._attention.needs_masks:
             return None
         (rows, queries), limits, besides = feed.tokens.shape, feed.limits, feed.branch_slots
-        mask = self._form.mask(
-            lambda window: decode_mask(position_ids=feed.positions, limits=limits, window=window, besides=besides),
-            batch=rows,
-            queries=queries,
-            keys=visible,
-        )
-        return self._attention.mask(mask, queries=queries)
+
+        def realise(window: int | None) -> Tensor | BlockMask:
+            mask_mod = decode_mask(position_ids=feed.positions, limits=limits, window=window, besides=besides)
+            mask = self._form.realised(mask_mod, batch=rows, queries=queries, keys=visible)
+            return self._attention.mask(mask, queries=queries)
+
+        return by_layer_type(self._form.windows, realise)
 
 
 class SlotCache(Cache):
@@ -292,25 +289,53 @@ class SlotCache(Cache):
             layer.rows, layer.written, layer.slots, layer.visible = rows, written[:, None], slots, visible
 
 
-class SlotLayer(CacheLayerMixin):
-    """Hold one layer of a `SlotCache`."""
+class FixedLayer(CacheLayerMixin):
+    """Hold one layer of a cache that is allocated once, of which a pass reads the first `visible` slots. Positions are always
+    given to the model, so it never needs the layer's sizes to number tokens."""
 
     is_sliding = False
 
-    def __init__(self, *, batch: int, capacity: int) -> None:
+    def __init__(self, *, capacity: int, visible: int = 0) -> None:
         super().__init__()
-        self.batch, self.capacity = batch, capacity
-        self.rows: Tensor | None = None
+        self.capacity, self.visible = capacity, visible
         self.written: Tensor | None = None
-        self.slots: Tensor | None = None
-        self.visible = 0
+
+    def shape(self, heads: int, size: int) -> tuple[int, ...]:
+        """Return the shape of the keys, and of the values."""
+        raise NotImplementedError
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the slots, and one more where padding is written."""
-        for name, states in (("keys", key_states), ("values", value_states)):
-            _, heads, _, size = states.shape
-            setattr(self, name, states.new_zeros((self.batch, heads, self.capacity + 1, size)))
+        """Allocate the slots for states like [..., H, Q, D]."""
+        self.keys, self.values = (
+            each.new_zeros(self.shape(each.shape[1], each.shape[3])) for each in (key_states, value_states)
+        )
         self.is_initialized = True
+
+    def get_seq_length(self) -> int:
+        """Return the slots in use."""
+        return self.visible
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the length and offset of the keys that a pass gets."""
+        return self.visible, 0
+
+    def get_max_length(self) -> int:
+        """Return the number of slots of a row."""
+        return self.capacity
+
+
+class SlotLayer(FixedLayer):
+    """Hold one layer of a `SlotCache`."""
+
+    def __init__(self, *, batch: int, capacity: int) -> None:
+        super().__init__(capacity=capacity)
+        self.batch = batch
+        self.rows: Tensor | None = None
+        self.slots: Tensor | None = None
+
+    def shape(self, heads: int, size: int) -> tuple[int, ...]:
+        """Return the shape of all slots, and of one more where padding is written."""
+        return self.batch, heads, self.capacity + 1, size
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write [A, H, Q, D] states to their slots; return the visible slots [A, H, visible, D] of the same rows."""
@@ -326,16 +351,3 @@ class SlotLayer(CacheLayerMixin):
             self.values[where] = value_states.transpose(1, 2)
         keys, values = self.keys[:, :, : self.visible], self.values[:, :, : self.visible]
         return (keys, values) if self.rows is None else (keys[self.rows], values[self.rows])
-
-    def get_seq_length(self) -> int:
-        """Return the slots in use; positions are always given to the model, so that it never needs this to number
-        tokens."""
-        return self.visible
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the length and offset of the keys that a pass gets."""
-        return self.visible, 0
-
-    def get_max_length(self) -> int:
-        """Return the number of slots of a row."""
-        return self.capacity

@@ -4,7 +4,6 @@ Knows how a feed becomes the model's arguments. Knows nothing of who holds which
 """
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -13,15 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from setblock import devices
-from setblock.masks import MaskMod, decode_mask
 from setblock.model.adapter.gate import block_only
-from setblock.model.attention.grouped import grouped_attention
+from setblock.model.attention.grouped import GroupedAttention
 from setblock.model.attention.packed import Rectangle, packed_attention
 from setblock.model.protocol.runtime import Feed, as_it_is
-from setblock.model.runners.forward import logits_at
+from setblock.model.runners.forward import FixedLayer, logits_at
 from setblock.model.weights import keep_bits
 
 
@@ -39,7 +37,7 @@ class PackedRunner:
         layers = model.config.get_text_config().num_hidden_layers
         self.page_tokens = page_tokens
         self.cache = PagedCache(layers=layers, slots=pages * page_tokens)
-        self._model, self._attention = model, grouped_attention(model)
+        self._model, self._attention = model, GroupedAttention(model)
         keep_bits(model)
         self._of_one = ON_GPU if devices.waits(model.device) else ON_CPU
         self._pages = torch.zeros((0, 0), dtype=torch.long)
@@ -52,13 +50,14 @@ class PackedRunner:
     def logits(self, feed: Feed) -> Tensor:
         """Run one pass over the N real tokens, [1, N]. Waits for the device on a CPU only, where that costs nothing."""
         # 1. Where tokens are in the packed row, and where in the cache
-        plan = feed.plan
+        plan, device = feed.plan, self._model.device
         assert plan.spans is not None
         lengths, ends = [span.tokens for span in plan.spans], [span.end for span in plan.spans]
         place = (feed.is_real.flatten().cumsum(dim=0) - 1).view(feed.is_real.shape)  # [A, Q]
         slots = self._slots(plan.rows, plan.ends, self._attention.whole_chunks(plan.visible))  # [A, at least visible]
 
         # 2. The attention's rectangles
+        of_tokens = (place, feed.positions, feed.limits)
         rectangles, offset = [], 0
         firsts = np.empty(len(lengths), dtype=int)  # the place of each row's first token among all rectangles' queries
         for rows in rectangles_of(lengths, ends, of_one=self._of_one):
@@ -66,21 +65,14 @@ class PackedRunner:
             keys = self._attention.whole_chunks(max(ends[row] for row in rows))
             firsts[rows] = range(offset, offset + len(rows) * queries, queries)
             offset += len(rows) * queries
-            index = self._on_device(torch.tensor(rows))
-            rectangles.append(
-                Rectangle(
-                    tokens=place[index, :queries],
-                    slots=slots[index, :keys],
-                    mask_mod_for=partial(
-                        _mask, positions=feed.positions[index, :queries], limits=feed.limits[index, :queries]
-                    ),
-                )
-            )
+            index = torch.tensor(rows).to(device, non_blocking=True)
+            rectangles.append(Rectangle(slots[index, :keys], *(each[index, :queries] for each in of_tokens)))
 
         # 3. The real tokens, the last one repeated where products are to have more rows
         width = feed.tokens.shape[1]
         row, column = np.nonzero(np.arange(width) < np.asarray(lengths)[:, None])  # [N] each
-        real, of_cells = self._on_device(torch.from_numpy(np.stack([row * width, firsts[row]]) + column))
+        cells = torch.from_numpy(np.stack([row * width, firsts[row]]) + column)
+        real, of_cells = cells.to(device, non_blocking=True)
         packed = [each.flatten()[real] for each in (feed.tokens, feed.positions, feed.in_block)]
         written = slots.gather(1, feed.positions).flatten()[real]
         if more := self._attention.filled(len(written)) - len(written):
@@ -107,9 +99,6 @@ class PackedRunner:
             ).float()  # [M, V]
         return logits.view(*outputs.shape, -1) if takes_all else logits[: len(index)]
 
-    def _on_device(self, numbers: Tensor) -> Tensor:
-        return numbers.to(self._model.device, non_blocking=True)
-
     def _slots(self, rows: Tensor, ends: Tensor, visible: int) -> Tensor:
         """Return [A, visible] the slot of each position, and after a row's end the empty slot. What others have left in
         a page may be no number, and a weight of 0 does not make it one."""
@@ -117,10 +106,6 @@ class PackedRunner:
         pages = self._pages[rows][:, (positions // self.page_tokens).clamp(max=self._pages.shape[1] - 1)]
         slots = pages * self.page_tokens + positions % self.page_tokens
         return torch.where(positions < ends[:, None], slots, self.cache.empty_slot)
-
-
-def _mask(window: int | None, *, positions: Tensor, limits: Tensor) -> MaskMod:
-    return decode_mask(position_ids=positions, limits=limits, window=window)
 
 
 def rectangles_of(queries: Sequence[int], keys: Sequence[int], *, of_one: int) -> list[list[int]]:
@@ -164,7 +149,7 @@ class PagedCache(Cache):
     """
 
     def __init__(self, *, layers: int, slots: int) -> None:
-        super().__init__(layers=[PagedLayer(slots=slots) for _ in range(layers)])
+        super().__init__(layers=[PagedLayer(capacity=slots, visible=slots + 2) for _ in range(layers)])
         self.empty_slot, self.spill_slot = slots, slots + 1
 
     def write_to(self, slots: Tensor) -> None:
@@ -173,22 +158,12 @@ class PagedCache(Cache):
             layer.written = slots
 
 
-class PagedLayer(CacheLayerMixin):
+class PagedLayer(FixedLayer):
     """Hold one layer of a `PagedCache`."""
 
-    is_sliding = False
-
-    def __init__(self, *, slots: int) -> None:
-        super().__init__()
-        self.slots = slots
-        self.written: Tensor | None = None
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the slots."""
-        for name, states in (("keys", key_states), ("values", value_states)):
-            _, heads, _, size = states.shape
-            setattr(self, name, states.new_zeros((self.slots + 2, heads, size)))
-        self.is_initialized = True
+    def shape(self, heads: int, size: int) -> tuple[int, ...]:
+        """Return the shape of all slots."""
+        return self.visible, heads, size
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write [1, H, N, D] states to their slots; return all slots, [1, H, slots + 2, D]."""
@@ -198,15 +173,3 @@ class PagedLayer(CacheLayerMixin):
         self.keys[self.written] = key_states[0].transpose(0, 1)
         self.values[self.written] = value_states[0].transpose(0, 1)
         return self.keys.transpose(0, 1)[None], self.values.transpose(0, 1)[None]
-
-    def get_seq_length(self) -> int:
-        """Return no meaningful length: each request has its own, and positions are always given to the model."""
-        return 0
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the length and offset of the keys that a pass gets."""
-        return self.slots + 2, 0
-
-    def get_max_length(self) -> int:
-        """Return the number of slots."""
-        return self.slots

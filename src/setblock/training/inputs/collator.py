@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from setblock.data.packing import IGNORE, RowCollator
 from setblock.training.config import SBDConfig
@@ -24,11 +25,11 @@ EVALUATION = 1 << 31
 
 
 @dataclass(eq=False)
-class SBDCollator:
+class SBDCollator(TrainerCallback):
     """Batch `RowDataset` items: the rows' `input_ids` [B, L], the `inputs`, and the `step` they are for.
 
     `labels` [B, L] are for the Trainer, which divides the loss by their count. They are next-token targets alone: a document's
-    first token has none.
+    first token has none. A trainer's callback, too, which counts the batches of each epoch.
 
     Attributes:
         args: the training arguments.
@@ -76,15 +77,12 @@ class SBDCollator:
             is_flat=self.is_flat,
         )
 
-    def begin_epoch(self, *, step: int, batch: int, max_steps: int) -> None:
-        """Count batches anew.
-
-        Args:
-            step: optimiser steps done before the epoch.
-            batch: the first batch of the epoch that is asked for, by number.
-            max_steps: of the whole training.
-        """
-        self._epoch.copy_(torch.tensor([int(self._epoch[0]) + 1, step, batch, max_steps]))
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Count batches anew, from the first on that the Trainer does not skip, since an earlier run did it."""
+        steps = -(-len(kwargs["train_dataloader"]) // args.gradient_accumulation_steps)
+        skipped = 0 if args.ignore_data_skip else state.global_step % steps  # 0, too, where no epoch was interrupted
+        step, batch = state.global_step - skipped, skipped * args.gradient_accumulation_steps
+        self._epoch.copy_(torch.tensor([int(self._epoch[0]) + 1, step, batch, state.max_steps]))
 
     def __call__(self, items: list[dict[str, Tensor]]) -> dict[str, Any]:
         """Return one batch."""

@@ -6,7 +6,7 @@ Shapes: B rows, L clean tokens a row, N noisy tokens a row (padded to the longes
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -72,16 +72,10 @@ class TrainingInputs:
         """Return the number of tokens of all noisy copies, without padding."""
         return sum(run.length for row in self.rows for run in row.noisy if run.document is not None)
 
-    def columns(self, half: Half) -> slice:
-        """Return the columns of the tokens of a half."""
-        clean = self.clean_length
-        return {"both": slice(0, None), "clean": slice(0, clean), "noisy": slice(clean, None)}[half]
-
-    def index_in(self, half: Half, index: Tensor) -> Tensor:
-        """Return the place of outputs `index` [M], of the flattened [B * T], in the flattened outputs of their half."""
-        length = self.input_ids.shape[1]
-        first, end, _ = self.columns(half).indices(length)
-        return index // length * (end - first) + index % length - first
+    def columns(self, half: Half) -> tuple[int, int]:
+        """Return the first of the columns of a half's tokens, and the one past the last."""
+        clean, length = self.clean_length, self.input_ids.shape[1]
+        return {"both": (0, length), "clean": (0, clean), "noisy": (clean, length)}[half]
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "TrainingInputs":
         """Return the same on another device."""
@@ -102,8 +96,7 @@ class TrainingInputs:
 
 def ntp_inputs(rows: dict[str, Tensor], *, is_flat: bool = False) -> TrainingInputs:
     """Return the inputs of plain next-token training: the clean rows only, N = 0; for the arguments see `doubled_inputs`."""
-    none = NoisyHalf(*[np.zeros(0, dtype=np.int64)] * len(fields(NoisyHalf)))
-    halves = [none] * len(rows["input_ids"])
+    halves = [concatenated([])] * len(rows["input_ids"])
     return _side_by_side(rows, halves, logit_shift=False, end_of_text_id=0, is_flat=is_flat)
 
 
@@ -162,26 +155,34 @@ def _side_by_side(
     """Return rows [B, L] with their noisy halves; the arguments are those of `doubled_inputs`."""
     if is_flat:
         rows, halves = _as_one(rows, halves)
-    batch, clean = rows["input_ids"].shape
+    documents = rows["document_ids"].numpy()  # [B, L]
+    batch, clean = documents.shape
     noisy = max(len(half.input_ids) for half in halves)
+    length = clean + noisy
 
-    # Padding: its own document, and its own block, so that no query is left without a key.
-    fills = {"input_ids": end_of_text_id, "position_ids": 0, "document_ids": PADDING, "block_starts": 0}
-    fills["block_ids"] = 1 + max((int(half.block_ids.max(initial=0)) for half in halves), default=0)
+    # 1. The noisy half. Padding: its own document, and its own block, so that no query is left without a key.
+    fills = {
+        "input_ids": end_of_text_id,
+        "labels": IGNORE,
+        "is_masked": False,
+        "position_ids": 0,
+        "document_ids": PADDING,
+        "block_ids": 1 + max(int(half.block_ids.max(initial=0)) for half in halves),
+        "block_starts": 0,
+    }
     columns = {name: np.full((batch, noisy), fill) for name, fill in fills.items()}
-    predicted_at: list[np.ndarray] = []
-    predicted: list[np.ndarray] = []
-    causal: list[np.ndarray] = []
     for b, half in enumerate(halves):
         for name, column in columns.items():
             column[b, : len(half.input_ids)] = getattr(half, name)
-        learned = _learned(half, logit_shift)
-        predicted_at.append(b * (clean + noisy) + clean + np.flatnonzero(learned) - int(logit_shift))
-        predicted.append(half.labels[learned])
-        in_row = rows["document_ids"][b].numpy()
-        causal.append(_causal_outputs(in_row, half, learned, row_start=b * (clean + noisy)))
 
-    causal_outputs = np.concatenate(causal)
+    # 2. What it learns, and which clean outputs predict that, too. Documents are in a row by number
+    row, place = _learned(NoisyHalf(**columns), logit_shift).nonzero()  # [M]
+    labels, document, position = (columns[name][row, place] for name in ("labels", "document_ids", "position_ids"))
+    most = documents.max(initial=PADDING) + 1
+    lengths = np.stack([np.bincount(each[each != PADDING], minlength=most) for each in documents])  # [B, documents]
+    starts = lengths.cumsum(axis=1) - lengths
+    taught = np.flatnonzero((position > 0) & (position < lengths[row, document]))
+    causal = (row * length + starts[row, document] + position - 1)[taught]
 
     def joined(clean_half: Tensor, name: str) -> Tensor:
         return torch.cat([clean_half, torch.from_numpy(columns[name]).long()], dim=1)  # [B, T]
@@ -192,15 +193,18 @@ def _side_by_side(
         document_ids=joined(rows["document_ids"], "document_ids"),
         block_ids=joined(torch.full_like(rows["input_ids"], CLEAN), "block_ids"),
         limits=joined(rows["position_ids"] + 1, "block_starts"),
-        ntp=_ntp_targets(rows["labels"], rows["document_ids"], row_stride=clean + noisy),
+        ntp=_ntp_targets(rows["labels"], rows["document_ids"], row_stride=length),
         matp=Targets(
-            torch.from_numpy(np.concatenate(predicted_at)), torch.from_numpy(np.concatenate(predicted)).long()
+            torch.from_numpy(row * length + clean + place - int(logit_shift)), torch.from_numpy(labels).long()
         ),
-        taught=torch.from_numpy(np.flatnonzero(causal_outputs >= 0)),
-        causal=torch.from_numpy(causal_outputs[causal_outputs >= 0]).long(),
+        taught=torch.from_numpy(taught),
+        causal=torch.from_numpy(causal).long(),
         rows=tuple(
-            RowRuns(_clean_runs(document_ids), _noisy_runs(half, padding=noisy - len(half.input_ids)))
-            for document_ids, half in zip(rows["document_ids"].numpy(), halves, strict=True)
+            RowRuns(
+                _padded([Run(n, number) for number, n in enumerate(np.trim_zeros(of_row, "b").tolist())], clean),
+                _padded(_noisy_runs(half), noisy),
+            )
+            for of_row, half in zip(lengths, halves, strict=True)
         ),
     )
 
@@ -236,15 +240,12 @@ def _in_order(half: NoisyHalf, learned: np.ndarray | None) -> NoisyHalf:
     return NoisyHalf(**{name: column[order] for name, column in vars(half).items()})
 
 
-def _clean_runs(document_ids: np.ndarray) -> tuple[Run, ...]:
-    """Return one run for each document of a row, in order of their numbers, and one for padding."""
-    lengths = np.bincount(document_ids[document_ids != PADDING]).tolist()
-    runs = [Run(length, document) for document, length in enumerate(lengths)]
-    padding = len(document_ids) - sum(lengths)
+def _padded(runs: list[Run], length: int) -> tuple[Run, ...]:
+    padding = length - sum(run.length for run in runs)
     return tuple(runs + [Run(padding, None)] * (padding > 0))
 
 
-def _noisy_runs(half: NoisyHalf, *, padding: int) -> tuple[Run, ...]:
+def _noisy_runs(half: NoisyHalf) -> list[Run]:
     """Return runs of neighbouring blocks of one document. A run sees the clean tokens before its last block."""
     runs: list[Run] = []
     starts = np.flatnonzero(np.diff(half.block_ids, prepend=-1))
@@ -254,16 +255,7 @@ def _noisy_runs(half: NoisyHalf, *, padding: int) -> tuple[Run, ...]:
         if runs and runs[-1].document == document and runs[-1].length < RUN_LENGTH:
             length += runs.pop().length
         runs.append(Run(length, document, earlier))
-    return tuple(runs + [Run(padding, None)] * (padding > 0))
-
-
-def _causal_outputs(document_ids: np.ndarray, half: NoisyHalf, learned: np.ndarray, *, row_start: int) -> np.ndarray:
-    """Return which clean output predicts each `learned` [N] token of a half, or -1. `document_ids` [L] are the row's."""
-    lengths = np.bincount(document_ids[document_ids != PADDING])  # documents are in a row by number
-    starts = np.cumsum(lengths) - lengths
-    document, position = half.document_ids[learned], half.position_ids[learned]
-    is_there = (position > 0) & (position < lengths[document])
-    return np.where(is_there, row_start + starts[document] + position - 1, -1)
+    return runs
 
 
 def _ntp_targets(labels: Tensor, document_ids: Tensor, *, row_stride: int) -> Targets:

@@ -11,14 +11,14 @@ from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError
 from setblock.masks import AttentionMask, MaskMod, train_mask
-from setblock.model.attention.attention import attention_mask, layer_windows, plan_of
+from setblock.model.attention.attention import layer_windows, mask_form, plan_of
 from setblock.model.attention.document_attention import (
     CleanKeys,
     Half,
+    Layout,
     attends_runs,
     document_attention,
     document_masks,
-    layout_of,
 )
 from setblock.model.runners.forward import Take, logits_at
 from setblock.training.inputs.doubled import Targets, TrainingInputs
@@ -27,18 +27,19 @@ from setblock.training.loss.loss import (
     LOGITS_AT_ONCE,
     LogitsOf,
     MaskedLoss,
-    Objective,
     SBDLoss,
     chunked_loss,
     logits_of_hidden,
-    losses_at_once,
+    sbd_loss,
 )
 
 LARGEST_DENSE_MASK = 1 << 30
 """Bytes that the attention masks of a pass may take where they are dense."""
 
 CleanHalf = Callable[..., tuple[CleanKeys, LogitsOf]]
-"""Runs the clean half of inputs without a graph. Returns its keys and values, and the logits of the outputs asked for."""
+"""Runs the clean half of inputs once, without a graph. Takes the inputs, the clean outputs [M] of the flattened [B * T] whose
+logits may be asked for, and what to call in the model's stead, where a trainer has `wrapped` it. Returns its keys and values,
+and these logits."""
 
 
 def training_logits(
@@ -61,9 +62,9 @@ def training_logits(
         clean_keys: the clean half's keys and values. A pass over that half fills them; one over the noisy half reads them.
         take: see `logits_at`.
     """
-    config = model.config.get_text_config()
-    first, end, _ = inputs.columns(half).indices(inputs.input_ids.shape[1])
-    layout = layout_of(config, inputs.rows, half=half, clean_keys=clean_keys)
+    config, length = model.config.get_text_config(), inputs.input_ids.shape[1]
+    first, end = inputs.columns(half)
+    layout = Layout(config, inputs.rows, half=half, clean_keys=clean_keys)
     plan = plan_of(model)
     more: dict[str, Any] = {"layout": layout}
     if attends_runs(model):
@@ -75,7 +76,7 @@ def training_logits(
     with document_attention(model):
         return logits_at(
             model,
-            inputs.index_in(half, index),
+            index // length * (end - first) + index % length - first,
             input_ids=inputs.input_ids[:, first:end],
             position_ids=inputs.position_ids[:, first:end],
             attention_mask=mask,
@@ -114,7 +115,13 @@ def training_loss(
     has_teacher = masked_loss != "cross_entropy"
     if has_teacher:
         matp = Targets(matp.index[inputs.taught], matp.token_ids[inputs.taught])
-    objective = Objective(inputs.ntp.token_ids, matp.token_ids, ntp_weight, matp_weight)
+    loss_of = partial(
+        sbd_loss,
+        ntp_targets=inputs.ntp.token_ids,
+        matp_targets=matp.token_ids,
+        ntp_weight=ntp_weight,
+        matp_weight=matp_weight,
+    )
     learned = torch.cat([inputs.ntp.index, matp.index])  # [M]
     teacher: LogitsOf | None = None
     run = partial(training_logits, model, inputs, wrapped=wrapped)
@@ -130,15 +137,15 @@ def training_loss(
     if head is None or (len(index) <= chunk and not always_chunked):
         logits = run(index)
         theirs = logits[len(learned) :].__getitem__ if teaches_itself else teacher
-        return objective.loss(losses_at_once(logits[: len(learned)]), theirs)
+        return loss_of(logits[: len(learned)], teacher=theirs)
 
     # 3. Otherwise inside of the forward pass, where a wrapped (sharded) model has the head's weights
     found: list[SBDLoss] = []
 
     def take_loss(hidden: Tensor) -> Tensor:
         theirs = logits_of_hidden(hidden[len(learned) :], head) if teaches_itself else teacher
-        ours = partial(chunked_loss, hidden[: len(learned)], head=head, parameters=head.trained, chunk=chunk)
-        found.append(objective.loss(ours, theirs))
+        in_chunks = partial(chunked_loss, head=head, parameters=head.trained, chunk=chunk)
+        found.append(loss_of(hidden[: len(learned)], teacher=theirs, weighted=in_chunks))
         return hidden[:0]
 
     logits = run(index, take=take_loss)  # [0, V]
@@ -160,16 +167,8 @@ def _mask(
         allowed = _train_mask(inputs, window)
         return allowed if not first else lambda b, h, q_idx, kv_idx: allowed(b, h, q_idx + first, kv_idx)
 
-    return attention_mask(
-        model.config.get_text_config(),
-        mask_mod_for,
-        batch=batch,
-        queries=end - first,
-        keys=end,
-        device=device,
-        dtype=model.dtype,
-        implementation=implementation,
-    )
+    form = mask_form(model, most=max(batch, end), device=device, implementation=implementation)
+    return form.mask(mask_mod_for, batch=batch, queries=end - first, keys=end)
 
 
 def _train_mask(inputs: TrainingInputs, window: int | None) -> MaskMod:

@@ -14,6 +14,8 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from setblock.model.runners.forward import logits_at
+
 Scaling = Callable[[Tensor], Tensor]
 
 _FACTORS = ("logit_scale", "logits_scaling", "lm_head_multiplier")  # Cohere; Granite, HyperCLOVA X; Falcon-H1
@@ -55,44 +57,38 @@ def split_head(model: PreTrainedModel) -> SplitHead | None:
         return None
     heads = [SplitHead(module, scaling) for scaling in _scalings(model.config.get_text_config())]
     is_main = not PartialState._shared_state or PartialState().is_main_process
-    found = [_first_right(model, module, heads) if is_main else None]
+    found = [_first_right(model, heads) if is_main else None]
     if PartialState._shared_state:
         broadcast_object_list(found)
     (number,) = found
     return None if number is None else heads[number]
 
 
-def _first_right(model: PreTrainedModel, module: nn.Module, heads: Sequence[SplitHead]) -> int | None:
+def _first_right(model: PreTrainedModel, heads: Sequence[SplitHead]) -> int | None:
     """Return the number of the first head that gives the model's own logits."""
     if any(p.is_meta for p in model.parameters()):
         return None
-    hidden, logits = _one_pass(model, module)
+    seen: list[Tensor] = []
+
+    def keep(hidden: Tensor) -> Tensor:
+        seen.append(hidden)
+        return hidden
+
+    every, training = torch.arange(6, device=model.device), model.training
+    tokens = (every * 7 + 11)[None] % len(model.get_input_embeddings().weight)
+    where: dict[str, Any] = {"input_ids": tokens, "position_ids": every[None], "attention_mask": None}
+    try:
+        with torch.no_grad():
+            logits = logits_at(model.eval(), every, **where, take=keep).float()
+    finally:
+        model.train(training)
+    (hidden,) = seen  # [T, D]
     for number, head in enumerate(heads):
         with torch.no_grad():
             ours = head(hidden).float()
         if ours.shape == logits.shape and (ours - logits).norm() <= _TOLERANCE * logits.norm():
             return number
     return None
-
-
-def _one_pass(model: PreTrainedModel, module: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return the head's inputs [T, D], and its logits [T, V]."""
-    seen: list[Tensor] = []
-
-    def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
-        seen.append(args[0])
-
-    handle = module.register_forward_pre_hook(keep)
-    training = model.training
-    try:
-        vocabulary = len(model.get_input_embeddings().weight)
-        tokens = (torch.arange(6, device=model.device) * 7 + 11)[None] % vocabulary
-        with torch.no_grad():
-            logits: Tensor = model.eval()(input_ids=tokens, use_cache=False).logits[0].float()
-    finally:
-        handle.remove()
-        model.train(training)
-    return seen[0][0], logits
 
 
 def _scalings(config: PretrainedConfig) -> Iterator[Scaling]:

@@ -34,32 +34,15 @@ Head = Callable[[Tensor], Tensor]
 LossesOf = Callable[[Tensor, slice], Tensor]
 """A function from the logits [m, V] of a slice of all outputs, and that slice, to their losses [m]."""
 
-Weighted = Callable[[Tensor, LossesOf], tuple[Tensor, Tensor]]
-"""A function from the weights [M] of all outputs, and a function to their losses, to the weighted sum and the losses [M]."""
-
 
 def in_float32(logits: Tensor) -> Tensor:
     """Return the logits in float32, or as they are in float64."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def cross_entropies(targets: Tensor) -> LossesOf:
-    """Return a function from logits to the cross entropy of each target [M] int64, in nats."""
-
-    def losses_of(logits: Tensor, here: slice) -> Tensor:
-        return F.cross_entropy(in_float32(logits), targets[here], reduction="none")
-
-    return losses_of
-
-
-def losses_at_once(logits: Tensor) -> Weighted:
-    """Return the weighted sum of losses from all logits [M, V] at once."""
-
-    def weighted(weights: Tensor, losses_of: LossesOf) -> tuple[Tensor, Tensor]:
-        losses = losses_of(logits, slice(0, len(logits)))
-        return (losses * weights).sum(), losses
-
-    return weighted
+def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross entropy of each target [m] int64, in nats, [m] from logits [m, V]."""
+    return F.cross_entropy(in_float32(logits), targets, reduction="none")
 
 
 def total_variations(logits: Tensor, teacher_logits: Tensor) -> Tensor:
@@ -97,46 +80,43 @@ class SBDLoss:
     matp_count: int
 
 
-@dataclass(frozen=True)
-class Objective:
-    """Define what is learned at M outputs of a pass: M1 next tokens, then M2 masked ones.
+def sbd_loss(
+    outputs: Tensor,
+    ntp_targets: Tensor,
+    matp_targets: Tensor,
+    *,
+    ntp_weight: float = 1.0,
+    matp_weight: float = 1.0,
+    teacher: LogitsOf | None = None,
+    weighted: Callable[[Tensor, Tensor, LossesOf], tuple[Tensor, Tensor]] | None = None,
+) -> SBDLoss:
+    """Return the loss at M outputs of a pass: M1 next tokens, then M2 masked ones.
 
-    Attributes:
+    Args:
+        outputs: the logits [M, V]; or what `weighted` makes them of.
         ntp_targets, matp_targets: [M1] and [M2] token ids.
-        ntp_weight: the weight of a next token.
-        matp_weight: the weight of a masked token.
+        ntp_weight, matp_weight: the weight of a next token, and of a masked token.
+        teacher: gives the clean half's logits of the masked tokens, if their loss is the total variation.
+        weighted: makes the logits chunk by chunk, as `chunked_loss`.
     """
+    split, targets = len(ntp_targets), torch.cat([ntp_targets, matp_targets])
 
-    ntp_targets: Tensor
-    matp_targets: Tensor
-    ntp_weight: float = 1.0
-    matp_weight: float = 1.0
+    def losses_of(logits: Tensor, here: slice) -> Tensor:
+        if teacher is None:
+            return cross_entropies(logits, targets[here])
+        of_next = ntp_targets[here]  # none where the slice begins at a masked token
+        masked = slice(max(0, here.start - split), max(0, here.start + len(logits) - split))
+        varied = total_variations(logits[len(of_next) :], teacher(masked))
+        return torch.cat([cross_entropies(logits[: len(of_next)], of_next), varied])
 
-    def loss(self, weighted: Weighted, teacher: LogitsOf | None = None) -> SBDLoss:
-        """Return the loss.
-
-        Args:
-            weighted: sums the losses of all outputs by their weights. It has their logits, or makes them chunk by chunk.
-            teacher: gives the clean half's logits of the masked tokens, if their loss is the total variation.
-        """
-        split, targets = len(self.ntp_targets), torch.cat([self.ntp_targets, self.matp_targets])
-        weights = torch.full((len(targets),), self.ntp_weight, device=targets.device)
-        weights[split:] = self.matp_weight
-        total, losses = weighted(weights, cross_entropies(targets) if teacher is None else self._losses_of(teacher))
-        ntp_sum, matp_sum = losses[:split].sum(), losses[split:].sum()
-        return SBDLoss(total, ntp_sum, matp_sum, split, len(self.matp_targets))
-
-    def _losses_of(self, teacher: LogitsOf) -> LossesOf:
-        """Return a function that gives cross entropies of next tokens, and total variations of masked ones."""
-        split = len(self.ntp_targets)
-
-        def losses_of(logits: Tensor, here: slice) -> Tensor:
-            targets = self.ntp_targets[here]  # none where the slice begins at a masked token
-            masked = slice(max(0, here.start - split), max(0, here.start + len(logits) - split))
-            of_next = cross_entropies(targets)(logits[: len(targets)], slice(None))
-            return torch.cat([of_next, total_variations(logits[len(targets) :], teacher(masked))])
-
-        return losses_of
+    weights = torch.full((len(targets),), ntp_weight, device=targets.device)
+    weights[split:] = matp_weight
+    if weighted is None:
+        losses = losses_of(outputs, slice(0, len(outputs)))
+        total = (losses * weights).sum()
+    else:
+        total, losses = weighted(outputs, weights, losses_of)
+    return SBDLoss(total, losses[:split].sum(), losses[split:].sum(), split, len(matp_targets))
 
 
 def chunked_loss(

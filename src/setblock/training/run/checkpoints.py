@@ -51,25 +51,16 @@ def claim(folder: Path, recipe: Recipe, *, documents: str | None = None, global_
         documents: a hash of the documents that it is trained on, if it is known.
         global_batch_size: rows that an optimiser step learns from.
     """
-    wanted = _record(recipe) | {"documents": documents, "global_batch_size": global_batch_size}
-    if not _holds(folder, wanted):
+    wanted = check_run(folder, recipe, documents=documents, global_batch_size=global_batch_size)
+    if not (folder / _RECIPE_FILE).is_file():
         write_whole(folder / _RECIPE_FILE, json.dumps(wanted, indent=2) + "\n")
 
 
-def check_finished(folder: Path, recipe: Recipe) -> None:
-    """Check that the finished run in `folder` is that of a recipe, as far as this is known without its data, or raise
-    `SetBlockError` if it is the run of another one."""
-    _holds(folder, _record(recipe))
-
-
-def _record(recipe: Recipe) -> dict[str, Any]:
-    wanted: dict[str, Any] = json.loads(recipe.model_dump_json())
+def check_run(folder: Path, recipe: Recipe, **known: Any) -> dict[str, Any]:
+    """Return the record of a recipe's run, with what is `known` besides, or raise `SetBlockError` if `folder` holds the run of
+    another one. Of a finished run the recipe is all that is known without its data."""
+    wanted: dict[str, Any] = json.loads(recipe.model_dump_json()) | known
     wanted["training"] = {key: value for key, value in wanted["training"].items() if not _FREE.fullmatch(key)}
-    return wanted
-
-
-def _holds(folder: Path, wanted: dict[str, Any]) -> bool:
-    """Return whether a folder holds a run, or raise `SetBlockError` if its record differs from what is wanted."""
     path = folder / _RECIPE_FILE
     recorded = json.loads(path.read_text()) if path.is_file() else wanted
     for key, there, here in differences({key: recorded.get(key) for key in wanted}, wanted):
@@ -81,7 +72,7 @@ def _holds(folder: Path, wanted: dict[str, Any]) -> bool:
         raise SetBlockError(
             f"{folder} holds a run with {key} {there!r}, not {here!r}: delete it, or give another training.output_dir"
         )
-    return path.is_file()
+    return wanted
 
 
 def recorded_recipe(folder: Path) -> tuple[Recipe, SBDConfig] | None:

@@ -54,7 +54,7 @@ def save_result(
         SetBlockError: a trained tensor is not in what was written, or the base model can't be loaded again. All processes raise
             the same.
     """
-    expected = sums_of(trained_tensors(trainer.model).items(), dtype=dtype if adapter is None else None)
+    expected = sums_of(trained_tensors(trainer.model).items())
     state: dict[str, Tensor] | None = None
     if trainer.is_fsdp_enabled:  # each process has a part of it
         options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
@@ -73,9 +73,9 @@ def save_result(
                 base.save(output, adapter=folder if adapter.only_noisy or adapter.keep_adapter else None)
         elif trainer.is_world_process_zero():
             state = trainer.model.state_dict() if state is None else state
+            refuse_loss(expected, sums_of(state.items()), "the gathered model")
             if dtype is not None:
                 state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in state.items()}
-            refuse_loss(expected, sums_of(state.items()), "the gathered model")
             sbd.save(output, state=state)
 
 

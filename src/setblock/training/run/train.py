@@ -19,7 +19,7 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from transformers.integrations import get_available_reporting_integrations
+from transformers.integrations import get_available_reporting_integrations, is_fsdp_enabled
 
 from setblock.data.corpus.corpus import CorpusRows, DocumentLimits
 from setblock.data.packing import RowDataset
@@ -38,7 +38,7 @@ from setblock.training.config import SBDConfig
 from setblock.training.recipe import ModelSection, Recipe
 from setblock.training.run.card import CARD_FILE, model_card
 from setblock.training.run.checkpoints import (
-    check_finished,
+    check_run,
     claim,
     earlier_run,
     make_folder,
@@ -49,7 +49,7 @@ from setblock.training.run.checkpoints import (
 )
 from setblock.training.run.saving import merge, save_result
 from setblock.training.trainer.metrics import MetricsFile
-from setblock.training.trainer.sharding import is_sharded, loads_weights
+from setblock.training.trainer.sharding import is_sharded
 from setblock.training.trainer.trainer import SBDTrainer, prepare
 
 _TOKENIZER_TEXTS = 20_000
@@ -81,7 +81,7 @@ def train(
     output = Path(args.output_dir)
     is_finished, checkpoint = earlier_run(args)
     if is_finished:
-        check_finished(output, recipe)
+        check_run(output, recipe)
         return output
     if args.process_index == 0:
         warn_of_incomplete(output, after=step_of(checkpoint))
@@ -202,7 +202,8 @@ def prepared_model(recipe: Recipe, args: SBDConfig, *, to_be_saved: bool = False
     section = recipe.model
     device: torch.device | str = args.device
     if to_be_saved or is_sharded(args):
-        device = "cpu" if to_be_saved or loads_weights(args) else "meta"
+        # Under `fsdp_cpu_ram_efficient_loading` the main process reads the weights, and Accelerate sends the others their share
+        device = "cpu" if to_be_saved or args.process_index == 0 or not is_fsdp_enabled() else "meta"
     if section.attn_implementation == "flex_attention" and args.device.type == "cpu":
         raise SetBlockError(
             "model.attn_implementation flex_attention trains on a GPU only: it has no backward pass on a CPU"

@@ -109,13 +109,10 @@ class StepClock(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Leave an evaluation out."""
         if any(key.startswith("eval_") for key in kwargs["logs"]):
-            self._leave_out()
+            self.on_save(args, state, control)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Leave a checkpoint out."""
-        self._leave_out()
-
-    def _leave_out(self) -> None:
         now = time.perf_counter()
         self._began += now - self._stepped
         self._stepped = now

@@ -24,12 +24,6 @@ def is_sharded(args: TrainingArguments) -> bool:
     return args.fsdp_plugin_args is not None or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
 
 
-def loads_weights(args: TrainingArguments) -> bool:
-    """Return whether this process reads the weights. Under `fsdp_cpu_ram_efficient_loading` only the main one does, and
-    Accelerate sends each process its share."""
-    return args.process_index == 0 or not is_fsdp_enabled()
-
-
 def share_buffers(model: nn.Module) -> None:
     """Give each process the main one's buffers, which Accelerate does not send. Every process must call this. Raise
     `SetBlockError` if Accelerate can't send the model's weights."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerControl
 
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
@@ -19,7 +19,7 @@ from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.attention import plan_of
 from setblock.model.attention.document_attention import attends_runs, document_attention
 from setblock.model.sbd_model import SBDModel
-from setblock.training.adapter import AdapterSection, FrozenModel, add_adapter
+from setblock.training.adapter import AdapterSection, add_adapter, frozen_half
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.collator import EVALUATION, SBDCollator
 from setblock.training.inputs.doubled import Targets, TrainingInputs
@@ -57,30 +57,6 @@ def prepare(sbd: SBDModel, args: SBDConfig, adapter: AdapterSection | None) -> N
             noise=args.noise,
             causal_block=args.block_attention == "causal",
             noisy_adapter=is_frozen,
-        )
-
-
-class _Epochs(TrainerCallback):
-    """Report to the collator, at each epoch's beginning, at which step and batch the training is."""
-
-    def __init__(self, collator: SBDCollator) -> None:
-        self._collator = collator
-        self._resumes = False
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Note whether the next epoch may resume an interrupted one."""
-        self._resumes = not args.ignore_data_skip
-
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Count the epoch's steps and batches that the Trainer skips, since an earlier run did them."""
-        loader: DataLoader[Any] = kwargs["train_dataloader"]
-        steps = -(-len(loader) // args.gradient_accumulation_steps)
-        skipped = state.global_step % steps if self._resumes else 0
-        self._resumes = False
-        self._collator.begin_epoch(
-            step=state.global_step - skipped,
-            batch=skipped * args.gradient_accumulation_steps,
-            max_steps=state.max_steps,
         )
 
 
@@ -138,7 +114,7 @@ class SBDTrainer(Trainer):
             self.model.should_save_on_this_rank = bool  # else the first process of all nodes alone writes the weights
         self.model_accepts_loss_kwargs = True  # makes Trainer count the targets of the whole accumulated batch for us
         self._gate = gate_of(unwrapped(self.model))
-        self._frozen = None if self._gate is None else FrozenModel(self.model)
+        self._frozen_half = None if self._gate is None else frozen_half(self.model)
         self._head = None if args.cross_entropy == "plain" else split_head(self.model)
         if args.cross_entropy == "chunked" and self._head is None:
             raise SetBlockError(
@@ -150,7 +126,7 @@ class SBDTrainer(Trainer):
         self.add_callback(self._clock)
         self.add_callback(Completeness(args))
         if self.data_collator is self._collator:
-            self.add_callback(_Epochs(self._collator))
+            self.add_callback(self._collator)
         # Tensors stay on the device until they are logged.
         self._sums: defaultdict[str, Tensor | float] = defaultdict(float)
 
@@ -217,8 +193,8 @@ class SBDTrainer(Trainer):
                 inputs = replace(inputs, ntp=Targets(none, none))
                 # The noisy half can be run after the clean one where attention is a function that we can wrap.
                 runs_halves = plan_of(unwrapped(self.model)).by_document
-                if self._frozen is not None and len(inputs.matp.index) and runs_halves:
-                    clean_half = self._frozen.clean_half
+                if len(inputs.matp.index) and runs_halves:
+                    clean_half = self._frozen_half
                     self._gate.open()
         return training_loss(
             self.accelerator.unwrap_model(model),
