@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from answers import assert_same, drawn_settings
 from families import MODES, tiny_sbd
 from given_costs import GivenCosts, by_token
-from setblock.decoding.drafts.control import DraftControl, RowDrafts
+from setblock.decoding.drafts.control import DraftControl, RowDrafts, decided_spans
 from setblock.decoding.drafts.gains import COPIED, NUM_KINDS, Chances, DraftChoice, ExpectedDraft, Prospects
 from setblock.decoding.drafts.lookup import copied, with_copies
 from setblock.decoding.generate import generate_batch, open_batch, stream
@@ -21,6 +21,7 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, EngineLimits, Request
 from setblock.engine.offline import answered
+from setblock.model.protocol.runtime import Span
 from setblock.model.sbd_model import SBDModel
 
 
@@ -240,3 +241,48 @@ def test_copies_are_not_looked_for_where_none_is_worth_it(
     answers = generate_batch(sbd, [[5, 6, 5, 6, 5, 6]] * 20, settings=settings)
     assert sum(each.drafted for each in answers) == 0
     assert 15 <= len(searches) <= 25 < answers[0].num_forwards
+
+
+def test_a_drafted_place_that_was_left_out_is_learned_from_too(
+    trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is learned of any cut draft is what the text says of its places: of those that were checked and of the next one."""
+    sbd, _ = tiny(trained_tokenizer, "shifted", dtype=torch.float64)
+    sbd.end_of_text_ids = ()
+    sbd.model.get_output_embeddings().weight.data[5:] = (
+        0  # so that it writes few tokens, and copies of them are often right
+    )
+    fed: dict[
+        int, tuple[int, Span, int]
+    ] = {}  # by the chances of a row: its number, its whole draft, how much was checked
+    learned: list[tuple[int, Span, int, list[int], int]] = []
+    learn = Chances.learn
+
+    def decide(
+        control: DraftControl, drafts: Sequence[RowDrafts | None], spans: Sequence[Span], *of: Any
+    ) -> list[Span]:
+        found = decided_spans(control, drafts, spans, *of)
+        for row, (known, whole, cut) in enumerate(zip(drafts, spans, found, strict=True)):
+            assert known is not None
+            fed[id(known.chances)] = row, whole, cut.drafted
+        return found
+
+    def noted(self: Chances, kinds: Sequence[int], *, right: int) -> None:
+        if id(self) in fed:
+            learned.append((*fed[id(self)], list(kinds), right))
+        learn(self, kinds, right=right)
+
+    monkeypatch.setattr("setblock.decoding.rows.decided_spans", decide)
+    monkeypatch.setattr(Chances, "learn", noted)
+    settings = DecodingSettings(max_new_tokens=60, draft_lookup=1, block_size=8)
+    answers = generate_batch(sbd, prompts[:3], settings=settings)
+    texts = [[*prompt, *each.token_ids] for prompt, each in zip(prompts, answers, strict=False)]
+    more = Counter[bool]()
+    for row, whole, drafted, kinds, right in learned:
+        places = range(whole.start + 1, whole.start + 1 + len(kinds))
+        assert tuple(kinds) == whole.kinds[: len(kinds)]
+        if kinds and places.stop <= len(texts[row]):
+            is_right = [texts[row][place] == whole.token_ids[place - whole.start] for place in places]
+            assert right == [*is_right, False].index(False)
+            more[is_right[-1]] += len(kinds) > drafted
+    assert min(more[True], more[False]) > 0, more

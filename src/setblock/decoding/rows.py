@@ -253,7 +253,7 @@ class OpenBatch(Rows):
 
     @torch.inference_mode()
     def _copied_columns(self) -> HostCopy:
-        return HostCopy(span_columns(self.state, fuses_commit=self.runner.fuses_commit))
+        return HostCopy(span_columns(self.state, fuses_commit=self.runner.fuses_commit, with_drafts=False))
 
     @property
     def _can_run_ahead(self) -> bool:

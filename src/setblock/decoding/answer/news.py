@@ -58,7 +58,7 @@ def read_news(state: BatchState, step: DecodingStep, *, fuses_commit: bool, sinc
         *(read.took_part, read.is_prefill, read.is_commit & ~state.terms.is_ntp, state.terms.prompt_length),
     )
     parts = [
-        span_columns(state, fuses_commit=fuses_commit),
+        span_columns(state, fuses_commit=fuses_commit, with_drafts=True),
         torch.stack(scalars, dim=1),
         state.tokens.gather(1, window),
         *(step.positions, step.revealed, step.token_ids, step.entropy[:, : state.terms.block_width].double()),

@@ -35,6 +35,8 @@ class RowDrafts:
         copied: what copies alone give. They need no block, so it brings only what is better.
         size: the most tokens of a future block that it may be fed; 0 where none.
         fed: what its last pass was fed, until it is known what became of it; None then.
+        left: the kind and the token of the first drafted place that this pass leaves unchecked, if there is one. Whether it
+            was right is known afterwards, at no cost.
         looked: whether that pass looked for copies.
     """
 
@@ -43,6 +45,7 @@ class RowDrafts:
     copied: ExpectedDraft
     size: int = 0
     fed: Span | None = None
+    left: tuple[int, int] | None = None
     looked: bool = True
 
     def prospects(self, kinds: Sequence[int], size: int, *, waits: bool, branches: int = 0) -> Prospects:
@@ -89,7 +92,7 @@ class _Gain:
 
 # Times as many tokens as plain passes would bring for its cost is what a draft must bring, at least: estimates err, and not all
 # that it costs is timed. Where passes have gained more, a draft must bring as much as they have
-_MARGIN = 1.1
+_MARGIN = 1.25
 _FREE_ON_CPU, _FREE_ON_GPU = 48.0, 512.0  # tokens; where a prior is wrong, a few passes correct it
 _BETTER = 0.01  # of a block's draft is better than a copy, at least: so it is fed where that costs nothing
 _HOPED = 8.0  # drafted tokens: what full trust is worth a priori
@@ -159,11 +162,14 @@ class DraftControl:
         some = float(_PLAIN << self._here[1])
         return self._gains.setdefault(self._here, _Gain(gained=some, spent=some, rows=some))
 
-    def observe(self, row: RowDrafts, committed: int, kinds: Sequence[int], *, copied: int = 0) -> None:
-        """Learn what became of the draft that a row's last pass was fed.
+    def observe(
+        self, row: RowDrafts, committed: int, kinds: Sequence[int], *, copied: int = 0, token: int | None = None
+    ) -> None:
+        """Learn what became of the draft that a row's last pass was fed, and what would have of one more place.
 
         Args:
             committed: where the row stands now.
+            token: what is there; None where nothing is.
             kinds: of the draft that it has now.
             copied: of the copy's first drafted token, if the text has one now, whether or not it is in the draft.
         """
@@ -177,7 +183,10 @@ class DraftControl:
         gain.gained += committed - fed.start
         gain.right += right
         gain.hoped += sum(row.chances.reached(checked))
-        row.chances.learn(checked, right=right)
+        if row.left is not None and token is not None and right == len(checked):
+            row.chances.learn([*checked, row.left[0]], right=right + (row.left[1] == token))
+        else:
+            row.chances.learn(checked, right=right)
         # Else there are no copies, as is known
         if row.size and row.looked and (copied >= COPIED or not self._copied.is_new):
             places = range(row.size - 1)
@@ -310,7 +319,8 @@ def decided_spans(
     """
     for known, span in zip(drafts, spans, strict=True):
         if known is not None and not span.is_prefill:
-            control.observe(known, span.start, span.kinds, copied=span.copied)
+            token = span.token_ids[0] if span.tokens and span.token_ids else None
+            control.observe(known, span.start, span.kinds, copied=span.copied, token=token)
     deciding = [row for row, span in enumerate(spans) if drafts[row] is not None and checks_draft(span)]
     if not deciding:
         return list(spans)
@@ -321,7 +331,11 @@ def decided_spans(
         chosen = _decided(control, drafts, spans, deciding, state, runner)
     found, terms = list(spans), state.terms.rows
     for row, choice in zip(deciding, chosen, strict=True):
-        found[row] = _with_choice(spans[row], choice, terms[row], fuses_commit=runner.fuses_commit)
+        whole, known = spans[row], drafts[row]
+        found[row] = _with_choice(whole, choice, terms[row], fuses_commit=runner.fuses_commit)
+        if known is not None:
+            is_cut = choice.drafted < whole.drafted
+            known.left = (whole.kinds[choice.drafted], whole.token_ids[1 + choice.drafted]) if is_cut else None
     return found
 
 
@@ -392,6 +406,7 @@ def _with_choice(span: Span, choice: DraftChoice, terms: RowTerms, *, fuses_comm
         block_start=block_start,
         stop_end=stop,
         kinds=span.kinds[:drafted],
+        token_ids=span.token_ids[: 1 + drafted],
         fed_size=fed,
         branches=choice.branches,
         branch_size=choice.branch_size,

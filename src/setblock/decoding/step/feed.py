@@ -28,30 +28,37 @@ from setblock.model.protocol.runtime import PROMPT_PART, Feed, PassPlan, Span
 
 def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
     """Return what the next full pass feeds each row; a finished row is fed nothing. Waits for the device."""
-    spans = [span_of(row) for row in span_columns(state, fuses_commit=fuses_commit).tolist()]
+    spans = [span_of(row) for row in span_columns(state, fuses_commit=fuses_commit, with_drafts=True).tolist()]
     state.may_prefill = any(span.is_prefill for span in spans)
     return spans
 
 
-def span_columns(state: BatchState, *, fuses_commit: bool) -> Tensor:
-    """Return [B, 6] int64, the numbers from which `span_of` makes each row's span; or [B, 6 + k] with the kinds of drafted
-    tokens, and that of a copy in the first one's place, where drafts vary in length."""
+def span_columns(state: BatchState, *, fuses_commit: bool, with_drafts: bool) -> Tensor:
+    """Return [B, 6] int64, the numbers from which `span_of` makes each row's span; or [B, 6 + 2k] where drafts vary in length:
+    `with_drafts`, the kinds of drafted tokens, that of a copy in the first one's place, and the tokens."""
     end = state.next_end(fuses_commit=fuses_commit, commits_answers=True)
     cache, answer = state.cache, state.answer
     columns = (cache.committed, end, state.block.start, cache.prefill_end, answer.stop_end, answer.finished)
     stacked = torch.stack(columns, dim=1)
-    return torch.cat([stacked, state.block.kinds], dim=1) if state.terms.adapts_drafts else stacked
+    if not (with_drafts and state.terms.adapts_drafts):
+        return stacked
+    places = cache.committed[:, None] + state.columns[: state.terms.block_width]
+    drafted = state.tokens.gather(1, places.clamp(max=state.tokens.shape[1] - 1))
+    return torch.cat([stacked, state.block.kinds, drafted], dim=1)
 
 
 def span_of(row: Sequence[int]) -> Span:
     """Return the span that a row of `span_columns` describes."""
-    start, end, block_start, prefill_end, stop_end, is_finished, *kinds = map(int, row)
+    start, end, block_start, prefill_end, stop_end, is_finished, *draft = map(int, row)
     end = start if is_finished else end
     is_prefill = start < min(end, prefill_end)
     drafted = 0 if is_prefill or end == start else max(0, block_start - start - 1)
-    copied = kinds[0] if kinds else 0
-    return Span(
-        start, end, block_start, is_prefill, stop_end=stop_end, kinds=tuple(kinds[1 : drafted + 1]), copied=copied
+    span = Span(start, end, block_start, is_prefill, stop_end=stop_end)
+    if not draft or is_prefill:
+        return span
+    kinds, token_ids = draft[: len(draft) // 2], draft[len(draft) // 2 :]
+    return replace(
+        span, kinds=tuple(kinds[1 : drafted + 1]), token_ids=tuple(token_ids[: drafted + 1]), copied=kinds[0]
     )
 
 

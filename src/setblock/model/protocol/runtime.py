@@ -37,6 +37,7 @@ class Span:
         is_cut: whether a part of the prompt is left for later passes.
         stop_end: where the answer would end if this draft is right.
         kinds: of the drafted tokens behind the first, where drafts vary in length.
+        token_ids: the certain token at `start` and those drafted behind it, where drafts vary in length.
         copied: the kind that the second token of a copy would be of, if there is one; a smaller number if not.
         fed_size: tokens of the new block to feed; -1 where nobody has decided.
         branches, branch_size: how many branches are fed, at the draft's first places, and their tokens; -1 where nobody has
@@ -50,6 +51,7 @@ class Span:
     is_cut: bool = False
     stop_end: int = 0
     kinds: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
     copied: int = 0
     fed_size: int = -1
     branches: int = -1
