@@ -16,6 +16,7 @@ from setblock.decoding.drafts.gains import (
     Chances,
     DraftChoice,
     ExpectedDraft,
+    Gained,
     Prospects,
     Usual,
     choose_drafts,
@@ -63,41 +64,12 @@ class RowDrafts:
         return Prospects(self.chances.reached(kinds), better, self.size, waits, branches)
 
 
-@dataclass
-class _Gain:
-    """Hold what recent passes gave: their tokens, and those that plain passes would have given in the same time; their rows,
-    and how many drafted places of these they checked; how many were right, and how many should have been. `refused`: rows
-    whose drafts were not worth their cost, since the last one that was."""
-
-    gained: float
-    spent: float
-    rows: float
-    checked: float = 0.0
-    right: float = 0.0
-    hoped: float = 0.0
-    refused: int = 0
-
-    @property
-    def trust(self) -> float:
-        """Return what to multiply chances with. What is checked was chosen for its chance, so that chances which are too high
-        by accident are chosen most: the more rows there are, the more so."""
-        return min(1.0, (self.right + _HOPED) / (self.hoped + _HOPED))
-
-    def fade(self) -> None:
-        """Let all of it count less."""
-        self.gained, self.spent = _FADING * self.gained, _FADING * self.spent
-        self.rows, self.checked = _FADING * self.rows, _FADING * self.checked
-        self.right, self.hoped = _FADING * self.right, _FADING * self.hoped
-
-
 # Times as many tokens as plain passes would bring for its cost is what a draft must bring, at least: estimates err, and not all
 # that it costs is timed. Where passes have gained more, a draft must bring as much as they have
 _MARGIN = 1.25
 _FREE_ON_CPU, _FREE_ON_GPU = 48.0, 512.0  # tokens; where a prior is wrong, a few passes correct it
 _BETTER = 0.01  # of a block's draft is better than a copy, at least: so it is fed where that costs nothing
-_HOPED = 8.0  # drafted tokens: what full trust is worth a priori
-_PLAIN = 32  # plain passes that count a priori
-_FADING = 0.98  # of what is known of passes, after one more
+_PLAIN = 32  # plain passes whose gain counts a priori
 _REFUSED, _REST = 64, 3  # rows whose drafts were refused, and the passes that then follow without one
 
 
@@ -122,7 +94,7 @@ class DraftControl:
     _copied: ExpectedDraft = field(default_factory=partial(ExpectedDraft, usual=0.0))
     # Apart for about as many rows: what few rows cost and gain says little of many
     _learned: dict[tuple[str, int], LearnedCosts] = field(default_factory=dict)
-    _gains: dict[tuple[str, int], _Gain] = field(default_factory=dict)
+    _gains: dict[tuple[str, int], Gained] = field(default_factory=dict)
     _here: tuple[str, int] = "", 1  # the kind of pass and the load of the last decision
 
     def new_row(self) -> RowDrafts:
@@ -158,9 +130,9 @@ class DraftControl:
         return max(1.0, found.gained / found.spent)
 
     @property
-    def _gain_here(self) -> _Gain:
+    def _gain_here(self) -> Gained:
         some = float(_PLAIN << self._here[1])
-        return self._gains.setdefault(self._here, _Gain(gained=some, spent=some, rows=some))
+        return self._gains.setdefault(self._here, Gained(gained=some, spent=some, rows=some))
 
     def observe(
         self, row: RowDrafts, committed: int, kinds: Sequence[int], *, copied: int = 0, token: int | None = None

@@ -12,6 +12,7 @@ seconds that it costs: `rate` times its seconds.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
 from typing import NamedTuple
@@ -192,6 +193,37 @@ class Usual(NamedTuple):
 
     tokens: float = 1.0
     checked: float = 0.0
+
+
+@dataclass
+class Gained:
+    """Hold what recent passes gave: their tokens, and those that plain passes would have given in the same time; their rows,
+    and how many drafted places of these they checked; how many were right, and how many should have been. `refused`: rows
+    whose drafts were not worth their cost, since the last one that was."""
+
+    gained: float
+    spent: float
+    rows: float
+    checked: float = 0.0
+    right: float = 0.0
+    hoped: float = 0.0
+    refused: int = 0
+
+    @property
+    def trust(self) -> float:
+        """Return what to multiply chances with. What is checked was chosen for its chance, so that chances which are too high
+        by accident are chosen most: the more rows there are, the more so."""
+        return min(1.0, (self.right + _HOPED) / (self.hoped + _HOPED))
+
+    def fade(self) -> None:
+        """Let all of it count less."""
+        self.gained, self.spent = _FADING * self.gained, _FADING * self.spent
+        self.rows, self.checked = _FADING * self.rows, _FADING * self.checked
+        self.right, self.hoped = _FADING * self.right, _FADING * self.hoped
+
+
+_HOPED = 8.0  # drafted tokens: what full trust is worth a priori
+_FADING = 0.98  # of what is known of passes, after one more
 
 
 class DraftChoice(NamedTuple):

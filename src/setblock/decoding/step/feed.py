@@ -42,8 +42,7 @@ def span_columns(state: BatchState, *, fuses_commit: bool, with_drafts: bool) ->
     stacked = torch.stack(columns, dim=1)
     if not (with_drafts and state.terms.adapts_drafts):
         return stacked
-    places = cache.committed[:, None] + state.columns[: state.terms.block_width]
-    drafted = state.tokens.gather(1, places.clamp(max=state.tokens.shape[1] - 1))
+    drafted = state.tokens.gather(1, cache.committed[:, None] + state.columns[: state.terms.block_width])
     return torch.cat([stacked, state.block.kinds, drafted], dim=1)
 
 
