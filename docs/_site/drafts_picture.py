@@ -14,7 +14,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from setblock.decoding.drafts.control import DraftControl, RowDrafts
-from setblock.decoding.drafts.costs import LearnedCosts, TimedPass
+from setblock.decoding.drafts.costs import LearnedCosts
 from setblock.decoding.drafts.gains import DraftChoice, Prospects
 from setblock.model.protocol.runtime import Span
 from setblock.roofline.cost import Precision
@@ -32,32 +32,22 @@ Decide = Callable[[DraftControl, Sequence[Prospects]], list[DraftChoice]]
 
 
 class RooflineCosts(LearnedCosts):
-    """Say what passes cost by the roofline. Weights are read once a pass, whatever the number of rows; the cache once a row."""
-
-    def __init__(self) -> None:
-        """Begin with what the roofline says, and stay with it."""
-        super().__init__(free_tokens=1.0)
+    """Say what passes cost by the roofline. Weights are read once a pass, whatever the number of rows; the cache once a row.
+    Nothing is learned, so that uneven rows and blocks cost nothing more."""
 
     def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
         """See `LearnedCosts.seconds`."""
         of_rows = PREDICTION.seconds(1, batch=rows, kv_length=CACHED) - PREDICTION.seconds(1, batch=rows, kv_length=0)
         return [PREDICTION.seconds(1, batch=each, kv_length=0) + of_rows for each in tokens]
 
-    def of_uneven(self) -> float:
-        """Return 0: the roofline has no parts of attention."""
-        return 0.0
-
-    def of_block(self) -> float:
-        """Return 0: the roofline has no adapters."""
-        return 0.0
-
-    def learn(self, timed: TimedPass) -> None:
-        """Learn nothing: they are given."""
-
 
 def simulated(rows: int, decide: Decide, *, seed: int = 0) -> tuple[float, float]:
     """Return how many times as many tokens a second as plain decoding `rows` requests get, and the tokens of each of a pass."""
-    rng, control, costs = random.Random(seed), DraftControl(costs={ANY_PASS: RooflineCosts()}), RooflineCosts()
+    rng, control, costs = (
+        random.Random(seed),
+        DraftControl(costs={ANY_PASS: RooflineCosts(free_tokens=1.0)}),
+        RooflineCosts(free_tokens=1.0),
+    )
     known: list[RowDrafts] = [control.new_row() for _ in range(rows)]
     drafts, stands = [0] * rows, [0] * rows
     gained = fed = 0

@@ -35,11 +35,13 @@ def choose_drafts_alike(
     room = ends[:-1, None] - 1  # [W, 1]
     drafted = np.minimum([len(row.reached) for row in rows], room)  # [W, R]
     fed = np.minimum([row.size for row in rows], room - drafted)
-    each, all_right = np.arange(len(rows)), _table([1.0, *row.reached] for row in rows)
-    of_draft = _table([0.0, *accumulate(worths(row.reached, usual))] for row in rows)[each, drafted]
+    every, all_right = np.arange(len(rows)), _table([1.0, *row.reached] for row in rows)
+    of_draft = _table([0.0, *accumulate(worths(row.reached, usual))] for row in rows)[every, drafted]
     of_next = _table(worths(row.expected, usual) for row in rows)  # [R, k - 1]
     parts = _of_first(of_next - one_more[:, None, None])  # [W, R, k]
-    gains = all_right[each, drafted] * parts[np.arange(len(widths))[:, None], each, (fed - 1).clip(0, of_next.shape[1])]
+    gains = (
+        all_right[every, drafted] * parts[np.arange(len(widths))[:, None], every, (fed - 1).clip(0, of_next.shape[1])]
+    )
     of_blocks = gains.sum(axis=1) - rate * block
     best = (of_draft.sum(axis=1) - cost[:-1] + of_blocks.clip(0)).argmax()
     fed = np.where((gains[best] > 0) & (of_blocks[best] > 0), fed[best], 0)
@@ -56,14 +58,14 @@ def choose_drafts_alike(
     now, one, *costs = (rate * each for each in seconds([padded_rows * (width + tokens) for tokens in more]))
     start = 0.0 if fed.any() else rate * block
     parts = _of_first(of_next - (one - now) / padded_rows)  # [R, k]
-    wrong = {count: (1.0 - all_right[each, np.minimum(count, most)]) * (most > 0) for count in counts}
+    wrong = {count: (1.0 - all_right[every, np.minimum(count, most)]) * (most > 0) for count in counts}
     most_worth, (count, size) = 0.0, (0, 0)
     for pair, of_pair in zip(pairs, costs, strict=True):
         value = now - of_pair - start + wrong[pair[0]] @ parts[:, min(pair[1], parts.shape[1]) - 1]
         if value > most_worth:
             most_worth, (count, size) = value, pair
-    branches = [min(count, room) for room in most.tolist()]
-    return [one._replace(branches=n, branch_size=size if n else 0) for one, n in zip(chosen, branches, strict=True)]
+    branches = np.minimum(count, most).tolist()
+    return [each._replace(branches=n, branch_size=size if n else 0) for each, n in zip(chosen, branches, strict=True)]
 
 
 def _table(of_rows: Iterable[Sequence[float]]) -> np.ndarray:
