@@ -175,7 +175,7 @@ def test_an_exported_adapter_comes_back_equal_through_sglang(
     assert memory.A_buffer.keys() == memory.B_buffer.keys() == STACKED.keys()
     compared = set()
     for stacked, names in STACKED.items():
-        for layer in range(3):
+        for layer in range(len(memory.A_buffer[stacked])):
             keys = {
                 name: next(
                     key.removesuffix("lora_A.weight")
