@@ -48,6 +48,9 @@ demo: $(READY) ## plain decoding and blocks side by side: a message as JSON, an 
 	@echo "== the included model of 4.6M parameters, trained for blocks"
 	@$(BIN)/setblock compare
 
+# Each worker, and each process that a test starts, would compile all modules anew.
+test coverage: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(READY) ## run the tests, on as many cores as there are
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile $(TEST_FLAGS)
 
