@@ -10,8 +10,6 @@ from evaluation.sweeps import point, row, sweep_of
 from setblock.errors import SetBlockError
 from setblock.evaluation.result import pareto_front
 
-draw_results = runpy.run_path(str(Path(__file__).parent.parent / "experiments" / "sweep_figure.py"))["draw_results"]
-
 SWEEP = sweep_of(
     [1, 1, 1, 0],
     [
@@ -23,12 +21,18 @@ SWEEP = sweep_of(
 )
 
 
+@pytest.fixture(scope="module")
+def draw_results():
+    """Not at import, as Matplotlib takes its time and each worker imports every file."""
+    return runpy.run_path(str(Path(__file__).parent.parent / "experiments" / "sweep_figure.py"))["draw_results"]
+
+
 def test_the_front_is_what_nothing_beats():
     assert [each.point.method for each in pareto_front(SWEEP)] == ["exact"]
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_figures(tmp_path, suffix):
+def test_figures(draw_results, tmp_path, suffix):
     path = tmp_path / f"figure{suffix}"
     draw_results(SWEEP, path)
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
@@ -41,7 +45,7 @@ def test_figures(tmp_path, suffix):
         assert path.read_bytes() == content
 
 
-def test_what_can_not_be_written(tmp_path):
+def test_what_can_not_be_written(draw_results, tmp_path):
     with pytest.raises(SetBlockError, match=r"a figure must end in one of .png, .svg, .pdf, not 'figure.gif'"):
         draw_results(SWEEP, tmp_path / "figure.gif")
     with pytest.raises(SetBlockError, match="can't write"):
