@@ -49,8 +49,9 @@ def last_line(text: str) -> dict:
     ids=lambda each: each.__name__,
 )
 def test_a_benchmark_ends_in_a_line_of_json(
-    program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(structured, "MOST", 40)
     program.main(["--quick", "--out", str(tmp_path / "out.json")])
     printed = last_line(capsys.readouterr().out)
     assert printed["benchmark"] == program.__name__
@@ -71,7 +72,7 @@ def test_side_by_side_continues_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that ends in the middle keeps its answers, and the next one times only what is missing."""
-    arguments = ["--quick", "--llama-builds", "--out", str(tmp_path / "out.json")]
+    arguments = ["--quick", "--llama-builds", "--answer-tokens", "16", "--out", str(tmp_path / "out.json")]
     timed, left = side_by_side.compared.__globals__["timed"], [5]
 
     def counted(action: Callable[[], object]) -> object:
