@@ -6,7 +6,7 @@ Knows what a run leaves in its folder: recipe, metrics, config. Knows nothing of
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -42,7 +42,6 @@ def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:
     path, here = folder.resolve(), Path.cwd()
     name = str(path.relative_to(here)) if path.is_relative_to(here) and path != here else path.name
     start = base or "random weights"
-    installed = {each.name: each.version for each in distributions()}
     card: ModelCard = ModelCard.from_template(
         data,
         template_path=str(_TEMPLATE),
@@ -55,9 +54,19 @@ def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:
         is_chat=(folder / "chat_template.jinja").is_file(),
         figures=_figures(folder),
         recipe=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).strip(),
-        versions=[f"{package} {installed[package]}" for package in _PACKAGES if package in installed],
+        versions=list(_versions()),
     )
     return card
+
+
+def _versions() -> Iterator[str]:
+    """Yield the versions of the packages that are installed, by name: to read what is said of all takes a fifth of a second."""
+    for package in _PACKAGES:
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            continue
+        yield f"{package} {found}"
 
 
 def _figures(folder: Path) -> dict[str, float]:
