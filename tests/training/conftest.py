@@ -26,7 +26,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 num_hidden_layers=2,
                 max_position_embeddings=512,
             )
-            plan_attention(model)  # here, and not in each process again
+            plan_attention(model, alternatives=["eager"])  # as loading does; here, and not in each process again
             path = folder / f"{'tied' if tied else 'untied'}-{str(dtype).removeprefix('torch.')}"
             model.save_pretrained(path)
             tokenizer.save_pretrained(path)

@@ -32,6 +32,8 @@ _T = TypeVar("_T")
 
 _FOUND: Final[dict[tuple[object, ...], AttentionPlan]] = {}
 """Plans that this process found, by everything that they depend on."""
+_ORIGIN = frozenset({"_name_or_path", "architectures", "setblock", "transformers_version"})
+"""What a config says of where its model comes from. No pass depends on it, and a copy in another folder has the same plan."""
 
 
 def plan_attention(model: PreTrainedModel, *, alternatives: Sequence[str] = ()) -> AttentionPlan:
@@ -44,11 +46,17 @@ def plan_attention(model: PreTrainedModel, *, alternatives: Sequence[str] = ()) 
     plan = planned(model)
     if plan is None:
         own = model.config.get_text_config()._attn_implementation
-        key = (type(model), str(model.config.to_dict()), own, *alternatives, model.device.type)
+        config = {name: value for name, value in model.config.to_dict().items() if name not in _ORIGIN}
+        key = (type(model), str(config), own, *alternatives, _device_of(model).type)
         plan = _FOUND.get(key) or _found_plan(model, alternatives)
         _FOUND[key] = plan
         set_plan(model, plan)
     return plan
+
+
+def _device_of(model: PreTrainedModel) -> torch.device:
+    """Return where a small copy is tried. Of weights that are not here, shapes are all that it needs."""
+    return torch.device("cpu") if model.device.type == "meta" else model.device
 
 
 @torch.inference_mode()
@@ -73,9 +81,7 @@ _STORED_TOLERANCE = 0.3  # relative; what eight bits lose stays below it
 @torch.inference_mode()
 def _found_plan(model: PreTrainedModel, alternatives: Sequence[str]) -> AttentionPlan:
     try:
-        # Of weights that are not here, shapes are all that the copy needs.
-        device = "cpu" if model.device.type == "meta" else model.device
-        small = small_copy(type(model), model.config, device=device)
+        small = small_copy(type(model), model.config, device=_device_of(model))
     except SetBlockError as error:
         raise SetBlockError(f"{model.config.model_type} can't be decoded in blocks: {error}") from error
     thresholds = thresholds_of(model.config, small)
