@@ -7,7 +7,7 @@ A cell is a model with its prompts, and a number of requests at once, in the eng
 `setblock evaluate --batch-size` does. The engine gets twice as many requests as run at once, and at least eight in all, whose
 answers end at different lengths: one begins where another ends. All ways to decode answer the same requests side by side: the
 next pass is always that of the way which has the fewest tokens yet. So a machine that slows down for a second slows all of
-them. The first round of a cell measures all fixed lengths, the next ones only those within a fifth of the best. Each round of a
+them. The first round of a cell measures all fixed lengths, the next ones only those within a tenth of the best. Each round of a
 cell is a line of JSON, written when it is done. The program can be ended at any time, and continues where it was: the first
 round of all cells comes first, and the cells that say most before the others.
 
@@ -141,7 +141,7 @@ def near_best(first: dict[str, Any] | None) -> list[int]:
     if first is None:
         return list(FIXED)
     ratios = {size: ratio(first, str(size)) for size in FIXED}
-    return [size for size in FIXED if ratios[size] >= 0.8 * max(ratios.values())]
+    return [size for size in FIXED if ratios[size] >= 0.9 * max(ratios.values())]
 
 
 def of_cell(subject: Subject, load: int | str, turn: int, tokens: int, sizes: Sequence[int]) -> dict[str, Any]:

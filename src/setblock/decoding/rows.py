@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -40,6 +41,7 @@ class Rows:
     next_spans: list[Span] | None = None  # where they are known already
     is_decided: bool = False  # whether the control of drafts has cut `next_spans` to what pays
     old_ends: torch.Tensor | None = None  # `answer.end` before the last step
+    is_closed: ClassVar[bool] = False  # whether nobody takes the place of a row that ends
 
     @classmethod
     @torch.inference_mode()  # as the passes are: what is compiled for tensors of one kind is not used for another
@@ -100,7 +102,8 @@ class Rows:
     @torch.inference_mode()
     def _decide(self, whole: Sequence[Span], runner: Runner) -> list[Span]:
         """Return the spans of the next pass, decided row by row, and shorten drafts accordingly."""
-        spans = decided_spans(control_of(self.model), self.drafts, whole, self.state, runner)
+        control = control_of(self.model)
+        spans = decided_spans(control, self.drafts, whole, self.state, runner, is_closed=self.is_closed)
         changed = (
             (span.end, span.block_start) != (full.end, full.block_start)
             for span, full in zip(spans, whole, strict=True)
@@ -211,6 +214,7 @@ class OpenBatch(Rows):
     """Hold a batch that is ready to decode: rows that stay together, and the runner of their passes."""
 
     runner: Runner
+    is_closed: ClassVar[bool] = True
 
     def steps(self) -> Iterator[DecodingStep]:
         """Decode to the end (Algorithm 3), a step for each forward pass."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from setblock.decoding.drafts.control import control_of, pass_kind
+from setblock.decoding.drafts.control import control_of
 from setblock.decoding.rows import Rows
 from setblock.decoding.settings.checks import check_rows
 from setblock.engine.limits import EngineFigures, EngineLimits
@@ -18,7 +18,7 @@ from setblock.engine.pages import PagePool
 from setblock.engine.request import Job, Progress, QueueFull, Request
 from setblock.engine.schedule import schedule
 from setblock.errors import ParameterError, SetBlockError
-from setblock.model.protocol.runtime import LanguageModel, Span
+from setblock.model.protocol.runtime import LanguageModel, Span, pass_kind
 
 
 class Engine:

@@ -154,6 +154,38 @@ def test_chances_that_promise_too_much_are_trusted_less() -> None:
     assert decided(control, 8, size=0, kinds=kinds) == [DraftChoice(0, 0)] * 8
 
 
+def test_trust_returns_where_nothing_is_drafted() -> None:
+    """The chances that were not kept were another text's. What is not checked says nothing of this one."""
+    control = DraftControl(costs={"any": GivenCosts(by_token)})
+    decided(control, 8, size=0)
+    control._gain_here.hoped, control._gain_here.right = 200.0, 20.0
+    trust = [control._gain_here.trust]
+    for _ in range(40):
+        decided(control, 8, size=0, kinds=[COPIED])
+        if control.resting:
+            control.rest(8)
+        trust.append(control._gain_here.trust)
+    assert trust[0] < 0.15
+    assert trust == sorted(trust)
+    assert trust[-1] > 0.85
+
+
+def test_a_batch_that_nobody_joins_drafts_for_those_who_end_last() -> None:
+    """Seven rows copy, at a cost that they are worth where others take their place. Alone they are not: the eighth copies
+    nothing, and its passes stay."""
+    costs: dict[str, LearnedCosts] = {"any": GivenCosts(lambda tokens, rows: 5 + 0.1 * rows + 0.3 * (tokens - rows))}
+    for remaining, is_taken in ((0, True), (64, False)):
+        control = DraftControl(costs=costs)
+        rows = [control.new_row() for _ in range(8)]
+        for row in rows[:7]:
+            row.pace = 1.5
+        prospects = [
+            row.prospects([COPIED + 2] if row in rows[:7] else [], 0, waits=False, remaining=remaining) for row in rows
+        ]
+        chosen = control.decide(prospects, "any", others=0, prompts=0, padded_rows=8, cached=0)
+        assert chosen == [DraftChoice(int(is_taken), 0)] * 7 + [DraftChoice(0, 0)]
+
+
 def test_a_pass_that_is_filled_up_pays_for_what_a_second_token_costs() -> None:
     """Two rows, and two that have ended, in a compiled pass: the rows that fill it up are no second tokens."""
     control = DraftControl(costs={"any": GivenCosts(lambda tokens, rows: 1 + 0.5 * (tokens > rows))})

@@ -24,7 +24,7 @@ from setblock.decoding.drafts.gains import (
     choose_drafts,
     copied_kinds,
     kinds_of,
-    worths,
+    row_worths,
 )
 
 # Allocation
@@ -203,10 +203,29 @@ def test_to_know_what_uneven_rows_cost_is_never_worse(drafts: list[list[float]],
 @given(drafts=chances, usual=st.builds(Usual, st.floats(1, 8), st.floats(0, 6)))
 def test_a_place_is_worth_less_where_passes_give_the_row_more_than_usual(drafts: list[float], usual: Usual) -> None:
     """The next pass would check it too. A row that is like the others, or worse, loses nothing."""
-    found = worths(drafts, usual)
+    found = Prospects(drafts, (), 0, worth=0.5).worths(drafts, usual)
     whole = int(usual.checked)
     tokens = 1 + sum(drafts[:whole]) + (usual.checked % 1) * sum(drafts[whole : whole + 1])
-    assert found == pytest.approx([each * min(1, usual.tokens / tokens) for each in drafts])
+    assert found == pytest.approx([0.5 * each * min(1, usual.tokens / tokens) for each in drafts])
+
+
+def test_a_token_is_worth_what_it_saves_of_a_batch_that_nobody_joins() -> None:
+    """A pass of 45 ms and 3 ms a row. Two rows are far from the end. If one of the others needs a pass less, no pass is saved,
+    only its part of one."""
+    passes, fixed, own = [60.0, 60.0, 30.0, 20.0], 45.0, 3.0
+
+    def seconds(passes: Sequence[float]) -> float:
+        return fixed * max(passes) + own * sum(passes)
+
+    found = row_worths(passes, fixed=fixed, own=own)
+    of_all = (fixed + 4 * own) / 4  # a token of all rows alike
+    for row in (2, 3):
+        saved = seconds(passes) - seconds([each - (row == other) for other, each in enumerate(passes)])
+        assert found[row] * of_all == pytest.approx(saved, rel=0.2)
+    assert found[:2] == [1, 1]
+    assert row_worths([60.0] * 4, fixed=fixed, own=own) == pytest.approx([1] * 4)
+    assert row_worths([0.0] * 4, fixed=fixed, own=own) == pytest.approx([1] * 4)  # others take their place
+    assert row_worths([7.0], fixed=fixed, own=own) == pytest.approx([1])
 
 
 def test_a_row_with_a_good_draft_does_not_take_all_of_it_at_once() -> None:

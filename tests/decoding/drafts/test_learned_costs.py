@@ -130,6 +130,18 @@ def test_seconds_are_the_sum_that_the_coefficients_say(seen: list[tuple[int, flo
         assert costs.seconds([tokens], rows=7, cached=900) == pytest.approx([max(least, expected)])
 
 
+def test_a_pass_that_surprises_is_learned_at_once() -> None:
+    """After many passes over whole blocks, a plain one takes twice as long as their curve says."""
+    costs, rng = LearnedCosts(free_tokens=24.0), random.Random(0)
+    for _ in range(100):
+        tokens = rng.choice((160, 320, 640))
+        learn(costs, tokens, rows=20, cached=2000, seconds=0.0001 * tokens)
+    wrong = costs.seconds([20], rows=20, cached=2000)[0]
+    learn(costs, 20, rows=20, cached=2000, seconds=2 * wrong)
+    assert costs.seconds([20], rows=20, cached=2000) == pytest.approx([2 * wrong], rel=0.2)
+    assert costs.seconds([320], rows=20, cached=2000) == pytest.approx([0.032], rel=0.05)
+
+
 @pytest.mark.parametrize("seed", range(100))
 def test_a_pass_always_takes_time(seed: int) -> None:
     """Of a few uneven times, as on a busy machine, a fit may put all down to tokens that a plain pass hasn't. To decide divides

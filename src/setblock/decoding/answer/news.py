@@ -86,7 +86,7 @@ def _row_news(parts: list[list[float]]) -> RowNews:
         kind=kind,
         revealed=_reveals(revealing[:4], start),
         corrected=corrected[0] if corrected else None,
-        span=span_of([int(each) for each in of_span]),
+        span=span_of(of_span),
         prefilled=bool(prefilled),
         finished=bool(finished),
         failed=bool(failed),

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from setblock.decoding.drafts.gains import DraftChoice, Prospects, Seconds, Usual, block_sizes, worths
+from setblock.decoding.drafts.gains import DraftChoice, Prospects, Seconds, Usual, block_sizes
 
 
 def choose_drafts_alike(
@@ -36,8 +36,8 @@ def choose_drafts_alike(
     drafted = np.minimum([len(row.reached) for row in rows], room)  # [W, R]
     fed = np.minimum([row.size for row in rows], room - drafted)
     every, all_right = np.arange(len(rows)), _table([1.0, *row.reached] for row in rows)
-    of_draft = _table([0.0, *accumulate(worths(row.reached, usual))] for row in rows)[every, drafted]
-    of_next = _table(worths(row.expected, usual) for row in rows)  # [R, k - 1]
+    of_draft = _table([0.0, *accumulate(row.worths(row.reached, usual))] for row in rows)[every, drafted]
+    of_next = _table(row.worths(row.expected, usual) for row in rows)  # [R, k - 1]
     parts = _of_first(of_next - one_more[:, None, None])  # [W, R, k]
     gains = (
         all_right[every, drafted] * parts[np.arange(len(widths))[:, None], every, (fed - 1).clip(0, of_next.shape[1])]

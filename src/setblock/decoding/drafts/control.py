@@ -9,22 +9,22 @@ from functools import partial
 from typing import Any
 
 from setblock.decoding.drafts.alike import choose_drafts_alike
-from setblock.decoding.drafts.costs import KNOTS, LearnedCosts, PassClock, TimedPass, unevenness
+from setblock.decoding.drafts.costs import KNOTS, Gained, LearnedCosts, PassClock, TimedPass, unevenness
 from setblock.decoding.drafts.gains import (
     COPIED,
     NUM_KINDS,
     Chances,
     DraftChoice,
     ExpectedDraft,
-    Gained,
     Prospects,
     Usual,
     choose_drafts,
+    row_worths,
 )
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import RowTerms
-from setblock.decoding.step.feed import fixed_widths
-from setblock.model.protocol.runtime import PassPlan, Runner, Span
+from setblock.decoding.step.feed import row_widths
+from setblock.model.protocol.runtime import PassPlan, Runner, Span, pass_kind
 
 
 @dataclass(eq=False)
@@ -39,6 +39,7 @@ class RowDrafts:
         left: the kind and the token of the first drafted place that this pass leaves unchecked, if there is one. Whether it
             was right is known afterwards, at no cost.
         looked: whether that pass looked for copies.
+        pace: how many tokens recent passes gave, on average.
     """
 
     chances: Chances
@@ -48,20 +49,24 @@ class RowDrafts:
     fed: Span | None = None
     left: tuple[int, int] | None = None
     looked: bool = True
+    pace: float = 1.0
 
-    def prospects(self, kinds: Sequence[int], size: int, *, waits: bool, branches: int = 0) -> Prospects:
+    def prospects(
+        self, kinds: Sequence[int], size: int, *, waits: bool, branches: int = 0, remaining: int = 0
+    ) -> Prospects:
         """Return what the row may gain.
 
         Args:
             kinds: of its drafted tokens, those behind the next one, which is certain.
             size: as the attribute.
             waits, branches: as in `Prospects`.
+            remaining: tokens that it may have yet, where nobody takes its place then.
         """
         self.size = size if size > 1 else 0  # one token drafts nothing
         places = max(0, size - 1)
         pairs = zip(self.expected.of(places), self.copied.of(places), strict=True)
         better = [max(_BETTER * each, each - copied) for each, copied in pairs]
-        return Prospects(self.chances.reached(kinds), better, self.size, waits, branches)
+        return Prospects(self.chances.reached(kinds), better, self.size, waits, branches, remaining / self.pace)
 
 
 # Times as many tokens as plain passes would bring for its cost is what a draft must bring, at least: estimates err, and not all
@@ -69,6 +74,7 @@ class RowDrafts:
 _MARGIN = 1.25
 _FREE_ON_CPU, _FREE_ON_GPU = 48.0, 512.0  # tokens; where a prior is wrong, a few passes correct it
 _BETTER = 0.01  # of a block's draft is better than a copy, at least: so it is fed where that costs nothing
+_RECENT = 12.0  # passes that count for a row's pace
 _PLAIN = 32  # plain passes whose gain counts a priori
 _REFUSED, _REST = 64, 3  # rows whose drafts were refused, and the passes that then follow without one
 
@@ -153,6 +159,7 @@ class DraftControl:
         drafted = (fed.in_block if right == len(checked) else fed.branch_size if right < fed.branches else 0) - 1
         gain = self._gain_here
         gain.gained += committed - fed.start
+        row.pace += (committed - fed.start - row.pace) / _RECENT
         gain.right += right
         gain.hoped += sum(row.chances.reached(checked))
         if row.left is not None and token is not None and right == len(checked):
@@ -205,7 +212,10 @@ class DraftControl:
         plain, block = seconds([computed])[0], 0.0 if has_block else model.of_block()
         here, rate = self._gain_here, max(_MARGIN, self.gain) * count / plain
         usual = Usual(max(1.0, here.gained / here.rows), here.checked / here.rows)
-        prospects = [row.trusted(here.trust) for row in rows]
+        one = model.seconds([1], rows=1, cached=cached // computed)[0]
+        own = max(0.0, plain - one) / max(1, computed - 1)
+        worth = row_worths([row.passes for row in rows], fixed=max(0.0, plain - computed * own), own=own)
+        prospects = [row.trusted(here.trust, each) for row, each in zip(rows, worth, strict=True)]
         if widths is None:
             uneven = model.of_uneven()
             chosen = choose_drafts(
@@ -227,6 +237,8 @@ class DraftControl:
         here.checked += sum(each.drafted for each in chosen)
         here.spent += len(rows) * taken / plain
         is_taken = any(each.drafted or each.fed for each in chosen)
+        if not is_taken:
+            here.forget()
         here.refused = 0 if is_taken else here.refused + sum(bool(each.reached or each.size) for each in prospects)
         self.resting = _REST if here.refused >= _REFUSED else 0
         return chosen
@@ -236,6 +248,7 @@ class DraftControl:
         self.resting -= 1
         here = self._gain_here
         here.spent, here.rows = here.spent + num_rows, here.rows + num_rows
+        here.forget()
         return [DraftChoice(0, 0)] * num_rows
 
 
@@ -255,9 +268,6 @@ def control_of(model: Any) -> DraftControl:
 _KEPT = 0.998  # of what is known of a model's drafts, after one more pass
 
 
-_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
-
-
 def note_fed(drafts: Sequence[RowDrafts | None], spans: Sequence[Span], *, looks: bool) -> None:
     """Remember what a pass is fed of each row, and whether it looks for copies."""
     for row, span in zip(drafts, spans, strict=True):
@@ -270,17 +280,14 @@ def checks_draft(span: Span) -> bool:
     return bool(span.tokens) and not span.is_prefill and span.start < span.block_start
 
 
-def pass_kind(runner: Runner) -> str:
-    """Return the name of a runner's passes, whose costs are alike."""
-    return f"{type(runner).__name__}{'' if runner.fixed_keys is None else ', compiled'}"
-
-
 def decided_spans(
     control: DraftControl,
     drafts: Sequence[RowDrafts | None],
     spans: Sequence[Span],
     state: BatchState,
     runner: Runner,
+    *,
+    is_closed: bool,
 ) -> list[Span]:
     """Learn from where rows stand after a pass. Return the spans of the next one, with as much of each row's draft and block
     as pays. Does not wait for the device.
@@ -288,6 +295,7 @@ def decided_spans(
     Args:
         drafts: of each row; None where nothing is decided.
         spans: what a full pass feeds.
+        is_closed: whether nobody takes the place of a row that ends.
     """
     for known, span in zip(drafts, spans, strict=True):
         if known is not None and not span.is_prefill:
@@ -300,7 +308,7 @@ def decided_spans(
     if control.resting and not is_fixed:
         chosen = control.rest(len(deciding))
     else:
-        chosen = _decided(control, drafts, spans, deciding, state, runner)
+        chosen = _decided(control, drafts, spans, deciding, state, runner, is_closed=is_closed)
     found, terms = list(spans), state.terms.rows
     for row, choice in zip(deciding, chosen, strict=True):
         whole, known = spans[row], drafts[row]
@@ -318,6 +326,8 @@ def _decided(
     deciding: Sequence[int],
     state: BatchState,
     runner: Runner,
+    *,
+    is_closed: bool,
 ) -> list[DraftChoice]:
     terms, has_blocks, is_fixed = state.terms.rows, state.facts is not None, runner.fixed_keys is not None
     fed = [span for span in spans if span.tokens]
@@ -327,17 +337,21 @@ def _decided(
     if is_fixed or (runner.pads and len(fed) > 1):
         least = max([1, *(span.tokens for span in others)])
         most = max(1 + spans[row].drafted + (terms[row].block_size if has_blocks else 0) for row in deciding)
-        if is_fixed:
-            widths = [each for each in fixed_widths(state.terms) if each >= least] or [least]
-        else:
-            widths = sorted({least, max(least, most), *(each for each in _WIDTHS if least < each < most)})
+        widths = row_widths(least, most, state.terms, is_fixed=is_fixed)
     prospects = []
     for row in deciding:
         known = drafts[row]
         assert known is not None
-        room = min(terms[row].block_size, terms[row].limit - spans[row].start - 1) if has_blocks else 0
-        branches = min(terms[row].branches, runner.branched // terms[row].block_size)
-        prospects.append(known.prospects(spans[row].kinds, room, waits=not runner.fuses_commit, branches=branches))
+        remaining = terms[row].limit - spans[row].start - 1
+        prospects.append(
+            known.prospects(
+                spans[row].kinds,
+                min(terms[row].block_size, remaining) if has_blocks else 0,
+                waits=not runner.fuses_commit,
+                branches=min(terms[row].branches, runner.branched // terms[row].block_size),
+                remaining=remaining if is_closed else 0,
+            )
+        )
     return control.decide(
         prospects,
         pass_kind(runner),

@@ -1,4 +1,4 @@
-"""Time passes without waiting for them, and learn what a pass costs as a function of its size.
+"""Time passes without waiting for them, learn what a pass costs as a function of its size, and remember what passes gave.
 
 Knows numbers, clocks and devices. Knows nothing of models or drafts.
 
@@ -15,8 +15,9 @@ little, and so does the first one of its size, which prepares its products.
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -91,8 +92,10 @@ class LearnedCosts:
         self._coefficients = np.zeros(count)
         self._coefficients[0], self._coefficients[_SLOPES] = 1.0, 1.0 / free_tokens  # in a unit that nobody knows yet
         self._fastest = 0.0  # seconds of the fastest pass
-        self._sizes: set[int] = set()  # of passes that there were already
+        self._sizes = Counter[int]()  # how many passes of each size there were already
+        self._recent: list[tuple[TimedPass, float]] = []  # passes since the last fit, with their weights
         if like is not None:
+            like._take_in()
             weight = _TAKEN_OVER * (1 - FADING) / (1 - FADING**like.num_passes)
             self._products, self._sums = weight * like._products, weight * like._sums
             self._coefficients, self._fastest = like._coefficients, like._fastest
@@ -121,21 +124,41 @@ class LearnedCosts:
         return float(self._coefficients[-1])
 
     def learn(self, timed: TimedPass) -> None:
-        """Take the time of a pass into account."""
-        seconds = timed.seconds
-        about = (timed.tokens - timed.prompts, timed.rows, timed.cached / MOST_CACHED, timed.uneven, timed.has_block)
-        features, size = np.append(_of_tokens(timed.tokens), about) / seconds, -(-timed.tokens // _OF_A_SIZE)
-        weight = (1.0 if size in self._sizes else _FIRST_OF_A_SIZE) * (_WITH_PROMPTS if timed.prompts else 1.0)
-        self._sizes.add(size)
-        self._products = FADING * self._products + weight * np.outer(features, features)
-        self._sums = FADING * self._sums + weight * features
-        self._fastest = seconds if self.num_passes == 0 else min(self._fastest, seconds)
+        """Take the time of a pass into account: soon, and at once if its size is new and the time is not what was expected."""
+        size = -(-timed.tokens // _OF_A_SIZE)
+        weight = (1.0 if self._sizes[size] else _FIRST_OF_A_SIZE) * (_WITH_PROMPTS if timed.prompts else 1.0)
+        self._sizes[size] += 1
+        is_new = self._sizes[size] <= _NEW
+        self._recent.append((timed, weight))
+        self._fastest = timed.seconds if self.num_passes == 0 else min(self._fastest, timed.seconds)
         self.num_passes += 1
-        if self.num_passes <= _EARLY or self.num_passes % _EARLY == 0:
-            same = np.append(_of_tokens(1), (1, *about[1:3], False, False))
+        if len(self._recent) >= min(self.num_passes // _SHARE, _MOST) or (is_new and self._surprises(timed)):
+            self._take_in()
+            same = np.append(_of_tokens(1), (1, timed.rows, timed.cached / MOST_CACHED, False, False))
             prior = (self._prior - np.outer(self._of_same, same)) / self._fastest
             products = self._products + PRIOR * prior.T @ prior
-            self._coefficients, self._curve = _non_negative(products, self._sums, fallback=seconds), None
+            self._coefficients, self._curve = _non_negative(products, self._sums, fallback=timed.seconds), None
+
+    def _surprises(self, timed: TimedPass) -> bool:
+        expected = self.seconds([timed.tokens], rows=timed.rows, cached=timed.cached)[0]
+        expected += self.of_uneven() * timed.uneven + self.of_block() * timed.has_block
+        return not expected / _SURPRISE < timed.seconds < expected * _SURPRISE
+
+    def _take_in(self) -> None:
+        count = len(self._recent)
+        if not count:
+            return
+        table = np.empty((count, len(self._sums)))
+        for row, (timed, _) in enumerate(self._recent):
+            outputs, cached = timed.tokens - timed.prompts, timed.cached / MOST_CACHED
+            table[row, :-_OTHERS] = _of_tokens(timed.tokens)
+            table[row, -_OTHERS:] = outputs, timed.rows, cached, timed.uneven, timed.has_block
+            table[row] /= timed.seconds
+        kept = FADING ** np.arange(count)[::-1]
+        weighted = table * (kept * [weight for _, weight in self._recent])[:, None]
+        self._products = FADING**count * self._products + weighted.T @ table
+        self._sums = FADING**count * self._sums + weighted.sum(axis=0)
+        self._recent = []
 
 
 _TAKEN_OVER = 2.0  # observations that those of other passes count for together
@@ -143,7 +166,8 @@ _TAKEN_OVER = 2.0  # observations that those of other passes count for together
 _LEAST = 0.1
 _OF_A_SIZE, _FIRST_OF_A_SIZE = 8, 0.25  # tokens, and what the first pass of a size counts
 _WITH_PROMPTS = 0.25  # what a pass counts that prompts are in: their tokens need other attention
-_EARLY = 8  # passes after each of which costs are fitted; later, after each so many
+_SHARE, _MOST = 8, 32  # costs are fitted once an eighth as many passes wait for it as there were, or so many
+_NEW, _SURPRISE = 4, 1.25  # passes of a size that are new, and how many times as long or short as expected surprises
 
 
 _SLOPES = slice(1, 1 + len(KNOTS))
@@ -213,6 +237,42 @@ def _non_negative(products: np.ndarray, sums: np.ndarray, *, fallback: float) ->
     if not found.any():
         found[0] = fallback
     return found
+
+
+@dataclass
+class Gained:
+    """Hold what recent passes gave: their tokens, and those that plain passes would have given in the same time; their rows,
+    and how many drafted places of these they checked; how many were right, and how many should have been. `refused`: rows
+    whose drafts were not worth their cost, since the last one that was."""
+
+    gained: float
+    spent: float
+    rows: float
+    checked: float = 0.0
+    right: float = 0.0
+    hoped: float = 0.0
+    refused: int = 0
+
+    @property
+    def trust(self) -> float:
+        """Return what to multiply chances with. What is checked was chosen for its chance, so that chances which are too high
+        by accident are chosen most: the more rows there are, the more so."""
+        return min(1.0, (self.right + _HOPED) / (self.hoped + _HOPED))
+
+    def fade(self) -> None:
+        """Let all of it count less."""
+        self.gained, self.spent = _FADING * self.gained, _FADING * self.spent
+        self.rows, self.checked = _FADING * self.rows, _FADING * self.checked
+        self.right, self.hoped = _FADING * self.right, _FADING * self.hoped
+
+    def forget(self) -> None:
+        """Let trust return, as a pass without drafts says nothing of it."""
+        self.right, self.hoped = _FORGETTING * self.right, _FORGETTING * self.hoped
+
+
+_HOPED = 8.0  # drafted tokens: what full trust is worth a priori
+_FADING = 0.98  # of what is known of passes, after one more
+_FORGETTING = 0.93  # of trust, after a pass without drafts
 
 
 class PassClock:

@@ -11,9 +11,9 @@ seconds that it costs: `rate` times its seconds.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise, repeat
+from math import exp
 from operator import mul
 from typing import NamedTuple
 
@@ -174,6 +174,8 @@ class Prospects(NamedTuple):
         size: tokens of that block.
         waits: whether a pass that feeds the block gives no token itself, since the runtime commits in separate passes.
         branches: how many there may be.
+        passes: how many more the row will need, about; 0 where another row takes its place then.
+        worth: of one of its tokens, in tokens.
     """
 
     reached: Sequence[float]
@@ -181,11 +183,45 @@ class Prospects(NamedTuple):
     size: int
     waits: bool = False
     branches: int = 0
+    passes: float = 0.0
+    worth: float = 1.0
 
-    def trusted(self, trust: float) -> "Prospects":
-        """Return them with all chances times `trust`."""
+    def trusted(self, trust: float, worth: float = 1.0) -> "Prospects":
+        """Return them with all chances times `trust`, and with `worth`."""
         reached, expected = ([trust * each for each in chances] for chances in (self.reached, self.expected))
-        return self._replace(reached=reached, expected=expected)
+        return self._replace(reached=reached, expected=expected, worth=worth)
+
+    def worths(self, reached: Sequence[float], usual: "Usual") -> list[float]:
+        """Return the worth of each place of a draft of the row, in tokens.
+
+        A right token is worth a part of a pass. A place that is not checked in this pass can be checked in the next one. So
+        where a row has a good draft, and passes give it more tokens than usual, a token is worth a smaller part of a pass than
+        usual.
+        """
+        whole = int(usual.checked)
+        tokens = 1.0 + sum(reached[:whole]) + (usual.checked - whole) * sum(reached[whole : whole + 1])
+        worth = self.worth * min(1.0, usual.tokens / tokens)
+        return [worth * each for each in reached]
+
+
+def row_worths(passes: Sequence[float], *, fixed: float, own: float) -> list[float]:
+    """Return what a token of each row is worth, in tokens.
+
+    It saves its row's part of one pass. If nobody takes the place of a row that ends, it saves the rest of the pass only if no
+    other row runs for longer. So tokens of rows that end soon are worth less then. Those of rows that end last are worth no
+    more than elsewhere: most often there are several, and all of them must save a pass.
+
+    Args:
+        passes: as in `Prospects`.
+        fixed, own: what a pass costs without any row, and for each one.
+    """
+    longest = max(passes)
+    ends_last = [exp((each - longest) / max(1.0, _UNSURE * longest)) for each in passes]
+    mean = (fixed + len(passes) * own) / len(passes)
+    return [min(1.0, (own + fixed * each / sum(ends_last)) / mean) for each in ends_last]
+
+
+_UNSURE = 0.1  # of the passes that a row will need: about how well they are known
 
 
 class Usual(NamedTuple):
@@ -193,37 +229,6 @@ class Usual(NamedTuple):
 
     tokens: float = 1.0
     checked: float = 0.0
-
-
-@dataclass
-class Gained:
-    """Hold what recent passes gave: their tokens, and those that plain passes would have given in the same time; their rows,
-    and how many drafted places of these they checked; how many were right, and how many should have been. `refused`: rows
-    whose drafts were not worth their cost, since the last one that was."""
-
-    gained: float
-    spent: float
-    rows: float
-    checked: float = 0.0
-    right: float = 0.0
-    hoped: float = 0.0
-    refused: int = 0
-
-    @property
-    def trust(self) -> float:
-        """Return what to multiply chances with. What is checked was chosen for its chance, so that chances which are too high
-        by accident are chosen most: the more rows there are, the more so."""
-        return min(1.0, (self.right + _HOPED) / (self.hoped + _HOPED))
-
-    def fade(self) -> None:
-        """Let all of it count less."""
-        self.gained, self.spent = _FADING * self.gained, _FADING * self.spent
-        self.rows, self.checked = _FADING * self.rows, _FADING * self.checked
-        self.right, self.hoped = _FADING * self.right, _FADING * self.hoped
-
-
-_HOPED = 8.0  # drafted tokens: what full trust is worth a priori
-_FADING = 0.98  # of what is known of passes, after one more
 
 
 class DraftChoice(NamedTuple):
@@ -242,14 +247,14 @@ class DraftChoice(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """Hold more tokens of a row, what they bring, and the places of its draft, tokens of its block, or branches, that it has
-    then, of which so many are added."""
+    """Hold more tokens of a row, what they bring, the places of its draft, tokens of its block, or branches, that it has then,
+    and how many tokens these are."""
 
     row: int
     gain: float
     tokens: int
     total: int
-    added: int = 1
+    upto: int
 
 
 def choose_drafts(
@@ -277,9 +282,9 @@ def choose_drafts(
     cost = [rate * each for each in seconds(range(others, others + most + in_branches + 2))]
     # 1. Drafted places
     places = [
-        _Item(index, gain, 1, place)
+        _Item(index, gain, 1, place, place)
         for index, row in enumerate(rows)
-        for place, gain in enumerate(worths(row.reached, usual), start=1)
+        for place, gain in enumerate(row.worths(row.reached, usual), start=1)
     ]
     drafted = [0] * len(rows)
     for item in _best(places, drafted, cost, rate * uneven):
@@ -296,7 +301,7 @@ def choose_drafts(
     more = [item for index, row in enumerate(rows) for item in _branches(row, index, chosen[index], one_more, usual)]
     lengths, cost = [each.tokens for each in chosen], cost[taken + sum(fed) :]
     for item in _best(more, lengths, cost, rate * uneven, start=0.0 if any(fed) else rate * block):
-        chosen[item.row] = chosen[item.row]._replace(branches=item.total, branch_size=item.tokens // item.added)
+        chosen[item.row] = chosen[item.row]._replace(branches=item.total, branch_size=item.upto // item.total)
     return chosen
 
 
@@ -307,57 +312,52 @@ def _best(
     is `start`. Each row's are taken from the first on, the best of all rows first: where uneven rows cost more, of all items,
     and of each row's first one, three, seven, ... alone."""
     by_gain = sorted(items, key=lambda item: item.gain / item.tokens, reverse=True)
-    orders = [by_gain]
-    if uneven and items:
+    orders, may_differ = [by_gain], bool(uneven and items and len(lengths) > 1)
+    if may_differ:
         most = max(item.total for item in items)
         orders += [[item for item in by_gain if item.total < 1 << bits] for bits in range(1, most.bit_length())]
-    best, taken, was_uneven = 0.0, list[_Item](), unevenness(lengths)
+    best, taken = 0.0, list[_Item]()
     for order in orders:
-        now, value, tokens = list(lengths), -start, 0
-        rows_of = Counter(map(size_class, now))
-        bound = value + sum(item.gain for item in order) + cost[0] + uneven * was_uneven  # of worth, without the cost
-        for place, item in enumerate(order, start=1):
+        value, tokens = -start, 0
+        more = _more_uneven(order, lengths) if may_differ else repeat(0)
+        for place, (item, differ) in enumerate(zip(order, more, strict=False), start=1):
             value, tokens = value + item.gain, tokens + item.tokens
-            if bound - cost[tokens] <= best:
-                break
-            worth = value - (cost[tokens] - cost[0])
-            if uneven:
-                rows_of[size_class(now[item.row])] -= 1
-                now[item.row] += item.tokens
-                rows_of[size_class(now[item.row])] += 1
-                sizes = [size for size, rows in rows_of.items() if rows]
-                worth -= uneven * (max(sizes) - min(sizes) - was_uneven)
+            worth = value - (cost[tokens] - cost[0]) - uneven * differ
             if worth > best:
                 best, taken = worth, order[:place]
     return taken
 
 
-def worths(reached: Sequence[float], usual: Usual) -> list[float]:
-    """Return the worth of each place of a draft, in tokens.
+def _more_uneven(order: Sequence[_Item], lengths: Sequence[int]) -> Iterator[int]:
+    """Yield how much the rows' `unevenness` has grown with each item. `lengths`: of the rows, before the first one."""
+    classes = [size_class(each) for each in lengths]
+    rows_of = Counter(classes)
+    low, high, before = min(classes), max(classes), unevenness(lengths)
+    for item in order:
+        rows_of[classes[item.row]] -= 1
+        classes[item.row] = now = size_class(lengths[item.row] + item.upto)
+        rows_of[now] += 1
+        high = now if now > high else high
+        while not rows_of[low]:
+            low += 1
+        yield high - low - before
 
-    A right token is worth a part of a pass. A place that is not checked in this pass can be checked in the next one. So where
-    a row has a good draft, and passes give it more tokens than usual, a token is worth a smaller part of a pass than usual.
-    """
-    whole = int(usual.checked)
-    tokens = 1.0 + sum(reached[:whole]) + (usual.checked - whole) * sum(reached[whole : whole + 1])
-    worth = min(1.0, usual.tokens / tokens)
-    return [worth * each for each in reached]
 
-
-def gain_of_block(row: Prospects, drafted: int, draft: Sequence[float], one_more: float) -> float:
-    """Return the gain of a block that gives a draft of these `worths`: of its tokens that are worth a check, less its cost."""
-    all_right = row.reached[drafted - 1] if drafted else 1.0
-    return all_right * sum(max(0.0, each - one_more) for each in draft)
+def _of_checks(draft: Sequence[float], one_more: float) -> list[float]:
+    """Return the gain of the first 0, 1, 2, ... tokens of a draft of these `worths`, those that are worth a check, less its
+    cost."""
+    return list(accumulate((max(0.0, each - one_more) for each in draft), initial=0.0))
 
 
 def _parts(row: Prospects, index: int, drafted: int, one_more: float, usual: Usual) -> list[_Item]:
     """Return a block's parts of 2, 4, 8, ... tokens, each with what it adds, the densest first: the upper hull of what they
-    bring."""
+    bring. A block counts if all that is checked with it is right."""
     if not row.expected:
         return []
-    draft, waiting = worths(row.expected, usual), usual.tokens if row.waits else 0.0
-    gains = {size: gain_of_block(row, drafted, draft[: size - 1], one_more) - waiting for size in block_sizes(row.size)}
-    return [_Item(index, gain, size - before, size) for before, size, gain in _densest(gains)]
+    all_right = row.reached[drafted - 1] if drafted else 1.0
+    gain, waiting = _of_checks(row.worths(row.expected, usual), one_more), usual.tokens if row.waits else 0.0
+    gains = {size: all_right * gain[:size][-1] - waiting for size in block_sizes(row.size)}
+    return [_Item(index, gain, size - before, size, size) for before, size, gain in _densest(gains)]
 
 
 def _branches(row: Prospects, index: int, choice: DraftChoice, one_more: float, usual: Usual) -> list[_Item]:
@@ -366,16 +366,10 @@ def _branches(row: Prospects, index: int, choice: DraftChoice, one_more: float, 
     most = min(row.branches, choice.drafted)
     if not most or not row.expected:
         return []
-    draft = worths(row.expected, usual)
-    gains = {size: gain_of_branches(row, most, draft[: size - 1], one_more) / size for size in block_sizes(row.size)}
-    size = choice.fed or max(gains, key=lambda size: gains[size])
-    wrong = {count: gain_of_branches(row, count, draft[: size - 1], one_more) for count in range(1, most + 1)}
-    return [_Item(index, gain, size * (n - before), n, n - before) for before, n, gain in _densest(wrong)]
-
-
-def gain_of_branches(row: Prospects, count: int, draft: Sequence[float], one_more: float) -> float:
-    """Return the gain of branches at the first `count` places, each of which gives a draft of these `worths`."""
-    return (1.0 - row.reached[count - 1]) * sum(max(0.0, each - one_more) for each in draft)
+    gain = _of_checks(row.worths(row.expected, usual), one_more)
+    size = choice.fed or max(block_sizes(row.size), key=lambda size: gain[:size][-1] / size)
+    wrong = {count: (1.0 - row.reached[count - 1]) * gain[:size][-1] for count in range(1, most + 1)}
+    return [_Item(index, gain, size * (n - before), n, size * n) for before, n, gain in _densest(wrong)]
 
 
 def block_sizes(most: int) -> list[int]:

@@ -46,18 +46,23 @@ def span_columns(state: BatchState, *, fuses_commit: bool, with_drafts: bool) ->
     return torch.cat([stacked, state.block.kinds, drafted], dim=1)
 
 
-def span_of(row: Sequence[int]) -> Span:
+def span_of(row: Sequence[float]) -> Span:
     """Return the span that a row of `span_columns` describes."""
     start, end, block_start, prefill_end, stop_end, is_finished, *draft = map(int, row)
     end = start if is_finished else end
     is_prefill = start < min(end, prefill_end)
     drafted = 0 if is_prefill or end == start else max(0, block_start - start - 1)
-    span = Span(start, end, block_start, is_prefill, stop_end=stop_end)
-    if not draft or is_prefill:
-        return span
-    kinds, token_ids = draft[: len(draft) // 2], draft[len(draft) // 2 :]
-    return replace(
-        span, kinds=tuple(kinds[1 : drafted + 1]), token_ids=tuple(token_ids[: drafted + 1]), copied=kinds[0]
+    draft = [] if is_prefill else draft
+    places = len(draft) // 2
+    return Span(
+        start,
+        end,
+        block_start,
+        is_prefill,
+        stop_end=stop_end,
+        kinds=tuple(draft[1 : drafted + 1]) if places else (),
+        token_ids=tuple(draft[places : places + drafted + 1]),
+        copied=draft[0] if places else 0,
     )
 
 
@@ -181,6 +186,17 @@ def fixed_widths(terms: Terms) -> list[int]:
     """Return the tokens of a row in passes of few sizes: one or two blocks, and one token where no row may be fed more."""
     size = terms.block_width
     return sorted({size, 2 * size, *([1] if terms.adapts_drafts and terms.is_all_exact else [])})
+
+
+def row_widths(least: int, most: int, terms: Terms, *, is_fixed: bool) -> list[int]:
+    """Return the tokens of a row that passes with padding may have: at least `least`, and of more than `most` none is of use.
+    `is_fixed`: whether passes have few sizes."""
+    if is_fixed:
+        return [each for each in fixed_widths(terms) if each >= least] or [least]
+    return sorted({least, max(least, most), *(each for each in _WIDTHS if least < each < most)})
+
+
+_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 
 
 def fixed_sizes(terms: Terms, queries: int) -> tuple[int, int, int]:

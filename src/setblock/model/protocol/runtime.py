@@ -347,3 +347,8 @@ class LanguageModel(Protocol):
     def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PagedRunner:
         """Return a runner of rows that come and go, at most `rows` at once. Its cache is empty, and has `pages` pages of
         `page_tokens` positions. Raise `SetBlockError`, which says why, if the model can't be run so."""
+
+
+def pass_kind(runner: Runner) -> str:
+    """Return the name of a runner's passes, whose costs are alike."""
+    return f"{type(runner).__name__}{'' if runner.fixed_keys is None else ', compiled'}"
