@@ -2,17 +2,16 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 
 from setblock.decoding.samplers.base import BlockView, Dial, Selection
 from setblock.decoding.settings.setting import check_range
-from setblock.errors import ParameterError
+from setblock.errors import check_one_of
 
 Proxy = Literal["entropy", "confidence", "margin"]
-PROXIES: tuple[Proxy, ...] = ("entropy", "confidence", "margin")
 PAPER_GAMMAS = (0.0, 0.01, 0.1, 0.2, 0.4, 0.8, 1.5)  # section 3 of the paper
 
 
@@ -37,8 +36,7 @@ class EntropyBounded:
 
     def __post_init__(self) -> None:
         check_range("gamma", self.gamma, 0)
-        if self.proxy not in PROXIES:
-            raise ParameterError(f"proxy must be one of {', '.join(PROXIES)}, not {self.proxy!r}")
+        check_one_of("proxy", self.proxy, get_args(Proxy))
 
     def select(self, block: BlockView) -> Selection:
         """See `setblock.decoding.samplers.base.Sampler`."""

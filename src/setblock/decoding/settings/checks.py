@@ -48,15 +48,14 @@ def check_token_ids(
             raise error(f"token ids of {name} must be between 0 and {vocab_size - 1}, not {token_id}")
 
 
-def check_that_tokens_are_left(
-    model: LanguageModel, settings: DecodingSettings, *, ends: Sequence[int], vocab_size: int
-) -> None:
-    """Raise `ParameterError` if a request bans every token. `ends` are those that end its answer."""
+def check_that_tokens_are_left(model: LanguageModel, row: RowTerms) -> None:
+    """Raise `ParameterError` if a request bans every token."""
+    settings, vocab_size = row.settings, model.vocab_size
     if not settings.banned_tokens:
         return
     mask_token_id = model.facts.mask_token_id if model.facts else None
     out = {*settings.banned_tokens, *([] if mask_token_id is None else [mask_token_id])}
-    if len(out | {*ends} if settings.min_new_tokens else out) >= vocab_size:
+    if len(out | {*row.ends} if settings.min_new_tokens else out) >= vocab_size:
         before = " that does not end the answer before min_new_tokens" if len(out) < vocab_size else ""
         raise ParameterError(f"banned_tokens must leave the model a token{before}, not ban all {vocab_size}")
 
@@ -93,7 +92,7 @@ def check_rows(
         check_token_ids("the prompt", prompt, model.vocab_size, error=SetBlockError)
         for name in ("logit_bias", "banned_tokens", "stop_token_ids"):
             check_token_ids(name, getattr(row.settings, name), model.vocab_size)
-        check_that_tokens_are_left(model, row.settings, ends=row.ends, vocab_size=model.vocab_size)
+        check_that_tokens_are_left(model, row)
     texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in asked]
     companions = [
         Accompanied([*guides_of(row, model.tokenizer), *companions_of(row, vocab_size=model.vocab_size), text])

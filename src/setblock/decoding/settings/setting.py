@@ -11,7 +11,7 @@ from functools import partial
 from numbers import Real
 from typing import Any, Literal, get_args
 
-from setblock.errors import ParameterError
+from setblock.errors import ParameterError, check_one_of
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ _JSON_TYPES: dict[Any, Any] = {
 
 
 def _any(row: Setting, value: Any) -> Any:
-    if get_args(row.type) and value not in get_args(row.type):
-        raise ParameterError(f"{row.name} must be one of {', '.join(get_args(row.type))}, not {value!r}")
+    if known := get_args(row.type):
+        check_one_of(row.name, value, known)
     return value
 
 
