@@ -158,7 +158,6 @@ class Engine:
         return True
 
     def _leave(self, rows: Sequence[int]) -> None:
-        """Take rows out of the running batch."""
         if not rows:
             return
         assert self._rows is not None

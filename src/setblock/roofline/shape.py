@@ -149,7 +149,6 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def _windows(config: Any, kind: str, number: int) -> list[int | None]:
-    """Return the window of each layer."""
     window = _read(config, "sliding_window") or None
     if _read(config, "use_sliding_window", default=True) is False:
         window = None
@@ -163,7 +162,6 @@ def _windows(config: Any, kind: str, number: int) -> list[int | None]:
 
 
 def _sparse(config: Any, number: int) -> list[bool]:
-    """Return which layers have experts."""
     if not _read(config, *_EXPERTS, default=0):
         return [False] * number
     kinds = _read(config, "mlp_layer_types", default=[])

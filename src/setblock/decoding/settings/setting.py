@@ -101,9 +101,8 @@ def table_of(settings: type[Any]) -> dict[str, Setting]:
     rows = {}
     for each in fields(settings):
         default = each.default_factory() if each.default_factory is not MISSING else each.default
-        kind = (
-            str if isinstance(each.type, str) else _JSON_TYPES.get(each.type, each.type)
-        )  # an object is given by a name
+        # An object is given by a name
+        kind = str if isinstance(each.type, str) else _JSON_TYPES.get(each.type, each.type)
         rows[each.name] = Setting(name=each.name, type=kind, default=default, **each.metadata)
     return rows
 

@@ -74,7 +74,6 @@ class RowSamplers:
     def __init__(
         self, samplers: Sequence[Sampler | None], *, device: torch.device, memories: Sequence[Memory] | None = None
     ) -> None:
-        """Take each row's sampler and its memory from earlier passes, if any."""
         different = [each for row, each in enumerate(samplers) if each not in samplers[:row]]
         groups = [[row for row, each in enumerate(samplers) if each == sampler] for sampler in different]
         self._groups = [

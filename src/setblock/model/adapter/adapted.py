@@ -181,10 +181,8 @@ class JoinedLinear(nn.Module):
         self.joined = _linear([base.weight for base in bases])
         self.inner, self.outer = _linear([update.inner]), _linear([outers.t()])
         if any(base.bias is not None for base in bases):
-            zeros = [update.inner.new_zeros(size) for size in self.sizes]
-            self.joined.bias = _frozen(
-                [zero if base.bias is None else base.bias for base, zero in zip(bases, zeros, strict=True)]
-            )
+            biases = [update.inner.new_zeros(base.out_features) if base.bias is None else base.bias for base in bases]
+            self.joined.bias = _frozen(biases)
         self.none: Tensor
         self.register_buffer("none", outers.new_full((), torch.nan))
         self.shared = SharedProduct()

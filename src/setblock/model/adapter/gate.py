@@ -17,7 +17,6 @@ class Gate:
     """Hold which tokens of a pass the adapter of a model acts on. As long as nothing is said, it acts on none."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Become the gate of a model."""
         self.set(None)
         setattr(model, _GATE, self)
 

@@ -258,7 +258,6 @@ def _make_checkpoint(model: NamedModel, file: Path, folder: Path) -> None:
 
 
 def _sbd_model(model: NamedModel, source: str) -> "SBDModel":
-    """Return the weights, the tokenizer and the facts."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -284,6 +283,5 @@ def _sbd_model(model: NamedModel, source: str) -> "SBDModel":
 
 
 def _shipped(model: NamedModel, name: str) -> Path | None:
-    """Return a file of what is shipped, if it is there."""
     path = None if model.shipped is None else model.shipped / name
     return path if path is not None and path.is_file() else None
