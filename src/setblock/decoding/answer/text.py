@@ -6,7 +6,6 @@ never becomes the token.
 
 import json
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.settings.setting import whole
-from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.errors import SetBlockError, SetBlockWarning, warn
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -117,7 +116,7 @@ def _encode_chat(
     if not any(_names_special_token(tokenizer, message["content"]) for message in messages):
         rendered = _render(tokenizer, messages, tools)
         if any(each["role"] == "system" and each["content"].strip() not in rendered for each in messages):
-            warnings.warn("the model's chat template leaves out the system message", DroppedSystemMessage, stacklevel=4)
+            warn("the model's chat template leaves out the system message", DroppedSystemMessage)
         return list(_encode(tokenizer, rendered, plain=False))
     # Render the template around placeholders, so that what it writes and what the user wrote stay apart, wherever it puts
     # a message, and however often.
