@@ -193,21 +193,13 @@ class PaddedRunner:
         self.branched = branched if compiled is None else 0
         capacity = capacity + branched if compiled is None else fixed_capacity(capacity)
         capacity = self._attention.whole_chunks(capacity)
+        self.fixed_keys = None if compiled is None else capacity
+        self.compiled: Compile = as_it_is if compiled is None else compiled.function
         self.cache = SlotCache(layers=config.num_hidden_layers, batch=rows, capacity=capacity)
         most = max(rows, 2 * capacity)  # a pass of padding feeds twice a block
         self._form = mask_form(model, most=most, device=device)
         keep_hook(model)
         self._has_gate, self._waits = gate_of(model) is not None, devices.waits(device)
-
-    @property
-    def fixed_keys(self) -> int | None:
-        """Return the cache's capacity where the model is compiled."""
-        return None if self._compiled is None else self.cache.capacity
-
-    @property
-    def compiled(self) -> Compile:
-        """See `setblock.model.protocol.runtime.Runner`."""
-        return as_it_is if self._compiled is None else self._compiled.function
 
     def logits(self, feed: Feed) -> Tensor:
         """Run one pass over [A, Q] tokens (eq. 9)."""
