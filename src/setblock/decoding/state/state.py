@@ -100,6 +100,7 @@ class BatchState:
     draft_text: DraftText | None = None  # what drafts may be copied from, besides each row's own text
     may_prefill: bool = True  # for the host, whether any row may have to be fed its prompt, or what was evicted
     may_draft: bool = True  # for the host, whether the next pass may check drafts, so that this one looks for them
+    batch: int = field(init=False)  # B
     columns: Tensor = field(init=False)  # [C], 0, 1, 2, ...
     rows: Tensor = field(init=False)  # [B], the same
     nobody: Tensor = field(init=False)  # [B] bool, no row
@@ -107,16 +108,11 @@ class BatchState:
 
     def __post_init__(self) -> None:
         """Derive the numbers that passes count with."""
-        device = self.tokens.device
-        self.columns = torch.arange(self.tokens.shape[1], device=device)
+        (self.batch, size), device = self.tokens.shape, self.tokens.device
+        self.columns = torch.arange(size, device=device)
         self.rows = torch.arange(self.batch, device=device)
         self.nobody, self.everybody = torch.zeros_like(self.answer.finished), torch.ones_like(self.answer.finished)
         self.block.positions = self.block.start[:, None] + self.columns[: self.terms.block_width]
-
-    @property
-    def batch(self) -> int:
-        """Return B."""
-        return self.tokens.shape[0]
 
     @property
     def facts(self) -> SBDFacts | None:
