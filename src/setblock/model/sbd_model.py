@@ -5,9 +5,9 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mode
 from typing import Literal
 
 import torch
@@ -218,8 +218,7 @@ class SBDModel:
             if state is None:
                 state = self.model.state_dict()
             else:  # that of most weights
-                kinds = Counter(weight.dtype for weight in state.values() if weight.is_floating_point())
-                runs_in = kinds.most_common(1)[0][0]
+                runs_in = mode(weight.dtype for weight in state.values() if weight.is_floating_point())
             if dtype is not None:
                 state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in state.items()}
             tied: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}
