@@ -85,7 +85,6 @@ class AnswerFile:
         """Open the part, or raise `SetBlockError` if a whole file exists, a part was made otherwise, or the folder is
         missing."""
         self.path, self.part = path, path.with_name(f"{path.name}.part")
-        self.done: set[Key] = set()
         if path.exists():
             raise SetBlockError(f"{path} exists already: name another file, or move it away")
         header = json.dumps(made, sort_keys=True)
@@ -100,8 +99,7 @@ class AnswerFile:
             raise SetBlockError(f"can't write {self.part}: {error.strerror}") from error
         if not found:
             self._write(header)
-        for answer in map(json.loads, lines):
-            self.done.add((answer["line"], answer["sample"]))
+        self.done: set[Key] = {(answer["line"], answer["sample"]) for answer in map(json.loads, lines)}
 
     def add(self, key: Key, answer: dict[str, Any]) -> None:
         """Write an answer. It is there, or it is not, whenever the program ends."""
