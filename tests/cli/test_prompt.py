@@ -72,7 +72,7 @@ def test_a_file_of_prompts_has_its_own_messages(run, tmp_path):
 
 @pytest.mark.parametrize("fetched", [True, False])
 def test_the_included_model_warns_of_what_it_is(run, monkeypatch, tmp_path, fetched):
-    monkeypatch.setattr("setblock.model.loading.named.is_fetched", lambda name: fetched)
+    monkeypatch.setattr("setblock.cli.options.model.is_fetched", lambda name: fetched)
     said = "setblock: warning: the included model knows word problems only. For a chat model, give --model smollm2: "
     said += "this machine has one" if fetched else "`setblock fetch smollm2` downloads one (93 MB)"
     for command in ("generate", "compare", "generate --trace"):

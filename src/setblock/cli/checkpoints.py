@@ -1,6 +1,7 @@
 """Bring a pretrained model to this machine, merge an adapter into a model, export a checkpoint (`setblock fetch`, `setblock
 merge`, `setblock export`)."""
 
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -124,8 +125,6 @@ def export(
 
 
 def _export_adapter(model: str, folder: Path, *, uno: bool, as_json: bool) -> None:
-    import shlex
-
     from setblock.decoding.settings.asked import usual_block_size
     from setblock.model.adapter.adapter import ADAPTER_FOLDER
     from setblock.model.adapter.files import check_uno, write_adapter

@@ -12,6 +12,8 @@ from setblock.cli.options.decoding_options import DecodingOptions, sampler_json
 from setblock.cli.options.groups import DECODING, JSON, SAMPLING, argument, option, option_group
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
 from setblock.cli.options.prompt import PromptOptions, shown
+from setblock.decoding.answer.generation import generation_json
+from setblock.model.loading.named import example_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,7 +57,6 @@ def compare(
     model.check()
     from setblock.data.tasks.word_problems import word_problems
     from setblock.evaluation.comparison import compare as run
-    from setblock.model.loading.named import example_prompt
 
     settings = decoding.settings()
     asked, raw = how.asked(prompt), how.raw
@@ -82,8 +83,6 @@ def comparison_json(
     comparison: "Comparison", tokenizer: "PreTrainedTokenizerBase", *, prompt: "Prompt"
 ) -> dict[str, Any]:
     """Return the JSON object of a comparison: each side under the name of its method."""
-    from setblock.decoding.answer.generation import generation_json
-
     sides = {
         side.method: {**generation_json(side, tokenizer), "token_ids": side.token_ids, "revealed_by": side.revealed_by}
         for side in (comparison.ntp, comparison.blocks)

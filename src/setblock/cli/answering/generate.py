@@ -16,10 +16,12 @@ from setblock.cli.options.decoding_options import DecodingOptions, sampler_json,
 from setblock.cli.options.groups import JSON, OUTPUT, argument, option, option_group
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
 from setblock.cli.options.prompt import PromptOptions, read_prompt, shown
+from setblock.decoding.answer.generation import generation_json
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.files import AnswerFile, AnswerPipe, read_prompts
 from setblock.errors import ParameterError, SetBlockError
 from setblock.files import read_text
+from setblock.structure.kinds import structure_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,8 +47,6 @@ class GenerateOptions(DecodingOptions):
 
     def settings(self) -> DecodingSettings:
         """See `DecodingOptions`."""
-        from setblock.structure.kinds import structure_of
-
         found = {"json": self.json_schema, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
         asked = {word: read_text(value) if isinstance(value, Path) else value for word, value in found.items() if value}
         if len(asked) > 1:
@@ -133,8 +133,6 @@ def generate(
 
 
 def _print_stream(chunks: "Iterator[StreamChunk]", tokenizer: Any, *, as_json: bool) -> None:
-    from setblock.decoding.answer.generation import generation_json
-
     for chunk in chunks:
         if not as_json:
             typer.echo(chunk.text, nl=False)
@@ -148,8 +146,6 @@ def _print_stream(chunks: "Iterator[StreamChunk]", tokenizer: Any, *, as_json: b
 
 
 def _print_answers(answers: "Sequence[Generation]", tokenizer: Any, *, as_json: bool) -> None:
-    from setblock.decoding.answer.generation import generation_json
-
     if (failure := next((answer.error for answer in answers if answer.error is not None), None)) is not None:
         raise SetBlockError(failure.message)
     if as_json:

@@ -13,6 +13,7 @@ from setblock.cli.options.model import ModelOptions, load_model
 from setblock.cli.options.tasks import GridOptions, TaskOptions
 from setblock.decoding.settings.operating_point import label_of
 from setblock.errors import ParameterError, SetBlockError
+from setblock.model.loading.named import BUNDLED_MODEL
 
 if TYPE_CHECKING:
     from setblock.evaluation.calibration import Calibration
@@ -117,8 +118,6 @@ def calibrate(
 
 def _check_writable(model: ModelOptions, copy: Path | None) -> None:
     """Refuse, before hours of decoding, a model whose calibrations can't be written: to its own folder, or to a copy."""
-    from setblock.model.loading.named import BUNDLED_MODEL
-
     source = Path(model.source)
     if copy is not None:
         if copy.exists() and (not copy.is_dir() or any(copy.iterdir())):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from setblock.cli.messages import print_message
 from setblock.cli.options.groups import DECODING, OUTPUT, SAMPLING, Offered, option, option_group
 from setblock.decoding.samplers.named import SAMPLERS
+from setblock.decoding.settings.asked import sampler_told, settings_asked
+from setblock.decoding.settings.operating_point import at_calibration, calibration_for, leaves_point_open
 from setblock.decoding.settings.setting import Group
 from setblock.decoding.settings.table import HYPERPARAMETERS, DecodingSettings, offered
 from setblock.errors import ParameterError
@@ -80,8 +82,6 @@ class PointOptions:
 
     def settings(self) -> DecodingSettings:
         """Return the settings, or raise `ParameterError` if an option is malformed, unknown or out of its range."""
-        from setblock.decoding.settings.asked import settings_asked
-
         with_own_sampler(self.sampler)
         asked = {row.name: getattr(self, row.name, None) for row in OFFERED.values()}
         if biases := asked.get("logit_bias"):
@@ -104,8 +104,6 @@ class DecodingOptions(PointOptions):
     def settings_for(self, model: "LanguageModel") -> DecodingSettings:
         """Return the settings, at the point that the model was calibrated to where no option says another; a line reports
         it. Raise `ParameterError` as in `settings`, or if the model was not calibrated for the domain."""
-        from setblock.decoding.settings.operating_point import at_calibration, calibration_for, leaves_point_open
-
         settings = self.settings()
         if not leaves_point_open(settings) or settings.method == "ntp":
             if self.domain is not None:
@@ -162,16 +160,12 @@ def with_own_sampler(name: str | None) -> None:
 
 def sampler_json(settings: DecodingSettings) -> dict[str, Any]:
     """Return what a report's JSON says of the sampler: all None in method `ntp`, which has none."""
-    from setblock.decoding.settings.asked import sampler_told
-
     told = sampler_told(settings)
     return {**told, **{name: (told["sampler_options"] or {}).get(name) for name in HYPERPARAMETERS}}
 
 
 def sampler_text(settings: DecodingSettings) -> str:
     """Return the sampler and its parameters in a few words."""
-    from setblock.decoding.settings.asked import sampler_told
-
     told = sampler_told(settings)
     shown = {key: f"{value:g}" if isinstance(value, float) else value for key, value in told["sampler_options"].items()}
     values = ", ".join(f"{key} {value}" for key, value in shown.items())

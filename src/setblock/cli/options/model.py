@@ -12,7 +12,8 @@ from setblock.cli.options.decoding_options import key_values
 from setblock.cli.options.groups import option, option_group
 from setblock.errors import ParameterError, SetBlockError, did_you_mean, warn
 from setblock.integrations.llama_cpp.options import LlamaOptions
-from setblock.model.loading.source import check_source
+from setblock.model.loading.named import BUNDLED, BUNDLED_MODEL, is_fetched
+from setblock.model.loading.source import check_source, is_gguf
 
 if TYPE_CHECKING:
     from setblock.model.protocol.runtime import LanguageModel
@@ -68,8 +69,6 @@ class ModelOptions:
     @property
     def source(self) -> str | Path:
         """Return the folder, hub id or name of the model."""
-        from setblock.model.loading.named import BUNDLED_MODEL
-
         return BUNDLED_MODEL if self.path is None else self.path
 
     def check(self) -> None:
@@ -81,8 +80,6 @@ class ModelOptions:
 def warn_of_bundled(options: ModelOptions) -> str | None:
     """Warn, in one line, if the included model is about to answer what somebody typed, and say what brings a chat model.
     Return the line; None for other models."""
-    from setblock.model.loading.named import BUNDLED, BUNDLED_MODEL, is_fetched
-
     if options.source not in (BUNDLED_MODEL, BUNDLED):
         return None
     there = is_fetched(_CHAT_MODEL)
@@ -192,7 +189,6 @@ class RuntimeOptions(ModelOptions):
         """Return whether llama.cpp is to run the model, or raise `SetBlockError` if it is, and can't; or an option goes
         with the other runtime."""
         from setblock.integrations.llama_cpp.library import is_installed
-        from setblock.model.loading.source import is_gguf
 
         has_file = self.path is not None and is_gguf(self.path)
         changed = [each.name for each in fields(ModelOptions) if getattr(self, each.name) != each.default]

@@ -14,7 +14,7 @@ from setblock.decoding.samplers.named import SAMPLERS
 from setblock.decoding.settings.operating_point import label_of
 from setblock.decoding.settings.table import POINT, DecodingSettings
 from setblock.errors import ParameterError
-from setblock.evaluation.records import DEFAULT_JUDGE, JUDGES
+from setblock.evaluation.records import DEFAULT_JUDGE, JUDGES, task_of_records
 
 if TYPE_CHECKING:
     from setblock.data.tasks import Task
@@ -80,8 +80,6 @@ class ExamplesOptions:
             task = task_named(self.task or DEFAULT_TASK)
             check_judge(task, allow_code_execution=self.allow_code_execution)
             return task, self.split or split, limit if self.limit is None else self.limit
-        from setblock.evaluation.records import task_of_records
-
         for name, other in (("task", self.task), ("split", self.split)):
             if other is not None:
                 raise ParameterError(f"--{name} and --input exclude each other: a file is no task, and has no splits")

@@ -14,12 +14,12 @@ from setblock.cli.messages import figures_table, print_json, print_message, stdo
 from setblock.cli.options.groups import JSON, option, option_group
 from setblock.cli.options.recipe import RecipeOptions
 from setblock.errors import SetBlockError, check_one_of
+from setblock.roofline.hardware import HARDWARE, Hardware, hardware_of_device
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
     from setblock.model.sbd_model import SBDModel
-    from setblock.roofline.hardware import Hardware
     from setblock.training.config import SBDConfig
     from setblock.training.recipe import Recipe
     from setblock.training.trainer.trainer import SBDTrainer
@@ -52,7 +52,6 @@ def train(
 
     from setblock.cli.training.callbacks import Interruption, TrainView
     from setblock.evaluation.during_training import DecodingEvaluator
-    from setblock.roofline.hardware import HARDWARE
     from setblock.training.run.checkpoints import earlier_run, newest_checkpoint, step_of
     from setblock.training.run.train import train as run
 
@@ -105,8 +104,6 @@ def _peak(arguments: "SBDConfig") -> float | None:
     """Return the most operations per second of this process's GPU, where the table of hardware has it."""
     import torch
 
-    from setblock.roofline.hardware import hardware_of_device
-
     if arguments.device.type != "cuda":
         return None
     hardware = hardware_of_device(torch.cuda.get_device_name(arguments.device))
@@ -117,7 +114,7 @@ _GIB = 2**30
 
 
 def show_estimate(
-    recipe: "Recipe", arguments: "SBDConfig", assumed: EstimateOptions, *, hardware: "Hardware", as_json: bool
+    recipe: "Recipe", arguments: "SBDConfig", assumed: EstimateOptions, *, hardware: Hardware, as_json: bool
 ) -> None:
     """Print the estimate of a recipe, or raise `SetBlockError` if it needs more than the memory of a GPU."""
     from setblock.training.dry_run import LEFT_OUT, advice, dry_run
