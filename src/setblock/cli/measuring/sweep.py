@@ -1,7 +1,7 @@
 """Measure accuracy and passes over a grid of settings (`setblock sweep`)."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
@@ -56,15 +56,19 @@ def sweep(
         grids = grid.grids()
         loaded = load_model(model, blocks=True)
         results = task.swept(loaded, chosen, points_of(loaded, grids), split=split, limit=limit, out=output)
+    from setblock.evaluation.result import pareto_front
+
+    front = pareto_front(results)
     if as_json:
-        print_json(sweep_json(results))
+        rows = [{**each.figures(), "label": label_of(each.point), "on_pareto_front": each in front} for each in results]
+        print_json({"run": results[0].run, "rows": rows})
     else:
-        stdout_console().print(sweep_table(results))
+        stdout_console().print(sweep_table(results, front))
 
 
-def sweep_table(results: "list[Result]") -> Table:
+def sweep_table(results: "list[Result]", front: "list[Result]") -> Table:
     """Return a line for each result; those on the Pareto front are bold."""
-    from setblock.evaluation.result import pareto_front, title_of
+    from setblock.evaluation.result import title_of
 
     table = Table(
         title=title_of(results),
@@ -78,7 +82,6 @@ def sweep_table(results: "list[Result]") -> Table:
     table.add_column("setting", overflow="fold")  # a name cut short would be any sampler's
     for column in ("accuracy", "interval", "NFE speed-up", "passes", "commits", "as ntp", "tokens differ"):
         table.add_column(column, justify="right")
-    front = pareto_front(results)
     for each in results:
         on_front, interval = each in front, each.accuracy_interval
         table.add_row(
@@ -93,12 +96,3 @@ def sweep_table(results: "list[Result]") -> Table:
             style="bold" if on_front else None,
         )
     return table
-
-
-def sweep_json(results: "list[Result]") -> dict[str, Any]:
-    """Return the JSON object of a sweep: figures without what they are counted from, and which are on the Pareto front."""
-    from setblock.evaluation.result import pareto_front
-
-    front = pareto_front(results)
-    rows = [{**each.figures(), "label": label_of(each.point), "on_pareto_front": each in front} for each in results]
-    return {"run": results[0].run, "rows": rows}
