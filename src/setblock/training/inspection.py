@@ -29,23 +29,17 @@ def inspected_row(
     # 1. The rows
     config, tokenizer = starting_tokenizer(recipe.model, recipe.data)
     facts, context_length = read_facts(config), context_length_of(config)
-    found = rows_of(
-        recipe.data,
-        tokenizer,
-        DocumentLimits(
-            context_length,
-            vocabulary=max(config.get_text_config().vocab_size, len(tokenizer)),
-            mask_token_id=facts.mask_token_id if facts else None,
-        ),
-    )
-    rows = found.get("evaluation" if evaluation else "train")
+    vocabulary = max(config.get_text_config().vocab_size, len(tokenizer))
+    forbidden = facts.mask_token_id if facts else None
+    limits = DocumentLimits(context_length, vocabulary=vocabulary, mask_token_id=forbidden)
+    rows = rows_of(recipe.data, tokenizer, limits).get("evaluation" if evaluation else "train")
     if rows is None:
         raise SetBlockError("the recipe has no data to evaluate on: set data.evaluation or data.evaluation_fraction")
     if row >= len(rows):
         raise ParameterError(f"--row must be in 0..{len(rows) - 1}, not {row}")
 
     # 2. As the first step doubles it
-    mask_token_id = 1 + max(config.get_text_config().vocab_size, len(tokenizer))
+    mask_token_id = 1 + vocabulary
     collator = SBDCollator(
         args, mask_token_id=mask_token_id, end_of_text_id=tokenizer.eos_token_id, context_length=context_length
     )
@@ -60,10 +54,8 @@ def inspected_row(
     def known(values: Tensor, nothing: int) -> list[int | None]:
         return [None if value == nothing else value for value in values.tolist()]
 
-    length, places = (
-        batch["labels"].shape[1],
-        {"document_ids": inputs.document_ids, "position_ids": inputs.position_ids},
-    )
+    length = batch["labels"].shape[1]
+    places = {"document_ids": inputs.document_ids, "position_ids": inputs.position_ids}
     of_blocks = {"block_starts": inputs.limits, "block_ids": inputs.block_ids}
     clean = {
         "input_ids": inputs.input_ids[0, :length].tolist(),
