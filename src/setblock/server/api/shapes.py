@@ -5,13 +5,13 @@ Knows finished answers and their tokens. Knows nothing of HTTP.
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
 from setblock.decoding.answer.generation import Generation, Reveal
 from setblock.decoding.answer.news import RowNews
-from setblock.structure.calls import CallForm, CallReader, Piece
+from setblock.structure.calls import CallForm, CallReader
 
 TokenText = Callable[[int], str]
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
@@ -117,20 +117,16 @@ class ChatShape(CompletionShape):
         """Return the text in a piece of an answer, and the parts of each call."""
         if self._form is None:
             return text, []
-        return _told(self._readers.setdefault(index, CallReader(self._form)).read(text, final=final))
-
-
-def _told(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
-    """Return the text in some pieces of an answer, and the parts of each call."""
-    calls: dict[int, dict[str, Any]] = {}
-    for each in pieces:
-        if each.kind == "name":
-            calls[each.call] = {"index": each.call, "id": f"call_{secrets.token_hex(12)}", "type": "function"}
-            calls[each.call]["function"] = {"name": each.text, "arguments": ""}
-        elif each.kind == "arguments":
-            call = calls.setdefault(each.call, {"index": each.call, "function": {"arguments": ""}})
-            call["function"]["arguments"] += each.text
-    return "".join(each.text for each in pieces if each.kind == "text"), list(calls.values())
+        pieces = self._readers.setdefault(index, CallReader(self._form)).read(text, final=final)
+        calls: dict[int, dict[str, Any]] = {}
+        for each in pieces:
+            if each.kind == "name":
+                calls[each.call] = {"index": each.call, "id": f"call_{secrets.token_hex(12)}", "type": "function"}
+                calls[each.call]["function"] = {"name": each.text, "arguments": ""}
+            elif each.kind == "arguments":
+                call = calls.setdefault(each.call, {"index": each.call, "function": {"arguments": ""}})
+                call["function"]["arguments"] += each.text
+        return "".join(each.text for each in pieces if each.kind == "text"), list(calls.values())
 
 
 def usage_of(prompt_tokens: int, generations: list[Generation]) -> dict[str, Any]:
