@@ -40,10 +40,7 @@ def request_settings(
     """
     asked = dict(normalize_gen_kwargs(dict(generation), default_max_gen_toks))
     until, max_gen_toks, do_sample = asked.pop("until"), asked.pop("max_gen_toks"), asked.pop("do_sample")
-    if do_sample:
-        asked.setdefault("temperature", 1.0)
-    else:
-        asked["temperature"] = 0.0
+    asked["temperature"] = asked.get("temperature", 1.0) if do_sample else 0.0
     own = {name: asked.pop(name) for name in HYPERPARAMETERS if name in asked}
     for name, value in asked.items():
         if name not in _OF_A_REQUEST and value not in _WITHOUT_MEANING.get(name, ()):
