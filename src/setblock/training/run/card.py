@@ -6,6 +6,7 @@ Knows what a run leaves in its folder: recipe, metrics, config. Knows nothing of
 import json
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
 from typing import Any
@@ -62,11 +63,8 @@ def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:
 def _versions() -> Iterator[str]:
     """Yield the versions of the packages that are installed, by name: to read what is said of all takes a fifth of a second."""
     for package in _PACKAGES:
-        try:
-            found = version(package)
-        except PackageNotFoundError:
-            continue
-        yield f"{package} {found}"
+        with suppress(PackageNotFoundError):
+            yield f"{package} {version(package)}"
 
 
 def _figures(folder: Path) -> dict[str, float]:
