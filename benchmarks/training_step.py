@@ -29,7 +29,7 @@ from measuring.hardware import resident_bytes
 from measuring.output import at_least_one, begin, finish, parser_of
 from measuring.subjects import SIZES, random_model
 from measuring.timing import seconds, spread
-from setblock.data.packing import Document, RowCollator, RowDataset, pack
+from setblock.data.packing import Document, RowDataset, as_batch, pack
 from setblock.heap import keep_freed_memory
 from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.document_attention import attends_runs, document_attention
@@ -145,7 +145,7 @@ def packed_rows(share: float, options: argparse.Namespace) -> dict[str, Tensor]:
         for _ in range(options.rows * options.row_length // length)
     ]
     dataset = RowDataset(pack(documents, row_length=options.row_length, pad_token_id=END))
-    return RowCollator(pad_token_id=END)([dataset[i] for i in range(options.rows)])
+    return as_batch([dataset[i] for i in range(options.rows)], pad_token_id=END)
 
 
 def inputs_of(

@@ -9,7 +9,7 @@ import torch
 
 from families import tiny_model
 from setblock import DecodingSettings, generate, load
-from setblock.data.packing import Document, RowCollator, RowDataset, pack
+from setblock.data.packing import Document, RowDataset, as_batch, pack
 from setblock.decoding.samplers import EntropyBounded
 from setblock.training.inputs.doubled import doubled_inputs
 from setblock.training.inputs.noising import Noising
@@ -40,7 +40,7 @@ def batch(seed):
     tokens = torch.randint(2, VOCABULARY, (23,), generator=torch.Generator().manual_seed(seed)).tolist()
     rows = pack([Document(tokens, [True] * len(tokens))], row_length=len(tokens), pad_token_id=END)
     dataset = RowDataset(rows)
-    return RowCollator(pad_token_id=END)([dataset[0]])
+    return as_batch([dataset[0]], pad_token_id=END)
 
 
 @pytest.mark.parametrize("shift", [False, True], ids=["unshifted", "shifted"])

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from setblock.data.packing import IGNORE, PADDING, Document, Row, RowCollator, RowDataset, pack, unpacked
+from setblock.data.packing import IGNORE, PADDING, Document, Row, RowDataset, as_batch, pack, unpacked
 
 PAD = 7
 
@@ -78,10 +78,10 @@ def test_a_document_longer_than_a_row_is_an_error() -> None:
         pack(documents, row_length=4, pad_token_id=0)
 
 
-def test_collator_pads_unpacked_rows_on_the_right() -> None:
+def test_a_batch_pads_unpacked_rows_on_the_right() -> None:
     documents = [Document([5, 6, 7], [False, True, True]), Document([8], [True])]
     dataset = RowDataset(unpacked(documents))
-    batch = RowCollator(pad_token_id=PAD)([dataset[1], dataset[0]])
+    batch = as_batch([dataset[1], dataset[0]], pad_token_id=PAD)
     assert batch["input_ids"].tolist() == [[8, PAD, PAD], [5, 6, 7]]
     assert batch["labels"].tolist() == [[8, IGNORE, IGNORE], [IGNORE, 6, 7]]
     assert batch["document_ids"].tolist() == [[0, PADDING, PADDING], [0, 0, 0]]

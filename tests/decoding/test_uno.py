@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from families import save_with_random_adapter, tiny_sbd
 from naive import full_logits, naive_decode, naive_exact
 from running import check_that_rows_come_and_go_as_alone
-from setblock.data.packing import Document, RowCollator, RowDataset, pack
+from setblock.data.packing import Document, RowDataset, as_batch, pack
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import ConfidenceThreshold, EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
@@ -157,7 +157,7 @@ def doubled(
     """A row of some documents, and the inputs of training on it."""
     facts = model.facts
     assert facts is not None
-    batch = RowCollator(pad_token_id=0)([RowDataset(pack(documents, row_length=40, pad_token_id=0))[0]])
+    batch = as_batch([RowDataset(pack(documents, row_length=40, pad_token_id=0))[0]], pad_token_id=0)
     inputs = doubled_inputs(
         batch,
         block_size=6,

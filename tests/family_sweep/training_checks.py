@@ -8,7 +8,7 @@ import torch
 from family_sweep.answers import decoded, settings
 from family_sweep.cases import CONTEXT
 from family_sweep.outcome import WrongError
-from setblock.data.packing import Document, RowCollator, RowDataset, pack
+from setblock.data.packing import Document, RowDataset, as_batch, pack
 from setblock.model.attention.document_attention import document_attention
 from setblock.model.loading.loading import load
 from setblock.model.sbd_model import SBDModel
@@ -24,7 +24,7 @@ def check_training(sbd: SBDModel, prompts: Sequence[list[int]]) -> None:
     assert sbd.facts is not None
     documents = [Document(prompt, [True] * len(prompt)) for prompt in prompts if len(prompt) > 1]
     rows = RowDataset(pack(documents, row_length=max(map(len, prompts)) + 12, pad_token_id=0))
-    batch = RowCollator(pad_token_id=0)([rows[number] for number in range(len(rows))])
+    batch = as_batch([rows[number] for number in range(len(rows))], pad_token_id=0)
     inputs = ntp_inputs(batch)
     with torch.no_grad():
         logits = training_logits(sbd.model, inputs, inputs.ntp.index)

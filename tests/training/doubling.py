@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from setblock.data.packing import Document, RowCollator, RowDataset, pack
+from setblock.data.packing import Document, RowDataset, as_batch, pack
 from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs
 from setblock.training.inputs.noising import Noising
 from setblock.training.loss.forward import training_logits
@@ -27,7 +27,7 @@ def documents_of(lengths: Sequence[int]) -> list[Document]:
 
 def batch_of(dataset: RowDataset) -> dict[str, Tensor]:
     """All rows."""
-    return RowCollator(pad_token_id=END)([dataset[i] for i in range(len(dataset))])
+    return as_batch([dataset[i] for i in range(len(dataset))], pad_token_id=END)
 
 
 def packed_rows(lengths: Sequence[int] = (13, 9, 14, 17)) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_model
-from setblock.data.packing import IGNORE, PADDING, Document, RowCollator, RowDataset, pack, unpacked
+from setblock.data.packing import IGNORE, PADDING, Document, RowDataset, as_batch, pack, unpacked
 from setblock.masks import CLEAN
 from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.inputs.noising import Noising
@@ -20,7 +20,7 @@ def rows(documents: list[Document]) -> dict[str, Tensor]:
     """A batch of packed rows."""
     dataset = RowDataset(pack(documents, row_length=56, pad_token_id=END))
     assert len(dataset) > 1
-    return RowCollator(pad_token_id=END)([dataset[i] for i in range(len(dataset))])
+    return as_batch([dataset[i] for i in range(len(dataset))], pad_token_id=END)
 
 
 def doubled(rows: dict[str, Tensor], **options: object) -> TrainingInputs:
@@ -94,10 +94,9 @@ def test_block_ids_are_unique_in_a_row(rows: dict[str, Tensor], noisy_copies: in
 
 def test_a_row_has_the_same_noise_in_any_batch(documents: list[Document]) -> None:
     dataset = RowDataset(unpacked(documents))
-    collate = RowCollator(pad_token_id=END)
-    together = doubled(collate([dataset[i] for i in (4, 1, 0, 5)]))
+    together = doubled(as_batch([dataset[i] for i in (4, 1, 0, 5)], pad_token_id=END))
     for b, i in enumerate((4, 1, 0, 5)):
-        alone = doubled(collate([dataset[i]]))
+        alone = doubled(as_batch([dataset[i]], pad_token_id=END))
         ours, theirs = ((x.document_ids != PADDING) & (x.block_ids != CLEAN) for x in (together, alone))
         for name in ("input_ids", "position_ids", "limits", "block_ids"):
             assert torch.equal(getattr(together, name)[b][ours[b]], getattr(alone, name)[0][theirs[0]])
@@ -112,7 +111,7 @@ def test_noise_depends_on_the_step_and_the_row(rows: dict[str, Tensor]) -> None:
 
 
 def test_completed_blocks_stay_inside_the_context(documents: list[Document]) -> None:
-    rows = RowCollator(pad_token_id=END)([RowDataset(unpacked(documents))[1]])  # 33 tokens
+    rows = as_batch([RowDataset(unpacked(documents))[1]], pad_token_id=END)  # 33 tokens
     for context, last in ((128, 47), (40, 39), (33, 32)):
         inputs = doubled(rows, block_size=16, noising=Noising(complete_last_block=True), context_length=context)
         assert int(inputs.position_ids.max()) == last

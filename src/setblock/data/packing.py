@@ -152,17 +152,11 @@ class RowDataset(Dataset[dict[str, Tensor]]):
         return {**columns, "row_ids": torch.tensor(index)}
 
 
-@dataclass(frozen=True)
-class RowCollator:
-    """Stack rows into a batch [B, L], padding shorter ones on the right with `pad_token_id`."""
-
-    pad_token_id: int
-
-    def __call__(self, items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Batch `RowDataset` items."""
-        fill = {"input_ids": self.pad_token_id, "labels": IGNORE, "position_ids": 0, "document_ids": PADDING}
-        batch = {
-            name: pad_sequence([item[name] for item in items], batch_first=True, padding_value=value)
-            for name, value in fill.items()
-        }
-        return {**batch, "row_ids": torch.stack([item["row_ids"] for item in items])}
+def as_batch(items: Sequence[dict[str, Tensor]], *, pad_token_id: int) -> dict[str, Tensor]:
+    """Stack `RowDataset` items into a batch [B, L], padding shorter ones on the right with `pad_token_id`."""
+    fill = {"input_ids": pad_token_id, "labels": IGNORE, "position_ids": 0, "document_ids": PADDING}
+    batch = {
+        name: pad_sequence([item[name] for item in items], batch_first=True, padding_value=value)
+        for name, value in fill.items()
+    }
+    return {**batch, "row_ids": torch.stack([item["row_ids"] for item in items])}

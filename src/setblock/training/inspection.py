@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus.corpus import DocumentLimits
-from setblock.data.packing import IGNORE, RowDataset
+from setblock.data.packing import IGNORE, RowDataset, as_batch
 from setblock.data.rows import rows_of
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.facts import read_facts
@@ -44,7 +44,7 @@ def inspected_row(
         args, mask_token_id=mask_token_id, end_of_text_id=tokenizer.eos_token_id, context_length=context_length
     )
     block_size = drawn_block_size(args, step=0, max_steps=args.max_steps)
-    batch = collator.rows([RowDataset(rows)[row]])
+    batch = as_batch([RowDataset(rows)[row]], pad_token_id=tokenizer.eos_token_id)
     inputs = collator.inputs(batch, step=0, block_size=block_size)
     predicts = torch.full((inputs.input_ids.shape[1],), -1)
     for targets in (inputs.ntp, inputs.matp):

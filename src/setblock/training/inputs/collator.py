@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from setblock.data.packing import IGNORE, RowCollator
+from setblock.data.packing import IGNORE, as_batch
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs, ntp_inputs
 
@@ -54,10 +54,6 @@ class SBDCollator(TrainerCallback):
         self._epoch = torch.zeros(4, dtype=torch.long).share_memory_()  # type: ignore[no-untyped-call]
         self._counted = (0, 0)  # the epoch, and batches of it that were made here
 
-    def rows(self, items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return the rows themselves, [B, L]."""
-        return RowCollator(pad_token_id=self.end_of_text_id)(items)
-
     def inputs(self, rows: dict[str, Tensor], *, step: int, block_size: int) -> TrainingInputs:
         """Return the inputs of one forward pass over `rows`; `step` seeds the noise."""
         if self.args.objective == "ntp":
@@ -86,7 +82,7 @@ class SBDCollator(TrainerCallback):
 
     def __call__(self, items: list[dict[str, Tensor]]) -> dict[str, Any]:
         """Return one batch."""
-        rows = self.rows(items)
+        rows = as_batch(items, pad_token_id=self.end_of_text_id)
         step = self._next_step() if self.step is None else self.step
         block_size = drawn_block_size(self.args, step=step, max_steps=int(self._epoch[3]))
         inputs = self.inputs(rows, step=step, block_size=block_size)
