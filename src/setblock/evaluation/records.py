@@ -5,14 +5,13 @@ Knows the shapes of a line, those of training data, and texts. Knows nothing of 
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from setblock.data.tasks import Task, TextExample, Verdict
-from setblock.data.tasks.task import Split
 from setblock.errors import SetBlockError, check_one_of
 
 if TYPE_CHECKING:
@@ -121,15 +120,13 @@ def task_of_records(path: Path, *, judge: str | None = None, raw: bool = False) 
             f"judge {judge} needs right answers, and {path} has none: give each prompt a completion, and each chat an answer"
         )
 
-    def generate(split: Split, seed: int) -> Iterator[RecordExample]:
-        return iter(examples)
-
     def verdict(example: RecordExample, answer: str) -> Verdict:
         assert example.answer is not None
         return judged(example.answer, answer)
 
     judge_of_task = None if examples[0].answer is None else verdict
-    return Task(path.stem, f"the records of {path.name}", generate, judge_of_task, raw=raw, splits=("test",))
+    told = f"the records of {path.name}"
+    return Task(path.stem, told, lambda split, seed: iter(examples), judge_of_task, raw=raw, splits=("test",))
 
 
 def _example(record: "SourceRecord") -> RecordExample:
