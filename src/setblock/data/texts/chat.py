@@ -17,7 +17,6 @@ from setblock.files import read_text
 Piece = tuple[str, bool]
 """A stretch of a document's text, and whether it carries loss."""
 
-_MARKED = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _MARKS = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")  # of Transformers, unknown to Jinja
 
 
@@ -48,7 +47,7 @@ def chat_pieces(
     if loss_on_all:
         return [(text, True)]
     template = tokenizer.get_chat_template(tools=tools)
-    if _MARKED.search(template):
+    if _MARKS.search(template):
         return _cut(text, _marked_spans(tokenizer, messages, tools, template))
     return _cut(text, _answer_spans(tokenizer, messages, tools, text))
 
