@@ -60,13 +60,9 @@ def _of_openai(asked: dict[str, Any] | None) -> dict[str, Any] | None:
         return None
     if asked == {"type": "json_object"}:
         return {"json_object": True}
-    schema = asked.get("json_schema")
-    if (
-        asked.get("type") == "json_schema"
-        and isinstance(schema, dict)
-        and isinstance(schema.get("schema"), dict | bool)
-    ):
-        return {"json": schema["schema"]}
+    match asked:
+        case {"type": "json_schema", "json_schema": {"schema": dict() | bool() as schema}}:
+            return {"json": schema}
     valid = "text, json_object, or json_schema with json_schema.schema"
     raise bad_request(f"response_format must be of type {valid}", param="response_format")
 
