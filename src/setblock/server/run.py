@@ -68,7 +68,6 @@ class _Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:

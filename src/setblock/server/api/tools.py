@@ -17,7 +17,6 @@ from setblock.structure.kinds import Grammar, JsonSchema
 from setblock.structure.schema import close
 
 MAX_TOOLS = 128
-_NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 class Function(Section):
@@ -92,7 +91,7 @@ def calls_grammar(form: CallForm, tools: Sequence[Tool], choice: ToolChoice | No
         if name in parameters:
             raise bad_request(f"tools must have different names, and {name!r} occurs twice", param="tools")
         try:
-            parameters[name] = json.loads(JsonSchema(schema or _NOTHING).schema)
+            parameters[name] = json.loads(JsonSchema(schema or {"type": "object", "properties": {}}).schema)
             close(parameters[name])
         except SetBlockError as error:
             raise bad_request(f"tools.{number}.function.parameters: {error}", param="tools") from error

@@ -25,7 +25,6 @@ class _EngineCollector(Collector):
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
-        """See `prometheus_client`."""
         now = self._figures()
         for name, told, value in (
             ("waiting_requests", "Answers that wait for a place.", now.waiting),

@@ -170,7 +170,6 @@ class _EvaluationAtTheEnd(TrainerCallback):
     """Evaluate after the last step, whatever else `eval_strategy` says."""
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Ask for it."""
         if state.global_step == state.max_steps:
             control.should_evaluate = True
 
