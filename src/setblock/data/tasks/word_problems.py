@@ -82,10 +82,8 @@ def _shopping(rng: random.Random, lines: _Reasoning) -> Draft:
     who, (first, second) = rng.choice(PEOPLE), rng.sample(GOODS, 2)
     a, b, p, q = rng.randint(2, 7), rng.randint(2, 7), rng.randint(2, 9), rng.randint(2, 9)
     facts = [f"{who} buys {a} {first} for {p} dollars each and {b} {second} for {q} dollars each."]
-    cost, other = (
-        lines.sum(f"The {first} cost # dollars.", a, "*", p),
-        lines.sum(f"The {second} cost # dollars.", b, "*", q),
-    )
+    cost = lines.sum(f"The {first} cost # dollars.", a, "*", p)
+    other = lines.sum(f"The {second} cost # dollars.", b, "*", q)
     total = lines.sum("Together they cost # dollars.", cost, "+", other)
     ending = rng.choice(("total", "change", "coupon"))
     if ending == "total":
